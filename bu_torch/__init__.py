@@ -1,0 +1,36 @@
+"""Early stopping and checkpoint selection by boundary uncertainty, without validation data."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from bu_torch._version import __version__
+from bu_torch.boundary import BoundaryUncertainty
+from bu_torch.graph import NeighborGraph
+from bu_torch.perturbation import perturb
+from bu_torch.prototypes import PrototypeClassifier
+from bu_torch.trust import TrustScore
+
+if TYPE_CHECKING:
+    from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+
+__all__ = [
+    "BoundaryUncertainty",
+    "BoundaryUncertaintyMonitor",
+    "BoundaryUncertaintyStopping",
+    "NeighborGraph",
+    "PrototypeClassifier",
+    "TrustScore",
+    "__version__",
+    "perturb",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Find the callbacks on first use, so that `import bu_torch` does not import lightning."""
+    if name in ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopping"):
+        return getattr(import_module("bu_torch.callbacks"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,251 @@
+"""Boundary uncertainty of one classifier after another on the same labelled samples."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch import functional
+from bu_torch._evaluation_mode import evaluation_mode
+from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes
+from bu_torch.functional._checks import as_logits
+from bu_torch.graph import NeighborGraph
+from bu_torch.perturbation import perturb
+from bu_torch.prototypes import PrototypeClassifier
+
+_SCORE_BATCH = 4096
+
+
+class BoundaryUncertainty:
+    """Boundary uncertainty (Proposal 2): what does not depend on the classifier is computed once, in `fit`.
+
+    Ha et al. (2021), Algorithm 3: standardised features, clusters of `n_neighbors` samples, perturbed samples, likely
+    Bayes pairs. Each classifier then costs one forward pass over the perturbed samples. Several independent
+    perturbations (`n_draws`) may be averaged, which the paper does not do: one draw is noisy on small data.
+
+    Args:
+        n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
+        n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
+        seed: Seed of the perturbations and of K-means, >= 0. Global random numbers are neither used nor changed.
+
+    Attributes:
+        perturbed_inputs: Where a classifier is read, (n_draws, N, ...) in the units and the shape of the inputs.
+        labels: (N,) int64.
+        neighbors: (N, n_neighbors) int64.
+        bayes_pairs: (N, 2) int64, ascending.
+        mean_, scale_: Of the standardisation, (d,) float64; a constant feature has scale 1.
+        logits: What `update` was given, (n_draws * N, J); rows that are missing hold NaN. None before the first update.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> labels = torch.arange(400) % 2
+        >>> features = torch.randn(400, 1, generator=generator) + labels.unsqueeze(1)
+        >>> uncertainty = BoundaryUncertainty().fit(features, labels)
+        >>> bool(uncertainty.score(lambda x: x - 0.5) > uncertainty.score(lambda x: x - 1.5))
+        True
+    """
+
+    perturbed_inputs: Tensor
+    labels: Tensor
+    neighbors: Tensor
+    bayes_pairs: Tensor
+    mean_: Tensor
+    scale_: Tensor
+    logits: Tensor | None = None
+
+    def __init__(self, n_neighbors: int = 40, n_draws: int = 1, seed: int = 0) -> None:
+        self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
+        self.n_draws = check_integer("n_draws", n_draws, 1)
+        self.seed = check_integer("seed", seed, 0)
+
+    def fit(self, features: Any, labels: Any) -> Self:
+        """Compute all that does not depend on the classifier.
+
+        Args:
+            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, tensor or array of numbers,
+                finite. Inputs of more dimensions (images) are flattened for distances.
+            labels: Classes, shape (N,), integers >= 0; at least two different ones.
+
+        Returns:
+            The fitted estimator, on the device of the features.
+
+        Raises:
+            ValueError: If shapes do not fit, N < n_neighbors, features are not finite, or there is only one class.
+            TypeError: If an argument is not made of real numbers.
+        """
+        inputs = as_features(features)
+        labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
+        check_two_classes(labels)
+        flat = inputs.flatten(1)
+        self.mean_, self.scale_ = _standardization(flat)
+        standardized = self.standardize(flat)
+        graph = NeighborGraph(self.n_neighbors).fit(standardized)
+        classifier = PrototypeClassifier(seed=self.seed).fit(standardized, labels)
+
+        generator = torch.Generator().manual_seed(self.seed)
+        draws = []
+        for _ in range(self.n_draws):
+            moved = perturb(standardized, graph.nearest_distance, generator)
+            # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
+            step = (moved - standardized) * self.scale_.to(flat.dtype)
+            draws.append((flat + step).reshape(inputs.shape))
+        self.perturbed_inputs = torch.stack(draws)
+        self.labels = labels
+        self.neighbors = graph.neighbors
+        self.bayes_pairs = classifier.top_pairs(standardized)
+        self._pairs, self._pair_index = functional.index_pairs(self.bayes_pairs)
+        self._n_classes = int(labels.max()) + 1
+        self.reset()
+        return self
+
+    def standardize(self, inputs: Tensor) -> Tensor:
+        """Inputs (n, ...), flattened and in the units in which distances are measured, (n, d); dtype of the inputs."""
+        self._check_fitted()
+        flat = inputs.flatten(1)
+        return ((flat.double() - self.mean_) / self.scale_).to(flat.dtype)
+
+    def score(self, model: Callable[[Tensor], Any]) -> Tensor:
+        """Boundary uncertainty of a classifier.
+
+        Args:
+            model: Any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` or
+                `predict_proba` of a scikit-learn classifier. One column, or shape (n,), counts as the classes [0, z]. A
+                module is run in eval mode on its own device and left in the mode it was in; no gradient is recorded,
+                and random numbers it draws do not show outside.
+
+        Returns:
+            Scalar in [0, 1], mean over the draws; see `bu_torch.functional.boundary_uncertainty`.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            TypeError: If the model cannot be called or does not give floating-point numbers.
+            ValueError: If logits are not finite, have the wrong shape, or fewer columns than there are classes.
+        """
+        self._check_fitted()
+        if not callable(model):
+            raise TypeError(
+                f"`model` must be callable, (n, d) -> (n, J), got {type(model).__name__}: for a scikit-learn classifier"
+                " pass `classifier.predict_proba` or `classifier.decision_function`."
+            )
+        device = self.perturbed_inputs.device
+        if isinstance(model, nn.Module):
+            device = next((p.device for p in model.parameters()), device)
+        with evaluation_mode(model):
+            batches = self.perturbed_inputs.flatten(0, 1).split(_SCORE_BATCH)
+            logits = torch.cat([as_logits(torch.as_tensor(model(batch.to(device)))) for batch in batches])
+        value = self.score_logits(logits.to(self.labels.device))
+        if bool(value.isnan()):
+            n_bad = int((~logits.isfinite().all(dim=1)).sum())
+            raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
+        return value
+
+    def score_logits(self, logits: Tensor) -> Tensor:
+        """Boundary uncertainty of logits that were read at all perturbed inputs; waits for no device.
+
+        Args:
+            logits: At `perturbed_inputs.flatten(0, 1)`, shape (n_draws * N, J) with J at least the number of classes,
+                floating point, on the device of the fitted tensors; (n_draws * N, 1) or (n_draws * N,) for two classes.
+
+        Returns:
+            Scalar in [0, 1], mean over the draws, on that device, float64 for float64 logits and float32 for all
+            others; NaN if any logit is not finite.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            TypeError: If the logits are not a floating-point tensor.
+            ValueError: If the logits have the wrong shape.
+        """
+        self._check_fitted()
+        logits = self._as_class_logits(logits)
+        n_samples = self.labels.shape[0]
+        if logits.shape[0] != self.n_draws * n_samples:
+            raise ValueError(
+                f"`logits` must have one row for each of the {self.n_draws} x {n_samples} perturbed inputs,"
+                f" got {logits.shape[0]}."
+            )
+        values = [
+            torch.dot(
+                *functional.pair_uncertainty(draw, self.labels, self.neighbors, self._pairs, self._pair_index)
+            )
+            for draw in logits.split(n_samples)
+        ]
+        return torch.stack(values).mean().to(logits.dtype)
+
+    def update(self, logits: Tensor, index: Tensor) -> None:
+        """Take in the logits at some of the perturbed inputs.
+
+        Args:
+            logits: Shape (n, J) with J at least the number of classes, floating point; (n, 1) or (n,) for two classes.
+            index: Rows of `perturbed_inputs.flatten(0, 1)` they belong to, shape (n,), integer. A row given twice keeps
+                the later logits.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            TypeError: If an argument has the wrong dtype.
+            ValueError: If an argument has the wrong shape, an index is out of range, or J differs between calls.
+        """
+        self._check_fitted()
+        logits = self._as_class_logits(logits)
+        index = as_labels(index, logits.shape[0], "index").to(logits.device)
+        n_rows = self.n_draws * self.labels.shape[0]
+        if int(index.max()) >= n_rows:
+            raise ValueError(f"`index` must hold rows in [0, {n_rows}), got {int(index.max())}.")
+        if self.logits is None:
+            self.logits = logits.new_full((n_rows, logits.shape[1]), torch.nan)
+            self._is_given = torch.zeros(n_rows, dtype=torch.bool, device=logits.device)
+        if logits.shape[1] != self.logits.shape[1]:
+            raise ValueError(f"`logits` must have {self.logits.shape[1]} columns, as before, got {logits.shape[1]}.")
+        self.logits[index] = logits.to(self.logits)
+        self._is_given[index] = True
+
+    def compute(self) -> Tensor:
+        """Boundary uncertainty of the logits given since `reset`.
+
+        Returns:
+            Scalar in [0, 1], mean over the draws, on the device of the logits, float64 for float64 logits and float32
+            for all others; NaN if any logit is not finite.
+
+        Raises:
+            RuntimeError: If `fit` has not been called, or rows are missing; says how many.
+        """
+        self._check_fitted()
+        n_missing = self.n_draws * self.labels.shape[0]
+        if self.logits is not None:
+            n_missing = int((~self._is_given).sum())
+        if self.logits is None or n_missing:
+            raise RuntimeError(f"{n_missing} perturbed inputs have no logits yet: call `update` with their rows first.")
+        return self.to(self.logits.device).score_logits(self.logits)
+
+    def reset(self) -> None:
+        """Forget all logits."""
+        self.logits = None
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move what `fit` computed to `device`, in place; the perturbed inputs too."""
+        self._check_fitted()
+        for name in ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_", "_pairs", "_pair_index"):
+            setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def _as_class_logits(self, logits: Tensor) -> Tensor:
+        logits = as_logits(logits).detach()
+        if logits.shape[1] < self._n_classes:
+            raise ValueError(
+                f"`logits` must have at least {self._n_classes} columns, one for each class of `fit`,"
+                f" got {logits.shape[1]}."
+            )
+        return logits
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "mean_"):
+            raise RuntimeError("This BoundaryUncertainty is not fitted yet: call `fit` first.")
+
+
+def _standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each feature, (d,) float64; scale 1 for a constant feature."""
+    values = flat.double()
+    mean = values.mean(dim=0)
+    scale = (values - mean).square().mean(dim=0).sqrt()
+    is_constant = flat.amax(dim=0) == flat.amin(dim=0)
+    return mean, torch.where(is_constant | (scale == 0), torch.ones_like(scale), scale)

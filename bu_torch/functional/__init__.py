@@ -1,0 +1,22 @@
+"""Pure functions on tensors: they import torch alone, keep no state and touch no random numbers."""
+
+from bu_torch.functional.boundary import (
+    boundary_uncertainty,
+    index_pairs,
+    local_uncertainty,
+    pair_uncertainty,
+    top_pairs,
+)
+from bu_torch.functional.parzen import silverman_bandwidth
+from bu_torch.functional.trust import mean_trust_score, trust_score
+
+__all__ = [
+    "boundary_uncertainty",
+    "index_pairs",
+    "local_uncertainty",
+    "mean_trust_score",
+    "pair_uncertainty",
+    "silverman_bandwidth",
+    "top_pairs",
+    "trust_score",
+]

@@ -1,0 +1,49 @@
+"""Argument checks shared by the functional core; each names the argument, what was expected and what came."""
+
+import torch
+from torch import Tensor
+
+_INDEX_DTYPES = (torch.int16, torch.int32, torch.int64, torch.uint8, torch.int8)
+
+
+def as_logits(logits: Tensor, name: str = "logits") -> Tensor:
+    """Return logits of shape (N, J), J >= 2, in float32 or float64; one column z becomes the two classes [0, z]."""
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"`{name}` must be a tensor of shape (N, J), got {type(logits).__name__}.")
+    if not logits.is_floating_point():
+        raise TypeError(f"`{name}` must have a floating-point dtype, got {logits.dtype}.")
+    if logits.ndim == 1:
+        logits = logits.unsqueeze(1)
+    if logits.ndim != 2 or logits.shape[0] == 0 or logits.shape[1] == 0:
+        raise ValueError(f"`{name}` must have shape (N, J) with N, J >= 1, got {tuple(logits.shape)}.")
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    if logits.shape[1] == 1:
+        logits = torch.cat((torch.zeros_like(logits), logits), dim=1)
+    return logits
+
+
+def check_index(name: str, value: Tensor, shape: tuple[int | str, ...], device: torch.device) -> None:
+    """Raise unless `value` is an integer tensor of `shape` (a str in `shape` is a free length) on `device`."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be an integer tensor of shape {_show(shape)}, got {type(value).__name__}.")
+    if value.dtype not in _INDEX_DTYPES:
+        raise TypeError(f"`{name}` must have an integer dtype, got {value.dtype}.")
+    fits = value.ndim == len(shape) and all(
+        isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(f"`{name}` must have shape {_show(shape)}, got {tuple(value.shape)}.")
+    if value.device != device:
+        raise ValueError(f"`{name}` must be on {device}, as the values it indexes are, got {value.device}.")
+
+
+def check_range(name: str, value: Tensor, stop: int, meaning: str) -> None:
+    """Raise unless every entry lies in [0, stop); on an accelerator this waits for the device."""
+    low, high = (int(v) for v in torch.aminmax(value))
+    if low < 0 or high >= stop:
+        raise ValueError(f"`{name}` must hold {meaning} in [0, {stop}), got values from {low} to {high}.")
+
+
+def _show(shape: tuple[int | str, ...]) -> str:
+    return "(" + ", ".join(str(size) for size in shape) + ("," if len(shape) == 1 else "") + ")"

@@ -1,0 +1,254 @@
+"""Boundary uncertainty (Proposal 2): do both classes really mix along the decision boundary?
+
+Equation numbers are those of Ha, Delattre, Tomotoshi, Senda, Watanabe, Katagiri and Ohsaki (2021), "Optimal classifier
+model status selection using Bayes boundary uncertainty", Journal of Signal Processing Systems.
+"""
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional._checks import as_logits, check_index, check_range
+from bu_torch.functional.parzen import bandwidth_of_scaled, row_scale
+
+# Entries of one (rows, M) block, whatever N: on a CPU its temporaries stay in cache, on a GPU it fills the device.
+_BLOCK_ELEMENTS = {"cpu": 2**16}
+_BLOCK_ELEMENTS_ELSEWHERE = 2**24
+
+
+def boundary_uncertainty(
+    logits: Tensor,
+    labels: Tensor,
+    neighbors: Tensor,
+    bayes_pairs: Tensor,
+    *,
+    min_weight: float = 1e-6,
+    validate_args: bool = True,
+) -> Tensor:
+    """Boundary uncertainty U of a classifier: 1 where its decision boundary is the Bayes boundary, 0 at worst.
+
+    Eq. 40, with Eq. 39 for classes that are separable. `logits` are read at the perturbed samples (Algorithm 1 of the
+    paper), labels and clusters belong to the samples themselves.
+
+    Departures from the paper: the kernel width is Silverman's rule as Silverman states it (`silverman_bandwidth`), and a
+    pair of classes counts as separable when fewer than `min_weight` effective samples lie near its boundary, where the
+    paper asks for exactly none.
+
+    Args:
+        logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, any device; any monotone
+            affine scale, for U does not change with it. Shape (N, 1) or (N,) counts as the two classes [0, z].
+        labels: Given classes, shape (N,), integer, values in [0, J).
+        neighbors: Clusters, shape (N, M), integer, values in [0, N): row n is n itself and then its M - 1 nearest other
+            samples (`NeighborGraph.neighbors`).
+        bayes_pairs: Likely Bayes pair of each sample, shape (N, 2), integer, each row ascending
+            (`PrototypeClassifier.top_pairs`).
+        min_weight: Effective number of samples near the boundary of a pair under which it is separable, >= 0.
+        validate_args: Check the values of the index tensors, which waits for the device; shapes and dtypes are always
+            checked.
+
+    Returns:
+        Scalar in [0, 1] on the device of `logits`, float64 for float64 logits and float32 for all others; NaN if any
+        logit is not finite. Sums over samples are exact to rounding and do not depend on the order of the samples.
+
+    Raises:
+        TypeError: If an argument has the wrong dtype.
+        ValueError: If an argument has the wrong shape, device or values.
+
+    Note:
+        With M members in a cluster U stays below 1 even at the Bayes boundary, for the smaller of two small counts is
+        biased down: about 0.8 at M = 40.
+
+    Example:
+        >>> logits = torch.tensor([[0.1, 0.0], [0.2, 0.0], [0.0, 0.3], [0.0, 0.1]])
+        >>> neighbors = torch.tensor([[0, 1, 3], [1, 0, 3], [2, 3, 0], [3, 2, 0]])
+        >>> boundary_uncertainty(logits, torch.tensor([0, 0, 1, 1]), neighbors, torch.tensor([[0, 1]] * 4))
+        tensor(0.9206)
+    """
+    logits = as_logits(logits)
+    _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
+    pairs, pair_index = index_pairs(bayes_pairs)
+    values, shares = pair_uncertainty(logits, labels, neighbors, pairs, pair_index, min_weight=min_weight)
+    return (values * shares).sum().to(logits.dtype)
+
+
+def local_uncertainty(
+    logits: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, *, validate_args: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Local uncertainty u of each sample and the effective number k of samples near the boundary around it.
+
+    Eq. 27, 28, 32 and 36 to 38: u is 1 where both classes of the sample's top pair are equally many near the boundary,
+    0 where one is alone, where k = 0, and where the top pair is not the sample's likely Bayes pair.
+
+    Args:
+        logits: As for `boundary_uncertainty`.
+        labels: As for `boundary_uncertainty`.
+        neighbors: As for `boundary_uncertainty`.
+        bayes_pairs: As for `boundary_uncertainty`.
+        validate_args: As for `boundary_uncertainty`.
+
+    Returns:
+        u, shape (N,), in [0, 1], and k, shape (N,), in [0, M]; both on the device of `logits`, float64 for float64
+        logits and float32 for all others. k is NaN for a cluster that holds a non-finite logit. Counts too small for
+        the dtype (a boundary more than 13 widths away in float32, 37 in float64) are 0.
+
+    Raises:
+        TypeError: If an argument has the wrong dtype.
+        ValueError: If an argument has the wrong shape, device or values.
+    """
+    logits = as_logits(logits)
+    _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
+    return _local_uncertainty(logits, top_pairs(logits), labels, neighbors, bayes_pairs)
+
+
+def top_pairs(scores: Tensor) -> Tensor:
+    """The two classes of largest score in each row, ascending; ties go to the lowest class index.
+
+    Args:
+        scores: Shape (N, J) with J >= 2, any real dtype, no NaN, any device.
+
+    Returns:
+        Class indices, shape (N, 2), int64, each row ascending, on the device of `scores`.
+
+    Raises:
+        ValueError: If `scores` is not of shape (N, J) with J >= 2.
+
+    Example:
+        >>> top_pairs(torch.tensor([[3.0, 1.0, 3.0], [0.0, 0.0, 0.0]]))
+        tensor([[0, 2],
+                [0, 1]])
+    """
+    if scores.ndim != 2 or scores.shape[1] < 2:
+        raise ValueError(f"`scores` must have shape (N, J) with J >= 2, got {tuple(scores.shape)}.")
+    first = scores.argmax(dim=1, keepdim=True)
+    lowest = -torch.inf if scores.is_floating_point() else torch.iinfo(scores.dtype).min
+    second = scores.scatter(1, first, lowest).argmax(dim=1, keepdim=True)
+    # All others may be as low as the fill value itself: then the second is the lowest index that is not the first.
+    second = torch.where(second == first, (first == 0).long(), second)
+    return torch.cat((torch.minimum(first, second), torch.maximum(first, second)), dim=1)
+
+
+def index_pairs(bayes_pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct pairs of classes, shape (P, 2), in ascending order, and the row of each sample's pair in it, (N,)."""
+    n_classes = int(bayes_pairs.max()) + 1
+    code = bayes_pairs[:, 0].long() * n_classes + bayes_pairs[:, 1]
+    distinct, index = torch.unique(code, return_inverse=True)
+    return torch.stack((distinct // n_classes, distinct % n_classes), dim=1), index
+
+
+def pair_uncertainty(
+    logits: Tensor,
+    labels: Tensor,
+    neighbors: Tensor,
+    pairs: Tensor,
+    pair_index: Tensor,
+    *,
+    min_weight: float = 1e-6,
+) -> tuple[Tensor, Tensor]:
+    """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and the pair's share of the samples (Eq. 34).
+
+    The sum of their products is `boundary_uncertainty`. Values of index tensors are not checked here.
+
+    Args:
+        logits: As for `boundary_uncertainty`.
+        labels: As for `boundary_uncertainty`.
+        neighbors: As for `boundary_uncertainty`.
+        pairs: Distinct pairs of classes, shape (P, 2), from `index_pairs`.
+        pair_index: Row of `pairs` that holds each sample's likely Bayes pair, shape (N,), from `index_pairs`.
+        min_weight: As for `boundary_uncertainty`.
+
+    Returns:
+        U_kl, shape (P,), in [0, 1] (NaN if any logit is not finite), and the shares, shape (P,), which add up to 1; both
+        float64, on the device of `logits`.
+
+    Raises:
+        ValueError: If `min_weight` is negative.
+    """
+    if not min_weight >= 0:
+        raise ValueError(f"`min_weight` must be >= 0, got {min_weight}.")
+    logits = as_logits(logits)
+    n_pairs = pairs.shape[0]
+    local, counts = _local_uncertainty(logits, top_pairs(logits), labels, neighbors, pairs[pair_index])
+    weight = _sum_by_pair(counts, pair_index, n_pairs)
+    uncertain = _sum_by_pair(counts * local, pair_index, n_pairs)
+    size = _count_by_pair(torch.ones_like(pair_index), pair_index, n_pairs)
+    wrong = _count_by_pair((logits.argmax(dim=1) != labels).to(pair_index.dtype), pair_index, n_pairs)
+
+    is_separable = (weight < min_weight) | (weight == 0)
+    mixed = uncertain / torch.where(is_separable, torch.ones_like(weight), weight)
+    values = torch.where(is_separable, (wrong == 0).double(), mixed.clamp(max=1.0))
+    values = torch.where(logits.isfinite().all(), values, torch.full_like(values, torch.nan))
+    return values, size.double() / labels.shape[0]
+
+
+def _local_uncertainty(
+    logits: Tensor, top: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """u (N,) and k (N,) without checks, in blocks of rows so that memory does not grow with N M."""
+    # Halving is exact and keeps differences of huge logits in range; nothing here depends on the scale.
+    halved = torch.where(logits.isfinite().all(dim=1, keepdim=True), logits * 0.5, torch.nan)
+    flat = halved.reshape(-1)
+    elements = _BLOCK_ELEMENTS.get(logits.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
+    rows = max(1, elements // neighbors.shape[1])
+    blocks = [
+        _count_block(flat, logits.shape[1], top_block, labels, members)
+        for top_block, members in zip(top.split(rows), neighbors.split(rows), strict=True)
+    ]
+    count_i = torch.cat([block[0] for block in blocks])
+    count_j = torch.cat([block[1] for block in blocks])
+    counts = count_i + count_j
+    counts = torch.where(counts < torch.finfo(counts.dtype).tiny, torch.zeros_like(counts), counts)
+    is_bayes_pair = (top == bayes_pairs).all(dim=1) & (counts != 0)
+    # 1 - |2 k_i / k - 1| = 2 min(k_i, k_j) / k, which loses no digits near 0.
+    local = 2 * torch.minimum(count_i, count_j) / torch.where(counts == 0, torch.ones_like(counts), counts)
+    return torch.where(is_bayes_pair, local, torch.zeros_like(local)), counts
+
+
+def _count_block(flat: Tensor, n_classes: int, top: Tensor, labels: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+    """k_i and k_j (rows,) of Eq. 27 for one block; `flat` is the logits (N, J) in one line."""
+    members = members.long()
+    start = members * n_classes
+    gap = flat.take(start + top[:, :1]) - flat.take(start + top[:, 1:])  # Eq. 12: (rows, M)
+    gap /= row_scale(gap)
+    h = bandwidth_of_scaled(gap).unsqueeze(1)
+    gap /= torch.where(h == 0, torch.ones_like(h), h)
+    kernel = gap.square_().mul_(-0.5).exp_() * (h != 0)
+    member_labels = labels.take(members)
+    count_i = (kernel * (member_labels == top[:, :1])).sum(dim=1)
+    count_j = (kernel * (member_labels == top[:, 1:])).sum(dim=1)
+    return count_i, count_j
+
+
+def _sum_by_pair(values: Tensor, pair_index: Tensor, n_pairs: int) -> Tensor:
+    """Sum of non-negative `values` (N,) within each pair, (n_pairs,) float64, the same for every order of the samples.
+
+    Floating-point addition depends on the order, integer addition does not: values become 62-bit fixed point, with a
+    power of two as the unit of each pair.
+    """
+    values = values.double().nan_to_num(nan=0.0)
+    peak = torch.zeros(n_pairs, dtype=torch.float64, device=values.device)
+    peak = peak.scatter_reduce(0, pair_index, values, "amax")
+    exponent = torch.frexp(peak * values.shape[0]).exponent
+    unit = torch.exp2((exponent - 62).double().clamp(min=-1000.0))
+    fixed = (values / unit[pair_index]).round().long()
+    return _count_by_pair(fixed, pair_index, n_pairs).double() * unit
+
+
+def _count_by_pair(values: Tensor, pair_index: Tensor, n_pairs: int) -> Tensor:
+    return torch.zeros(n_pairs, dtype=torch.int64, device=values.device).index_add_(0, pair_index, values)
+
+
+def _check_samples(
+    logits: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, validate_args: bool
+) -> None:
+    n_samples, n_classes = logits.shape
+    check_index("labels", labels, (n_samples,), logits.device)
+    check_index("neighbors", neighbors, (n_samples, "M"), logits.device)
+    check_index("bayes_pairs", bayes_pairs, (n_samples, 2), logits.device)
+    if neighbors.shape[1] < 2:
+        raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
+    if not validate_args:
+        return
+    check_range("labels", labels, n_classes, "classes that `logits` has a column for,")
+    check_range("neighbors", neighbors, n_samples, "sample indices")
+    check_range("bayes_pairs", bayes_pairs, n_classes, "classes that `logits` has a column for,")
+    if not bool((bayes_pairs[:, 0] < bayes_pairs[:, 1]).all()):
+        raise ValueError("`bayes_pairs` must have ascending rows of two different classes, got a row that is not.")

@@ -1,0 +1,74 @@
+"""The trust score, looked up in distances that were computed beforehand."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional._checks import check_index, check_range
+
+
+def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: bool = True) -> Tensor:
+    """Trust score of each prediction: distance to the nearest other class over distance to the predicted class.
+
+    Jiang et al. (2018), Algorithm 2. The distances do not depend on the classifier, so they are computed once
+    (`TrustScore.class_distances`) and this is a lookup. 0 / 0 is 1. A class that holds no sample is infinitely far, and
+    predicting it scores 0.
+
+    Args:
+        class_distances: Distance from each point to the (high-density) set of each class, shape (N, J), >= 0, inf for
+            an empty class, floating point, any device.
+        predictions: Predicted classes, shape (N,), integer, values in [0, J), on the same device.
+        validate_args: Check the values of `predictions`, which waits for the device; shapes and dtypes are always
+            checked.
+
+    Returns:
+        The scores, shape (N,), in [0, inf], dtype and device of `class_distances`. Above 1 the classifier agrees with
+        the nearest class.
+
+    Raises:
+        TypeError: If an argument has the wrong dtype.
+        ValueError: If an argument has the wrong shape, device or values.
+
+    Example:
+        >>> trust_score(torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]), torch.tensor([0, 2]))
+        tensor([2.0000, 0.2500])
+    """
+    if not isinstance(class_distances, Tensor) or not class_distances.is_floating_point():
+        got = class_distances.dtype if isinstance(class_distances, Tensor) else type(class_distances).__name__
+        raise TypeError(f"`class_distances` must be a floating-point tensor of shape (N, J), got {got}.")
+    if class_distances.ndim != 2 or class_distances.shape[1] == 0:
+        raise ValueError(f"`class_distances` must have shape (N, J) with J >= 1, got {tuple(class_distances.shape)}.")
+    check_index("predictions", predictions, (class_distances.shape[0],), class_distances.device)
+    if validate_args and predictions.numel():
+        check_range("predictions", predictions, class_distances.shape[1], "classes")
+    column = predictions.long().unsqueeze(1)
+    own = class_distances.gather(1, column).squeeze(1)
+    other = class_distances.scatter(1, column, math.inf).amin(dim=1)
+    score = other / own
+    score = torch.where((own == 0) & (other == 0), torch.ones_like(score), score)
+    return torch.where(own.isinf(), torch.zeros_like(score), score)
+
+
+def mean_trust_score(scores: Tensor) -> Tensor:
+    """One number for many trust scores: exp of the mean of ln(score), each score clipped to [1e-3, 1e3] first.
+
+    A ratio is averaged on the logarithmic scale, where twice as near and twice as far weigh the same; the clipping keeps
+    duplicates (distance 0) and empty classes (infinity) from deciding alone. The mean is taken in float64.
+
+    Args:
+        scores: Trust scores, any shape with at least one entry, in [0, inf].
+
+    Returns:
+        Scalar in [1e-3, 1e3], float64, on the device of `scores`.
+
+    Raises:
+        ValueError: If `scores` is empty.
+
+    Example:
+        >>> mean_trust_score(torch.tensor([4.0, 0.25]))
+        tensor(1., dtype=torch.float64)
+    """
+    if scores.numel() == 0:
+        raise ValueError("`scores` must hold at least one trust score, got none.")
+    return scores.double().clamp(1e-3, 1e3).log().mean().exp()

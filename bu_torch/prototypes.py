@@ -1,0 +1,143 @@
+"""The rough generative classifier that says between which two classes a sample lies."""
+
+import math
+import warnings
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_two_classes
+from bu_torch.functional import top_pairs
+
+_BLOCK_ELEMENTS = 2**22
+
+
+class PrototypeClassifier:
+    """Class-wise K-means prototypes; a class scores minus the distance to its nearest prototype.
+
+    Ha et al. (2021), Eq. 35 and Algorithm 2. The number of prototypes of a class minimises Akaike's information
+    criterion of K-means as a mixture of K spherical Gaussians of one width, among 1, 3, ..., 39:
+    N_j d ln(2 pi s2) + N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d). Only K <= N_j / 2 (or K = 1) whose
+    sum of squared errors is positive compete.
+
+    Args:
+        n_prototypes: Prototypes of a class, or `"aic"` to choose for each class. A class never gets more than its
+            number of distinct samples.
+        seed: Seed of K-means, >= 0.
+
+    Attributes:
+        n_prototypes_: Prototypes of each class, (J,) int64, 0 for a class without samples; J is the largest label + 1.
+        prototypes_: One tensor (n_prototypes_[j], d) a class.
+
+    Example:
+        >>> features = torch.tensor([[0.0], [0.1], [1.0], [1.1], [5.0], [5.1]])
+        >>> classifier = PrototypeClassifier(n_prototypes=1).fit(features, torch.tensor([0, 0, 1, 1, 2, 2]))
+        >>> classifier.top_pairs(torch.tensor([[0.2], [4.0]])).tolist()
+        [[0, 1], [1, 2]]
+    """
+
+    n_prototypes_: Tensor
+    prototypes_: list[Tensor]
+
+    def __init__(self, n_prototypes: int | Literal["aic"] = "aic", seed: int = 0) -> None:
+        self.n_prototypes = n_prototypes if n_prototypes == "aic" else check_integer("n_prototypes", n_prototypes, 1)
+        self.seed = check_integer("seed", seed, 0)
+
+    def fit(self, features: Any, labels: Any) -> Self:
+        """Find the prototypes of each class.
+
+        Args:
+            features: Samples, shape (N, d), tensor or array of numbers, finite. Distances are Euclidean in this space.
+            labels: Classes, shape (N,), integers >= 0; at least two different ones. A class without samples is
+                infinitely far from everything.
+
+        Returns:
+            The fitted classifier, on the device of the features.
+
+        Raises:
+            ValueError: If shapes do not fit, features are not finite, or there are fewer than two classes.
+            TypeError: If an argument is not made of real numbers.
+        """
+        features = as_flat_features(features)
+        labels = as_labels(labels, features.shape[0]).to(features.device)
+        check_two_classes(labels)
+        n_classes = int(labels.max()) + 1
+        self.prototypes_ = [self._fit_class(features[labels == c]) for c in range(n_classes)]
+        self.n_prototypes_ = torch.tensor([len(p) for p in self.prototypes_], device=features.device)
+        return self
+
+    def class_distances(self, features: Any) -> Tensor:
+        """Distance to the nearest prototype of each class.
+
+        Args:
+            features: Samples, shape (n, d) with the d of `fit`.
+
+        Returns:
+            Shape (n, J), inf for a class without samples; dtype and device of the features.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If the features have another number of columns than in `fit`.
+        """
+        if not hasattr(self, "prototypes_"):
+            raise RuntimeError("This PrototypeClassifier is not fitted yet: call `fit` first.")
+        features = as_flat_features(features, n_features=self.prototypes_[0].shape[1])
+        distances = features.new_full((features.shape[0], len(self.prototypes_)), math.inf)
+        for label, prototypes in enumerate(self.prototypes_):
+            if len(prototypes):
+                prototypes = prototypes.to(features)
+                blocks = features.split(max(1, _BLOCK_ELEMENTS // len(prototypes)))
+                distances[:, label] = torch.cat([_cdist(block, prototypes).amin(dim=1) for block in blocks])
+        return distances
+
+    def top_pairs(self, features: Any) -> Tensor:
+        """Likely Bayes pair of each sample: the two classes with the nearest prototype.
+
+        Args:
+            features: Samples, shape (n, d) with the d of `fit`.
+
+        Returns:
+            Shape (n, 2), int64, ascending; ties go to the lowest class.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If the features have another number of columns than in `fit`.
+        """
+        return top_pairs(-self.class_distances(features))
+
+    def _fit_class(self, features: Tensor) -> Tensor:
+        if len(features) == 0:
+            return features
+        n_distinct = len(torch.unique(features, dim=0))
+        if self.n_prototypes != "aic":
+            return self._k_means(features, min(self.n_prototypes, n_distinct))[0]
+        # With as many prototypes as distinct samples the SSE is 0, and such K do not compete.
+        best, lowest = self._k_means(features, 1)[0], math.inf
+        for k in range(1, 40, 2):
+            if k > 1 and (2 * k > len(features) or k >= n_distinct):
+                break
+            prototypes, sse = self._k_means(features, k)
+            if sse > 0 and (score := _aic(features.shape, k, sse)) < lowest:
+                best, lowest = prototypes, score
+        return best
+
+    def _k_means(self, features: Tensor, k: int) -> tuple[Tensor, float]:
+        from sklearn.cluster import KMeans
+        from sklearn.exceptions import ConvergenceWarning
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = KMeans(n_clusters=k, n_init=1, random_state=self.seed).fit(features.cpu().numpy())
+        return torch.as_tensor(model.cluster_centers_).to(features), float(model.inertia_)
+
+
+def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:
+    n_samples, n_features = shape
+    variance = sse / (n_samples * n_features)
+    fit = n_samples * n_features * (math.log(2 * math.pi * variance) + 1) + 2 * n_samples * math.log(k)
+    return fit + 2 * (k * n_features + 1)
+
+
+def _cdist(features: Tensor, prototypes: Tensor) -> Tensor:
+    return torch.cdist(features, prototypes, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,0 +1,6 @@
+"""Lightning callbacks: they hold hooks, and leave numbers to `bu_torch` and decisions to Lightning."""
+
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
+
+__all__ = ["BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopping"]

@@ -1,0 +1,33 @@
+"""Constructor arguments, refused with Lightning's `MisconfigurationException`."""
+
+import math
+from typing import Any, TypeVar
+
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from bu_torch._inputs import check_integer
+
+T = TypeVar("T")
+
+
+def integer(name: str, value: Any, low: int) -> int:
+    """Return `value` if it is an int of at least `low`."""
+    try:
+        return check_integer(name, value, low)
+    except (TypeError, ValueError) as error:
+        raise MisconfigurationException(str(error)) from error
+
+
+def number(name: str, value: Any, low: float = -math.inf, below: float = math.inf) -> float:
+    """Return `value` if it is a finite number with low <= value < below."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < below:
+        bounds = [f">= {low}"] * (low > -math.inf) + [f"< {below}"] * (below < math.inf)
+        raise MisconfigurationException(f"`{name}` must be a finite number {' and '.join(bounds)}".rstrip() + f", got {value!r}.")
+    return value
+
+
+def choice(name: str, value: T, allowed: tuple[T, ...]) -> T:
+    """Return `value` if it is one of `allowed`."""
+    if value not in allowed:
+        raise MisconfigurationException(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
+    return value

@@ -1,0 +1,169 @@
+"""Lightning's own early stopping and checkpointing, made to act on a stopping callback's checks.
+
+Thin subclasses, for the plain classes fall short where they follow a callback that checks now and then: they read
+`callback_metrics`, which keeps a stale value between checks; they share one state key with the user's own; and
+`ModelCheckpoint` forgets its best score when a resumed run writes to a new folder.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
+
+
+class Stopper(EarlyStopping):
+    """Lightning's `EarlyStopping` on the score of an epoch with a check; other epochs do not count."""
+
+    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
+        super().__init__(
+            monitor=owner.rule,
+            mode="max",
+            patience=owner.patience,
+            min_delta=owner.min_delta,
+            stopping_threshold=owner.stopping_threshold,
+            check_finite=owner.check_finite,
+            check_on_train_epoch_end=True,
+        )
+        self.owner = owner
+        self.has_stopped = False
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(owner=self.owner.state_key)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        score = self.owner.score_of(trainer.current_epoch)
+        if score is None or trainer.fast_dev_run or self._should_skip_check(trainer):
+            return
+        if self.owner.min_delta_mode == "rel":
+            best = float(self.best_score)
+            self.min_delta = self.owner.min_delta * abs(best) if math.isfinite(best) else 0.0
+        should_stop, _ = self._evaluate_stopping_criteria(torch.tensor(score, dtype=torch.float64))
+        should_stop = trainer.strategy.reduce_boolean_decision(should_stop, all=False)
+        # `trainer.should_stop` is never taken back, so it is not set before `min_epochs` and `min_steps` allow a stop:
+        # the metric may recover by then.
+        if should_stop and _may_stop(trainer):
+            trainer.should_stop = True
+            self.has_stopped = True
+            self.stopped_epoch = trainer.current_epoch
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict, "patience": self.patience})  # the argument of this run, not of the last
+
+
+class Keeper(ModelCheckpoint):
+    """Lightning's `ModelCheckpoint` on the score of an epoch with a check; one file, with a name of its own."""
+
+    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
+        super().__init__(
+            monitor=owner.rule,
+            mode="max",
+            filename="boundary-{epoch}-{step}",
+            save_on_train_epoch_end=True,
+        )
+        self.owner = owner
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(owner=self.owner.state_key)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self in trainer.callbacks:  # not one that an earlier fit left behind
+            super().setup(trainer, pl_module, stage)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        score = self.owner.score_of(trainer.current_epoch)
+        if score is not None and math.isfinite(score):
+            super().on_train_epoch_end(trainer, pl_module)
+
+    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
+        candidates = super()._monitor_candidates(trainer)
+        score = self.owner.score_of(trainer.current_epoch)
+        if score is not None:
+            candidates[self.owner.rule] = torch.tensor(score, dtype=torch.float64)
+        return candidates
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # A resumed run usually writes to a new folder; the best so far stays the one to beat.
+        super().load_state_dict({**state_dict, "dirpath": self.dirpath})
+
+
+class MemoryKeeper(Checkpoint):
+    """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
+
+    best_model_path = ""
+
+    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
+        self.owner = owner
+        self.best_model_score: Tensor | None = None
+        self.best_weights: dict[str, Any] = {}
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(owner=self.owner.state_key)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        score = self.owner.score_of(trainer.current_epoch)
+        if score is None or trainer.fast_dev_run or not math.isfinite(score):
+            return
+        if self.best_model_score is None or score > float(self.best_model_score):
+            self.best_model_score = torch.tensor(score, dtype=torch.float64)
+            self.best_weights = {
+                name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
+                for name, value in pl_module.state_dict().items()
+            }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_model_score": self.best_model_score, "best_weights": self.best_weights}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best_model_score = state_dict["best_model_score"]
+        self.best_weights = state_dict["best_weights"]
+
+
+class Concluder(Callback):
+    """Kept last in the trainer's list, so that all others have seen and saved the weights as training left them."""
+
+    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
+        self.owner = owner
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.owner.conclude(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.owner.conclude(trainer, exception)
+
+
+COMPANIONS = (Stopper, Keeper, MemoryKeeper, Concluder)
+
+
+def install(trainer: Trainer, owner: "BoundaryUncertaintyStopping") -> tuple[Stopper, Keeper | MemoryKeeper]:
+    """Put fresh companions into `trainer.callbacks`, and take out those of an earlier fit.
+
+    The list is replaced, not changed: Lightning walks over it while this runs. Stopper and keeper stand right after
+    their owner, so that a checkpoint the user's own callback saves holds their state of the same epoch.
+    """
+    present = [
+        callback
+        for callback in trainer.callbacks
+        if not isinstance(callback, COMPANIONS)
+        or (callback.owner is not owner and callback.owner in trainer.callbacks)
+    ]
+    writes_checkpoints = any(
+        isinstance(callback, Checkpoint) and not isinstance(callback, MemoryKeeper) for callback in present
+    )
+    stopper = Stopper(owner)
+    keeper = Keeper(owner) if writes_checkpoints else MemoryKeeper(owner)
+    after = present.index(owner) + 1
+    trainer.callbacks = [*present[:after], stopper, keeper, *present[after:], Concluder(owner)]
+    return stopper, keeper
+
+
+def _may_stop(trainer: Trainer) -> bool:
+    return trainer.current_epoch + 1 >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)

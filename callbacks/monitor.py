@@ -1,0 +1,204 @@
+"""Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from bu_torch import functional
+from bu_torch._evaluation_mode import evaluation_mode, preserved_random_state
+from bu_torch.boundary import BoundaryUncertainty
+from bu_torch.callbacks._arguments import integer
+from bu_torch.callbacks._training_data import read_training_data
+from bu_torch.functional._checks import as_logits
+from bu_torch.trust import TrustScore, widen_distances
+
+_BATCH_ELEMENTS = 2**17  # input values of one forward batch, so that small inputs go through in few batches
+_TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
+
+
+class BoundaryUncertaintyMonitor(Callback):
+    """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
+
+    At the start of training the callback reads the training samples, finds their nearest neighbours and moves each of
+    them a little. At each check, at the end of a training epoch, it passes the moved samples through the module's
+    `forward` once (eval mode, no gradient, the trainer's precision) and logs two numbers under fixed names:
+
+    - `boundary_uncertainty`, in [0, 1], larger is better: do both classes mix along the decision boundary as they would
+      along the Bayes boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
+    - `trust_score`, in [1e-3, 1e3], larger is better: does the classifier agree with the neighbours? (Jiang et al.
+      2018; `bu_torch.functional.mean_trust_score`)
+
+    Weights after training are the same to the bit with and without the callback. It decides nothing: an
+    `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may.
+
+    `forward` must give logits (n, J), or one logit (n, 1) or (n,) for two classes; an output with a `logits` entry or
+    attribute is understood too. Hooks that transform batches on the device are not applied to the moved samples, and a
+    dataset that augments at random is read once.
+
+    Args:
+        n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
+            samples is refused.
+        n_draws: Independent perturbations of each sample, >= 1; both numbers are means over them. More draws cost as
+            many more forward passes a check and make the numbers steadier.
+        every_n_epochs: Check in every n-th epoch, >= 1.
+        max_samples: Use at most so many training samples, a random subset drawn with `seed`; None uses all (of an
+            `IterableDataset` the first 10,000). At least `n_neighbors`.
+        reference: The samples to use instead of those found in the trainer's loader: inputs (N, ...) as `forward` takes
+            them and labels (N,).
+        input_key: Key of the inputs where a batch is a dict.
+        label_key: Key of the labels where a batch is a dict.
+        seed: Seed of all random choices, >= 0. Global random numbers are left as they are.
+
+    Attributes:
+        history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
+            `trust_score`; floats, NaN where a logit was not finite.
+        setup_seconds: Time spent before the first epoch, in seconds.
+        check_seconds: Time spent in checks so far, in seconds.
+
+    Raises:
+        MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
+            are not fit for the method.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_neighbors: int = 40,
+        n_draws: int = 4,
+        every_n_epochs: int = 1,
+        max_samples: int | None = None,
+        reference: tuple[Any, Any] | None = None,
+        input_key: str | None = None,
+        label_key: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.n_neighbors = integer("n_neighbors", n_neighbors, 2)
+        self.n_draws = integer("n_draws", n_draws, 1)
+        self.every_n_epochs = integer("every_n_epochs", every_n_epochs, 1)
+        self.max_samples = None if max_samples is None else integer("max_samples", max_samples, self.n_neighbors)
+        if reference is not None and (not isinstance(reference, tuple | list) or len(reference) != 2):
+            raise MisconfigurationException(
+                f"`reference` must be a pair (inputs, labels), got {type(reference).__name__}."
+            )
+        self.reference = reference
+        self.input_key = input_key
+        self.label_key = label_key
+        self.seed = integer("seed", seed, 0)
+        self._clear()
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == TrainerFn.FITTING:
+            self._clear()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        started = time.perf_counter()
+        with preserved_random_state():
+            self._prepare(trainer, pl_module)
+        self.setup_seconds = time.perf_counter() - started
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._boundary is not None and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            started = time.perf_counter()
+            self._check(trainer, pl_module, self._boundary)
+            self.check_seconds += time.perf_counter() - started
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._boundary, self._class_distances = None, torch.empty(0, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = [dict(entry) for entry in state_dict["history"]]
+
+    def _clear(self) -> None:
+        self.history: list[dict[str, Any]] = []
+        self.setup_seconds = 0.0
+        self.check_seconds = 0.0
+        self._boundary: BoundaryUncertainty | None = None
+        self._class_distances = torch.empty(0, 0)
+
+    def _prepare(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Read the samples and compute all that does not depend on the network."""
+        if trainer.reload_dataloaders_every_n_epochs and self.reference is None:
+            rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
+        inputs, labels = self.reference if self.reference is not None else self._read(trainer)
+        try:
+            boundary = BoundaryUncertainty(self.n_neighbors, self.n_draws, self.seed).fit(inputs, labels)
+            standardized = boundary.standardize(torch.as_tensor(inputs).to(boundary.perturbed_inputs))
+            trust = TrustScore().fit(standardized, boundary.labels)
+            moved = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
+            self._class_distances = trust.class_distances(moved).to(pl_module.device)
+        except (TypeError, ValueError) as error:
+            source = "`reference`" if self.reference is not None else "the training data"
+            raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
+        self._boundary = boundary.to(pl_module.device)
+
+    def _read(self, trainer: Trainer) -> tuple[Tensor, Tensor]:
+        max_samples = self.max_samples
+        if trainer.fast_dev_run:
+            max_samples = min(max_samples or _TRIAL_SAMPLES, max(_TRIAL_SAMPLES, self.n_neighbors))
+        return read_training_data(
+            trainer, max_samples=max_samples, input_key=self.input_key, label_key=self.label_key, seed=self.seed
+        )
+
+    def _check(self, trainer: Trainer, pl_module: LightningModule, boundary: BoundaryUncertainty) -> None:
+        logits = self._read_logits(trainer, pl_module, boundary.perturbed_inputs.flatten(0, 1))
+        uncertainty = boundary.score_logits(logits)
+        self._class_distances = widen_distances(self._class_distances, logits.shape[1])
+        scores = functional.trust_score(self._class_distances, logits.argmax(dim=1), validate_args=False)
+        trust = functional.mean_trust_score(scores).where(uncertainty.isfinite(), torch.nan)
+        values = torch.stack((uncertainty.double(), trust)).tolist()  # the check's only wait for the device
+        metrics = dict(zip(("boundary_uncertainty", "trust_score"), values, strict=True))
+        self._record({"epoch": trainer.current_epoch, **metrics})
+        if not trainer.barebones:
+            pl_module.log_dict(self._logged(), prog_bar=True)
+
+    def _record(self, entry: dict[str, Any]) -> None:
+        if self.history and self.history[-1]["epoch"] == entry["epoch"]:
+            self.history.pop()  # an epoch that a resumed run ends a second time
+        self.history.append(entry)
+
+    def _logged(self) -> dict[str, float]:
+        return {name: value for name, value in self.history[-1].items() if name != "epoch"}
+
+    def _read_logits(self, trainer: Trainer, pl_module: LightningModule, inputs: Tensor) -> Tensor:
+        """Logits (n, J) of the module at `inputs` (n, ...), in batches."""
+        batch_size = max(1, _BATCH_ELEMENTS // inputs[0].numel(), _training_batch_size(trainer))
+        precision = trainer.precision_plugin
+        with evaluation_mode(pl_module), precision.forward_context():
+            outputs = [pl_module(precision.convert_input(batch)) for batch in inputs.split(batch_size)]
+        return torch.cat([_logits_of(output) for output in outputs])
+
+
+def _training_batch_size(trainer: Trainer) -> int:
+    return getattr(trainer.train_dataloader, "batch_size", None) or 1
+
+
+def _logits_of(output: Any) -> Tensor:
+    logits = output
+    if isinstance(output, Mapping):
+        logits = output.get("logits")
+    elif not isinstance(output, Tensor):
+        logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise MisconfigurationException(
+            "The module's `forward` must give logits (n, J), or an output with `logits`,"
+            f" got {type(output).__name__}."
+        )
+    try:
+        return as_logits(logits, "the output of `forward`")
+    except (TypeError, ValueError) as error:
+        raise MisconfigurationException(str(error)) from error

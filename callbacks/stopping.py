@@ -1,0 +1,235 @@
+"""Stopping a training, and keeping the right checkpoint, without validation data."""
+
+import math
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from bu_torch.callbacks._arguments import choice, integer, number
+from bu_torch.callbacks._companions import Keeper, MemoryKeeper, Stopper, install
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+
+Rule = Literal["boundary_uncertainty", "trust_score"]
+
+
+class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
+    """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
+
+    `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
+    `BoundaryUncertaintyMonitor` measures; the epoch with the largest value of the rule's quantity is kept, and training
+    stops after `patience` checks without a new best. However training ends (patience, `max_epochs`, `max_time`, Ctrl-C)
+    the module then holds the weights of the kept epoch and a checkpoint of it lies on disk; after any other exception
+    the weights stay as they are and a line says where the checkpoint is.
+
+    Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind this
+    callback in `trainer.callbacks` when a fit begins. The checkpoint is the trainer's first, so `ckpt_path="best"` means
+    it. With `Trainer(enable_checkpointing=False)` the best weights are kept in memory and `best_model_path` is empty.
+
+    Args:
+        patience: Stop after so many checks in a row without improvement, >= 1.
+        min_delta: An improvement must exceed the best by more than this to reset the patience, >= 0. The kept epoch is
+            the largest value all the same.
+        min_delta_mode: `"abs"`, or `"rel"` for a fraction of the magnitude of the best.
+        stopping_threshold: Stop as soon as the rule's quantity exceeds this; None for never.
+        check_finite: Stop when the rule's quantity is NaN or infinite. Such a check never is the best.
+        start_from_epoch: Checks in earlier epochs are measured and logged but count neither for the patience nor as
+            best, >= 0.
+        every_n_epochs: Check in every n-th epoch, >= 1. The patience counts checks.
+        restore_best_weights: Load the kept epoch's weights into the module when training ends.
+        smoothing: Weight of the past in an exponential moving average of the rule's quantity, 0 <= smoothing < 1, as in
+            TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
+            `<rule>_smoothed` beside the raw one.
+        rule: The quantity that decides, `"boundary_uncertainty"` or `"trust_score"`; both are better when larger.
+        n_neighbors: As for `BoundaryUncertaintyMonitor`.
+        n_draws: As for `BoundaryUncertaintyMonitor`.
+        max_samples: As for `BoundaryUncertaintyMonitor`.
+        reference: As for `BoundaryUncertaintyMonitor`.
+        input_key: As for `BoundaryUncertaintyMonitor`.
+        label_key: As for `BoundaryUncertaintyMonitor`.
+        seed: As for `BoundaryUncertaintyMonitor`.
+
+    Attributes:
+        best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
+            first finite check that counts.
+        best_score: The rule's quantity, smoothed if `smoothing` is on, in the kept epoch; None likewise.
+        best_model_path: Checkpoint of the kept epoch; "" if none was written.
+        stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
+        stopping_reason: Why the training ended, in words; "" while it runs.
+        history: As for `BoundaryUncertaintyMonitor`, with `<rule>_smoothed` if `smoothing` is on.
+
+    Raises:
+        MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
+            are not fit for the method.
+    """
+
+    def __init__(
+        self,
+        *,
+        patience: int = 20,
+        min_delta: float = 0.0,
+        min_delta_mode: Literal["abs", "rel"] = "abs",
+        stopping_threshold: float | None = None,
+        check_finite: bool = True,
+        start_from_epoch: int = 0,
+        every_n_epochs: int = 1,
+        restore_best_weights: bool = True,
+        smoothing: float = 0.0,
+        rule: Rule = "boundary_uncertainty",
+        n_neighbors: int = 40,
+        n_draws: int = 4,
+        max_samples: int | None = None,
+        reference: tuple[Any, Any] | None = None,
+        input_key: str | None = None,
+        label_key: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.patience = integer("patience", patience, 1)
+        self.min_delta = number("min_delta", min_delta, 0)
+        self.min_delta_mode = choice("min_delta_mode", min_delta_mode, ("abs", "rel"))
+        self.stopping_threshold = None if stopping_threshold is None else number("stopping_threshold", stopping_threshold)
+        self.check_finite = check_finite
+        self.start_from_epoch = integer("start_from_epoch", start_from_epoch, 0)
+        self.restore_best_weights = restore_best_weights
+        self.smoothing = number("smoothing", smoothing, 0, below=1)
+        self.rule = choice("rule", rule, ("boundary_uncertainty", "trust_score"))
+        super().__init__(
+            n_neighbors=n_neighbors,
+            n_draws=n_draws,
+            every_n_epochs=every_n_epochs,
+            max_samples=max_samples,
+            reference=reference,
+            input_key=input_key,
+            label_key=label_key,
+            seed=seed,
+        )
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(rule=self.rule)
+
+    @property
+    def best_epoch(self) -> int | None:
+        kept = self._kept()
+        return None if kept is None else kept["epoch"]
+
+    @property
+    def best_score(self) -> float | None:
+        kept = self._kept()
+        return None if kept is None else kept[self._score_name]
+
+    @property
+    def best_model_path(self) -> str:
+        return "" if self._keeper is None else self._keeper.best_model_path
+
+    @property
+    def stopped_epoch(self) -> int | None:
+        return self._stopper.stopped_epoch if self._stopper is not None and self._stopper.has_stopped else None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == TrainerFn.FITTING:
+            self._stopper, self._keeper = install(trainer, self)
+            for companion in (self._stopper, self._keeper):
+                companion.setup(trainer, pl_module, stage)
+
+    def score_of(self, epoch: int) -> float | None:
+        """What decides in `epoch`, if its check was the last and counts; else None."""
+        if not self.history or self.history[-1]["epoch"] != epoch or epoch < self.start_from_epoch:
+            return None
+        return self.history[-1][self._score_name]
+
+    def conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
+        """Restore the kept epoch, and say in a line what was kept and why training ended."""
+        if trainer.state.fn != TrainerFn.FITTING or trainer.fast_dev_run:
+            return
+        self.stopping_reason = self._reason(trainer, exception)
+        if self.best_epoch is None:
+            if self.history:
+                rank_zero_info(f"Boundary uncertainty kept no epoch: no check counted. {self.stopping_reason}")
+            return
+        is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
+        is_restored = is_graceful and self.restore_best_weights and self._restore(trainer)
+        rank_zero_info(
+            f"Boundary uncertainty kept epoch {self.best_epoch} ({self._score_name} {self.best_score:.4f}): its weights"
+            f" are {'' if is_restored else 'not '}in the model"
+            f"{f', its checkpoint is {self.best_model_path}' if self.best_model_path else ''}. {self.stopping_reason}"
+        )
+
+    def _clear(self) -> None:
+        super()._clear()
+        self.stopping_reason = ""
+        self._stopper: Stopper | None = None
+        self._keeper: Keeper | MemoryKeeper | None = None
+
+    @property
+    def _score_name(self) -> str:
+        return f"{self.rule}_smoothed" if self.smoothing else self.rule
+
+    def _record(self, entry: dict[str, Any]) -> None:
+        super()._record(entry)
+        if self.smoothing:
+            entry[self._score_name] = _moving_average([past[self.rule] for past in self.history], self.smoothing)
+
+    def _kept(self) -> dict[str, Any] | None:
+        """The entry of `history` that the keeper holds: the first with the best score."""
+        if self._keeper is None or self._keeper.best_model_score is None:
+            return None
+        best = float(self._keeper.best_model_score)
+        counted = (entry for entry in self.history if entry["epoch"] >= self.start_from_epoch)
+        return next((entry for entry in counted if entry[self._score_name] == best), None)
+
+    def _restore(self, trainer: Trainer) -> bool:
+        module = trainer.lightning_module
+        if isinstance(self._keeper, MemoryKeeper):
+            module.load_state_dict(self._keeper.best_weights, strict=module.strict_loading)
+            return True
+        try:
+            # A file of this run, which may hold hyperparameters of any class.
+            checkpoint = trainer.strategy.load_checkpoint(self.best_model_path, weights_only=False)
+        except FileNotFoundError:
+            rank_zero_warn(f"The checkpoint of the kept epoch is gone: {self.best_model_path}.")
+            return False
+        module.on_load_checkpoint(checkpoint)
+        trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
+        return True
+
+    def _reason(self, trainer: Trainer, exception: BaseException | None) -> str:
+        if isinstance(exception, KeyboardInterrupt):
+            return "Training was interrupted (KeyboardInterrupt)."
+        if exception is not None:
+            return f"Training failed: {type(exception).__name__}: {exception}"
+        if self._stopper is not None and self._stopper.has_stopped:
+            return self._own_reason(self._stopper)
+        for callback in trainer.callbacks:
+            if isinstance(callback, Timer) and (left := callback.time_remaining()) is not None and left <= 0:
+                return "Training ran until `max_time`."
+        if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
+            return f"Training ran until `max_epochs={trainer.max_epochs}`."
+        if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+            return f"Training ran until `max_steps={trainer.max_steps}`."
+        return "Training was stopped from elsewhere (`trainer.should_stop`)."
+
+    def _own_reason(self, stopper: Stopper) -> str:
+        start = f"Stopped in epoch {stopper.stopped_epoch}: {self._score_name}"
+        if stopper.stopping_reason == EarlyStoppingReason.NON_FINITE_METRIC:
+            return f"{start} is not finite ({self.history[-1][self._score_name]})."
+        if stopper.stopping_reason == EarlyStoppingReason.STOPPING_THRESHOLD:
+            return f"{start} exceeds the stopping threshold {self.stopping_threshold}."
+        epochs = f" ({stopper.wait_count * self.every_n_epochs} epochs)" if self.every_n_epochs > 1 else ""
+        return f"{start} did not improve in the last {stopper.wait_count} checks{epochs}."
+
+
+def _moving_average(values: list[float], weight_of_past: float) -> float:
+    """Exponential moving average of the finite values, corrected for the start; NaN if the last is not finite."""
+    if not math.isfinite(values[-1]):
+        return math.nan
+    total = weight = 0.0
+    for value in values:
+        if math.isfinite(value):
+            total = weight_of_past * total + (1 - weight_of_past) * value
+            weight = weight_of_past * weight + (1 - weight_of_past)
+    return total / weight
