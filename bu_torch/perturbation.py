@@ -30,9 +30,9 @@ def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | N
         TypeError: If an argument is not made of real numbers.
 
     Example:
-        >>> moved = perturb(torch.zeros(3, 2) + torch.tensor([[0.0], [1.0], [2.0]]), torch.ones(3))
-        >>> (moved - torch.tensor([[0.0], [1.0], [2.0]])).norm(dim=1)
-        tensor([1., 1., 1.])
+        >>> features = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
+        >>> (perturb(features, torch.tensor([1.0, 2.0, 3.0])) - features).norm(dim=1).round(decimals=4)
+        tensor([1., 2., 3.])
     """
     features = as_flat_features(features)
     distance = torch.as_tensor(nearest_distance, device=features.device).to(features.dtype)

@@ -109,10 +109,12 @@ class BoundaryUncertaintyMonitor(Callback):
         self.setup_seconds = time.perf_counter() - started
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._boundary is not None and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+        if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             started = time.perf_counter()
-            self._check(trainer, pl_module, self._boundary)
+            self._record({"epoch": trainer.current_epoch, **self._measure(trainer, pl_module)})
             self.check_seconds += time.perf_counter() - started
+            if not trainer.barebones:  # which logs nothing, and warns where one tries
+                pl_module.log_dict(self._logged(), prog_bar=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._boundary, self._class_distances = None, torch.empty(0, 0)
@@ -154,17 +156,18 @@ class BoundaryUncertaintyMonitor(Callback):
             trainer, max_samples=max_samples, input_key=self.input_key, label_key=self.label_key, seed=self.seed
         )
 
-    def _check(self, trainer: Trainer, pl_module: LightningModule, boundary: BoundaryUncertainty) -> None:
+    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+        """One check: a forward pass over the perturbed inputs, and what it says."""
+        boundary = self._boundary
+        if boundary is None:
+            raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
         logits = self._read_logits(trainer, pl_module, boundary.perturbed_inputs.flatten(0, 1))
         uncertainty = boundary.score_logits(logits)
         self._class_distances = widen_distances(self._class_distances, logits.shape[1])
         scores = functional.trust_score(self._class_distances, logits.argmax(dim=1), validate_args=False)
         trust = functional.mean_trust_score(scores).where(uncertainty.isfinite(), torch.nan)
         values = torch.stack((uncertainty.double(), trust)).tolist()  # the check's only wait for the device
-        metrics = dict(zip(("boundary_uncertainty", "trust_score"), values, strict=True))
-        self._record({"epoch": trainer.current_epoch, **metrics})
-        if not trainer.barebones:
-            pl_module.log_dict(self._logged(), prog_bar=True)
+        return dict(zip(("boundary_uncertainty", "trust_score"), values, strict=True))
 
     def _record(self, entry: dict[str, Any]) -> None:
         if self.history and self.history[-1]["epoch"] == entry["epoch"]:

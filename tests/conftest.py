@@ -1,0 +1,42 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def global_state_is_left_alone(request):
+    """Each test sees, and must leave, the same global switches; a test that trains may move the random state."""
+    torch.manual_seed(0)
+    before = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
+    yield
+    after = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
+    assert after == before
+
+
+@pytest.fixture
+def random_states():
+    """A function that tells all global random states, to compare before and after."""
+
+    def states():
+        return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+
+    return states
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def dtype(request):
+    return request.param

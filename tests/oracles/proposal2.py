@@ -1,0 +1,80 @@
+"""Boundary uncertainty as Ha et al. (2021) write it, in NumPy float64 with loops."""
+
+import math
+
+import numpy as np
+
+
+def two_largest(row):
+    """Indices of the two largest values, the lower index first where they are equal, then ascending."""
+    ranked = sorted(range(len(row)), key=lambda c: (-row[c], c))
+    return tuple(sorted(ranked[:2]))
+
+
+def bandwidth(values):
+    values = np.asarray(values, dtype=np.float64)
+    sigma = values.std(ddof=1)
+    iqr = np.percentile(values, 75) - np.percentile(values, 25)
+    return 0.9 * min(sigma, iqr / 1.34) * len(values) ** (-1 / 5)
+
+
+def local_uncertainty(logits, labels, neighbors, bayes_pairs):
+    """Eq. 12, 27, 28, 32, 36 to 38: lists of u and k."""
+    uncertainties, counts = [], []
+    for n in range(len(logits)):
+        i, j = two_largest(logits[n])
+        members = neighbors[n]
+        gaps = [logits[m][i] - logits[m][j] for m in members]
+        h = bandwidth(gaps)
+        k_i = k_j = 0.0
+        if h > 0:
+            for gap, m in zip(gaps, members, strict=True):
+                kernel = math.exp(-((gap / h) ** 2) / 2)
+                k_i += kernel * (labels[m] == i)
+                k_j += kernel * (labels[m] == j)
+        k = k_i + k_j
+        u = 1 - abs(2 * k_i / k - 1) if k > 0 else 0.0
+        uncertainties.append(u if tuple(bayes_pairs[n]) == (i, j) else 0.0)
+        counts.append(k)
+    return uncertainties, counts
+
+
+def boundary_uncertainty(logits, labels, neighbors, bayes_pairs, min_weight=1e-6):
+    """Eq. 29, 34, 39, 40."""
+    logits = np.asarray(logits, dtype=np.float64)
+    labels, neighbors = np.asarray(labels), np.asarray(neighbors)
+    pairs = [tuple(int(c) for c in pair) for pair in bayes_pairs]
+    uncertainties, counts = local_uncertainty(logits, labels, neighbors, pairs)
+    total = 0.0
+    for pair in sorted(set(pairs)):
+        samples = [n for n in range(len(labels)) if pairs[n] == pair]
+        weight = math.fsum(counts[n] for n in samples)
+        if weight < min_weight:
+            value = float(all(np.argmax(logits[n]) == labels[n] for n in samples))
+        else:
+            value = math.fsum(counts[n] * uncertainties[n] for n in samples) / weight
+        total += len(samples) / len(labels) * value
+    return total
+
+
+def neighbors_of(features, size):
+    """Eq. 26 by sorting all distances: clusters, and the nearest distance that is positive."""
+    features = np.asarray(features, dtype=np.float64)
+    clusters, nearest = [], []
+    for n in range(len(features)):
+        distances = [math.dist(features[n], other) for other in features]
+        others = sorted((m for m in range(len(features)) if m != n), key=lambda m: (distances[m], m))
+        clusters.append([n, *others[: size - 1]])
+        nearest.append(min((d for d in distances if d > 0), default=0.0))
+    return clusters, nearest
+
+
+def trust_score(class_distances, prediction):
+    """Jiang et al. (2018), Algorithm 2, for one point."""
+    own = class_distances[prediction]
+    other = min((d for c, d in enumerate(class_distances) if c != prediction), default=math.inf)
+    if own == math.inf:
+        return 0.0
+    if own == 0:
+        return 1.0 if other == 0 else math.inf
+    return other / own

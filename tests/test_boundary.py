@@ -1,0 +1,218 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from bu_torch import BoundaryUncertainty, NeighborGraph, PrototypeClassifier, functional
+
+
+def gaussians(n=400, d=3, distance=2.0, seed=0, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 2
+    features = torch.randn(n, d, generator=g, dtype=torch.float64)
+    features[:, 0] += distance * labels
+    return features.to(dtype), labels
+
+
+def linear(x):
+    return torch.stack((-x[:, 0], x[:, 0] - 2), dim=1)
+
+
+def test_fit_caches_the_steps_one_by_one(dtype):
+    features, labels = gaussians(dtype=dtype)
+    fitted = BoundaryUncertainty(n_neighbors=15, n_draws=2, seed=5).fit(features, labels)
+    standardized = (features - features.mean(dim=0)) / features.std(dim=0, correction=0)
+    graph = NeighborGraph(15).fit(standardized)
+    assert torch.equal(fitted.neighbors, graph.neighbors)
+    assert torch.equal(fitted.bayes_pairs, PrototypeClassifier(seed=5).fit(standardized, labels).top_pairs(standardized))
+    assert fitted.perturbed_inputs.shape == (2, 400, 3)
+    assert fitted.perturbed_inputs.dtype == dtype
+    moved = (fitted.perturbed_inputs - features) / features.std(dim=0, correction=0)
+    torch.testing.assert_close(moved.norm(dim=2), graph.nearest_distance.expand(2, -1), atol=1e-5, rtol=1e-4)
+    assert not torch.equal(fitted.perturbed_inputs[0], fitted.perturbed_inputs[1])
+
+
+def test_score_is_the_function_of_the_logits_averaged_over_draws():
+    features, labels = gaussians()
+    fitted = BoundaryUncertainty(n_draws=3).fit(features, labels)
+    values = [
+        functional.boundary_uncertainty(linear(inputs), labels, fitted.neighbors, fitted.bayes_pairs)
+        for inputs in fitted.perturbed_inputs
+    ]
+    assert float(fitted.score(linear)) == pytest.approx(float(torch.stack(values).mean()), abs=1e-6)
+
+
+def test_the_true_boundary_beats_every_shifted_one():
+    features, labels = gaussians(n=2000)
+    fitted = BoundaryUncertainty(n_draws=2).fit(features, labels)
+    at = {cut: float(fitted.score(lambda x, cut=cut: x[:, :1] - cut)) for cut in (0.0, 0.4, 0.7, 1.0, 1.3, 1.6, 2.0)}
+    assert max(at, key=at.get) == 1.0
+    assert 0.65 < at[1.0] < 0.95
+
+
+def test_update_and_compute_give_the_score_in_any_order():
+    features, labels = gaussians()
+    fitted = BoundaryUncertainty(n_draws=2).fit(features, labels)
+    expected = fitted.score(linear)
+    inputs = fitted.perturbed_inputs.flatten(0, 1)
+    for index in torch.randperm(800).split(77):
+        fitted.update(linear(inputs[index]), index)
+    assert fitted.compute() == expected
+    assert fitted.compute() == expected
+    fitted.reset()
+    with pytest.raises(RuntimeError, match="800 perturbed inputs have no logits"):
+        fitted.compute()
+
+
+def test_missing_rows_are_counted():
+    features, labels = gaussians()
+    fitted = BoundaryUncertainty().fit(features, labels)
+    fitted.update(linear(features[:390]), torch.arange(390))
+    with pytest.raises(RuntimeError, match="10 perturbed inputs have no logits yet"):
+        fitted.compute()
+
+
+def test_units_of_the_features_do_not_matter():
+    features, labels = gaussians(dtype=torch.float64)
+    factor, offset = torch.tensor([1e-4, 1.0, 1e5], dtype=torch.float64), torch.tensor([3.0, -700.0, 1e6])
+    value = BoundaryUncertainty().fit(features, labels).score(linear)
+    other = BoundaryUncertainty().fit(features * factor + offset, labels).score(lambda x: linear((x - offset) / factor))
+    assert float(other) == pytest.approx(float(value), abs=1e-6)
+
+
+def test_constant_features_stay_exactly_as_they_were():
+    features, labels = gaussians()
+    features = torch.cat((features, torch.full((400, 1), 0.1), torch.zeros(400, 1)), dim=1)
+    fitted = BoundaryUncertainty(n_draws=2).fit(features, labels)
+    assert fitted.scale_[3:].tolist() == [1.0, 1.0]
+    assert (fitted.perturbed_inputs[..., 3] == torch.tensor(0.1)).all()
+    assert (fitted.perturbed_inputs[..., 4] == 0).all()
+
+
+def test_images_keep_their_shape():
+    features, labels = gaussians(d=12)
+    images = features.reshape(400, 3, 2, 2)
+    fitted = BoundaryUncertainty(n_draws=2).fit(images, labels)
+    flat = BoundaryUncertainty(n_draws=2).fit(features, labels)
+    assert fitted.perturbed_inputs.shape == (2, 400, 3, 2, 2)
+    assert torch.equal(fitted.perturbed_inputs.flatten(2), flat.perturbed_inputs)
+    assert fitted.score(lambda x: linear(x.flatten(1))) == flat.score(linear)
+
+
+def test_seed_decides_and_global_random_state_is_left_alone(random_states):
+    features, labels = gaussians()
+    before = random_states()
+    first = BoundaryUncertainty(seed=1).fit(features, labels)
+    first.score(linear)
+    again = BoundaryUncertainty(seed=1).fit(features, labels)
+    other = BoundaryUncertainty(seed=2).fit(features, labels)
+    assert random_states() == before
+    assert torch.equal(first.perturbed_inputs, again.perturbed_inputs)
+    assert not torch.equal(first.perturbed_inputs, other.perturbed_inputs)
+
+
+def test_a_module_is_read_in_eval_mode_and_left_as_it_was(random_states):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+            self.body[1].eval()
+            self.modes = set()
+
+        def forward(self, x):
+            self.modes.add((self.body[2].training, torch.is_grad_enabled()))
+            torch.rand(1)
+            return self.body(x)
+
+    features, labels = gaussians()
+    fitted = BoundaryUncertainty().fit(features, labels)
+    net = Net().train()
+    net.body[1].eval()
+    before, states = {name: v.clone() for name, v in net.state_dict().items()}, random_states()
+    assert fitted.score(net) == fitted.score(net)
+    assert net.modes == {(False, False)}
+    assert [m.training for m in net.body] == [True, False, True, True]
+    assert all(torch.equal(before[name], v) for name, v in net.state_dict().items())
+    assert random_states() == states
+
+    def fails(x):
+        torch.rand(1)
+        raise KeyError("no")
+
+    net.forward = fails
+    with pytest.raises(KeyError):
+        fitted.score(net)
+    assert net.body[2].training and not net.body[1].training and random_states() == states
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("classifier", [LogisticRegression(), RandomForestClassifier(30, random_state=0)])
+def test_scikit_learn_classifiers_are_scored(classifier):
+    features, labels = gaussians()
+    fitted = BoundaryUncertainty().fit(features.numpy(), labels.numpy())
+    classifier.fit(features.numpy(), labels.numpy())
+    by_probability = float(fitted.score(classifier.predict_proba))
+    assert 0 < by_probability <= 1
+    if isinstance(classifier, LogisticRegression):
+        assert float(fitted.score(classifier.decision_function)) > 0.5
+
+
+def test_pickle_keeps_the_cache():
+    features, labels = gaussians()
+    fitted = BoundaryUncertainty().fit(features, labels)
+    assert pickle.loads(pickle.dumps(fitted)).score(linear) == fitted.score(linear)  # noqa: S301
+
+
+def test_integer_and_half_features_are_computed_in_float32():
+    features, labels = gaussians()
+    whole = (features * 20).round()
+    assert BoundaryUncertainty().fit(whole.int(), labels).perturbed_inputs.dtype == torch.float32
+    assert BoundaryUncertainty().fit(features.half(), labels).perturbed_inputs.dtype == torch.float32
+
+
+def test_non_contiguous_features_and_column_labels_are_taken():
+    features, labels = gaussians()
+    expected = BoundaryUncertainty().fit(features, labels).score(linear)
+    turned = features.T.contiguous().T
+    assert BoundaryUncertainty().fit(turned, labels.float().unsqueeze(1)).score(linear) == expected
+
+
+def test_a_wider_model_is_allowed_and_a_narrower_is_not():
+    features, labels = gaussians()
+    fitted = BoundaryUncertainty().fit(features, labels)
+    wide = fitted.score(lambda x: torch.nn.functional.pad(linear(x), (0, 2), value=-1e3))
+    assert wide == fitted.score(linear)
+    three = BoundaryUncertainty().fit(features, torch.arange(400) % 3)
+    with pytest.raises(ValueError, match="`logits` must have at least 3 columns, one for each class of `fit`, got 2"):
+        three.score(linear)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda f, x, y: f.score(LogisticRegression()), TypeError, "pass `classifier.predict_proba`"),
+        (lambda f, x, y: f.score(lambda v: linear(v) / 0), ValueError, "finite logits, got NaN or infinity for 400 of 400"),
+        (lambda f, x, y: f.update(linear(x), torch.arange(1, 401)), ValueError, r"rows in \[0, 400\), got 400"),
+        (lambda f, x, y: f.update(linear(x), torch.arange(5)), ValueError, "`index` must have one entry a sample, 400"),
+        (lambda f, x, y: f.score_logits(linear(x[:9])), ValueError, "each of the 1 x 400 perturbed inputs, got 9"),
+        (lambda f, x, y: BoundaryUncertainty().score(linear), RuntimeError, "not fitted yet"),
+        (lambda f, x, y: BoundaryUncertainty().update(linear(x), y), RuntimeError, "not fitted yet"),
+        (lambda f, x, y: BoundaryUncertainty(n_draws=0), ValueError, "`n_draws` must be an integer >= 1"),
+        (lambda f, x, y: BoundaryUncertainty(n_neighbors=1), ValueError, "`n_neighbors` must be an integer >= 2"),
+        (lambda f, x, y: BoundaryUncertainty(seed=1.5), TypeError, "`seed` must be an integer"),
+        (lambda f, x, y: BoundaryUncertainty().fit(x[:39], y[:39]), ValueError, "n_neighbors=40 samples, got 39"),
+        (lambda f, x, y: BoundaryUncertainty().fit(x, y[:-1]), ValueError, "one entry a sample, 400, got 399"),
+        (lambda f, x, y: BoundaryUncertainty().fit(x, 0 * y), ValueError, "at least two classes, got class 0 alone"),
+        (lambda f, x, y: BoundaryUncertainty().fit(x / 0, y), ValueError, "`features` must be finite"),
+        (lambda f, x, y: BoundaryUncertainty().fit(x[:, 0], y), ValueError, "`features` must have shape"),
+        (lambda f, x, y: BoundaryUncertainty().fit(np.array(["a", "b"]), y), TypeError, "`features` must be a tensor"),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    features, labels = gaussians()
+    with pytest.raises(error, match=message):
+        make(BoundaryUncertainty().fit(features, labels), features, labels)

@@ -1,0 +1,144 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import proposal2
+
+from bu_torch import NeighborGraph
+from bu_torch import graph as implementation
+
+
+def check_against_sorting(features, size, backend):
+    """Distances must be those of the oracle; samples must be too, except among duplicates at distance 0."""
+    graph = NeighborGraph(size, backend=backend).fit(features)
+    clusters, nearest = proposal2.neighbors_of(features.tolist(), size)
+    values = features.double()
+    for n, (found, expected) in enumerate(zip(graph.neighbors.tolist(), clusters, strict=True)):
+        assert found[0] == n
+        assert len(set(found)) == size
+        found_at = (values[found] - values[n]).norm(dim=1)
+        expected_at = (values[expected] - values[n]).norm(dim=1)
+        torch.testing.assert_close(found_at, expected_at, atol=0, rtol=1e-12)
+        assert [m for m, d in zip(found[1:], found_at[1:], strict=True) if d > 0] == [
+            m for m, d in zip(expected[1:], expected_at[1:], strict=True) if d > 0
+        ]
+    rtol = 1e-6 if features.dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(graph.nearest_distance.double(), torch.tensor(nearest, dtype=torch.float64), atol=0, rtol=rtol)
+
+
+@pytest.mark.parametrize("backend", ["faiss", "torch"])
+def test_random_samples(backend, dtype):
+    check_against_sorting(torch.randn(150, 6, dtype=dtype), 10, backend)
+
+
+@pytest.mark.parametrize("backend", ["faiss", "torch"])
+def test_duplicates_and_equal_distances(backend):
+    lattice = torch.randint(0, 3, (200, 3), generator=torch.Generator().manual_seed(0)).float()
+    check_against_sorting(lattice, 12, backend)
+
+
+@pytest.mark.parametrize("backend", ["faiss", "torch"])
+@pytest.mark.parametrize("offset", [1e3, 1e6])
+def test_small_distances_far_from_the_origin(backend, offset):
+    """Where float32 arithmetic on squares loses every digit."""
+    check_against_sorting(torch.randn(120, 4, dtype=torch.float64) * 1e-3 + offset, 8, backend)
+
+
+@pytest.mark.parametrize("backend", ["faiss", "torch"])
+def test_an_outlier_does_not_blur_the_rest(backend):
+    features = torch.randn(100, 3, dtype=torch.float64)
+    features[5] = 1e9
+    check_against_sorting(features, 6, backend)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(2, 40),
+    d=st.integers(1, 5),
+    values=st.integers(1, 6),
+    scale=st.sampled_from([2.0**-60, 1.0, 2.0**60]),  # exact, so that equal distances stay equal
+    data=st.data(),
+)
+def test_any_shape_and_scale(seed, n, d, values, scale, data):
+    size = data.draw(st.integers(2, n))
+    features = torch.randint(0, values, (n, d), generator=torch.Generator().manual_seed(seed)).double() * scale
+    check_against_sorting(features, size, "faiss")
+
+
+def test_backends_agree_to_the_bit_on_the_integer_grid():
+    features = torch.randint(0, 16, (1500, 5), generator=torch.Generator().manual_seed(0)).float()
+    by_faiss = NeighborGraph(20, backend="faiss").fit(features)
+    by_torch = NeighborGraph(20, backend="torch").fit(features)
+    assert torch.equal(by_faiss.nearest_distance, by_torch.nearest_distance)
+    distance = (features[by_faiss.neighbors] - features.unsqueeze(1)).norm(dim=2)
+    positive = distance > 0
+    assert torch.equal(by_faiss.neighbors[positive], by_torch.neighbors[positive])
+
+
+def test_all_samples_equal_have_no_nearest_distance():
+    graph = NeighborGraph(5).fit(torch.ones(30, 2))
+    assert graph.nearest_distance.tolist() == [0.0] * 30
+    assert all(len(set(row)) == 5 for row in graph.neighbors.tolist())
+
+
+def test_the_search_goes_on_past_duplicates():
+    features = torch.cat((torch.zeros(20, 2), torch.tensor([[3.0, 4.0]])))
+    assert NeighborGraph(5).fit(features).nearest_distance.tolist() == [5.0] * 21
+
+
+def test_block_size_does_not_matter(monkeypatch):
+    features = torch.randn(200, 4)
+    whole = NeighborGraph(10).fit(features).neighbors
+    monkeypatch.setattr(implementation, "_BLOCK_ELEMENTS", 300)
+    assert torch.equal(NeighborGraph(10).fit(features).neighbors, whole)
+    assert torch.equal(NeighborGraph(10, backend="torch").fit(features).neighbors, whole)
+
+
+def test_arrays_are_taken():
+    features = np.random.default_rng(0).normal(size=(50, 3))
+    assert torch.equal(NeighborGraph(5).fit(features).neighbors, NeighborGraph(5).fit(torch.tensor(features)).neighbors)
+
+
+def test_features_are_left_as_they_were():
+    features = torch.randn(50, 3)
+    copy = features.clone()
+    NeighborGraph(5).fit(features)
+    assert torch.equal(features, copy)
+
+
+def test_the_choice_of_backend_is_said(caplog):
+    with caplog.at_level("INFO", logger="bu_torch"):
+        graph = NeighborGraph(5).fit(torch.randn(50, 3))
+    assert graph.backend_ == "faiss"
+    assert "50 samples by faiss on cpu" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_features_on_a_gpu_give_the_same_graph_there():
+    features = torch.randn(500, 8)
+    graph = NeighborGraph(20).fit(features.cuda())
+    assert graph.neighbors.device.type == "cuda"
+    assert graph.backend_ == "torch"
+    assert torch.equal(graph.neighbors.cpu(), NeighborGraph(20).fit(features).neighbors)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: NeighborGraph(1), ValueError, "`n_neighbors` must be an integer >= 2, got 1"),
+        (lambda: NeighborGraph(2.0), TypeError, "`n_neighbors` must be an integer >= 2, got 2.0"),
+        (lambda: NeighborGraph(True), TypeError, "`n_neighbors` must be an integer"),
+        (lambda: NeighborGraph(backend="annoy"), ValueError, "`backend` must be 'auto', 'faiss' or 'torch'"),
+        (lambda: NeighborGraph(40).fit(torch.zeros(39, 2)), ValueError, "at least n_neighbors=40 samples, got 39"),
+        (lambda: NeighborGraph(2).fit(torch.tensor([[0.0], [float("nan")]])), ValueError, "NaN or infinity in 1 of 2"),
+        (lambda: NeighborGraph(2).fit(torch.zeros(5)), ValueError, r"`features` must have shape \(N, d\)"),
+        (lambda: NeighborGraph(2).fit(torch.zeros(5, 0)), ValueError, r"`features` must have shape \(N, d\)"),
+        (lambda: NeighborGraph(2).fit([["a"], ["b"]]), TypeError, "`features` must be a tensor or an array"),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,110 @@
+import math
+
+import pytest
+import torch
+from sklearn.cluster import KMeans
+
+from bu_torch import PrototypeClassifier
+
+
+def blobs(n=300, centres=((0, 0), (5, 0), (0, 5)), generator=None):
+    labels = torch.arange(n) % len(centres)
+    noise = torch.randn(n, 2, generator=generator)
+    return torch.tensor(centres, dtype=torch.float32)[labels] + noise, labels
+
+
+def test_prototypes_minimise_the_criterion(generator):
+    """The formula term by term, on scikit-learn's K-means with the same seed."""
+    features = torch.cat([torch.randn(40, 2, generator=generator) * 0.1 + c for c in (0.0, 3.0, 6.0, 9.0, 12.0)])
+    labels = torch.tensor([0, 1]).repeat(100)
+    fitted = PrototypeClassifier(seed=3).fit(features, labels)
+    for label in (0, 1):
+        members = features[labels == label].numpy()
+        n, d = members.shape
+        criterion = {}
+        for k in range(1, 40, 2):
+            if k > 1 and k > n / 2:
+                break
+            sse = KMeans(k, n_init=1, random_state=3).fit(members).inertia_
+            variance = sse / (n * d)
+            criterion[k] = n * d * math.log(2 * math.pi * variance) + n * d + 2 * n * math.log(k) + 2 * (k * d + 1)
+        assert int(fitted.n_prototypes_[label]) == min(criterion, key=criterion.get)
+
+
+def test_pairs_are_the_two_nearest_classes(generator):
+    features, labels = blobs(generator=generator)
+    fitted = PrototypeClassifier(n_prototypes=1).fit(features, labels)
+    means = torch.stack([features[labels == c].mean(dim=0) for c in range(3)])
+    expected = torch.cdist(features, means).argsort(dim=1)[:, :2].sort(dim=1).values
+    assert torch.equal(fitted.top_pairs(features), expected)
+
+
+def test_an_absent_class_is_in_no_pair(generator):
+    features, labels = blobs(generator=generator)
+    labels = torch.tensor([0, 2, 4])[labels]
+    fitted = PrototypeClassifier(n_prototypes=2).fit(features, labels)
+    assert fitted.n_prototypes_.tolist() == [2, 0, 2, 0, 2]
+    assert fitted.class_distances(features)[:, [1, 3]].isinf().all()
+    assert set(fitted.top_pairs(features).flatten().tolist()) == {0, 2, 4}
+
+
+def test_ties_go_to_the_lowest_class():
+    features = torch.tensor([[0.0], [2.0], [1.0]])
+    fitted = PrototypeClassifier(n_prototypes=1).fit(features.repeat(2, 1)[:3], torch.tensor([2, 0, 1]))
+    assert fitted.top_pairs(torch.tensor([[1.0]])).tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("copies", [1, 7])
+def test_duplicates_and_small_classes(copies):
+    features = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).repeat_interleave(copies, dim=0)
+    labels = torch.tensor([0, 1]).repeat_interleave(copies)
+    assert PrototypeClassifier().fit(features, labels).n_prototypes_.tolist() == [1, 1]
+
+
+def test_relabelling_renames_the_pairs(generator):
+    features, labels = blobs(generator=generator)
+    names = torch.tensor([2, 0, 1])
+    pairs = PrototypeClassifier().fit(features, labels).top_pairs(features)
+    renamed = PrototypeClassifier().fit(features, names[labels]).top_pairs(features)
+    assert torch.equal(renamed, names[pairs].sort(dim=1).values)
+
+
+def test_global_random_state_is_left_alone(random_states, generator):
+    features, labels = blobs(generator=generator)
+    before = random_states()
+    first = PrototypeClassifier().fit(features, labels).top_pairs(features)
+    assert torch.equal(first, PrototypeClassifier().fit(features, labels).top_pairs(features))
+    assert random_states() == before
+
+
+def test_double_precision_is_kept(dtype, generator):
+    features, labels = blobs(generator=generator)
+    assert PrototypeClassifier().fit(features.to(dtype), labels).class_distances(features.to(dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: PrototypeClassifier(0), ValueError, "`n_prototypes` must be an integer >= 1, got 0"),
+        (lambda: PrototypeClassifier("bic"), TypeError, "`n_prototypes` must be an integer"),
+        (lambda: PrototypeClassifier(seed=-1), ValueError, "`seed` must be an integer >= 0"),
+        (
+            lambda: PrototypeClassifier().fit(torch.zeros(3, 1), torch.ones(3).long()),
+            ValueError,
+            "`labels` must hold at least two classes, got class 1 alone",
+        ),
+        (lambda: PrototypeClassifier().fit(torch.zeros(3, 1), torch.tensor([0, 1])), ValueError, "one entry a sample, 3, got 2"),
+        (lambda: PrototypeClassifier().fit(torch.zeros(2, 1), torch.tensor([0, -1])), ValueError, "classes 0, 1, .*got -1"),
+        (lambda: PrototypeClassifier().fit(torch.zeros(2, 1), torch.tensor([0, 0.5])), ValueError, "fractional"),
+        (lambda: PrototypeClassifier().fit(torch.zeros(2, 1), torch.eye(2)), ValueError, "One-hot labels: pass"),
+        (lambda: PrototypeClassifier().top_pairs(torch.zeros(2, 1)), RuntimeError, "not fitted yet: call `fit` first"),
+        (
+            lambda: PrototypeClassifier(1).fit(torch.eye(2), torch.tensor([0, 1])).top_pairs(torch.zeros(2, 3)),
+            ValueError,
+            "`features` must have 2 features a sample, as in `fit`, got 3",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,147 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import proposal2
+
+from bu_torch import TrustScore
+
+
+def noisy_blobs(n=200, flipped=0.1, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    truth = torch.arange(n) % 2
+    features = torch.randn(n, 2, generator=g) + 6 * truth.unsqueeze(1)
+    is_flipped = torch.rand(n, generator=g) < flipped
+    return features, torch.where(is_flipped, 1 - truth, truth), is_flipped
+
+
+def test_distances_and_scores_agree_with_loops(dtype):
+    g = torch.Generator().manual_seed(0)
+    features = torch.randn(80, 3, generator=g).to(dtype)
+    labels = torch.randint(0, 4, (80,), generator=g)
+    points = torch.cat((torch.randn(40, 3, generator=g).to(dtype), features[:10]))
+    predictions = torch.randint(0, 4, (50,), generator=g)
+    trust = TrustScore().fit(features, labels)
+    expected = [
+        [min(math.dist(p, f) for f, y in zip(features.tolist(), labels.tolist(), strict=True) if y == c) for c in range(4)]
+        for p in points.tolist()
+    ]
+    tolerance = {"atol": 1e-6, "rtol": 1e-6}
+    distances = trust.class_distances(points)
+    assert distances.dtype == dtype
+    torch.testing.assert_close(distances.double(), torch.tensor(expected, dtype=torch.float64), **tolerance)
+    scores = [proposal2.trust_score(d, p) for d, p in zip(distances.tolist(), predictions.tolist(), strict=True)]
+    assert trust.score(points, predictions).tolist() == pytest.approx(scores, rel=1e-6)
+
+
+def test_density_keeps_the_paper_s_high_density_set():
+    """Algorithm 1 by sorting: r_k counts the sample itself; keep r_k <= the smallest radius that leaves at most alpha out."""
+    g = torch.Generator().manual_seed(0)
+    features = torch.randn(90, 2, generator=g, dtype=torch.float64)
+    labels = torch.arange(90) % 3
+    k, alpha = 5, 0.17
+    kept = TrustScore("density", alpha, k).fit(features, labels).kept_
+    for label in range(3):
+        members = [n for n in range(90) if labels[n] == label]
+        radius = {n: sorted(math.dist(features[n], features[m]) for m in members)[k - 1] for n in members}
+        allowed = [r for r in radius.values() if sum(s > r for s in radius.values()) <= alpha * len(members)]
+        assert {n for n in members if radius[n] <= min(allowed)} == {n for n in members if kept[n]}
+
+
+def test_disagreement_removes_the_flipped_labels():
+    features, labels, is_flipped = noisy_blobs()
+    alpha = float(is_flipped.float().mean())
+    kept = TrustScore("disagreement", alpha).fit(features, labels).kept_
+    assert torch.equal(~kept, is_flipped)
+
+
+def test_disagreement_never_removes_a_sample_whose_neighbours_agree():
+    features, labels, _ = noisy_blobs(flipped=0)
+    features += 20 * labels.unsqueeze(1)
+    assert TrustScore("disagreement", 0.5).fit(features, labels).kept_.all()
+
+
+@pytest.mark.parametrize("filtering", ["density", "disagreement"])
+@pytest.mark.parametrize("alpha", [0.0, 0.013, 0.25, 0.99])
+def test_at_most_the_fraction_is_removed(filtering, alpha):
+    features, labels, _ = noisy_blobs()
+    kept = TrustScore(filtering, alpha).fit(features, labels).kept_
+    assert int((~kept).sum()) <= math.floor(alpha * len(labels))
+    if alpha == 0.25 and filtering == "density":
+        assert int((~kept).sum()) > 0.2 * len(labels)
+
+
+@pytest.mark.parametrize("filtering", [None, "density", "disagreement"])
+def test_order_of_the_samples_does_not_matter(filtering):
+    features, labels, _ = noisy_blobs()
+    order = torch.randperm(len(labels))
+    alpha = 0.1
+    kept = TrustScore(filtering, alpha).fit(features, labels).kept_
+    assert torch.equal(TrustScore(filtering, alpha).fit(features[order], labels[order]).kept_, kept[order])
+
+
+def test_an_emptied_class_is_named_and_counts_as_far():
+    features = torch.cat((torch.randn(60, 2), torch.zeros(1, 2)))
+    labels = torch.cat((torch.zeros(60), torch.ones(1))).long()
+    with pytest.warns(UserWarning, match=r"left no sample of classes \[1\]"):
+        trust = TrustScore("disagreement", 0.1, n_neighbors=5).fit(features, labels)
+    assert trust.class_sizes_.tolist()[1] == 0
+    assert trust.class_distances(features)[:, 1].isinf().all()
+    assert (trust.score(features, torch.ones(61).long()) == 0).all()
+
+
+def test_a_class_too_small_for_a_density_is_named_and_kept():
+    features, labels = torch.randn(40, 2), torch.tensor([0] * 37 + [1] * 3)
+    with pytest.warns(UserWarning, match=r"Classes \[1\] have fewer than n_neighbors=10"):
+        trust = TrustScore("density", 0.2).fit(features, labels)
+    assert trust.class_sizes_.tolist()[1] == 3
+
+
+def test_absent_and_unseen_classes_are_infinitely_far():
+    trust = TrustScore().fit(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 2]))
+    assert trust.class_distances(torch.tensor([[0.0]])).tolist() == [[0.0, math.inf, 1.0]]
+    assert trust.score(torch.tensor([[0.5], [0.5]]), torch.tensor([1, 7])).tolist() == [0.0, 0.0]
+
+
+def test_one_class_alone_has_no_other():
+    trust = TrustScore().fit(torch.randn(5, 2), torch.zeros(5).long())
+    assert trust.score(torch.randn(3, 2), torch.zeros(3).long()).tolist() == [math.inf] * 3
+
+
+def test_arrays_are_taken():
+    features, labels, _ = noisy_blobs()
+    trust = TrustScore().fit(features.numpy(), labels.numpy())
+    assert torch.equal(trust.score(features.numpy(), labels.numpy()), TrustScore().fit(features, labels).score(features, labels))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: TrustScore("uncertainty"), ValueError, "`filtering` must be None, 'density' or 'disagreement'"),
+        (lambda: TrustScore(alpha=1.0), ValueError, "`alpha` must satisfy 0 <= alpha < 1, got 1.0"),
+        (lambda: TrustScore(alpha=-0.1), ValueError, "`alpha` must satisfy"),
+        (lambda: TrustScore(alpha=float("nan")), ValueError, "`alpha` must satisfy"),
+        (lambda: TrustScore(alpha="0.1"), TypeError, "`alpha` must be a number"),
+        (lambda: TrustScore(n_neighbors=0), ValueError, "`n_neighbors` must be an integer >= 1"),
+        (lambda: TrustScore().score(torch.zeros(1, 1), torch.zeros(1).long()), RuntimeError, "not fitted yet"),
+        (
+            lambda: TrustScore("disagreement", 0.1).fit(torch.zeros(10, 1), torch.zeros(10).long()),
+            ValueError,
+            "more than n_neighbors=10 samples",
+        ),
+        (
+            lambda: TrustScore().fit(torch.eye(2), torch.tensor([0, 1])).class_distances(torch.zeros(2, 3)),
+            ValueError,
+            "2 features a sample, as in `fit`, got 3",
+        ),
+        (
+            lambda: TrustScore().fit(np.eye(2), [0, 1]).score(np.eye(2), [0, 1, 1]),
+            ValueError,
+            "`predictions` must have one entry a sample, 2, got 3",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
