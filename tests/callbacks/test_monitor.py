@@ -1,0 +1,435 @@
+import random
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from problems import Classifier, blobs, loader, trainer
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from bu_torch import BoundaryUncertainty, TrustScore, functional
+from bu_torch.callbacks import BoundaryUncertaintyMonitor
+
+
+def fit(folder, data, module=None, monitor=None, **kwargs):
+    monitor = monitor or BoundaryUncertaintyMonitor()
+    module = module or Classifier()
+    trainer(folder, monitor, **kwargs).fit(module, data)
+    return monitor
+
+
+class Reading(BoundaryUncertaintyMonitor):
+    """Keeps what was read, to look at after the fit."""
+
+    def _read(self, trainer):
+        self.read = super()._read(trainer)
+        return self.read
+
+
+def test_history_holds_what_the_estimators_say(tmp_path):
+    features, labels = blobs()
+    weights = []
+    monitor, module = BoundaryUncertaintyMonitor(n_draws=2, seed=3), Classifier()
+    keep = LambdaCallback(on_train_epoch_end=lambda t, m: weights.append({k: v.clone() for k, v in m.state_dict().items()}))
+    data = DataLoader(TensorDataset(features, labels), batch_size=30)
+    trainer(tmp_path, monitor, keep).fit(module, data)
+
+    boundary = BoundaryUncertainty(n_draws=2, seed=3).fit(features, labels)
+    trust = TrustScore().fit(boundary.standardize(features), labels)
+    points = boundary.perturbed_inputs.flatten(0, 1)
+    assert [entry["epoch"] for entry in monitor.history] == [0, 1, 2]
+    for entry, state in zip(monitor.history, weights, strict=True):
+        module.load_state_dict(state)
+        assert entry["boundary_uncertainty"] == pytest.approx(float(boundary.score(module)), abs=1e-6)
+        with torch.no_grad():
+            predictions = module.eval()(points).argmax(dim=1)
+        scores = trust.score(boundary.standardize(points), predictions)
+        assert entry["trust_score"] == pytest.approx(float(functional.mean_trust_score(scores)), rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_weights_are_the_same_to_the_bit_with_and_without(tmp_path, precision):
+    """With dropout, batch norm, shuffling and random augmentation."""
+
+    class Augmented(Dataset):
+        features, labels = blobs()
+
+        def __len__(self):
+            return 120
+
+        def __getitem__(self, i):
+            noise = torch.randn(4) + random.random() + np.random.rand()  # noqa: S311, NPY002
+            return (self.features[i] + 0.1 * noise).float(), self.labels[i]
+
+    def train(*callbacks):
+        pl.seed_everything(7, verbose=False)
+        module = Classifier()
+        data = DataLoader(Augmented(), batch_size=30, shuffle=True)
+        trainer(tmp_path, *callbacks, precision=precision, max_epochs=4).fit(module, data)
+        return module.state_dict(), torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+
+    without, with_monitor = train(), train(BoundaryUncertaintyMonitor())
+    assert all(torch.equal(value, with_monitor[0][name]) for name, value in without[0].items())
+    assert torch.equal(without[1], with_monitor[1])
+    assert without[2:] == with_monitor[2:]
+
+
+def test_each_submodule_keeps_its_mode_also_after_an_exception(tmp_path):
+    class Frozen(Classifier):
+        fails = False
+
+        def on_train_epoch_start(self):
+            self.net[1].eval()
+
+        def forward(self, x):
+            if self.fails and not self.training:
+                raise KeyError("no")
+            return super().forward(x)
+
+        def on_train_epoch_end(self):
+            modes.append([m.training for m in self.net])
+
+    modes, module = [], Frozen()
+    fit(tmp_path, loader(*blobs()), module)
+    assert modes == [[True, False, True, True, True]] * 3
+    module.fails = True
+    with pytest.raises(KeyError):
+        fit(tmp_path, loader(*blobs()), module)
+    assert [m.training for m in module.net] == [True, False, True, True, True]
+    assert torch.is_grad_enabled()
+
+
+class TestLogging:
+    def test_metrics_reach_logger_progress_bar_and_the_user_s_callbacks(self, tmp_path):
+        bars = []
+        look = LambdaCallback(on_train_epoch_start=lambda t, m: bars.append(set(t.progress_bar_metrics)))
+        stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=50)
+        keeper = ModelCheckpoint(tmp_path / "mine", monitor="boundary_uncertainty", mode="max", filename="best")
+        monitor = BoundaryUncertaintyMonitor()
+        logger = CSVLogger(tmp_path)
+        trainer(tmp_path, stopper, keeper, look, monitor, logger=logger, log_every_n_steps=1).fit(Classifier(), loader(*blobs()))
+        values = [entry["boundary_uncertainty"] for entry in monitor.history]
+        assert bars[1] >= {"boundary_uncertainty", "trust_score"}
+        assert float(stopper.best_score) == pytest.approx(max(values), abs=1e-6)
+        assert torch.load(keeper.best_model_path, weights_only=True)["epoch"] == values.index(max(values))
+        lines = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
+        assert {"boundary_uncertainty", "trust_score", "epoch"} <= set(lines[0].split(","))
+        assert len(lines) == 4
+
+    def test_barebones_measures_without_logging(self, tmp_path):
+        assert len(fit(tmp_path, loader(*blobs()), barebones=True).history) == 3
+
+    def test_fast_dev_run_makes_one_check(self, tmp_path):
+        assert len(fit(tmp_path, loader(*blobs()), fast_dev_run=True).history) == 1
+
+    def test_every_n_epochs_counts_from_one(self, tmp_path):
+        monitor = fit(tmp_path, loader(*blobs()), monitor=BoundaryUncertaintyMonitor(every_n_epochs=2), max_epochs=5)
+        assert [entry["epoch"] for entry in monitor.history] == [1, 3]
+
+
+class TestFindingTheData:
+    def read(self, folder, data, module=None, **kwargs):
+        monitor = Reading(n_neighbors=10, n_draws=1, **kwargs)
+        fit(folder, data, module, monitor, max_epochs=1)
+        return monitor.read
+
+    def test_shuffled_loader_is_read_whole_and_in_order(self, tmp_path):
+        features, labels = blobs()
+        inputs, targets = self.read(tmp_path, loader(features, labels, batch_size=32, drop_last=True))
+        assert torch.equal(inputs, features) and torch.equal(targets, labels)
+
+    def test_datamodule(self, tmp_path):
+        class Data(pl.LightningDataModule):
+            def train_dataloader(self):
+                return loader(*blobs())
+
+        monitor = Reading(n_draws=1)
+        trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), datamodule=Data())
+        assert torch.equal(monitor.read[0], blobs()[0])
+
+    @pytest.mark.parametrize("layout", [list, lambda pair: {"x": pair[0], "y": pair[1], "id": 3}])
+    def test_lists_and_dicts(self, tmp_path, layout):
+        class Flexible(Classifier):
+            def training_step(self, batch, batch_idx):
+                return super().training_step((batch["x"], batch["y"]) if isinstance(batch, dict) else batch, batch_idx)
+
+        def collate(samples):
+            return layout(torch.utils.data.default_collate(samples))
+
+        data = DataLoader(TensorDataset(*blobs()), batch_size=30, collate_fn=collate)
+        inputs, _ = self.read(tmp_path, data, Flexible(), input_key="x", label_key="y")
+        assert torch.equal(inputs, blobs()[0])
+
+    def test_only_samples_that_are_trained_on_are_read(self, tmp_path):
+        features, labels = blobs()
+        dataset, chosen = TensorDataset(features, labels), list(range(5, 95))
+        for kwargs in (
+            {"sampler": SubsetRandomSampler(chosen), "batch_size": 30},
+            {"batch_sampler": BatchSampler(SubsetRandomSampler(chosen), 30, drop_last=False)},
+            {"sampler": chosen, "batch_size": 30},
+        ):
+            inputs, _ = self.read(tmp_path, DataLoader(dataset, **kwargs))
+            assert torch.equal(inputs, features[5:95])
+        for sampler in (RandomSampler(dataset), WeightedRandomSampler(torch.ones(120), 60), SequentialSampler(dataset)):
+            inputs, _ = self.read(tmp_path, DataLoader(dataset, sampler=sampler, batch_size=30))
+            assert torch.equal(inputs, features)
+
+    def test_a_custom_batch_sampler_is_asked_without_being_disturbed(self, tmp_path):
+        class Blocks:
+            def __init__(self):
+                self.calls = 0
+
+            def __iter__(self):
+                self.calls += 1
+                return iter([[0, 3, 6] * 4, list(range(60, 110))])
+
+            def __len__(self):
+                return 2
+
+        blocks = Blocks()
+        inputs, _ = self.read(tmp_path, DataLoader(TensorDataset(*blobs()), batch_sampler=blocks))
+        assert torch.equal(inputs, blobs()[0][[0, 3, 6, *range(60, 110)]])
+        assert blocks.calls == 1
+
+    def test_limited_batches_in_order_leave_the_rest_out(self, tmp_path):
+        monitor = Reading(n_draws=1)
+        data = DataLoader(TensorDataset(*blobs()), batch_size=30)
+        trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=2).fit(Classifier(), data)
+        assert torch.equal(monitor.read[0], blobs()[0][:60])
+
+    def test_max_samples_draws_a_subset_by_the_seed(self, tmp_path):
+        first, second, other = (
+            self.read(tmp_path, loader(*blobs()), max_samples=50, seed=seed)[0] for seed in (1, 1, 2)
+        )
+        assert len(first) == 50
+        assert torch.equal(first, second) and not torch.equal(first, other)
+
+    def test_the_trainer_s_own_loader_and_workers_are_not_touched(self, tmp_path):
+        class Counting(TensorDataset):
+            reads = 0
+
+            def __getitem__(self, i):
+                Counting.reads += 1
+                return super().__getitem__(i)
+
+        fit(tmp_path, DataLoader(Counting(*blobs()), batch_size=30, shuffle=True), max_epochs=2)
+        assert Counting.reads == 3 * 120
+
+    def test_stream_is_read_from_a_fresh_iterator(self, tmp_path):
+        class Stream(IterableDataset):
+            starts = 0
+
+            def __iter__(self):
+                Stream.starts += 1
+                return iter(list(zip(*blobs(), strict=True)))
+
+        inputs, _ = self.read(tmp_path, DataLoader(Stream(), batch_size=32), max_samples=70)
+        assert torch.equal(inputs, blobs()[0][:70])
+        inputs, _ = self.read(tmp_path, DataLoader(Stream(), batch_size=32))
+        assert torch.equal(inputs, blobs()[0])
+
+    def test_endless_stream_is_cut_off(self, tmp_path):
+        class Endless(IterableDataset):
+            def __iter__(self):
+                features, labels = blobs()
+                while True:
+                    yield from zip(features, labels, strict=True)
+
+        monitor = Reading(n_draws=1, max_samples=300)
+        trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=3).fit(Classifier(), DataLoader(Endless(), batch_size=32))
+        assert len(monitor.read[0]) == 300
+
+    def test_one_shot_iterators_are_refused(self, tmp_path):
+        class OneShot(IterableDataset):
+            def __init__(self):
+                self.samples = iter(list(zip(*blobs(), strict=True)))
+
+            def __iter__(self):
+                return self.samples
+
+        data = OneShot()
+        with pytest.raises(MisconfigurationException, match=r"same iterator each time.*`reference=\(inputs, labels\)`"):
+            fit(tmp_path, DataLoader(data, batch_size=30))
+        assert len(list(data.samples)) == 90  # all but the batch that the trainer had fetched
+
+    def test_reference_replaces_the_search(self, tmp_path):
+        features, labels = blobs()
+        expected = fit(tmp_path, loader(features, labels)).history[0].keys()
+        three = DataLoader(TensorDataset(features, labels, labels), batch_size=30)
+
+        class Triple(Classifier):
+            def training_step(self, batch, batch_idx):
+                return super().training_step(batch[:2], batch_idx)
+
+        monitor = fit(tmp_path, three, Triple(), BoundaryUncertaintyMonitor(reference=(features.numpy(), labels.numpy())))
+        assert monitor.history[0].keys() == expected
+        with pytest.raises(MisconfigurationException, match=r"got a list of 3\. Pass the training samples as `reference="):
+            fit(tmp_path, three, Triple())
+
+    def test_several_loaders_are_refused(self, tmp_path):
+        class Two(Classifier):
+            def training_step(self, batch, batch_idx):
+                return super().training_step(batch["a"], batch_idx)
+
+        with pytest.raises(MisconfigurationException, match="single `torch.utils.data.DataLoader`, got dict"):
+            fit(tmp_path, {"a": loader(*blobs()), "b": loader(*blobs())}, Two())
+
+    @pytest.mark.parametrize(
+        ("data", "kwargs", "message"),
+        [
+            (loader(*blobs(30)), {}, "cannot use the training data: `features` must hold at least n_neighbors=40"),
+            (loader(blobs()[0], torch.rand(120)), {}, "`labels` must hold integer classes, got fractional"),
+            (loader(blobs()[0], torch.zeros(120, 3)), {}, "One-hot labels: pass"),
+            (loader(blobs()[0], torch.zeros(120).long()), {}, "at least two classes, got class 0 alone"),
+            (loader(blobs()[0] / 0, blobs()[1]), {}, "NaN or infinity in 120 of 120 samples"),
+            (loader(*blobs()), {"reference": (blobs()[0], blobs()[1][:7])}, "cannot use `reference`: `labels` must have one"),
+        ],
+    )
+    def test_unfit_data_is_named(self, tmp_path, data, kwargs, message):
+        with pytest.raises(MisconfigurationException, match=message):
+            fit(tmp_path, data, monitor=BoundaryUncertaintyMonitor(**kwargs))
+
+    def test_dict_batches_without_keys_list_the_keys(self, tmp_path):
+        class Named(Dataset):
+            def __len__(self):
+                return 120
+
+            def __getitem__(self, i):
+                return {"image": blobs()[0][i], "target": blobs()[1][i]}
+
+        data = DataLoader(Named(), batch_size=30)
+        with pytest.raises(MisconfigurationException, match="keys 'image', 'target': name two of them by `input_key="):
+            fit(tmp_path, data)
+        with pytest.raises(MisconfigurationException, match="`label_key='y'` is not among the keys"):
+            fit(tmp_path, data, monitor=BoundaryUncertaintyMonitor(input_key="image", label_key="y"))
+
+
+class TestModels:
+    def test_images_reach_the_module_in_their_shape(self, tmp_path):
+        class Net(Classifier):
+            def __init__(self):
+                super().__init__()
+                self.net = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, 3))
+
+            def forward(self, x):
+                shapes.add(tuple(x.shape[1:]))
+                return self.net(x)
+
+        shapes = set()
+        features, labels = blobs(d=9)
+        assert len(fit(tmp_path, loader(features.reshape(120, 1, 3, 3), labels), Net()).history) == 3
+        assert shapes == {(1, 3, 3)}
+
+    def test_one_logit_with_float_labels(self, tmp_path):
+        class Binary(Classifier):
+            def __init__(self):
+                super().__init__(n_outputs=1)
+
+            def training_step(self, batch, batch_idx):
+                x, y = batch
+                return nn.functional.binary_cross_entropy_with_logits(self(x), y)
+
+        features, labels = blobs(n_classes=2)
+        monitor = fit(tmp_path, loader(features, labels.float().unsqueeze(1)), Binary())
+        assert all(0 <= entry["boundary_uncertainty"] <= 1 for entry in monitor.history)
+
+    @pytest.mark.parametrize("wrap", [lambda z: {"logits": z}, lambda z: type("Output", (), {"logits": z})()])
+    def test_outputs_with_logits(self, tmp_path, wrap):
+        class Wrapped(Classifier):
+            def forward(self, x):
+                return wrap(super().forward(x))
+
+            def training_step(self, batch, batch_idx):
+                output = self(batch[0])
+                logits = output["logits"] if isinstance(output, dict) else output.logits
+                return nn.functional.cross_entropy(logits, batch[1])
+
+        assert len(fit(tmp_path, loader(*blobs()), Wrapped()).history) == 3
+
+    def test_wider_than_the_labels(self, tmp_path):
+        monitor = fit(tmp_path, loader(*blobs()), Classifier(n_outputs=7))
+        assert all(entry["trust_score"] >= 1e-3 for entry in monitor.history)
+
+    def test_narrower_is_an_error(self, tmp_path):
+        class Narrow(Classifier):
+            def training_step(self, batch, batch_idx):
+                return super().training_step((batch[0], batch[1].clamp(max=1)), batch_idx)
+
+        with pytest.raises(ValueError, match="`logits` must have at least 3 columns"):
+            fit(tmp_path, loader(*blobs()), Narrow(n_outputs=2))
+
+    def test_output_without_logits_is_an_error(self, tmp_path):
+        class Tuple(Classifier):
+            def forward(self, x):
+                return super().forward(x), x
+
+            def training_step(self, batch, batch_idx):
+                return nn.functional.cross_entropy(self(batch[0])[0], batch[1])
+
+        with pytest.raises(MisconfigurationException, match="`forward` must give logits .* got tuple"):
+            fit(tmp_path, loader(*blobs()), Tuple())
+
+    def test_non_finite_logits_are_recorded_as_nan(self, tmp_path):
+        class Broken(Classifier):
+            def forward(self, x):
+                return super().forward(x) * (float("nan") if not self.training else 1)
+
+        monitor = fit(tmp_path, loader(*blobs()), Broken())
+        assert all(np.isnan(entry[name]) for entry in monitor.history for name in ("boundary_uncertainty", "trust_score"))
+
+    @pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+    def test_precisions(self, tmp_path, precision):
+        class Cast(Classifier):
+            def training_step(self, batch, batch_idx):
+                return nn.functional.cross_entropy(self(batch[0]).float(), batch[1])
+
+        reference = fit(tmp_path, loader(*blobs()), Cast(), max_epochs=1).history
+        history = fit(tmp_path, loader(*blobs()), Cast(), precision=precision, max_epochs=1).history
+        assert history[0].keys() == reference[0].keys()
+        assert 0 <= history[0]["boundary_uncertainty"] <= 1
+
+
+def test_state_survives_a_safe_load(tmp_path):
+    monitor = fit(tmp_path, loader(*blobs()))
+    torch.save(monitor.state_dict(), tmp_path / "state.pt")
+    other = BoundaryUncertaintyMonitor()
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert other.history == monitor.history
+
+
+def test_second_fit_starts_anew(tmp_path):
+    monitor = BoundaryUncertaintyMonitor()
+    for _ in range(2):
+        fit(tmp_path, loader(*blobs()), monitor=monitor, max_epochs=2)
+        assert [entry["epoch"] for entry in monitor.history] == [0, 1]
+    assert monitor.check_seconds > 0 and monitor.setup_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"n_neighbors": 1}, "`n_neighbors` must be an integer >= 2, got 1"),
+        ({"n_draws": 0}, "`n_draws` must be an integer >= 1, got 0"),
+        ({"every_n_epochs": 0}, "`every_n_epochs` must be an integer >= 1"),
+        ({"max_samples": 39}, "`max_samples` must be an integer >= 40, got 39"),
+        ({"seed": "a"}, "`seed` must be an integer >= 0, got 'a'"),
+        ({"reference": torch.zeros(3)}, r"`reference` must be a pair \(inputs, labels\), got Tensor"),
+    ],
+)
+def test_bad_arguments_are_named(kwargs, message):
+    with pytest.raises(MisconfigurationException, match=message):
+        BoundaryUncertaintyMonitor(**kwargs)

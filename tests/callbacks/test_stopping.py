@@ -1,0 +1,465 @@
+import math
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from problems import Classifier, blobs, loader, trainer
+
+from bu_torch.callbacks import BoundaryUncertaintyStopping
+
+NAN = math.nan
+
+
+class Scripted(BoundaryUncertaintyStopping):
+    """Measures what the script says, by epoch; after its end the last value."""
+
+    def __init__(self, script, **kwargs):
+        super().__init__(**{"n_draws": 1, **kwargs})
+        self.script = script
+
+    def _measure(self, trainer, pl_module):
+        value = self.script[min(trainer.current_epoch, len(self.script) - 1)]
+        return {"boundary_uncertainty": value, "trust_score": 2 * value}
+
+
+class Weights(Callback):
+    """The weights at the end of each epoch."""
+
+    def on_fit_start(self, trainer, pl_module):
+        self.of_epoch = {}
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.of_epoch[trainer.current_epoch] = {k: v.clone() for k, v in pl_module.state_dict().items()}
+
+
+def same(weights, others):
+    return weights.keys() == others.keys() and all(torch.equal(v, others[k]) for k, v in weights.items())
+
+
+def run(folder, script, *callbacks, max_epochs=10, module=None, ckpt_path=None, trainer_kwargs=None, **kwargs):
+    """Train with a script; the stopping callback, the module and the weights by epoch."""
+    stopping, module, weights = Scripted(script, **kwargs), module or Classifier(), Weights()
+    fitted = trainer(folder, stopping, weights, *callbacks, max_epochs=max_epochs, **(trainer_kwargs or {}))
+    fitted.fit(module, loader(*blobs()), ckpt_path=ckpt_path)
+    stopping.trainer = fitted
+    return stopping, module, weights.of_epoch
+
+
+class TestDecision:
+    @pytest.mark.parametrize(
+        ("script", "kwargs", "best", "stopped"),
+        [
+            ([0.1, 0.5, 0.4, 0.3, 0.2], {"patience": 2}, 1, 3),
+            ([0.1, 0.5, 0.4, 0.6, 0.2], {"patience": 2}, 3, 5),
+            ([0.5, 0.5, 0.5, 0.5], {"patience": 3}, 0, 3),
+            ([0.5, 0.54, 0.58, 0.62], {"patience": 2, "min_delta": 0.05}, 3, 4),
+            ([0.5, 0.54, 0.541], {"patience": 2, "min_delta": 0.1}, 2, 2),
+            ([0.50, 0.54, 0.56, 0.56], {"patience": 2, "min_delta": 0.1, "min_delta_mode": "rel"}, 2, 4),
+            ([0.1, 0.7, 0.9], {"stopping_threshold": 0.6}, 1, 1),
+            ([0.9, 0.2, 0.3, 0.1, 0.1], {"patience": 2, "start_from_epoch": 1}, 2, 4),
+            ([0.1, 0.2, NAN, 0.9], {}, 1, 2),
+            ([0.1, 0.2, NAN, 0.9, 0.1, 0.1], {"check_finite": False, "patience": 2}, 3, 5),
+            ([NAN, NAN, 0.3, 0.2, 0.1], {"check_finite": False, "patience": 3}, 2, 5),
+            ([0.1, 0.9, 0.9], {}, 1, None),
+        ],
+    )
+    def test_kept_and_stopped_epochs(self, tmp_path, script, kwargs, best, stopped):
+        stopping, module, weights = run(tmp_path, script, **kwargs)
+        assert (stopping.best_epoch, stopping.stopped_epoch) == (best, stopped)
+        assert stopping.best_score == script[best]
+        assert same(module.state_dict(), weights[best])
+        checkpoint = torch.load(stopping.best_model_path, weights_only=True)
+        assert checkpoint["epoch"] == best
+        assert same(checkpoint["state_dict"], weights[best])
+        assert max(weights) == (9 if stopped is None else stopped)
+
+    def test_patience_counts_checks_not_epochs(self, tmp_path):
+        stopping, _, _ = run(tmp_path, [0, 0.5, 0, 0.4, 0, 0.3, 0, 0.2], every_n_epochs=2, patience=2)
+        assert (stopping.best_epoch, stopping.stopped_epoch) == (1, 5)
+        assert [entry["epoch"] for entry in stopping.history] == [1, 3, 5]
+        assert "in the last 2 checks (4 epochs)" in stopping.stopping_reason
+
+    def test_trust_score_may_decide(self, tmp_path):
+        stopping, _, _ = run(tmp_path, [0.1, 0.4, 0.3], rule="trust_score", patience=1)
+        assert stopping.best_score == 0.8
+        assert "trust_score did not improve in the last 1 checks" in stopping.stopping_reason
+
+    def test_smoothing_decides_on_the_moving_average_and_logs_both(self, tmp_path):
+        script, w = [0.2, 0.8, 0.2, 0.4, 0.6], 0.6
+        metrics = {}
+        look = LambdaCallback(on_train_epoch_end=lambda t, m: metrics.update({t.current_epoch: dict(t.callback_metrics)}))
+        stopping, _, _ = run(tmp_path, script, look, smoothing=w, max_epochs=5)
+        expected = [
+            sum(w ** (t - s) * script[s] for s in range(t + 1)) / sum(w ** (t - s) for s in range(t + 1)) for t in range(5)
+        ]
+        found = [entry["boundary_uncertainty_smoothed"] for entry in stopping.history]
+        assert found == pytest.approx(expected)
+        assert stopping.best_epoch == expected.index(max(expected))
+        assert stopping.best_score == pytest.approx(max(expected))
+        assert float(metrics[3]["boundary_uncertainty_smoothed"]) == pytest.approx(expected[3], abs=1e-6)
+        assert float(metrics[3]["boundary_uncertainty"]) == pytest.approx(0.4, abs=1e-6)
+
+    def test_smoothing_passes_over_what_is_not_finite(self, tmp_path):
+        stopping, _, _ = run(tmp_path, [0.2, NAN, 0.4], smoothing=0.5, check_finite=False, max_epochs=3)
+        found = [entry["boundary_uncertainty_smoothed"] for entry in stopping.history]
+        assert found[0] == pytest.approx(0.2)
+        assert math.isnan(found[1])
+        assert found[2] == pytest.approx((0.5 * 0.2 + 0.4) / 1.5)
+
+    def test_min_epochs_lets_the_metric_recover(self, tmp_path):
+        script = [0.5, 0.1, 0.1, 0.1, 0.9, 0.1, 0.1]
+        stopping, _, weights = run(tmp_path, script, patience=2, trainer_kwargs={"min_epochs": 5})
+        assert (stopping.best_epoch, stopping.stopped_epoch) == (4, 6)
+        early, _, _ = run(tmp_path, [0.5, 0.1], patience=2, trainer_kwargs={"min_epochs": 5})
+        assert early.stopped_epoch == 4
+
+    def test_on_real_data_by_default(self, tmp_path):
+        stopping, module = BoundaryUncertaintyStopping(), Classifier()
+        trainer(tmp_path, stopping, max_epochs=200).fit(module, loader(*blobs()))
+        values = [entry["boundary_uncertainty"] for entry in stopping.history]
+        assert stopping.best_epoch == values.index(max(values))
+        assert stopping.stopped_epoch == stopping.best_epoch + 20
+        assert stopping.best_score == max(values)
+
+
+class TestEnds:
+    """The kept weights are back however training ends, and the reason is said."""
+
+    script = (0.1, 0.9, 0.3, 0.2)
+
+    def expect(self, stopping, module, weights, reason):
+        assert stopping.best_epoch == 1
+        assert same(module.state_dict(), weights[1])
+        assert reason in stopping.stopping_reason
+
+    def test_patience(self, tmp_path, caplog):
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            result = run(tmp_path, self.script, patience=2)
+        self.expect(*result, "Stopped in epoch 3: boundary_uncertainty did not improve in the last 2 checks.")
+        lines = [r.getMessage() for r in caplog.records if "kept epoch" in r.getMessage()]
+        assert len(lines) == 1
+        assert lines[0].startswith("Boundary uncertainty kept epoch 1 (boundary_uncertainty 0.9000): its weights are in the")
+        assert result[0].best_model_path in lines[0] and result[0].stopping_reason in lines[0]
+
+    def test_max_epochs(self, tmp_path):
+        self.expect(*run(tmp_path, self.script, max_epochs=4), "until `max_epochs=4`")
+
+    def test_max_steps(self, tmp_path):
+        result = run(tmp_path, self.script, max_epochs=-1, trainer_kwargs={"max_steps": 16})
+        self.expect(*result, "until `max_steps=16`")
+
+    def test_max_time(self, tmp_path):
+        timer = Timer(duration=timedelta(days=1))
+
+        def run_out(trainer, module, *_):
+            if trainer.current_epoch == 3:
+                timer._duration = 0.0
+
+        result = run(tmp_path, self.script, timer, LambdaCallback(on_train_batch_start=run_out), max_epochs=1000)
+        self.expect(*result, "until `max_time`")
+
+    def test_should_stop_set_by_another(self, tmp_path):
+        def stop(trainer, module):
+            trainer.should_stop = trainer.current_epoch == 3
+
+        result = run(tmp_path, self.script, LambdaCallback(on_train_epoch_end=stop))
+        self.expect(*result, "stopped from elsewhere")
+        assert result[0].stopped_epoch is None
+
+    def interrupt(self, error):
+        def on_batch(trainer, module, batch, batch_idx):
+            if trainer.current_epoch == 3 and batch_idx == 2:
+                raise error
+
+        return LambdaCallback(on_train_batch_start=on_batch)
+
+    def test_ctrl_c(self, tmp_path):
+        stopping, module, weights = Scripted(self.script), Classifier(), Weights()
+        fitted = trainer(tmp_path, self.interrupt(KeyboardInterrupt()), stopping, weights, max_epochs=10)
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            with pytest.raises(SystemExit):
+                fitted.fit(module, loader(*blobs()))
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        self.expect(stopping, module, weights.of_epoch, "interrupted (KeyboardInterrupt)")
+
+    def test_another_exception_leaves_the_weights_and_names_the_file(self, tmp_path, caplog):
+        stopping, module, weights = Scripted(self.script), Classifier(), Weights()
+        fitted = trainer(tmp_path, self.interrupt(ValueError("boom")), stopping, weights, max_epochs=10)
+        with caplog.at_level("INFO", logger="lightning.pytorch"), pytest.raises(ValueError, match="boom"):
+            fitted.fit(module, loader(*blobs()))
+        assert not same(module.state_dict(), weights.of_epoch[1])
+        assert stopping.stopping_reason == "Training failed: ValueError: boom"
+        assert f"not in the model, its checkpoint is {stopping.best_model_path}. Training failed" in caplog.text
+        assert Path(stopping.best_model_path).exists()
+
+    def test_no_check_counted(self, tmp_path, caplog):
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            stopping, module, weights = run(tmp_path, self.script, start_from_epoch=50, max_epochs=4)
+        assert (stopping.best_epoch, stopping.best_score, stopping.best_model_path) == (None, None, "")
+        assert same(module.state_dict(), weights[3])
+        assert "kept no epoch" in caplog.text
+
+    def test_restoring_can_be_declined(self, tmp_path):
+        stopping, module, weights = run(tmp_path, self.script, max_epochs=4, restore_best_weights=False)
+        assert same(module.state_dict(), weights[3])
+        assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 1
+
+    def test_fast_dev_run_neither_stops_nor_saves(self, tmp_path):
+        stopping, _, _ = run(tmp_path, [NAN], trainer_kwargs={"fast_dev_run": 3})
+        assert len(stopping.history) == 1
+        assert (stopping.best_epoch, stopping.stopped_epoch, stopping.best_model_path) == (None, None, "")
+        assert not list(tmp_path.rglob("*.ckpt"))
+
+
+class TestWithoutCheckpoints:
+    script = (0.1, 0.9, 0.3, 0.2)
+
+    @pytest.mark.parametrize("kwargs", [{"enable_checkpointing": False}, {"barebones": True}])
+    def test_the_best_weights_are_kept_in_memory(self, tmp_path, kwargs):
+        stopping, module, weights = run(tmp_path, self.script, patience=2, trainer_kwargs=kwargs)
+        assert (stopping.best_epoch, stopping.stopped_epoch, stopping.best_model_path) == (1, 3, "")
+        assert same(module.state_dict(), weights[1])
+        assert not list(tmp_path.rglob("*.ckpt"))
+
+    def test_a_checkpoint_saved_by_hand_carries_them_on(self, tmp_path):
+        save = LambdaCallback(on_train_end=lambda t, m: t.save_checkpoint(tmp_path / "hand.ckpt"))
+        _, _, weights = run(tmp_path, self.script, save, max_epochs=3, trainer_kwargs={"enable_checkpointing": False})
+        resumed, module, _ = run(
+            tmp_path, self.script, max_epochs=5, ckpt_path=tmp_path / "hand.ckpt", trainer_kwargs={"enable_checkpointing": False}
+        )
+        assert resumed.best_epoch == 1
+        assert same(module.state_dict(), weights[1])
+
+
+class TestResume:
+    """A run cut in two is the run in one piece."""
+
+    script = (0.1, 0.9, 0.3, 0.6, 0.2, 0.5, 0.4, 0.1)
+
+    @pytest.mark.parametrize("cut", [1, 2, 3, 5])
+    @pytest.mark.parametrize("kwargs", [{}, {"every_n_epochs": 2}, {"smoothing": 0.3}, {"start_from_epoch": 2}])
+    @pytest.mark.parametrize("with_logger", [True, False])
+    def test_same_history_same_patience_same_kept_epoch(self, tmp_path, cut, kwargs, with_logger):
+        def logger():  # each gives the run a new folder, version_0, version_1, ...
+            return {"logger": CSVLogger(tmp_path) if with_logger else False}
+
+        whole, whole_module, _ = run(tmp_path / "whole", self.script, patience=4, **kwargs)
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        run(tmp_path, self.script, last, max_epochs=cut, patience=4, trainer_kwargs=logger(), **kwargs)
+        resumed, module, _ = run(
+            tmp_path, self.script, ckpt_path=tmp_path / "user" / "last.ckpt", patience=4, trainer_kwargs=logger(), **kwargs
+        )
+        assert resumed.history == whole.history
+        assert (resumed.best_epoch, resumed.stopped_epoch) == (whole.best_epoch, whole.stopped_epoch)
+        assert resumed.stopping_reason == whole.stopping_reason
+        checkpoint = torch.load(resumed.best_model_path, weights_only=True)
+        assert checkpoint["epoch"] == whole.best_epoch
+        assert same(checkpoint["state_dict"], module.state_dict())
+
+    def test_a_worse_epoch_after_resuming_is_not_saved_as_best(self, tmp_path):
+        """0.9 then 0.6 in a new folder."""
+        first, _, weights = run(tmp_path, [0.9], max_epochs=1, trainer_kwargs={"logger": CSVLogger(tmp_path)})
+        path = first.best_model_path
+        resumed, module, _ = run(
+            tmp_path, [0.9, 0.6], max_epochs=3, ckpt_path=path, trainer_kwargs={"logger": CSVLogger(tmp_path)}
+        )
+        assert resumed.best_model_path == path
+        assert resumed.best_score == 0.9
+        assert same(module.state_dict(), weights[0])
+
+    def test_a_better_epoch_after_resuming_leaves_the_old_file(self, tmp_path):
+        first, _, _ = run(tmp_path, [0.5], max_epochs=1, trainer_kwargs={"logger": CSVLogger(tmp_path)})
+        resumed, _, _ = run(
+            tmp_path, [0.5, 0.6], max_epochs=2, ckpt_path=first.best_model_path, trainer_kwargs={"logger": CSVLogger(tmp_path)}
+        )
+        assert resumed.best_epoch == 1
+        assert resumed.best_model_path != first.best_model_path
+        assert Path(first.best_model_path).exists()
+
+    def test_the_patience_of_this_run_holds(self, tmp_path):
+        first, _, _ = run(tmp_path, [0.5, 0.1], max_epochs=3, patience=9)
+        resumed, _, _ = run(tmp_path, [0.5, 0.1], ckpt_path=first.trainer.callbacks[-2].best_model_path, patience=4)
+        assert resumed.stopped_epoch == 4
+
+    def test_a_kept_file_that_is_gone_is_said(self, tmp_path):
+        stopping = Scripted((0.9, 0.1))
+
+        def remove(trainer, module):
+            Path(stopping.best_model_path).unlink()
+
+        with pytest.warns(UserWarning, match="checkpoint of the kept epoch is gone"):
+            trainer(tmp_path, stopping, LambdaCallback(on_train_end=remove)).fit(Classifier(), loader(*blobs()))
+        assert stopping.best_epoch == 0
+
+
+class TestBesideOthers:
+    def test_a_user_s_checkpoint_and_stopper_on_our_key_keep_their_own_state(self, tmp_path):
+        user_keeper = ModelCheckpoint(tmp_path / "user", monitor="boundary_uncertainty", mode="max", save_top_k=2, save_last=True)
+        user_stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=7)
+        script = [0.1, 0.9, 0.5, 0.4]
+        stopping, _, _ = run(tmp_path, script, user_keeper, user_stopper, patience=3)
+        assert stopping.stopped_epoch == 4
+        assert len(list((tmp_path / "user").glob("epoch*.ckpt"))) == 2
+        assert Path(stopping.best_model_path).name.startswith("boundary-")
+        states = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)["callbacks"]
+        assert len([key for key in states if "EarlyStopping" in key or "Stopper" in key]) == 2
+        assert len([key for key in states if "ModelCheckpoint" in key or "Keeper" in key]) == 2
+
+    def test_a_user_s_last_checkpoint_holds_the_wait_count_of_its_epoch(self, tmp_path):
+        user = ModelCheckpoint(tmp_path / "user", save_last=True)
+        run(tmp_path, [0.9, 0.1, 0.1], user, max_epochs=3)
+        states = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)["callbacks"]
+        (state,) = [state for key, state in states.items() if "Stopper" in key]
+        assert state["wait_count"] == 2
+
+    def test_best_means_ours_where_lightning_adds_its_own(self, tmp_path):
+        stopping, _, _ = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=4)
+        assert stopping.trainer.checkpoint_callback.best_model_path == stopping.best_model_path
+        stopping.trainer.test(dataloaders=loader(*blobs()), ckpt_path="best", verbose=False)
+        assert stopping.trainer.ckpt_path == stopping.best_model_path
+
+    @pytest.mark.parametrize("ours_first", [True, False])
+    def test_a_module_that_brings_an_early_stopping(self, tmp_path, ours_first):
+        class Bringing(Classifier):
+            def configure_callbacks(self):
+                return [EarlyStopping(monitor="trust_score", mode="max", patience=30)]
+
+        stopping, module = Scripted([0.9, 0.1]), Bringing()
+        stopping.patience = 2
+        others = [LambdaCallback(), ModelCheckpoint(tmp_path / "user")]
+        fitted = trainer(tmp_path, *([stopping, *others] if ours_first else [*others, stopping]), max_epochs=10)
+        for _ in range(3):
+            fitted.should_stop = False
+            fitted.fit_loop.epoch_progress.reset()
+            fitted.fit(module, loader(*blobs()))
+            assert (stopping.best_epoch, stopping.stopped_epoch) == (0, 2)
+
+    def test_a_module_that_brings_ours_anew_each_fit(self, tmp_path):
+        class Bringing(Classifier):
+            def configure_callbacks(self):
+                self.stopping = Scripted([0.9, 0.1], patience=2)
+                return [self.stopping]
+
+        module, setups = Bringing(), []
+        look = LambdaCallback(setup=lambda trainer, pl_module, stage: setups.append(stage))
+        fitted = trainer(tmp_path, look, max_epochs=10)
+        lengths = set()
+        for _ in range(3):
+            fitted.should_stop = False
+            fitted.fit_loop.epoch_progress.reset()
+            fitted.fit(module, loader(*blobs()))
+            assert (module.stopping.best_epoch, module.stopping.stopped_epoch) == (0, 2)
+            assert fitted.checkpoint_callback.best_model_path == module.stopping.best_model_path
+            lengths.add(len(fitted.callbacks))
+        assert len(lengths) == 1
+        assert setups == ["fit"] * 3
+
+    def test_every_other_callback_is_set_up_once(self, tmp_path):
+        setups = []
+
+        def look(name):
+            return LambdaCallback(setup=lambda trainer, pl_module, stage: setups.append(name))
+
+        stopping = Scripted([0.9, 0.1])
+        fitted = trainer(tmp_path, look("a"), stopping, look("b"), look("c"), max_epochs=1)
+        for _ in range(2):
+            fitted.fit_loop.epoch_progress.reset()
+            fitted.fit(Classifier(), loader(*blobs()))
+        assert setups == ["a", "b", "c"] * 2
+
+    def test_companions_stand_right_behind_and_the_last_is_last(self, tmp_path):
+        stopping, _, _ = run(tmp_path, [0.9], ModelCheckpoint(tmp_path / "user"), max_epochs=1)
+        names = [type(callback).__name__ for callback in stopping.trainer.callbacks]
+        assert names[:3] == ["Scripted", "Stopper", "Keeper"]
+        assert names[-1] == "Concluder"
+
+    def test_one_object_in_a_second_trainer_starts_anew(self, tmp_path):
+        stopping = Scripted([0.9, 0.1, 0.1, 0.1], patience=2)
+        for folder in ("first", "second"):
+            trainer(tmp_path / folder, stopping, max_epochs=10).fit(Classifier(), loader(*blobs()))
+            assert (stopping.best_epoch, stopping.stopped_epoch) == (0, 2)
+            assert (tmp_path / folder) in Path(stopping.best_model_path).parents
+            assert len(stopping.history) == 3
+
+    def test_two_rules_side_by_side(self, tmp_path):
+        by_uncertainty = Scripted([0.9, 0.1, 0.1], patience=5)
+        by_trust = Scripted([0.1, 0.9, 0.1], patience=5, rule="trust_score", restore_best_weights=False)
+        trainer(tmp_path, by_uncertainty, by_trust, max_epochs=10).fit(Classifier(), loader(*blobs()))
+        assert (by_uncertainty.best_epoch, by_trust.best_epoch) == (0, 1)
+        assert by_uncertainty.best_model_path != by_trust.best_model_path
+        assert torch.load(by_trust.best_model_path, weights_only=True)["epoch"] == 1
+
+    def test_module_hooks_see_the_restored_checkpoint(self, tmp_path):
+        class Hooked(Classifier):
+            def on_save_checkpoint(self, checkpoint):
+                checkpoint["extra"] = self.current_epoch
+
+            def on_load_checkpoint(self, checkpoint):
+                self.extra = checkpoint["extra"]
+
+        _, module, _ = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=3, module=Hooked())
+        assert module.extra == 1
+
+    def test_hyperparameters_of_any_class_do_not_stand_in_the_way(self, tmp_path):
+        class Odd(Classifier):
+            def __init__(self, anything=None):
+                super().__init__()
+                self.save_hyperparameters()
+
+        stopping, _, _ = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=3, module=Odd(Path("x")))
+        assert stopping.best_epoch == 1
+
+    def test_a_test_run_after_the_fit_concludes_nothing(self, tmp_path):
+        class Failing(Classifier):
+            def test_step(self, batch, batch_idx):
+                raise ValueError("in test")
+
+        stopping, module, _ = run(tmp_path, [0.9, 0.1], max_epochs=2, module=Failing())
+        reason = stopping.stopping_reason
+        with pytest.raises(ValueError, match="in test"):
+            stopping.trainer.test(module, loader(*blobs()), verbose=False)
+        assert stopping.stopping_reason == reason
+
+
+def test_weights_are_the_same_to_the_bit_with_and_without(tmp_path):
+    def train(*callbacks):
+        pl.seed_everything(7, verbose=False)
+        module = Classifier()
+        trainer(tmp_path, *callbacks, max_epochs=5).fit(module, loader(*blobs()))
+        return module.state_dict()
+
+    assert same(train(), train(BoundaryUncertaintyStopping(restore_best_weights=False)))
+
+
+def test_before_a_fit_nothing_is_kept():
+    stopping = BoundaryUncertaintyStopping()
+    assert (stopping.best_epoch, stopping.best_score, stopping.stopped_epoch) == (None, None, None)
+    assert (stopping.best_model_path, stopping.stopping_reason, stopping.history) == ("", "", [])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"patience": 0}, "`patience` must be an integer >= 1, got 0"),
+        ({"patience": 2.5}, "`patience` must be an integer >= 1, got 2.5"),
+        ({"min_delta": -0.1}, "`min_delta` must be a finite number >= 0, got -0.1"),
+        ({"min_delta": NAN}, "`min_delta` must be a finite number"),
+        ({"min_delta_mode": "relative"}, "`min_delta_mode` must be one of 'abs', 'rel', got 'relative'"),
+        ({"stopping_threshold": "0.9"}, "`stopping_threshold` must be a finite number, got '0.9'"),
+        ({"start_from_epoch": -1}, "`start_from_epoch` must be an integer >= 0"),
+        ({"smoothing": 1.0}, "`smoothing` must be a finite number >= 0 and < 1, got 1.0"),
+        ({"rule": "accuracy"}, "`rule` must be one of 'boundary_uncertainty', 'trust_score', got 'accuracy'"),
+        ({"n_neighbors": 0}, "`n_neighbors` must be an integer >= 2"),
+    ],
+)
+def test_bad_arguments_are_named(kwargs, message):
+    with pytest.raises(MisconfigurationException, match=message):
+        BoundaryUncertaintyStopping(**kwargs)
