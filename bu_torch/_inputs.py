@@ -13,7 +13,8 @@ def as_features(features: Any, name: str = "features") -> Tensor:
         raise TypeError(f"`{name}` must be real, got {features.dtype}.")
     if features.ndim < 2 or features.shape[0] == 0 or features[0].numel() == 0:
         raise ValueError(
-            f"`{name}` must have shape (N, d), or (N, ...) with at least one value a sample, got {tuple(features.shape)}."
+            f"`{name}` must have shape (N, d), or (N, ...) with at least one value a sample,"
+            f" got {tuple(features.shape)}."
         )
     if features.dtype not in (torch.float32, torch.float64):
         features = features.float()

@@ -137,7 +137,9 @@ class BoundaryUncertainty:
         value = self.score_logits(logits.to(self.labels.device))
         if bool(value.isnan()):
             n_bad = int((~logits.isfinite().all(dim=1)).sum())
-            raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
+            raise ValueError(
+                f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs."
+            )
         return value
 
     def score_logits(self, logits: Tensor) -> Tensor:
@@ -165,9 +167,7 @@ class BoundaryUncertainty:
                 f" got {logits.shape[0]}."
             )
         values = [
-            torch.dot(
-                *functional.pair_uncertainty(draw, self.labels, self.neighbors, self._pairs, self._pair_index)
-            )
+            torch.dot(*functional.pair_uncertainty(draw, self.labels, self.neighbors, self._pairs, self._pair_index))
             for draw in logits.split(n_samples)
         ]
         return torch.stack(values).mean().to(logits.dtype)
@@ -224,7 +224,16 @@ class BoundaryUncertainty:
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place; the perturbed inputs too."""
         self._check_fitted()
-        for name in ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_", "_pairs", "_pair_index"):
+        for name in (
+            "perturbed_inputs",
+            "labels",
+            "neighbors",
+            "bayes_pairs",
+            "mean_",
+            "scale_",
+            "_pairs",
+            "_pair_index",
+        ):
             setattr(self, name, getattr(self, name).to(device))
         return self
 

@@ -22,7 +22,9 @@ def number(name: str, value: Any, low: float = -math.inf, below: float = math.in
     """Return `value` if it is a finite number with low <= value < below."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < below:
         bounds = [f">= {low}"] * (low > -math.inf) + [f"< {below}"] * (below < math.inf)
-        raise MisconfigurationException(f"`{name}` must be a finite number {' and '.join(bounds)}".rstrip() + f", got {value!r}.")
+        raise MisconfigurationException(
+            f"`{name}` must be a finite number {' and '.join(bounds)}".rstrip() + f", got {value!r}."
+        )
     return value
 
 

@@ -152,8 +152,7 @@ def install(trainer: Trainer, owner: "BoundaryUncertaintyStopping") -> tuple[Sto
     present = [
         callback
         for callback in trainer.callbacks
-        if not isinstance(callback, COMPANIONS)
-        or (callback.owner is not owner and callback.owner in trainer.callbacks)
+        if not isinstance(callback, COMPANIONS) or (callback.owner is not owner and callback.owner in trainer.callbacks)
     ]
     writes_checkpoints = any(
         isinstance(callback, Checkpoint) and not isinstance(callback, MemoryKeeper) for callback in present

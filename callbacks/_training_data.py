@@ -88,7 +88,7 @@ def _read_stream(
     loader: DataLoader[Any], max_samples: int | None, input_key: str | None, label_key: str | None
 ) -> tuple[Tensor, Tensor]:
     dataset = loader.dataset
-    first = iter(dataset)
+    first: object = iter(dataset)
     if first is dataset or first is iter(dataset):
         raise MisconfigurationException(
             f"{type(dataset).__name__} gives the same iterator each time: reading it here would take its samples away"

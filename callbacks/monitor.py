@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from bu_torch.callbacks._arguments import integer
+from bu_torch.callbacks._training_data import read_training_data
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -14,8 +16,6 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch._evaluation_mode import evaluation_mode, preserved_random_state
 from bu_torch.boundary import BoundaryUncertainty
-from bu_torch.callbacks._arguments import integer
-from bu_torch.callbacks._training_data import read_training_data
 from bu_torch.functional._checks import as_logits
 from bu_torch.trust import TrustScore, widen_distances
 
@@ -66,6 +66,12 @@ class BoundaryUncertaintyMonitor(Callback):
         MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
             are not fit for the method.
     """
+
+    history: list[dict[str, Any]]
+    setup_seconds: float
+    check_seconds: float
+    _boundary: BoundaryUncertainty | None
+    _class_distances: Tensor  # from the perturbed inputs, (n_draws * N, J)
 
     def __init__(
         self,
@@ -126,10 +132,10 @@ class BoundaryUncertaintyMonitor(Callback):
         self.history = [dict(entry) for entry in state_dict["history"]]
 
     def _clear(self) -> None:
-        self.history: list[dict[str, Any]] = []
+        self.history = []
         self.setup_seconds = 0.0
         self.check_seconds = 0.0
-        self._boundary: BoundaryUncertainty | None = None
+        self._boundary = None
         self._class_distances = torch.empty(0, 0)
 
     def _prepare(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -198,8 +204,7 @@ def _logits_of(output: Any) -> Tensor:
         logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         raise MisconfigurationException(
-            "The module's `forward` must give logits (n, J), or an output with `logits`,"
-            f" got {type(output).__name__}."
+            f"The module's `forward` must give logits (n, J), or an output with `logits`, got {type(output).__name__}."
         )
     try:
         return as_logits(logits, "the output of `forward`")

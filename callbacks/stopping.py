@@ -3,15 +3,14 @@
 import math
 from typing import Any, Literal
 
+from bu_torch.callbacks._arguments import choice, integer, number
+from bu_torch.callbacks._companions import Keeper, MemoryKeeper, Stopper, install
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-
-from bu_torch.callbacks._arguments import choice, integer, number
-from bu_torch.callbacks._companions import Keeper, MemoryKeeper, Stopper, install
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 
 Rule = Literal["boundary_uncertainty", "trust_score"]
 
@@ -20,14 +19,15 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
-    `BoundaryUncertaintyMonitor` measures; the epoch with the largest value of the rule's quantity is kept, and training
-    stops after `patience` checks without a new best. However training ends (patience, `max_epochs`, `max_time`, Ctrl-C)
-    the module then holds the weights of the kept epoch and a checkpoint of it lies on disk; after any other exception
-    the weights stay as they are and a line says where the checkpoint is.
+    `BoundaryUncertaintyMonitor` measures; the epoch with the largest value of the rule's quantity is kept, and
+    training stops after `patience` checks without a new best. However training ends (patience, `max_epochs`,
+    `max_time`, Ctrl-C) the module then holds the weights of the kept epoch and a checkpoint of it lies on disk; after
+    any other exception the weights stay as they are and a line says where the checkpoint is.
 
-    Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind this
-    callback in `trainer.callbacks` when a fit begins. The checkpoint is the trainer's first, so `ckpt_path="best"` means
-    it. With `Trainer(enable_checkpointing=False)` the best weights are kept in memory and `best_model_path` is empty.
+    Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind
+    this callback in `trainer.callbacks` when a fit begins. The checkpoint is the trainer's first, so
+    `ckpt_path="best"` means it. With `Trainer(enable_checkpointing=False)` the best weights are kept in memory and
+    `best_model_path` is empty.
 
     Args:
         patience: Stop after so many checks in a row without improvement, >= 1.
@@ -66,6 +66,10 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             are not fit for the method.
     """
 
+    stopping_reason: str
+    _stopper: Stopper | None
+    _keeper: Keeper | MemoryKeeper | None
+
     def __init__(
         self,
         *,
@@ -90,7 +94,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         self.patience = integer("patience", patience, 1)
         self.min_delta = number("min_delta", min_delta, 0)
         self.min_delta_mode = choice("min_delta_mode", min_delta_mode, ("abs", "rel"))
-        self.stopping_threshold = None if stopping_threshold is None else number("stopping_threshold", stopping_threshold)
+        self.stopping_threshold = (
+            None if stopping_threshold is None else number("stopping_threshold", stopping_threshold)
+        )
         self.check_finite = check_finite
         self.start_from_epoch = integer("start_from_epoch", start_from_epoch, 0)
         self.restore_best_weights = restore_best_weights
@@ -162,8 +168,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def _clear(self) -> None:
         super()._clear()
         self.stopping_reason = ""
-        self._stopper: Stopper | None = None
-        self._keeper: Keeper | MemoryKeeper | None = None
+        self._stopper = None
+        self._keeper = None
 
     @property
     def _score_name(self) -> str:

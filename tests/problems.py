@@ -22,7 +22,9 @@ class Classifier(pl.LightningModule):
 
     def __init__(self, d=4, n_outputs=3, lr=0.05):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(d, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, n_outputs))
+        self.net = nn.Sequential(
+            nn.Linear(d, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, n_outputs)
+        )
         self.lr = lr
 
     def forward(self, x):
@@ -44,4 +46,6 @@ def trainer(folder, *callbacks, **kwargs):
     defaults = {"max_epochs": 3, "logger": False}
     if not kwargs.get("barebones"):
         defaults |= {"enable_progress_bar": False, "enable_model_summary": False}
-    return pl.Trainer(**{**defaults, "accelerator": "cpu", "default_root_dir": folder, "callbacks": list(callbacks), **kwargs})
+    return pl.Trainer(
+        **{**defaults, "accelerator": "cpu", "default_root_dir": folder, "callbacks": list(callbacks), **kwargs}
+    )

@@ -28,7 +28,9 @@ def test_fit_caches_the_steps_one_by_one(dtype):
     standardized = (features - features.mean(dim=0)) / features.std(dim=0, correction=0)
     graph = NeighborGraph(15).fit(standardized)
     assert torch.equal(fitted.neighbors, graph.neighbors)
-    assert torch.equal(fitted.bayes_pairs, PrototypeClassifier(seed=5).fit(standardized, labels).top_pairs(standardized))
+    assert torch.equal(
+        fitted.bayes_pairs, PrototypeClassifier(seed=5).fit(standardized, labels).top_pairs(standardized)
+    )
     assert fitted.perturbed_inputs.shape == (2, 400, 3)
     assert fitted.perturbed_inputs.dtype == dtype
     moved = (fitted.perturbed_inputs - features) / features.std(dim=0, correction=0)
@@ -146,7 +148,9 @@ def test_a_module_is_read_in_eval_mode_and_left_as_it_was(random_states):
     net.forward = fails
     with pytest.raises(KeyError):
         fitted.score(net)
-    assert net.body[2].training and not net.body[1].training and random_states() == states
+    assert net.body[2].training
+    assert not net.body[1].training
+    assert random_states() == states
     assert torch.is_grad_enabled()
 
 
@@ -195,7 +199,11 @@ def test_a_wider_model_is_allowed_and_a_narrower_is_not():
     ("make", "error", "message"),
     [
         (lambda f, x, y: f.score(LogisticRegression()), TypeError, "pass `classifier.predict_proba`"),
-        (lambda f, x, y: f.score(lambda v: linear(v) / 0), ValueError, "finite logits, got NaN or infinity for 400 of 400"),
+        (
+            lambda f, x, y: f.score(lambda v: linear(v) / 0),
+            ValueError,
+            "finite logits, got NaN or infinity for 400 of 400",
+        ),
         (lambda f, x, y: f.update(linear(x), torch.arange(1, 401)), ValueError, r"rows in \[0, 400\), got 400"),
         (lambda f, x, y: f.update(linear(x), torch.arange(5)), ValueError, "`index` must have one entry a sample, 400"),
         (lambda f, x, y: f.score_logits(linear(x[:9])), ValueError, "each of the 1 x 400 perturbed inputs, got 9"),

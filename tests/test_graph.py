@@ -24,7 +24,9 @@ def check_against_sorting(features, size, backend):
             m for m, d in zip(expected[1:], expected_at[1:], strict=True) if d > 0
         ]
     rtol = 1e-6 if features.dtype == torch.float32 else 1e-12
-    torch.testing.assert_close(graph.nearest_distance.double(), torch.tensor(nearest, dtype=torch.float64), atol=0, rtol=rtol)
+    torch.testing.assert_close(
+        graph.nearest_distance.double(), torch.tensor(nearest, dtype=torch.float64), atol=0, rtol=rtol
+    )
 
 
 @pytest.mark.parametrize("backend", ["faiss", "torch"])

@@ -8,7 +8,8 @@ def test_each_sample_moves_by_exactly_its_distance(dtype):
     features = torch.randn(300, 16, dtype=dtype)
     distance = torch.rand(300, dtype=dtype)
     moved = perturb(features, distance)
-    assert moved.dtype == dtype and moved.shape == features.shape
+    assert moved.dtype == dtype
+    assert moved.shape == features.shape
     torch.testing.assert_close((moved - features).norm(dim=1), distance)
 
 

@@ -93,8 +93,16 @@ def test_double_precision_is_kept(dtype, generator):
             ValueError,
             "`labels` must hold at least two classes, got class 1 alone",
         ),
-        (lambda: PrototypeClassifier().fit(torch.zeros(3, 1), torch.tensor([0, 1])), ValueError, "one entry a sample, 3, got 2"),
-        (lambda: PrototypeClassifier().fit(torch.zeros(2, 1), torch.tensor([0, -1])), ValueError, "classes 0, 1, .*got -1"),
+        (
+            lambda: PrototypeClassifier().fit(torch.zeros(3, 1), torch.tensor([0, 1])),
+            ValueError,
+            "one entry a sample, 3, got 2",
+        ),
+        (
+            lambda: PrototypeClassifier().fit(torch.zeros(2, 1), torch.tensor([0, -1])),
+            ValueError,
+            "classes 0, 1, .*got -1",
+        ),
         (lambda: PrototypeClassifier().fit(torch.zeros(2, 1), torch.tensor([0, 0.5])), ValueError, "fractional"),
         (lambda: PrototypeClassifier().fit(torch.zeros(2, 1), torch.eye(2)), ValueError, "One-hot labels: pass"),
         (lambda: PrototypeClassifier().top_pairs(torch.zeros(2, 1)), RuntimeError, "not fitted yet: call `fit` first"),

@@ -24,7 +24,10 @@ def test_distances_and_scores_agree_with_loops(dtype):
     predictions = torch.randint(0, 4, (50,), generator=g)
     trust = TrustScore().fit(features, labels)
     expected = [
-        [min(math.dist(p, f) for f, y in zip(features.tolist(), labels.tolist(), strict=True) if y == c) for c in range(4)]
+        [
+            min(math.dist(p, f) for f, y in zip(features.tolist(), labels.tolist(), strict=True) if y == c)
+            for c in range(4)
+        ]
         for p in points.tolist()
     ]
     tolerance = {"atol": 1e-6, "rtol": 1e-6}
@@ -36,7 +39,7 @@ def test_distances_and_scores_agree_with_loops(dtype):
 
 
 def test_density_keeps_the_paper_s_high_density_set():
-    """Algorithm 1 by sorting: r_k counts the sample itself; keep r_k <= the smallest radius that leaves at most alpha out."""
+    """Algorithm 1 by sorting; the ball of radius r_k counts the sample at its centre."""
     g = torch.Generator().manual_seed(0)
     features = torch.randn(90, 2, generator=g, dtype=torch.float64)
     labels = torch.arange(90) % 3
@@ -112,7 +115,9 @@ def test_one_class_alone_has_no_other():
 def test_arrays_are_taken():
     features, labels, _ = noisy_blobs()
     trust = TrustScore().fit(features.numpy(), labels.numpy())
-    assert torch.equal(trust.score(features.numpy(), labels.numpy()), TrustScore().fit(features, labels).score(features, labels))
+    assert torch.equal(
+        trust.score(features.numpy(), labels.numpy()), TrustScore().fit(features, labels).score(features, labels)
+    )
 
 
 @pytest.mark.parametrize(

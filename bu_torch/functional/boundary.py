@@ -29,9 +29,9 @@ def boundary_uncertainty(
     Eq. 40, with Eq. 39 for classes that are separable. `logits` are read at the perturbed samples (Algorithm 1 of the
     paper), labels and clusters belong to the samples themselves.
 
-    Departures from the paper: the kernel width is Silverman's rule as Silverman states it (`silverman_bandwidth`), and a
-    pair of classes counts as separable when fewer than `min_weight` effective samples lie near its boundary, where the
-    paper asks for exactly none.
+    Departures from the paper: the kernel width is Silverman's rule as Silverman states it (`silverman_bandwidth`), and
+    a pair of classes counts as separable when fewer than `min_weight` effective samples lie near its boundary, where
+    the paper asks for exactly none.
 
     Args:
         logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, any device; any monotone
@@ -127,7 +127,20 @@ def top_pairs(scores: Tensor) -> Tensor:
 
 
 def index_pairs(bayes_pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct pairs of classes, shape (P, 2), in ascending order, and the row of each sample's pair in it, (N,)."""
+    """Number the pairs of classes that occur.
+
+    Args:
+        bayes_pairs: Likely Bayes pair of each sample, shape (N, 2), integer, >= 0, N >= 1.
+
+    Returns:
+        The distinct pairs in ascending order, shape (P, 2), int64, and the row of each sample's pair among them, shape
+        (N,), int64; on the device of `bayes_pairs`.
+
+    Raises:
+        TypeError: If `bayes_pairs` is not an integer tensor.
+        ValueError: If `bayes_pairs` is not of shape (N, 2).
+    """
+    check_index("bayes_pairs", bayes_pairs, ("N", 2), bayes_pairs.device)
     n_classes = int(bayes_pairs.max()) + 1
     code = bayes_pairs[:, 0].long() * n_classes + bayes_pairs[:, 1]
     distinct, index = torch.unique(code, return_inverse=True)
@@ -156,8 +169,8 @@ def pair_uncertainty(
         min_weight: As for `boundary_uncertainty`.
 
     Returns:
-        U_kl, shape (P,), in [0, 1] (NaN if any logit is not finite), and the shares, shape (P,), which add up to 1; both
-        float64, on the device of `logits`.
+        U_kl, shape (P,), in [0, 1] (NaN if any logit is not finite), and the shares, shape (P,), which add up to 1;
+        both float64, on the device of `logits`.
 
     Raises:
         ValueError: If `min_weight` is negative.
@@ -182,7 +195,7 @@ def pair_uncertainty(
 def _local_uncertainty(
     logits: Tensor, top: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """u (N,) and k (N,) without checks, in blocks of rows so that memory does not grow with N M."""
+    """U (N,) and k (N,) without checks, in blocks of rows so that memory does not grow with N M."""
     # Halving is exact and keeps differences of huge logits in range; nothing here depends on the scale.
     halved = torch.where(logits.isfinite().all(dim=1, keepdim=True), logits * 0.5, torch.nan)
     flat = halved.reshape(-1)
@@ -236,9 +249,7 @@ def _count_by_pair(values: Tensor, pair_index: Tensor, n_pairs: int) -> Tensor:
     return torch.zeros(n_pairs, dtype=torch.int64, device=values.device).index_add_(0, pair_index, values)
 
 
-def _check_samples(
-    logits: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, validate_args: bool
-) -> None:
+def _check_samples(logits: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, validate_args: bool) -> None:
     n_samples, n_classes = logits.shape
     check_index("labels", labels, (n_samples,), logits.device)
     check_index("neighbors", neighbors, (n_samples, "M"), logits.device)

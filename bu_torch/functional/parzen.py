@@ -55,7 +55,7 @@ def bandwidth_of_scaled(values: Tensor) -> Tensor:
 
 
 def sort_rows(values: Tensor) -> Tensor:
-    """Rows in ascending order, NaN last. On the CPU NumPy's vectorised sort does it, several times faster than torch's."""
+    """Rows in ascending order, NaN last; on the CPU by NumPy's vectorised sort, several times faster than torch's."""
     if values.device.type == "cpu":
         ordered = values.detach().clone(memory_format=torch.contiguous_format)
         ordered.numpy().sort(axis=1)

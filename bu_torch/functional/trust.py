@@ -53,8 +53,8 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
 def mean_trust_score(scores: Tensor) -> Tensor:
     """One number for many trust scores: exp of the mean of ln(score), each score clipped to [1e-3, 1e3] first.
 
-    A ratio is averaged on the logarithmic scale, where twice as near and twice as far weigh the same; the clipping keeps
-    duplicates (distance 0) and empty classes (infinity) from deciding alone. The mean is taken in float64.
+    A ratio is averaged on the logarithmic scale, where twice as near and twice as far weigh the same; the clipping
+    keeps duplicates (distance 0) and empty classes (infinity) from deciding alone. The mean is taken in float64.
 
     Args:
         scores: Trust scores, any shape with at least one entry, in [0, inf].

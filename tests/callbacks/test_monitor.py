@@ -4,6 +4,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -22,7 +23,6 @@ from torch.utils.data import (
 )
 
 from bu_torch import BoundaryUncertainty, TrustScore, functional
-from bu_torch.callbacks import BoundaryUncertaintyMonitor
 
 
 def fit(folder, data, module=None, monitor=None, **kwargs):
@@ -44,7 +44,9 @@ def test_history_holds_what_the_estimators_say(tmp_path):
     features, labels = blobs()
     weights = []
     monitor, module = BoundaryUncertaintyMonitor(n_draws=2, seed=3), Classifier()
-    keep = LambdaCallback(on_train_epoch_end=lambda t, m: weights.append({k: v.clone() for k, v in m.state_dict().items()}))
+    keep = LambdaCallback(
+        on_train_epoch_end=lambda t, m: weights.append({k: v.clone() for k, v in m.state_dict().items()})
+    )
     data = DataLoader(TensorDataset(features, labels), batch_size=30)
     trainer(tmp_path, monitor, keep).fit(module, data)
 
@@ -72,7 +74,7 @@ def test_weights_are_the_same_to_the_bit_with_and_without(tmp_path, precision):
             return 120
 
         def __getitem__(self, i):
-            noise = torch.randn(4) + random.random() + np.random.rand()  # noqa: S311, NPY002
+            noise = torch.randn(4) + random.random() + np.random.rand()  # noqa: S311
             return (self.features[i] + 0.1 * noise).float(), self.labels[i]
 
     def train(*callbacks):
@@ -121,7 +123,9 @@ class TestLogging:
         keeper = ModelCheckpoint(tmp_path / "mine", monitor="boundary_uncertainty", mode="max", filename="best")
         monitor = BoundaryUncertaintyMonitor()
         logger = CSVLogger(tmp_path)
-        trainer(tmp_path, stopper, keeper, look, monitor, logger=logger, log_every_n_steps=1).fit(Classifier(), loader(*blobs()))
+        trainer(tmp_path, stopper, keeper, look, monitor, logger=logger, log_every_n_steps=1).fit(
+            Classifier(), loader(*blobs())
+        )
         values = [entry["boundary_uncertainty"] for entry in monitor.history]
         assert bars[1] >= {"boundary_uncertainty", "trust_score"}
         assert float(stopper.best_score) == pytest.approx(max(values), abs=1e-6)
@@ -150,7 +154,8 @@ class TestFindingTheData:
     def test_shuffled_loader_is_read_whole_and_in_order(self, tmp_path):
         features, labels = blobs()
         inputs, targets = self.read(tmp_path, loader(features, labels, batch_size=32, drop_last=True))
-        assert torch.equal(inputs, features) and torch.equal(targets, labels)
+        assert torch.equal(inputs, features)
+        assert torch.equal(targets, labels)
 
     def test_datamodule(self, tmp_path):
         class Data(pl.LightningDataModule):
@@ -216,7 +221,8 @@ class TestFindingTheData:
             self.read(tmp_path, loader(*blobs()), max_samples=50, seed=seed)[0] for seed in (1, 1, 2)
         )
         assert len(first) == 50
-        assert torch.equal(first, second) and not torch.equal(first, other)
+        assert torch.equal(first, second)
+        assert not torch.equal(first, other)
 
     def test_the_trainer_s_own_loader_and_workers_are_not_touched(self, tmp_path):
         class Counting(TensorDataset):
@@ -250,7 +256,9 @@ class TestFindingTheData:
                     yield from zip(features, labels, strict=True)
 
         monitor = Reading(n_draws=1, max_samples=300)
-        trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=3).fit(Classifier(), DataLoader(Endless(), batch_size=32))
+        trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=3).fit(
+            Classifier(), DataLoader(Endless(), batch_size=32)
+        )
         assert len(monitor.read[0]) == 300
 
     def test_one_shot_iterators_are_refused(self, tmp_path):
@@ -275,9 +283,13 @@ class TestFindingTheData:
             def training_step(self, batch, batch_idx):
                 return super().training_step(batch[:2], batch_idx)
 
-        monitor = fit(tmp_path, three, Triple(), BoundaryUncertaintyMonitor(reference=(features.numpy(), labels.numpy())))
+        monitor = fit(
+            tmp_path, three, Triple(), BoundaryUncertaintyMonitor(reference=(features.numpy(), labels.numpy()))
+        )
         assert monitor.history[0].keys() == expected
-        with pytest.raises(MisconfigurationException, match=r"got a list of 3\. Pass the training samples as `reference="):
+        with pytest.raises(
+            MisconfigurationException, match=r"got a list of 3\. Pass the training samples as `reference="
+        ):
             fit(tmp_path, three, Triple())
 
     def test_several_loaders_are_refused(self, tmp_path):
@@ -285,7 +297,7 @@ class TestFindingTheData:
             def training_step(self, batch, batch_idx):
                 return super().training_step(batch["a"], batch_idx)
 
-        with pytest.raises(MisconfigurationException, match="single `torch.utils.data.DataLoader`, got dict"):
+        with pytest.raises(MisconfigurationException, match=r"single `torch\.utils\.data\.DataLoader`, got dict"):
             fit(tmp_path, {"a": loader(*blobs()), "b": loader(*blobs())}, Two())
 
     @pytest.mark.parametrize(
@@ -296,7 +308,11 @@ class TestFindingTheData:
             (loader(blobs()[0], torch.zeros(120, 3)), {}, "One-hot labels: pass"),
             (loader(blobs()[0], torch.zeros(120).long()), {}, "at least two classes, got class 0 alone"),
             (loader(blobs()[0] / 0, blobs()[1]), {}, "NaN or infinity in 120 of 120 samples"),
-            (loader(*blobs()), {"reference": (blobs()[0], blobs()[1][:7])}, "cannot use `reference`: `labels` must have one"),
+            (
+                loader(*blobs()),
+                {"reference": (blobs()[0], blobs()[1][:7])},
+                "cannot use `reference`: `labels` must have one",
+            ),
         ],
     )
     def test_unfit_data_is_named(self, tmp_path, data, kwargs, message):
@@ -380,7 +396,7 @@ class TestModels:
             def training_step(self, batch, batch_idx):
                 return nn.functional.cross_entropy(self(batch[0])[0], batch[1])
 
-        with pytest.raises(MisconfigurationException, match="`forward` must give logits .* got tuple"):
+        with pytest.raises(MisconfigurationException, match=r"`forward` must give logits .* got tuple"):
             fit(tmp_path, loader(*blobs()), Tuple())
 
     def test_non_finite_logits_are_recorded_as_nan(self, tmp_path):
@@ -389,7 +405,9 @@ class TestModels:
                 return super().forward(x) * (float("nan") if not self.training else 1)
 
         monitor = fit(tmp_path, loader(*blobs()), Broken())
-        assert all(np.isnan(entry[name]) for entry in monitor.history for name in ("boundary_uncertainty", "trust_score"))
+        assert all(
+            np.isnan(entry[name]) for entry in monitor.history for name in ("boundary_uncertainty", "trust_score")
+        )
 
     @pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
     def test_precisions(self, tmp_path, precision):
@@ -416,7 +434,8 @@ def test_second_fit_starts_anew(tmp_path):
     for _ in range(2):
         fit(tmp_path, loader(*blobs()), monitor=monitor, max_epochs=2)
         assert [entry["epoch"] for entry in monitor.history] == [0, 1]
-    assert monitor.check_seconds > 0 and monitor.setup_seconds > 0
+    assert monitor.check_seconds > 0
+    assert monitor.setup_seconds > 0
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
+from bu_torch.callbacks import BoundaryUncertaintyStopping
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
-
-from bu_torch.callbacks import BoundaryUncertaintyStopping
 
 NAN = math.nan
 
@@ -93,10 +92,13 @@ class TestDecision:
     def test_smoothing_decides_on_the_moving_average_and_logs_both(self, tmp_path):
         script, w = [0.2, 0.8, 0.2, 0.4, 0.6], 0.6
         metrics = {}
-        look = LambdaCallback(on_train_epoch_end=lambda t, m: metrics.update({t.current_epoch: dict(t.callback_metrics)}))
+        look = LambdaCallback(
+            on_train_epoch_end=lambda t, m: metrics.update({t.current_epoch: dict(t.callback_metrics)})
+        )
         stopping, _, _ = run(tmp_path, script, look, smoothing=w, max_epochs=5)
         expected = [
-            sum(w ** (t - s) * script[s] for s in range(t + 1)) / sum(w ** (t - s) for s in range(t + 1)) for t in range(5)
+            sum(w ** (t - s) * script[s] for s in range(t + 1)) / sum(w ** (t - s) for s in range(t + 1))
+            for t in range(5)
         ]
         found = [entry["boundary_uncertainty_smoothed"] for entry in stopping.history]
         assert found == pytest.approx(expected)
@@ -114,7 +116,7 @@ class TestDecision:
 
     def test_min_epochs_lets_the_metric_recover(self, tmp_path):
         script = [0.5, 0.1, 0.1, 0.1, 0.9, 0.1, 0.1]
-        stopping, _, weights = run(tmp_path, script, patience=2, trainer_kwargs={"min_epochs": 5})
+        stopping, _, _weights = run(tmp_path, script, patience=2, trainer_kwargs={"min_epochs": 5})
         assert (stopping.best_epoch, stopping.stopped_epoch) == (4, 6)
         early, _, _ = run(tmp_path, [0.5, 0.1], patience=2, trainer_kwargs={"min_epochs": 5})
         assert early.stopped_epoch == 4
@@ -144,8 +146,11 @@ class TestEnds:
         self.expect(*result, "Stopped in epoch 3: boundary_uncertainty did not improve in the last 2 checks.")
         lines = [r.getMessage() for r in caplog.records if "kept epoch" in r.getMessage()]
         assert len(lines) == 1
-        assert lines[0].startswith("Boundary uncertainty kept epoch 1 (boundary_uncertainty 0.9000): its weights are in the")
-        assert result[0].best_model_path in lines[0] and result[0].stopping_reason in lines[0]
+        assert lines[0].startswith(
+            "Boundary uncertainty kept epoch 1 (boundary_uncertainty 0.9000): its weights are in the"
+        )
+        assert result[0].best_model_path in lines[0]
+        assert result[0].stopping_reason in lines[0]
 
     def test_max_epochs(self, tmp_path):
         self.expect(*run(tmp_path, self.script, max_epochs=4), "until `max_epochs=4`")
@@ -233,7 +238,11 @@ class TestWithoutCheckpoints:
         save = LambdaCallback(on_train_end=lambda t, m: t.save_checkpoint(tmp_path / "hand.ckpt"))
         _, _, weights = run(tmp_path, self.script, save, max_epochs=3, trainer_kwargs={"enable_checkpointing": False})
         resumed, module, _ = run(
-            tmp_path, self.script, max_epochs=5, ckpt_path=tmp_path / "hand.ckpt", trainer_kwargs={"enable_checkpointing": False}
+            tmp_path,
+            self.script,
+            max_epochs=5,
+            ckpt_path=tmp_path / "hand.ckpt",
+            trainer_kwargs={"enable_checkpointing": False},
         )
         assert resumed.best_epoch == 1
         assert same(module.state_dict(), weights[1])
@@ -251,11 +260,16 @@ class TestResume:
         def logger():  # each gives the run a new folder, version_0, version_1, ...
             return {"logger": CSVLogger(tmp_path) if with_logger else False}
 
-        whole, whole_module, _ = run(tmp_path / "whole", self.script, patience=4, **kwargs)
+        whole, _whole_module, _ = run(tmp_path / "whole", self.script, patience=4, **kwargs)
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
         run(tmp_path, self.script, last, max_epochs=cut, patience=4, trainer_kwargs=logger(), **kwargs)
         resumed, module, _ = run(
-            tmp_path, self.script, ckpt_path=tmp_path / "user" / "last.ckpt", patience=4, trainer_kwargs=logger(), **kwargs
+            tmp_path,
+            self.script,
+            ckpt_path=tmp_path / "user" / "last.ckpt",
+            patience=4,
+            trainer_kwargs=logger(),
+            **kwargs,
         )
         assert resumed.history == whole.history
         assert (resumed.best_epoch, resumed.stopped_epoch) == (whole.best_epoch, whole.stopped_epoch)
@@ -278,7 +292,11 @@ class TestResume:
     def test_a_better_epoch_after_resuming_leaves_the_old_file(self, tmp_path):
         first, _, _ = run(tmp_path, [0.5], max_epochs=1, trainer_kwargs={"logger": CSVLogger(tmp_path)})
         resumed, _, _ = run(
-            tmp_path, [0.5, 0.6], max_epochs=2, ckpt_path=first.best_model_path, trainer_kwargs={"logger": CSVLogger(tmp_path)}
+            tmp_path,
+            [0.5, 0.6],
+            max_epochs=2,
+            ckpt_path=first.best_model_path,
+            trainer_kwargs={"logger": CSVLogger(tmp_path)},
         )
         assert resumed.best_epoch == 1
         assert resumed.best_model_path != first.best_model_path
@@ -302,7 +320,9 @@ class TestResume:
 
 class TestBesideOthers:
     def test_a_user_s_checkpoint_and_stopper_on_our_key_keep_their_own_state(self, tmp_path):
-        user_keeper = ModelCheckpoint(tmp_path / "user", monitor="boundary_uncertainty", mode="max", save_top_k=2, save_last=True)
+        user_keeper = ModelCheckpoint(
+            tmp_path / "user", monitor="boundary_uncertainty", mode="max", save_top_k=2, save_last=True
+        )
         user_stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=7)
         script = [0.1, 0.9, 0.5, 0.4]
         stopping, _, _ = run(tmp_path, script, user_keeper, user_stopper, patience=3)

@@ -4,8 +4,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles import proposal2
 
-from bu_torch.functional import boundary_uncertainty, index_pairs, local_uncertainty, pair_uncertainty, top_pairs
 from bu_torch.functional import boundary as implementation
+from bu_torch.functional import boundary_uncertainty, index_pairs, local_uncertainty, pair_uncertainty, top_pairs
 
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-6}
 
@@ -33,18 +33,24 @@ def problem(seed=0, n=120, j=4, m=12, scale=1.0, dtype=torch.float64, duplicates
 def test_agrees_with_the_paper_one_sample_at_a_time(scale, case, dtype, device):
     arguments = problem(scale=scale, dtype=dtype, **case)
     expected = proposal2.boundary_uncertainty(*(a.tolist() for a in arguments))
-    u_expected, k_expected = proposal2.local_uncertainty(*(a.tolist() for a in arguments[:3]), list(map(tuple, arguments[3].tolist())))
+    u_expected, k_expected = proposal2.local_uncertainty(
+        *(a.tolist() for a in arguments[:3]), list(map(tuple, arguments[3].tolist()))
+    )
     arguments = [a.to(device) for a in arguments]
 
     value = boundary_uncertainty(*arguments)
     local, counts = local_uncertainty(*arguments)
 
-    assert value.shape == () and value.dtype == dtype and value.device.type == device.type
+    assert value.shape == ()
+    assert value.dtype == dtype
+    assert value.device.type == device.type
     assert float(value) == pytest.approx(expected, abs=TOLERANCE[dtype])
     tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
     torch.testing.assert_close(counts.cpu().double(), torch.tensor(k_expected, dtype=torch.float64), **tolerance)
     counted = torch.tensor(k_expected) > 1e-30  # below, float32 counts nothing
-    torch.testing.assert_close(local.cpu().double()[counted], torch.tensor(u_expected, dtype=torch.float64)[counted], **tolerance)
+    torch.testing.assert_close(
+        local.cpu().double()[counted], torch.tensor(u_expected, dtype=torch.float64)[counted], **tolerance
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -60,7 +66,9 @@ def test_agrees_with_the_paper_one_sample_at_a_time(scale, case, dtype, device):
 )
 def test_agrees_with_the_paper_on_any_shape(seed, n, j, m, scale, dtype, duplicates, ties):
     arguments = problem(seed, n, j, m, scale, dtype, duplicates, ties)
-    counts = proposal2.local_uncertainty(*(a.tolist() for a in arguments[:3]), list(map(tuple, arguments[3].tolist())))[1]
+    counts = proposal2.local_uncertainty(*(a.tolist() for a in arguments[:3]), list(map(tuple, arguments[3].tolist())))[
+        1
+    ]
     assume(not any(1e-9 < k < 1e-4 for k in counts))  # a pair so near `min_weight` may fall on either side of it
     expected = proposal2.boundary_uncertainty(*(a.tolist() for a in arguments))
     assert float(boundary_uncertainty(*arguments)) == pytest.approx(expected, abs=TOLERANCE[dtype])
@@ -116,7 +124,9 @@ def test_int32_indices_and_half_logits_are_taken():
 def test_extra_classes_of_a_wider_model_change_nothing():
     logits, labels, neighbors, pairs = problem()
     wide = torch.nn.functional.pad(logits, (0, 3), value=-100.0)
-    assert boundary_uncertainty(wide, labels, neighbors, pairs) == boundary_uncertainty(logits, labels, neighbors, pairs)
+    assert boundary_uncertainty(wide, labels, neighbors, pairs) == boundary_uncertainty(
+        logits, labels, neighbors, pairs
+    )
 
 
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
@@ -166,8 +176,10 @@ def test_wrong_pair_counts_but_is_worth_nothing():
     other = torch.tensor([[0, 1]]).expand_as(top)
     local, counts = local_uncertainty(logits, labels, neighbors, other)
     is_other = (top == other).all(dim=1)
-    assert is_other.any() and not is_other.all()
-    assert (local[~is_other] == 0).all() and (local[is_other] > 0).any()
+    assert is_other.any()
+    assert not is_other.all()
+    assert (local[~is_other] == 0).all()
+    assert (local[is_other] > 0).any()
     assert torch.equal(counts, local_uncertainty(logits, labels, neighbors, top)[1])
 
 
@@ -218,7 +230,11 @@ class TestTopPairs:
         ({"logits": [[0.0]]}, TypeError, "`logits` must be a tensor"),
         ({"logits": torch.zeros(0, 4)}, ValueError, r"`logits` must have shape \(N, J\)"),
         ({"logits": torch.zeros(2, 3, 4)}, ValueError, r"`logits` must have shape \(N, J\)"),
-        ({"labels": torch.zeros(119, dtype=torch.int64)}, ValueError, r"`labels` must have shape \(120,\), got \(119,\)"),
+        (
+            {"labels": torch.zeros(119, dtype=torch.int64)},
+            ValueError,
+            r"`labels` must have shape \(120,\), got \(119,\)",
+        ),
         ({"labels": torch.zeros(120)}, TypeError, "`labels` must have an integer dtype, got torch.float32"),
         ({"labels": torch.full((120,), 4)}, ValueError, r"`labels` must hold classes .* \[0, 4\), got values from 4"),
         ({"labels": torch.full((120,), -1)}, ValueError, "got values from -1"),

@@ -11,7 +11,9 @@ def test_agrees_with_numpy(scale, members, dtype, device):
     values = torch.randn(50, members, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype) * scale
     expected = torch.tensor([proposal2.bandwidth(row) for row in values.tolist()], dtype=torch.float64)
     h = silverman_bandwidth(values.to(device))
-    assert h.shape == (50,) and h.dtype == dtype and h.device.type == device.type
+    assert h.shape == (50,)
+    assert h.dtype == dtype
+    assert h.device.type == device.type
     torch.testing.assert_close(h.cpu().double() / scale, expected / scale, atol=1e-5, rtol=1e-5)
 
 

@@ -14,7 +14,8 @@ def test_agrees_with_one_point_at_a_time(dtype, device):
     predictions = torch.randint(0, 5, (200,), generator=g)
     scores = trust_score(distances.to(device), predictions.to(device))
     expected = [proposal2.trust_score(d, p) for d, p in zip(distances.tolist(), predictions.tolist(), strict=True)]
-    assert scores.dtype == dtype and scores.device.type == device.type
+    assert scores.dtype == dtype
+    assert scores.device.type == device.type
     torch.testing.assert_close(scores.cpu().double(), torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=1e-6)
 
 
@@ -54,7 +55,12 @@ def test_mean_is_taken_of_clipped_logarithms():
         (torch.zeros(3, 2), torch.tensor([0, 1]), ValueError, r"`predictions` must have shape \(3,\)"),
         (torch.zeros(3, 2), torch.zeros(3), TypeError, "`predictions` must have an integer dtype"),
         (torch.zeros(3), torch.zeros(3, dtype=torch.int64), ValueError, "`class_distances` must have shape"),
-        (torch.zeros(3, 2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), TypeError, "`class_distances` must be"),
+        (
+            torch.zeros(3, 2, dtype=torch.int64),
+            torch.zeros(3, dtype=torch.int64),
+            TypeError,
+            "`class_distances` must be",
+        ),
     ],
 )
 def test_bad_arguments_are_named(distances, predictions, error, message):

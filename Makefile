@@ -1,0 +1,28 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint clean
+
+demo: .venv/demo
+	$(BIN)/python examples/letter_mlp.py
+
+test: .venv/test
+	$(BIN)/python -m pytest
+
+lint: .venv/test
+	$(BIN)/python -m pytest tests/test_style.py
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+.venv/demo: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable ".[examples]"
+	touch $@
+
+.venv/test: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable ".[test,vision]"
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

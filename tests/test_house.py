@@ -1,0 +1,94 @@
+"""The direction of imports: functional <- estimators <- {callbacks, report} <- examples, benchmarks."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import bu_torch
+import bu_torch.functional
+
+ROOT = Path(__file__).parents[1]
+FILES = [*ROOT.glob("bu_torch/**/*.py"), *ROOT.glob("callbacks/**/*.py")]
+HEAVY = {"lightning", "pytorch_lightning", "faiss", "sklearn", "plotly", "matplotlib", "torchvision"}
+
+
+def room(module):
+    """Level in the house of a module of the project; None for others."""
+    parts = module.split(".")
+    if parts[0] in ("examples", "benchmarks", "tests"):
+        return 3
+    if parts[0] != "bu_torch":
+        return None
+    if parts[1:2] in (["callbacks"], ["report"]):
+        return 2
+    return 0 if parts[1:2] == ["functional"] else 1
+
+
+def module_of(file):
+    relative = file.relative_to(ROOT).with_suffix("")
+    return ".".join(("bu_torch", *relative.parts) if relative.parts[0] == "callbacks" else relative.parts)
+
+
+def imports(file, top_level_only=False):
+    """Full names of what a file imports; `if TYPE_CHECKING:` is for the type checker alone."""
+    tree = ast.parse(file.read_text())
+    for node in tree.body if top_level_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_imports_run_one_way(file):
+    own = room(module_of(file))
+    if file == ROOT / "bu_torch" / "__init__.py":
+        own = 2  # the shop window: it shows the callbacks, lazily
+    for name in imports(file):
+        level = room(name)
+        assert level is None or level <= own, f"{file} imports {name}"
+
+
+@pytest.mark.parametrize("file", list(ROOT.glob("bu_torch/functional/*.py")), ids=module_of)
+def test_functional_imports_torch_alone(file):
+    allowed = {"torch", "math", "typing", "collections", "bu_torch"}
+    assert {name.split(".")[0] for name in imports(file)} <= allowed
+
+
+@pytest.mark.parametrize("file", list(ROOT.glob("bu_torch/**/*.py")), ids=module_of)
+def test_the_core_imports_nothing_heavy_when_it_is_imported(file):
+    assert not {name.split(".")[0] for name in imports(file, top_level_only=True)} & HEAVY
+
+
+def test_no_file_is_called_utils():
+    assert not [file for file in FILES if "util" in file.name]
+
+
+def public():
+    for module in (bu_torch, bu_torch.functional):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if not isinstance(value, str):
+                yield pytest.param(value, id=name)
+
+
+@pytest.mark.parametrize("value", list(public()))
+def test_public_names_say_what_they_take_give_and_raise(value):
+    doc = inspect.getdoc(value)
+    assert doc
+    assert "Args:" in doc
+    if not inspect.isclass(value):
+        assert "Returns:" in doc
+        assert "Raises:" in doc
+        return
+    for name, method in inspect.getmembers(value, inspect.isfunction):
+        if (
+            method.__module__.startswith("bu_torch")
+            and not name.startswith("_")
+            and not hasattr(value.__mro__[-2], name)
+        ):
+            is_hook = "callbacks" in method.__module__
+            assert is_hook or inspect.getdoc(method), f"{value.__name__}.{name} has no docstring"
