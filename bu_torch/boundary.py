@@ -15,6 +15,7 @@ from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
 
 _SCORE_BATCH = 4096
+_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 
 
 class BoundaryUncertainty:
@@ -103,7 +104,8 @@ class BoundaryUncertainty:
         """Inputs (n, ...), flattened and in the units in which distances are measured, (n, d); dtype of the inputs."""
         self._check_fitted()
         flat = inputs.flatten(1)
-        return ((flat.double() - self.mean_) / self.scale_).to(flat.dtype)
+        blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
+        return torch.cat([((block.double() - self.mean_) / self.scale_).to(flat.dtype) for block in blocks])
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier.
@@ -253,8 +255,10 @@ class BoundaryUncertainty:
 
 def _standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each feature, (d,) float64; scale 1 for a constant feature."""
-    values = flat.double()
-    mean = values.mean(dim=0)
-    scale = (values - mean).square().mean(dim=0).sqrt()
+    blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
+    mean = torch.stack([block.double().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
+    scale = (
+        torch.stack([(block.double() - mean).square().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
+    ).sqrt()
     is_constant = flat.amax(dim=0) == flat.amin(dim=0)
     return mean, torch.where(is_constant | (scale == 0), torch.ones_like(scale), scale)

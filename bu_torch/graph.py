@@ -106,9 +106,13 @@ def nearest(
         Distances (Q, k), float64, ascending, and rows of `base` (Q, k), int64; equal distances in order of the rows.
     """
     centre = base.median(dim=0).values.double()
-    spread = (base.double() - centre).abs().max()
+    spread = torch.maximum(base.amax(dim=0).double() - centre, centre - base.amin(dim=0).double()).max()
     scale = torch.where(spread > 0, spread, torch.ones_like(spread))
-    base32, queries32 = ((part.double() - centre).div_(scale).float() for part in (base, queries))
+
+    def to_float32(part: Tensor) -> Tensor:
+        return (part.double() - centre).div_(scale).float()
+
+    base32 = torch.cat([to_float32(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
     search = _faiss_search(base32) if backend == "faiss" else _torch_search(base32)
 
     distances = torch.empty(queries.shape[0], k, dtype=torch.float64, device=base.device)
@@ -119,12 +123,13 @@ def nearest(
         n_candidates = min(n_candidates, base.shape[0])
         left: list[Tensor] = []
         for part in todo.split(max(1, _BLOCK_ELEMENTS // (n_candidates * base.shape[1]))):
-            approximate, candidates = search(queries32[part], n_candidates)
+            queries32 = to_float32(queries[part])
+            approximate, candidates = search(queries32, n_candidates)
             own = None if exclude is None else exclude[part]
             exact, found = _rerank(base, queries[part], candidates, own, k)
             distances[part], rows[part] = exact, found
             if n_candidates < base.shape[0]:
-                is_proven = _is_proven(exact[:, -1] / scale, approximate[:, -1], queries32[part])
+                is_proven = _is_proven(exact[:, -1] / scale, approximate[:, -1], queries32)
                 left.append(part[~is_proven])
         todo = torch.cat(left) if left else todo[:0]
         n_candidates *= 4

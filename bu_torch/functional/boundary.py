@@ -1,7 +1,7 @@
 """Boundary uncertainty (Proposal 2): do both classes really mix along the decision boundary?
 
-Equation numbers are those of Ha, Delattre, Tomotoshi, Senda, Watanabe, Katagiri and Ohsaki (2021), "Optimal classifier
-model status selection using Bayes boundary uncertainty", Journal of Signal Processing Systems.
+Equation numbers are those of Ha, Katagiri, Watanabe and Ohsaki (2021), "An improved boundary uncertainty-based
+estimation for classifier evaluation", Journal of Signal Processing Systems, doi:10.1007/s11265-021-01671-1.
 """
 
 import torch

@@ -350,6 +350,12 @@ class TestModels:
         assert len(fit(tmp_path, loader(features.reshape(120, 1, 3, 3), labels), Net()).history) == 3
         assert shapes == {(1, 3, 3)}
 
+    def test_a_torchvision_dataset_with_transforms(self, tmp_path):
+        vision = pytest.importorskip("torchvision", exc_type=ImportError)
+        images = vision.datasets.FakeData(90, (3, 6, 6), num_classes=3, transform=vision.transforms.ToTensor())
+        monitor = fit(tmp_path, DataLoader(images, batch_size=30, shuffle=True), Classifier(d=108))
+        assert all(0 <= entry["boundary_uncertainty"] <= 1 for entry in monitor.history)
+
     def test_one_logit_with_float_labels(self, tmp_path):
         class Binary(Classifier):
             def __init__(self):
