@@ -28,6 +28,13 @@ def number(name: str, value: Any, low: float = -math.inf, below: float = math.in
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """Return `value` if it is True or False."""
+    if not isinstance(value, bool):
+        raise MisconfigurationException(f"`{name}` must be True or False, got {value!r}.")
+    return value
+
+
 def choice(name: str, value: T, allowed: tuple[T, ...]) -> T:
     """Return `value` if it is one of `allowed`."""
     if value not in allowed:

@@ -9,15 +9,34 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from bu_torch.callbacks.monitor import scored_module
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 if TYPE_CHECKING:
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
 
 
-class Stopper(EarlyStopping):
+class Companion(Callback):
+    """What companions have in common: an owner, and nothing to do once it has left the trainer."""
+
+    owner: "BoundaryUncertaintyStopping"
+
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(owner=self.owner.state_key)
+
+    def score_of(self, trainer: Trainer) -> float | None:
+        """What decides in this epoch; None if there is nothing to decide."""
+        if trainer.fast_dev_run or self.owner not in trainer.callbacks:
+            return None
+        return self.owner.score_of(trainer.current_epoch)
+
+
+class Stopper(Companion, EarlyStopping):
     """Lightning's `EarlyStopping` on the score of an epoch with a check; other epochs do not count."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
@@ -33,13 +52,9 @@ class Stopper(EarlyStopping):
         self.owner = owner
         self.has_stopped = False
 
-    @property
-    def state_key(self) -> str:
-        return self._generate_state_key(owner=self.owner.state_key)
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        score = self.owner.score_of(trainer.current_epoch)
-        if score is None or trainer.fast_dev_run or self._should_skip_check(trainer):
+        score = self.score_of(trainer)
+        if score is None or self._should_skip_check(trainer):
             return
         if self.owner.min_delta_mode == "rel":
             best = float(self.best_score)
@@ -54,10 +69,11 @@ class Stopper(EarlyStopping):
             self.stopped_epoch = trainer.current_epoch
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict({**state_dict, "patience": self.patience})  # the argument of this run, not of the last
+        if self.owner.is_comparable:
+            super().load_state_dict({**state_dict, "patience": self.patience})  # of this run, not of the last
 
 
-class Keeper(ModelCheckpoint):
+class Keeper(Companion, ModelCheckpoint):
     """Lightning's `ModelCheckpoint` on the score of an epoch with a check; one file, with a name of its own."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
@@ -69,32 +85,41 @@ class Keeper(ModelCheckpoint):
         )
         self.owner = owner
 
-    @property
-    def state_key(self) -> str:
-        return self._generate_state_key(owner=self.owner.state_key)
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
             super().setup(trainer, pl_module, stage)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        score = self.owner.score_of(trainer.current_epoch)
+        score = self.score_of(trainer)
         if score is not None and math.isfinite(score):
             super().on_train_epoch_end(trainer, pl_module)
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
         candidates = super()._monitor_candidates(trainer)
-        score = self.owner.score_of(trainer.current_epoch)
+        score = self.score_of(trainer)
         if score is not None:
             candidates[self.owner.rule] = torch.tensor(score, dtype=torch.float64)
         return candidates
 
+    def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
+        # Without Lightning's comparison of step counts, which stand still where a module steps its optimiser itself.
+        return bool(trainer.fast_dev_run) or trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not self.owner.is_comparable:
+            return
+        path = state_dict["best_model_path"]
+        if path and not self._fs.exists(path):
+            rank_zero_warn(
+                f"The checkpoint of the best epoch so far is gone: {path}."
+                " The best of the epochs to come is kept instead."
+            )
+            return
         # A resumed run usually writes to a new folder; the best so far stays the one to beat.
         super().load_state_dict({**state_dict, "dirpath": self.dirpath})
 
 
-class MemoryKeeper(Checkpoint):
+class MemoryKeeper(Companion, Checkpoint):
     """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
 
     best_model_path = ""
@@ -104,43 +129,40 @@ class MemoryKeeper(Checkpoint):
         self.best_model_score: Tensor | None = None
         self.best_weights: dict[str, Any] = {}
 
-    @property
-    def state_key(self) -> str:
-        return self._generate_state_key(owner=self.owner.state_key)
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        score = self.owner.score_of(trainer.current_epoch)
-        if score is None or trainer.fast_dev_run or not math.isfinite(score):
+        score = self.score_of(trainer)
+        if score is None or not math.isfinite(score):
             return
         if self.best_model_score is None or score > float(self.best_model_score):
             self.best_model_score = torch.tensor(score, dtype=torch.float64)
             self.best_weights = {
                 name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
-                for name, value in pl_module.state_dict().items()
+                for name, value in scored_module(trainer, pl_module).state_dict().items()
             }
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_model_score": self.best_model_score, "best_weights": self.best_weights}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not self.owner.is_comparable:
+            return
         self.best_model_score = state_dict["best_model_score"]
         self.best_weights = state_dict["best_weights"]
 
 
-class Concluder(Callback):
+class Concluder(Companion):
     """Kept last in the trainer's list, so that all others have seen and saved the weights as training left them."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
         self.owner = owner
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.owner.conclude(trainer)
+        if self.owner in trainer.callbacks:
+            self.owner.conclude(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.owner.conclude(trainer, exception)
-
-
-COMPANIONS = (Stopper, Keeper, MemoryKeeper, Concluder)
+        if self.owner in trainer.callbacks:
+            self.owner.conclude(trainer, exception)
 
 
 def install(trainer: Trainer, owner: "BoundaryUncertaintyStopping") -> tuple[Stopper, Keeper | MemoryKeeper]:
@@ -152,7 +174,7 @@ def install(trainer: Trainer, owner: "BoundaryUncertaintyStopping") -> tuple[Sto
     present = [
         callback
         for callback in trainer.callbacks
-        if not isinstance(callback, COMPANIONS) or (callback.owner is not owner and callback.owner in trainer.callbacks)
+        if not isinstance(callback, Companion) or (callback.owner is not owner and callback.owner in trainer.callbacks)
     ]
     writes_checkpoints = any(
         isinstance(callback, Checkpoint) and not isinstance(callback, MemoryKeeper) for callback in present

@@ -1,10 +1,11 @@
 """Finding and reading the labelled samples that a trainer trains on, without touching the trainer's own loader."""
 
 import copy
+import random
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -47,14 +48,41 @@ def read_training_data(
     if isinstance(loader.dataset, IterableDataset):
         return _read_stream(loader, max_samples, input_key, label_key)
     indices = _trained_indices(trainer, loader)
-    if max_samples is not None and len(indices) > max_samples:
-        chosen = torch.randperm(len(indices), generator=torch.Generator().manual_seed(seed))[:max_samples]
-        rank_zero_info(f"Boundary uncertainty reads a random {max_samples} of the {len(indices)} training samples.")
-        indices = [indices[i] for i in chosen.sort().values.tolist()]
     if not indices:
         raise MisconfigurationException(f"The training data holds no sample. {_WAY_OUT}")
-    batches = _own_loader(loader, Subset(loader.dataset, indices))
+    if (chosen := choose(len(indices), max_samples, seed)) is not None:
+        indices = [indices[i] for i in chosen.tolist()]
+    batches = _own_loader(loader, Subset(_reading_copy(loader.dataset), indices))
     return _concatenate(_split(batch, input_key, label_key) for batch in batches)
+
+
+def choose(n_samples: int, max_samples: int | None, seed: int) -> Tensor | None:
+    """Ascending rows of a random subset of `max_samples`, said in the log; None where all samples are used."""
+    if max_samples is None or n_samples <= max_samples:
+        return None
+    rank_zero_info(f"Boundary uncertainty uses a random {max_samples} of the {n_samples} training samples.")
+    return torch.randperm(n_samples, generator=torch.Generator().manual_seed(seed))[:max_samples].sort().values
+
+
+def _reading_copy(dataset: Any) -> Any:
+    """A shallow copy to read from: files it opens and random numbers it draws are not those of training.
+
+    A dataset that opens its file on the first read, to do so in each worker, must not find it opened in this process.
+    """
+    try:
+        twin = copy.copy(dataset)
+        for name, value in vars(twin).items():
+            if isinstance(value, torch.Generator):
+                setattr(twin, name, value.clone_state())
+            elif isinstance(value, random.Random | np.random.Generator | np.random.RandomState):
+                setattr(twin, name, copy.deepcopy(value))
+            elif isinstance(value, Dataset):
+                setattr(twin, name, _reading_copy(value))
+            elif isinstance(value, list) and value and all(isinstance(part, Dataset) for part in value):
+                setattr(twin, name, [_reading_copy(part) for part in value])
+    except (AttributeError, TypeError):  # a plain list, or a dataset that does not allow it
+        return dataset
+    return twin
 
 
 def _own_loader(loader: DataLoader[Any], dataset: Dataset[Any]) -> DataLoader[Any]:
@@ -69,19 +97,30 @@ def _trained_indices(trainer: Trainer, loader: DataLoader[Any]) -> list[int]:
     """Indices of the dataset that training visits, ascending."""
     n_samples = len(loader.dataset)  # type: ignore[arg-type]
     batch_sampler = loader.batch_sampler
-    sampler: Iterable[Any] = loader.sampler
-    if batch_sampler is not None and not isinstance(batch_sampler, BatchSampler):
-        visited = chain.from_iterable(copy.deepcopy(batch_sampler))
-        return sorted(set(visited))
-    if isinstance(batch_sampler, BatchSampler):
-        sampler = batch_sampler.sampler
+    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
+        return sorted({index for batch in _own_pass(batch_sampler, loader) for index in batch})
+    sampler: Any = loader.sampler if batch_sampler is None else batch_sampler.sampler
+    while type(sampler).__name__ == "DistributedSamplerWrapper":  # Lightning's, around the user's own
+        sampler = sampler.dataset._sampler
     if isinstance(sampler, SequentialSampler):
         # In order, a limit on the batches leaves out the same samples in every epoch.
-        n_batches = trainer.num_training_batches
-        return list(range(int(min(n_samples, n_batches * (loader.batch_size or 1)))))
-    if isinstance(sampler, RandomSampler | WeightedRandomSampler | DistributedSampler):
+        batch_size = 1 if batch_sampler is None else batch_sampler.batch_size
+        return list(range(int(min(n_samples, trainer.num_training_batches * batch_size))))
+    if isinstance(sampler, WeightedRandomSampler):
+        return torch.nonzero(sampler.weights).flatten().tolist()
+    if isinstance(sampler, RandomSampler | DistributedSampler):
         return list(range(n_samples))
-    return sorted(set(copy.deepcopy(sampler)))
+    return sorted(set(_own_pass(sampler, loader)))
+
+
+def _own_pass(sampler: Iterable[Any], loader: DataLoader[Any]) -> list[Any]:
+    """What a pass over a copy of a sampler gives; the dataset that it may hold is not copied."""
+    try:
+        return list(copy.deepcopy(sampler, {id(loader.dataset): loader.dataset}))
+    except TypeError as error:
+        raise MisconfigurationException(
+            f"{type(sampler).__name__} cannot be copied to see which samples it visits: {error}. {_WAY_OUT}"
+        ) from error
 
 
 def _read_stream(
@@ -96,7 +135,7 @@ def _read_stream(
         )
     limit = max_samples or _STREAM_SAMPLES
     inputs, labels = _concatenate(
-        _take((_split(batch, input_key, label_key) for batch in _own_loader(loader, dataset)), limit)
+        _take((_split(batch, input_key, label_key) for batch in _own_loader(loader, _reading_copy(dataset))), limit)
     )
     if len(inputs) >= limit:
         rank_zero_info(

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from bu_torch.callbacks._arguments import integer
-from bu_torch.callbacks._training_data import read_training_data
+from bu_torch.callbacks._training_data import choose, read_training_data
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -21,6 +22,7 @@ from bu_torch.trust import TrustScore, widen_distances
 
 _BATCH_ELEMENTS = 2**17  # input values of one forward batch, so that small inputs go through in few batches
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
+_TRIAL_INPUTS = 2  # passed through `forward` before the first epoch
 
 
 class BoundaryUncertaintyMonitor(Callback):
@@ -105,6 +107,11 @@ class BoundaryUncertaintyMonitor(Callback):
         return self._generate_state_key()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not isinstance(trainer, Trainer):
+            raise MisconfigurationException(
+                f"{type(self).__name__} works with the `Trainer` of `lightning.pytorch`, got one of"
+                f" `{type(trainer).__module__.split('.')[0]}`."
+            )
         if stage == TrainerFn.FITTING:
             self._clear()
 
@@ -112,6 +119,8 @@ class BoundaryUncertaintyMonitor(Callback):
         started = time.perf_counter()
         with preserved_random_state():
             self._prepare(trainer, pl_module)
+        self._try_forward(trainer, pl_module)
+        self._warn_of_a_missed_check(trainer)
         self.setup_seconds = time.perf_counter() - started
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -142,7 +151,7 @@ class BoundaryUncertaintyMonitor(Callback):
         """Read the samples and compute all that does not depend on the network."""
         if trainer.reload_dataloaders_every_n_epochs and self.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
-        inputs, labels = self.reference if self.reference is not None else self._read(trainer)
+        inputs, labels = self._read(trainer)
         try:
             boundary = BoundaryUncertainty(self.n_neighbors, self.n_draws, self.seed).fit(inputs, labels)
             standardized = boundary.standardize(torch.as_tensor(inputs).to(boundary.perturbed_inputs))
@@ -154,7 +163,11 @@ class BoundaryUncertaintyMonitor(Callback):
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
         self._boundary = boundary.to(pl_module.device)
 
-    def _read(self, trainer: Trainer) -> tuple[Tensor, Tensor]:
+    def _read(self, trainer: Trainer) -> tuple[Any, Any]:
+        if self.reference is not None:
+            inputs, labels = self.reference
+            rows = choose(len(inputs), self.max_samples, self.seed) if len(inputs) == len(labels) else None
+            return (inputs, labels) if rows is None else (inputs[rows], labels[rows])
         max_samples = self.max_samples
         if trainer.fast_dev_run:
             max_samples = min(max_samples or _TRIAL_SAMPLES, max(_TRIAL_SAMPLES, self.n_neighbors))
@@ -173,6 +186,8 @@ class BoundaryUncertaintyMonitor(Callback):
         scores = functional.trust_score(self._class_distances, logits.argmax(dim=1), validate_args=False)
         trust = functional.mean_trust_score(scores).where(uncertainty.isfinite(), torch.nan)
         values = torch.stack((uncertainty.double(), trust)).tolist()  # the check's only wait for the device
+        # Processes may differ, in running statistics say; the first one's weights are those that are saved.
+        values = trainer.strategy.broadcast(values)
         return dict(zip(("boundary_uncertainty", "trust_score"), values, strict=True))
 
     def _record(self, entry: dict[str, Any]) -> None:
@@ -185,11 +200,43 @@ class BoundaryUncertaintyMonitor(Callback):
 
     def _read_logits(self, trainer: Trainer, pl_module: LightningModule, inputs: Tensor) -> Tensor:
         """Logits (n, J) of the module at `inputs` (n, ...), in batches."""
-        batch_size = max(1, _BATCH_ELEMENTS // inputs[0].numel(), _training_batch_size(trainer))
+        module = scored_module(trainer, pl_module)
+        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), inputs.dtype)
+        batches = inputs.split(max(1, _BATCH_ELEMENTS // inputs[0].numel(), _training_batch_size(trainer)))
         precision = trainer.precision_plugin
-        with evaluation_mode(pl_module), precision.forward_context():
-            outputs = [pl_module(precision.convert_input(batch)) for batch in inputs.split(batch_size)]
+        with evaluation_mode(module), precision.forward_context():
+            outputs = [module(precision.convert_input(batch.to(dtype))) for batch in batches]
         return torch.cat([_logits_of(output) for output in outputs])
+
+    def _try_forward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Pass a few inputs through `forward`, so that what cannot work fails before the first epoch."""
+        if self._boundary is None:
+            return
+        inputs = self._boundary.perturbed_inputs[0, :_TRIAL_INPUTS]
+        try:
+            self._boundary.check_classes(self._read_logits(trainer, pl_module, inputs))
+        except Exception as error:
+            raise MisconfigurationException(
+                f"Boundary uncertainty passes inputs of shape {tuple(inputs.shape)} and dtype {inputs.dtype} to"
+                f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}: {error}"
+            ) from error
+
+    def _warn_of_a_missed_check(self, trainer: Trainer) -> None:
+        """A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check."""
+        due = trainer.current_epoch // self.every_n_epochs * self.every_n_epochs - 1
+        if self.history and self.history[-1]["epoch"] < due:
+            rank_zero_warn(
+                f"The run resumes after epoch {due} without the check of that epoch: the checkpoint was saved before"
+                " it, and Lightning does not end the epoch again. That epoch cannot be kept."
+            )
+
+
+def scored_module(trainer: Trainer, pl_module: LightningModule) -> torch.nn.Module:
+    """The weights that a checkpoint of this moment would hold: the average, where `WeightAveraging` keeps one."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, WeightAveraging) and callback._average_model is not None:
+            return callback._average_model.module
+    return pl_module
 
 
 def _training_batch_size(trainer: Trainer) -> int:

@@ -3,11 +3,11 @@
 import math
 from typing import Any, Literal
 
-from bu_torch.callbacks._arguments import choice, integer, number
+from bu_torch.callbacks._arguments import choice, flag, integer, number
 from bu_torch.callbacks._companions import Keeper, MemoryKeeper, Stopper, install
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -67,6 +67,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     """
 
     stopping_reason: str
+    is_comparable: bool  # whether scores of the checkpoint that this run resumes from are on this run's scale
     _stopper: Stopper | None
     _keeper: Keeper | MemoryKeeper | None
 
@@ -97,9 +98,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         self.stopping_threshold = (
             None if stopping_threshold is None else number("stopping_threshold", stopping_threshold)
         )
-        self.check_finite = check_finite
+        self.check_finite = flag("check_finite", check_finite)
         self.start_from_epoch = integer("start_from_epoch", start_from_epoch, 0)
-        self.restore_best_weights = restore_best_weights
+        self.restore_best_weights = flag("restore_best_weights", restore_best_weights)
         self.smoothing = number("smoothing", smoothing, 0, below=1)
         self.rule = choice("rule", rule, ("boundary_uncertainty", "trust_score"))
         super().__init__(
@@ -138,9 +139,30 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == TrainerFn.FITTING:
+            if self.restore_best_weights and any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks):
+                rank_zero_warn(
+                    "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
+                    " the kept epoch are put back over it: `restore_best_weights=False` leaves the average."
+                )
             self._stopper, self._keeper = install(trainer, self)
             for companion in (self._stopper, self._keeper):
                 companion.setup(trainer, pl_module, stage)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "settings": self._settings()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        settings = state_dict.get("settings", self._settings())
+        changed = {name: value for name, value in self._settings().items() if value != settings.get(name)}
+        self.is_comparable = not changed
+        if changed:
+            was = ", ".join(f"{name}={settings.get(name)!r}" for name in changed)
+            now = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+            rank_zero_warn(
+                f"The run resumes with {now} where it had {was}: its scores cannot be compared with those before, so"
+                " patience and the best epoch start anew."
+            )
 
     def score_of(self, epoch: int) -> float | None:
         """What decides in `epoch`, if its check was the last and counts; else None."""
@@ -155,7 +177,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         self.stopping_reason = self._reason(trainer, exception)
         if self.best_epoch is None:
             if self.history:
-                rank_zero_info(f"Boundary uncertainty kept no epoch: no check counted. {self.stopping_reason}")
+                rank_zero_info(f"Boundary uncertainty kept no epoch: no finite check counted. {self.stopping_reason}")
             return
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         is_restored = is_graceful and self.restore_best_weights and self._restore(trainer)
@@ -168,8 +190,14 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def _clear(self) -> None:
         super()._clear()
         self.stopping_reason = ""
+        self.is_comparable = True
         self._stopper = None
         self._keeper = None
+
+    def _settings(self) -> dict[str, Any]:
+        """What a score depends on; the patience and the like may change from run to run."""
+        names = ("smoothing", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "seed")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def _score_name(self) -> str:
@@ -186,7 +214,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return None
         best = float(self._keeper.best_model_score)
         counted = (entry for entry in self.history if entry["epoch"] >= self.start_from_epoch)
-        return next((entry for entry in counted if entry[self._score_name] == best), None)
+        return next((entry for entry in counted if entry.get(self._score_name) == best), None)
 
     def _restore(self, trainer: Trainer) -> bool:
         module = trainer.lightning_module

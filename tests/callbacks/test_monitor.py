@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import torch
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
+from bu_torch.callbacks._training_data import _trained_indices
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
@@ -109,7 +111,7 @@ def test_each_submodule_keeps_its_mode_also_after_an_exception(tmp_path):
     fit(tmp_path, loader(*blobs()), module)
     assert modes == [[True, False, True, True, True]] * 3
     module.fails = True
-    with pytest.raises(KeyError):
+    with pytest.raises(MisconfigurationException, match=r"dtype torch\.float32 to `Frozen\.forward`.*KeyError"):
         fit(tmp_path, loader(*blobs()), module)
     assert [m.training for m in module.net] == [True, False, True, True, True]
     assert torch.is_grad_enabled()
@@ -192,6 +194,85 @@ class TestFindingTheData:
         for sampler in (RandomSampler(dataset), WeightedRandomSampler(torch.ones(120), 60), SequentialSampler(dataset)):
             inputs, _ = self.read(tmp_path, DataLoader(dataset, sampler=sampler, batch_size=30))
             assert torch.equal(inputs, features)
+
+    def test_batch_samplers_and_weights(self, tmp_path):
+        features, labels = blobs()
+        dataset = TensorDataset(features, labels)
+        in_order = BatchSampler(SequentialSampler(dataset), 30, drop_last=False)
+        inputs, _ = self.read(tmp_path, DataLoader(dataset, batch_sampler=in_order))
+        assert torch.equal(inputs, features)
+        weights = torch.cat((torch.ones(70), torch.zeros(50)))
+        data = DataLoader(dataset, sampler=WeightedRandomSampler(weights, 120), batch_size=30)
+        inputs, _ = self.read(tmp_path, data)
+        assert torch.equal(inputs, features[:70])
+
+        class Buckets(BatchSampler):
+            def __iter__(self):
+                return iter([list(range(50)), list(range(50, 100))])
+
+        buckets = Buckets(SequentialSampler(dataset), 30, drop_last=False)
+        inputs, _ = self.read(tmp_path, DataLoader(dataset, batch_sampler=buckets))
+        assert torch.equal(inputs, features[:100])
+
+    def test_lightning_s_wrapper_of_a_sampler_is_looked_into(self):
+        dataset = TensorDataset(*blobs())
+        wrapped = DistributedSamplerWrapper(SubsetRandomSampler(range(60)), num_replicas=2, rank=0)
+        assert _trained_indices(None, DataLoader(dataset, sampler=wrapped)) == list(range(60))
+
+    def test_a_sampler_is_copied_without_the_dataset_it_holds(self, tmp_path):
+        class Unpicklable(TensorDataset):
+            def __reduce_ex__(self, protocol):
+                raise TypeError("cannot be copied")
+
+        class Evens(torch.utils.data.Sampler):
+            def __init__(self, source):
+                self.source = source
+
+            def __iter__(self):
+                return iter(range(0, 120, 2))
+
+            def __len__(self):
+                return 60
+
+        dataset = Unpicklable(*blobs())
+        inputs, _ = self.read(tmp_path, DataLoader(dataset, sampler=Evens(dataset), batch_size=30))
+        assert torch.equal(inputs, blobs()[0][::2])
+
+        class Stubborn(Evens):
+            def __deepcopy__(self, memo):
+                raise TypeError("no copy")
+
+        with pytest.raises(MisconfigurationException, match=r"Stubborn cannot be copied .*`reference="):
+            self.read(tmp_path, DataLoader(dataset, sampler=Stubborn(dataset), batch_size=30))
+
+    def test_what_a_dataset_opens_or_draws_itself_stays_with_training(self, tmp_path):
+        class Own(Dataset):
+            features, labels = blobs()
+
+            def __init__(self):
+                self.handle = None
+                self.rng = np.random.default_rng(0)
+                self.inner = TensorDataset(*blobs())
+
+            def __len__(self):
+                return 120
+
+            def __getitem__(self, i):
+                self.handle = self.handle or object()
+                return self.features[i] + self.rng.normal(), self.labels[i]
+
+        opened = []
+        look = LambdaCallback(on_train_start=lambda t, m: opened.append(data.dataset.handle))
+        data = DataLoader(Own(), batch_size=30, num_workers=1)
+        trainer(tmp_path, BoundaryUncertaintyMonitor(n_draws=1), look, max_epochs=1).fit(Classifier(), data)
+        assert opened == [None]
+        in_process = Own()
+        states = []
+        for callbacks in ((), (BoundaryUncertaintyMonitor(n_draws=1),)):
+            in_process.rng = np.random.default_rng(0)
+            trainer(tmp_path, *callbacks, max_epochs=1).fit(Classifier(), DataLoader(in_process, batch_size=30))
+            states.append(in_process.rng.bit_generator.state)
+        assert states[0] == states[1]
 
     def test_a_custom_batch_sampler_is_asked_without_being_disturbed(self, tmp_path):
         class Blocks:
@@ -287,6 +368,9 @@ class TestFindingTheData:
             tmp_path, three, Triple(), BoundaryUncertaintyMonitor(reference=(features.numpy(), labels.numpy()))
         )
         assert monitor.history[0].keys() == expected
+        few = Reading(reference=(features, labels), max_samples=50)
+        fit(tmp_path, three, Triple(), few)
+        assert len(few.read[0]) == 50
         with pytest.raises(
             MisconfigurationException, match=r"got a list of 3\. Pass the training samples as `reference="
         ):
@@ -391,8 +475,48 @@ class TestModels:
             def training_step(self, batch, batch_idx):
                 return super().training_step((batch[0], batch[1].clamp(max=1)), batch_idx)
 
-        with pytest.raises(ValueError, match="`logits` must have at least 3 columns"):
+        with pytest.raises(MisconfigurationException, match="`logits` must have at least 3 columns"):
             fit(tmp_path, loader(*blobs()), Narrow(n_outputs=2))
+
+    def test_double_precision_samples_for_a_single_precision_module(self, tmp_path):
+        class Casting(Classifier):
+            def training_step(self, batch, batch_idx):
+                return super().training_step((batch[0].float(), batch[1]), batch_idx)
+
+        features, labels = blobs()
+        assert len(fit(tmp_path, loader(features.double(), labels), Casting()).history) == 3
+
+    def test_what_forward_cannot_take_is_said_before_the_first_epoch(self, tmp_path):
+        class Other(Classifier):
+            steps = 0
+
+            def forward(self, x):
+                return self.net(x.reshape(-1, 2))
+
+            def training_step(self, batch, batch_idx):
+                Other.steps += 1
+
+        with pytest.raises(MisconfigurationException, match=r"shape \(2, 4\) .*`Other\.forward`.*RuntimeError"):
+            fit(tmp_path, loader(*blobs()), Other())
+        assert Other.steps == 0
+
+    def test_the_average_is_measured_where_weights_are_averaged(self, tmp_path):
+        class Reversed(EMAWeightAveraging):
+            """An average that is easily told from the live weights."""
+
+        features, labels = blobs()
+        averaging, monitor = Reversed(decay=0.9), BoundaryUncertaintyMonitor(n_draws=1)
+        values = []
+
+        def score(trainer, module):
+            boundary = BoundaryUncertainty(n_draws=1).fit(features, labels)
+            values.append((float(boundary.score(averaging._average_model.module)), float(boundary.score(module))))
+
+        look = LambdaCallback(on_train_epoch_end=score)
+        data = DataLoader(TensorDataset(features, labels), batch_size=30)
+        trainer(tmp_path, averaging, monitor, look).fit(Classifier(), data)
+        assert [entry["boundary_uncertainty"] for entry in monitor.history] == pytest.approx([a for a, _ in values])
+        assert all(average != live for average, live in values)
 
     def test_output_without_logits_is_an_error(self, tmp_path):
         class Tuple(Classifier):

@@ -7,7 +7,15 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from bu_torch.callbacks import BoundaryUncertaintyStopping
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    EMAWeightAveraging,
+    LambdaCallback,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
@@ -307,6 +315,38 @@ class TestResume:
         resumed, _, _ = run(tmp_path, [0.5, 0.1], ckpt_path=first.trainer.callbacks[-2].best_model_path, patience=4)
         assert resumed.stopped_epoch == 4
 
+    def test_a_best_file_that_is_gone_makes_room_for_the_next(self, tmp_path):
+        script = [0.1, 0.9, 0.3, 0.5, 0.8, 0.2]
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        first, _, _ = run(tmp_path, script, last, max_epochs=3, trainer_kwargs={"logger": CSVLogger(tmp_path)})
+        Path(first.best_model_path).unlink()
+        with pytest.warns(UserWarning, match="best epoch so far is gone"):
+            resumed, module, weights = run(tmp_path, script, max_epochs=6, ckpt_path=tmp_path / "user" / "last.ckpt")
+        assert resumed.best_epoch == 4
+        assert same(module.state_dict(), weights[4])
+
+    @pytest.mark.parametrize("change", [{"smoothing": 0.3}, {"start_from_epoch": 3}, {"seed": 5}])
+    def test_scores_on_another_scale_are_not_compared(self, tmp_path, change):
+        script = [0.1, 0.9, 0.3, 0.5, 0.4]
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        run(tmp_path, script, last, max_epochs=3)
+        with pytest.warns(UserWarning, match=f"resumes with {next(iter(change))}=.*start anew"):
+            resumed, module, weights = run(
+                tmp_path, script, max_epochs=5, ckpt_path=tmp_path / "user" / "last.ckpt", **change
+            )
+        assert resumed.best_epoch in (3, 4)
+        assert same(module.state_dict(), weights[resumed.best_epoch])
+
+    def test_a_checkpoint_that_skips_a_check_is_said(self, tmp_path):
+        """Saved on the last batch of epoch 2, before its check."""
+        steps = ModelCheckpoint(tmp_path / "user", every_n_train_steps=4, save_top_k=-1, filename="{step}")
+        run(tmp_path, [0.1, 0.2, 0.9, 0.2], steps, max_epochs=4)
+        with pytest.warns(UserWarning, match="resumes after epoch 2 without the check"):
+            resumed, _, _ = run(
+                tmp_path, [0.1, 0.2, 0.9, 0.2], ckpt_path=tmp_path / "user" / "step=12.ckpt", max_epochs=5
+            )
+        assert [entry["epoch"] for entry in resumed.history] == [0, 1, 3, 4]
+
     def test_a_kept_file_that_is_gone_is_said(self, tmp_path):
         stopping = Scripted((0.9, 0.1))
 
@@ -417,6 +457,58 @@ class TestBesideOthers:
         assert by_uncertainty.best_model_path != by_trust.best_model_path
         assert torch.load(by_trust.best_model_path, weights_only=True)["epoch"] == 1
 
+    def test_without_its_owner_a_companion_does_nothing(self, tmp_path):
+        stopping, _, _ = run(tmp_path, [0.9, 0.1], max_epochs=2)
+        fitted, other = stopping.trainer, Classifier()
+        fitted.callbacks.remove(stopping)
+        fitted.fit_loop.max_epochs = 4
+        fitted.fit(other, loader(*blobs()))
+        kept = torch.load(stopping.best_model_path, weights_only=True)["state_dict"]
+        assert not same(other.state_dict(), kept)
+        assert stopping.best_epoch == 0
+
+    def test_a_module_that_steps_its_optimiser_itself(self, tmp_path):
+        class Manual(Classifier):
+            def __init__(self):
+                super().__init__()
+                self.automatic_optimization = False
+
+            def training_step(self, batch, batch_idx):
+                optimizer = self.optimizers(use_pl_optimizer=False)
+                optimizer.zero_grad()
+                self.manual_backward(super().training_step(batch, batch_idx))
+                optimizer.step()
+
+        stopping, module, weights = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=3, module=Manual())
+        assert stopping.trainer.global_step == 0
+        assert stopping.best_epoch == 1
+        assert same(module.state_dict(), weights[1])
+
+    @pytest.mark.parametrize("kwargs", [{}, {"enable_checkpointing": False}])
+    def test_averaged_weights_are_kept_where_they_are_what_is_measured(self, tmp_path, kwargs):
+        averages, averaging = {}, EMAWeightAveraging(decay=0.9)
+
+        def look(trainer, module):
+            state = averaging._average_model.module.state_dict()
+            averages[trainer.current_epoch] = {k: v.clone() for k, v in state.items()}
+
+        watch = LambdaCallback(on_train_epoch_end=look)
+        stopping, module, live = run(tmp_path, [0.1, 0.9, 0.2], averaging, watch, max_epochs=4, trainer_kwargs=kwargs)
+        assert stopping.best_epoch == 1
+        assert same(module.state_dict(), averages[1])
+        assert not same(averages[1], live[1])
+
+    def test_stochastic_weight_averaging_is_warned_of(self, tmp_path):
+        with pytest.warns(UserWarning, match="`restore_best_weights=False` leaves the average"):
+            run(tmp_path, [0.9, 0.1], StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=1), max_epochs=3)
+
+    def test_a_trainer_of_the_other_package_is_refused(self, tmp_path):
+        import pytorch_lightning
+
+        other = pytorch_lightning.Trainer(default_root_dir=tmp_path, logger=False, accelerator="cpu")
+        with pytest.raises(MisconfigurationException, match=r"`lightning\.pytorch`, got one of `pytorch_lightning`"):
+            BoundaryUncertaintyStopping().setup(other, Classifier(), "fit")
+
     def test_module_hooks_see_the_restored_checkpoint(self, tmp_path):
         class Hooked(Classifier):
             def on_save_checkpoint(self, checkpoint):
@@ -475,6 +567,8 @@ def test_before_a_fit_nothing_is_kept():
         ({"min_delta_mode": "relative"}, "`min_delta_mode` must be one of 'abs', 'rel', got 'relative'"),
         ({"stopping_threshold": "0.9"}, "`stopping_threshold` must be a finite number, got '0.9'"),
         ({"start_from_epoch": -1}, "`start_from_epoch` must be an integer >= 0"),
+        ({"check_finite": "no"}, "`check_finite` must be True or False, got 'no'"),
+        ({"restore_best_weights": 1}, "`restore_best_weights` must be True or False, got 1"),
         ({"smoothing": 1.0}, "`smoothing` must be a finite number >= 0 and < 1, got 1.0"),
         ({"rule": "accuracy"}, "`rule` must be one of 'boundary_uncertainty', 'trust_score', got 'accuracy'"),
         ({"n_neighbors": 0}, "`n_neighbors` must be an integer >= 2"),
