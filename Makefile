@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench-quality clean
 
 demo: .venv/demo
 	$(BIN)/python examples/letter_mlp.py
@@ -26,3 +26,6 @@ lint: .venv/test
 
 clean:
 	rm -rf .venv build *.egg-info
+
+bench-quality: .venv/demo
+	$(BIN)/python benchmarks/quality.py

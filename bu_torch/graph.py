@@ -98,8 +98,9 @@ def nearest(
     Args:
         base: Shape (B, d), float32 or float64.
         queries: Shape (Q, d), dtype and device of `base`.
-        k: 1 <= k <= B, or B - 1 with `exclude`.
-        exclude: Row of `base` that a query must not find (itself), shape (Q,), or None.
+        k: 1 <= k <= B.
+        exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. Where that leaves
+            fewer than k, the last distances are inf.
         backend: `"faiss"` or `"torch"`.
 
     Returns:

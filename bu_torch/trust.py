@@ -45,6 +45,7 @@ class TrustScore:
     class_sizes_: Tensor
     kept_: Tensor
     _classes: list[Tensor]
+    _place: Tensor
 
     def __init__(
         self,
@@ -87,6 +88,11 @@ class TrustScore:
         self.kept_ = self._filter(features, labels, n_classes)
         self._classes = [features[(labels == c) & self.kept_] for c in range(n_classes)]
         self.class_sizes_ = torch.tensor([len(members) for members in self._classes], device=features.device)
+        self._place = torch.full((len(labels), 2), -1, device=features.device)  # of each sample: class, row among it
+        for label in range(n_classes):
+            rows = torch.nonzero((labels == label) & self.kept_).flatten()
+            self._place[rows, 0] = label
+            self._place[rows, 1] = torch.arange(len(rows), device=features.device)
         present = torch.bincount(labels, minlength=n_classes) > 0
         emptied = torch.nonzero(present & (self.class_sizes_ == 0)).flatten().tolist()
         if emptied:
@@ -97,27 +103,38 @@ class TrustScore:
             )
         return self
 
-    def class_distances(self, features: Any) -> Tensor:
+    def class_distances(self, features: Any, left_out: Any = None) -> Tensor:
         """Distance to the nearest kept sample of each class.
 
         Args:
             features: Points to score, shape (n, d) with the d of `fit`, tensor or array of numbers, finite.
+            left_out: For each point the sample of `fit` that counts as missing (the one it was made from, say), shape
+                (n,), integer rows of `fit`'s features; None for none.
 
         Returns:
             Shape (n, J), inf for an empty class; dtype and device of the features.
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If the features have another number of columns than in `fit`, or are not finite.
+            ValueError: If the features have another number of columns than in `fit`, or are not finite, or `left_out`
+                does not name one sample a point.
         """
         if not hasattr(self, "_classes"):
             raise RuntimeError("This TrustScore is not fitted yet: call `fit` first.")
         features = as_flat_features(features, n_features=self._classes[0].shape[1])
+        exclude = None
+        if left_out is not None:
+            left_out = as_labels(left_out, features.shape[0], "left_out").to(self._place.device)
+            if int(left_out.max()) >= len(self._place):
+                raise ValueError(f"`left_out` must hold rows in [0, {len(self._place)}), got {int(left_out.max())}.")
         distances = features.new_full((features.shape[0], len(self._classes)), math.inf)
         for label, members in enumerate(self._classes):
             if len(members):
-                members = members.to(features)
-                found, _ = nearest(members, features, 1, backend=resolve_backend("auto", features.device))
+                if left_out is not None:
+                    is_member = self._place[left_out, 0] == label
+                    exclude = torch.where(is_member, self._place[left_out, 1], -1).to(features.device)
+                backend = resolve_backend("auto", features.device)
+                found, _ = nearest(members.to(features), features, 1, exclude=exclude, backend=backend)
                 distances[:, label] = found[:, 0].to(features.dtype)
         return distances
 

@@ -38,6 +38,26 @@ def test_distances_and_scores_agree_with_loops(dtype):
     assert trust.score(points, predictions).tolist() == pytest.approx(scores, rel=1e-6)
 
 
+def test_a_sample_left_out_is_not_found():
+    g = torch.Generator().manual_seed(0)
+    features = torch.randn(40, 2, generator=g, dtype=torch.float64)
+    labels = torch.tensor([0] * 25 + [1] * 14 + [2])
+    trust = TrustScore().fit(features, labels)
+    rows = torch.arange(40)
+    expected = [
+        [
+            min((math.dist(features[n], features[m]) for m in range(40) if labels[m] == c and m != n), default=math.inf)
+            for c in range(3)
+        ]
+        for n in range(40)
+    ]
+    found = trust.class_distances(features, left_out=rows)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    assert (trust.class_distances(features).gather(1, labels.unsqueeze(1)) == 0).all()
+    with pytest.raises(ValueError, match=r"`left_out` must hold rows in \[0, 40\), got 40"):
+        trust.class_distances(features, left_out=rows + 1)
+
+
 def test_density_keeps_the_paper_s_high_density_set():
     """Algorithm 1 by sorting; the ball of radius r_k counts the sample at its centre."""
     g = torch.Generator().manual_seed(0)
