@@ -2,9 +2,9 @@
 
 Each case is a table, a share of label noise, a seed and a setting of the network. Half of the table trains (at most
 2500 samples), the rest tests. One Lightning training on all training labels, watched by the shipped monitor, gives the
-curves that the rules without validation data decide on; a second one on 75 % of them gives the curves of a hold-out set.
-Every rule is causal: at an epoch it knows that epoch and those before. Reported are the test error of the kept epoch and
-the excess error, which is that minus the error of the best epoch in hindsight of the training on all labels.
+curves that the rules without validation data decide on; a second one, on 75 % of them, gives those of a hold-out set.
+Every rule is causal: at an epoch it knows that epoch and those before. Reported are the test error of the kept epoch
+and the excess error, which is that minus the error of the best epoch in hindsight of the training on all labels.
 
     python benchmarks/quality.py --quick
     python benchmarks/quality.py --seeds 5 --noise 0 0.1 0.2 0.4 --settings rmsprop adamw sgd wide
@@ -31,6 +31,7 @@ from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor
+from bu_torch.functional import standardized_gain
 
 FOLDER = Path(__file__).parent
 TABLES = tuple(sorted(file.name.removesuffix(".csv.gz") for file in (FOLDER / "data").glob("*.csv.gz")))
@@ -181,6 +182,19 @@ def smallest(values: list[float], patience: float = float("inf")) -> Kept:
     return largest([-value for value in values], patience)
 
 
+def consensus(curves: dict[str, list[float]], patience: float = float("inf")) -> Kept:
+    """What `rule="consensus"` of the shipped callback keeps."""
+    signs = {"label_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1}
+    signals = torch.tensor([[sign * v for v in curves[name]] for name, sign in signs.items()], dtype=torch.float64).T
+    kept = 0
+    for epoch in range(1, len(signals)):
+        if standardized_gain(signals[: epoch + 1], kept) > 0:
+            kept = epoch
+        elif epoch - kept >= patience:
+            return kept, epoch
+    return kept, len(signals) - 1
+
+
 def label_wave(changes: list[float], width: int = 3) -> Kept:
     """Label Wave (Yuan et al. 2024): the first minimum of the moving average of changed predictions."""
     averages = [float(np.mean(changes[max(1, t - width + 1) : t + 1])) for t in range(1, len(changes))]
@@ -195,6 +209,8 @@ RULES: dict[str, tuple[str, Callable[[dict[str, dict[str, list[float]]]], Kept]]
     "best in hindsight": ("all", lambda r: smallest(r["all"]["test_error"])),
     "boundary uncertainty": ("all", lambda r: largest(r["all"]["boundary_uncertainty"], PATIENCE)),
     "trust score": ("all", lambda r: largest(r["all"]["trust_score"], PATIENCE)),
+    "consensus": ("all", lambda r: consensus(r["all"], PATIENCE)),
+    "consensus, no limit": ("all", lambda r: consensus(r["all"])),
     "training loss plateau": ("all", lambda r: smallest(r["all"]["train_loss"], PATIENCE)),
     "Label Wave": ("all", lambda r: label_wave(r["all"]["changed_predictions"])),
     "last epoch": ("all", lambda r: (len(r["all"]["test_error"]) - 1,) * 2),

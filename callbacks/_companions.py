@@ -44,7 +44,7 @@ class Stopper(Companion, EarlyStopping):
             monitor=owner.rule,
             mode="max",
             patience=owner.patience,
-            min_delta=owner.min_delta,
+            min_delta=0.0 if owner.rule == "consensus" else owner.min_delta,  # there it decides on a replacement
             stopping_threshold=owner.stopping_threshold,
             check_finite=owner.check_finite,
             check_on_train_epoch_end=True,

@@ -21,6 +21,8 @@ from bu_torch.functional._checks import as_logits
 from bu_torch.trust import TrustScore, widen_distances
 
 _BATCH_ELEMENTS = 2**17  # input values of one forward batch, so that small inputs go through in few batches
+_MEASURED = ("boundary_uncertainty", "trust_score", "label_agreement", "neighbor_agreement", "prediction_changes")
+_SHOWN = ("boundary_uncertainty", "trust_score")  # in the progress bar
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 _TRIAL_INPUTS = 2  # passed through `forward` before the first epoch
 
@@ -36,6 +38,14 @@ class BoundaryUncertaintyMonitor(Callback):
       along the Bayes boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
     - `trust_score`, in [1e-3, 1e3], larger is better: does the classifier agree with the neighbours? (Jiang et al.
       2018; `bu_torch.functional.mean_trust_score`)
+
+    and, to the logger alone, three more, all read from the same predictions at the moved samples:
+
+    - `label_agreement`, in [0, 1]: share of moved samples that are predicted as labelled (1 minus the error rate on
+      perturbed samples of Ha et al., section 4.5);
+    - `neighbor_agreement`, in [0, 1]: trust on a bounded scale, the sample that was moved left out
+      (`bu_torch.functional.neighbor_agreement`);
+    - `prediction_changes`, in [0, 1]: share of predictions that differ from the last check's, 1 at the first check.
 
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
     `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may.
@@ -60,7 +70,8 @@ class BoundaryUncertaintyMonitor(Callback):
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
-            `trust_score`; floats, NaN where a logit was not finite.
+            `trust_score`, `label_agreement`, `neighbor_agreement`, `prediction_changes`; floats, NaN where a logit was
+            not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
 
@@ -74,6 +85,8 @@ class BoundaryUncertaintyMonitor(Callback):
     check_seconds: float
     _boundary: BoundaryUncertainty | None
     _class_distances: Tensor  # from the perturbed inputs, (n_draws * N, J)
+    _left_out_distances: Tensor  # likewise, the sample that was moved left out
+    _predictions: Tensor  # at the last check, (n_draws * N,)
 
     def __init__(
         self,
@@ -129,16 +142,19 @@ class BoundaryUncertaintyMonitor(Callback):
             self._record({"epoch": trainer.current_epoch, **self._measure(trainer, pl_module)})
             self.check_seconds += time.perf_counter() - started
             if not trainer.barebones:  # which logs nothing, and warns where one tries
-                pl_module.log_dict(self._logged(), prog_bar=True)
+                values = {name: value for name, value in self.history[-1].items() if name != "epoch"}
+                pl_module.log_dict({name: values.pop(name) for name in _SHOWN}, prog_bar=True)
+                pl_module.log_dict(values)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._boundary, self._class_distances = None, torch.empty(0, 0)
+        self._boundary, self._class_distances, self._left_out_distances = None, torch.empty(0, 0), torch.empty(0, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": self.history}
+        return {"history": self.history, "predictions": self._predictions.cpu().to(torch.int32)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history = [dict(entry) for entry in state_dict["history"]]
+        self._predictions = state_dict.get("predictions", torch.empty(0)).long()
 
     def _clear(self) -> None:
         self.history = []
@@ -146,6 +162,8 @@ class BoundaryUncertaintyMonitor(Callback):
         self.check_seconds = 0.0
         self._boundary = None
         self._class_distances = torch.empty(0, 0)
+        self._left_out_distances = torch.empty(0, 0)
+        self._predictions = torch.empty(0, dtype=torch.int64)
 
     def _prepare(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the samples and compute all that does not depend on the network."""
@@ -157,7 +175,14 @@ class BoundaryUncertaintyMonitor(Callback):
             standardized = boundary.standardize(torch.as_tensor(inputs).to(boundary.perturbed_inputs))
             trust = TrustScore().fit(standardized, boundary.labels)
             moved = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
-            self._class_distances = trust.class_distances(moved).to(pl_module.device)
+            left_out = torch.arange(len(standardized), device=moved.device).repeat(self.n_draws)
+            distances = trust.class_distances(moved, left_out)
+            # With the sample that was moved, its own class is as near as the nearer of it and the rest of the class.
+            own = boundary.labels[left_out].unsqueeze(1)
+            step = (moved - standardized[left_out]).norm(dim=1, keepdim=True)
+            with_own = distances.scatter(1, own, torch.minimum(distances.gather(1, own), step))
+            self._left_out_distances = distances.to(pl_module.device)
+            self._class_distances = with_own.to(pl_module.device)
         except (TypeError, ValueError) as error:
             source = "`reference`" if self.reference is not None else "the training data"
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
@@ -182,21 +207,33 @@ class BoundaryUncertaintyMonitor(Callback):
             raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
         logits = self._read_logits(trainer, pl_module, boundary.perturbed_inputs.flatten(0, 1))
         uncertainty = boundary.score_logits(logits)
+        predictions = logits.argmax(dim=1)
         self._class_distances = widen_distances(self._class_distances, logits.shape[1])
-        scores = functional.trust_score(self._class_distances, logits.argmax(dim=1), validate_args=False)
-        trust = functional.mean_trust_score(scores).where(uncertainty.isfinite(), torch.nan)
-        values = torch.stack((uncertainty.double(), trust)).tolist()  # the check's only wait for the device
-        # Processes may differ, in running statistics say; the first one's weights are those that are saved.
-        values = trainer.strategy.broadcast(values)
-        return dict(zip(("boundary_uncertainty", "trust_score"), values, strict=True))
+        self._left_out_distances = widen_distances(self._left_out_distances, logits.shape[1])
+        trust, left_out = (
+            functional.trust_score(distances, predictions, validate_args=False)
+            for distances in (self._class_distances, self._left_out_distances)
+        )
+        is_first = self._predictions.shape != predictions.shape
+        before = predictions - 1 if is_first else self._predictions.to(predictions)
+        self._predictions = predictions
+        values = torch.stack(
+            (
+                uncertainty.double(),
+                functional.mean_trust_score(trust),
+                (predictions == boundary.labels.repeat(self.n_draws)).double().mean(),
+                functional.neighbor_agreement(left_out),
+                (predictions != before).double().mean(),
+            )
+        ).where(uncertainty.isfinite(), torch.nan)
+        # The check's only wait for the device. Processes may differ, in running statistics say: the first one's weights
+        # are those that are saved.
+        return dict(zip(_MEASURED, trainer.strategy.broadcast(values.tolist()), strict=True))
 
     def _record(self, entry: dict[str, Any]) -> None:
         if self.history and self.history[-1]["epoch"] == entry["epoch"]:
             self.history.pop()  # an epoch that a resumed run ends a second time
         self.history.append(entry)
-
-    def _logged(self) -> dict[str, float]:
-        return {name: value for name, value in self.history[-1].items() if name != "epoch"}
 
     def _read_logits(self, trainer: Trainer, pl_module: LightningModule, inputs: Tensor) -> Tensor:
         """Logits (n, J) of the module at `inputs` (n, ...), in batches."""

@@ -3,6 +3,7 @@
 import math
 from typing import Any, Literal
 
+import torch
 from bu_torch.callbacks._arguments import choice, flag, integer, number
 from bu_torch.callbacks._companions import Keeper, MemoryKeeper, Stopper, install
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
@@ -10,9 +11,18 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-Rule = Literal["boundary_uncertainty", "trust_score"]
+from bu_torch.functional import standardized_gain
+
+Rule = Literal["boundary_uncertainty", "trust_score", "consensus"]
+# What each rule looks at, with the sign that makes larger better.
+_SIGNALS: dict[str, dict[str, int]] = {
+    "boundary_uncertainty": {"boundary_uncertainty": 1},
+    "trust_score": {"trust_score": 1},
+    "consensus": {"label_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1},
+}
 
 
 class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
@@ -40,10 +50,15 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             best, >= 0.
         every_n_epochs: Check in every n-th epoch, >= 1. The patience counts checks.
         restore_best_weights: Load the kept epoch's weights into the module when training ends.
-        smoothing: Weight of the past in an exponential moving average of the rule's quantity, 0 <= smoothing < 1, as in
-            TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
-            `<rule>_smoothed` beside the raw one.
-        rule: The quantity that decides, `"boundary_uncertainty"` or `"trust_score"`; both are better when larger.
+        smoothing: Weight of the past in an exponential moving average of what the rule looks at, 0 <= smoothing < 1, as
+            in TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
+            `<quantity>_smoothed` beside the raw one.
+        rule: `"boundary_uncertainty"` or `"trust_score"`: the epoch with the largest value is kept. `"consensus"`: at
+            each check three things are compared with the kept epoch, agreement with the labels, agreement with the
+            neighbours, and steadiness of the predictions since the last check. Each difference is divided by the
+            standard deviation of its quantity over all checks so far. Where the mean of the three is positive (exceeds
+            `min_delta`), this epoch replaces the kept one, and the number of replacements is what `best_score` counts
+            and `patience` waits for; `min_delta_mode="rel"` and `stopping_threshold` do not apply.
         n_neighbors: As for `BoundaryUncertaintyMonitor`.
         n_draws: As for `BoundaryUncertaintyMonitor`.
         max_samples: As for `BoundaryUncertaintyMonitor`.
@@ -59,7 +74,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         best_model_path: Checkpoint of the kept epoch; "" if none was written.
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
         stopping_reason: Why the training ended, in words; "" while it runs.
-        history: As for `BoundaryUncertaintyMonitor`, with `<rule>_smoothed` if `smoothing` is on.
+        history: As for `BoundaryUncertaintyMonitor`, with `<quantity>_smoothed` if `smoothing` is on, and with
+            `replacements` for `rule="consensus"`.
 
     Raises:
         MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
@@ -68,6 +84,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     stopping_reason: str
     is_comparable: bool  # whether scores of the checkpoint that this run resumes from are on this run's scale
+    _n_before: int  # checks in `history` that are not
     _stopper: Stopper | None
     _keeper: Keeper | MemoryKeeper | None
 
@@ -102,7 +119,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         self.start_from_epoch = integer("start_from_epoch", start_from_epoch, 0)
         self.restore_best_weights = flag("restore_best_weights", restore_best_weights)
         self.smoothing = number("smoothing", smoothing, 0, below=1)
-        self.rule = choice("rule", rule, ("boundary_uncertainty", "trust_score"))
+        self.rule = choice("rule", rule, tuple(_SIGNALS))
+        if rule == "consensus" and (stopping_threshold is not None or min_delta_mode != "abs"):
+            raise MisconfigurationException(
+                "`stopping_threshold` and `min_delta_mode='rel'` apply to the value of one quantity, and"
+                " `rule='consensus'` compares several: `min_delta` is in standard deviations there."
+            )
         super().__init__(
             n_neighbors=n_neighbors,
             n_draws=n_draws,
@@ -156,6 +178,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         settings = state_dict.get("settings", self._settings())
         changed = {name: value for name, value in self._settings().items() if value != settings.get(name)}
         self.is_comparable = not changed
+        self._n_before = len(self.history) if changed else 0
         if changed:
             was = ", ".join(f"{name}={settings.get(name)!r}" for name in changed)
             now = ", ".join(f"{name}={value!r}" for name, value in changed.items())
@@ -191,6 +214,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         super()._clear()
         self.stopping_reason = ""
         self.is_comparable = True
+        self._n_before = 0
         self._stopper = None
         self._keeper = None
 
@@ -201,19 +225,44 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     @property
     def _score_name(self) -> str:
+        if self.rule == "consensus":
+            return "replacements"
         return f"{self.rule}_smoothed" if self.smoothing else self.rule
 
     def _record(self, entry: dict[str, Any]) -> None:
         super()._record(entry)
         if self.smoothing:
-            entry[self._score_name] = _moving_average([past[self.rule] for past in self.history], self.smoothing)
+            for name in _SIGNALS[self.rule]:
+                values = [past[name] for past in self._comparable()]
+                entry[f"{name}_smoothed"] = _moving_average(values, self.smoothing)
+        if self.rule == "consensus":
+            entry["replacements"] = self._replacements(entry)
+
+    def _replacements(self, entry: dict[str, Any]) -> float:
+        """How often an epoch has replaced the kept one, this check included; NaN if it cannot be compared."""
+        signs = _SIGNALS["consensus"]
+        names = [f"{name}_smoothed" if self.smoothing else name for name in signs]
+        if not all(math.isfinite(entry[name]) for name in names):
+            return math.nan
+        past = [e for e in self._comparable() if math.isfinite(e.get("replacements", 0 if e is entry else math.nan))]
+        rows = [[sign * e[name] for name, sign in zip(names, signs.values(), strict=True)] for e in past]
+        counted = [index for index, e in enumerate(past[:-1]) if e["epoch"] >= self.start_from_epoch]
+        if entry["epoch"] < self.start_from_epoch or not counted:
+            return float(entry["epoch"] >= self.start_from_epoch)
+        most = past[counted[-1]]["replacements"]
+        kept = next(index for index in counted if past[index]["replacements"] == most)
+        gain = float(standardized_gain(torch.tensor(rows, dtype=torch.float64), kept))
+        return most + (gain > self.min_delta)
+
+    def _comparable(self) -> list[dict[str, Any]]:
+        return self.history[self._n_before :]
 
     def _kept(self) -> dict[str, Any] | None:
         """The entry of `history` that the keeper holds: the first with the best score."""
         if self._keeper is None or self._keeper.best_model_score is None:
             return None
         best = float(self._keeper.best_model_score)
-        counted = (entry for entry in self.history if entry["epoch"] >= self.start_from_epoch)
+        counted = (entry for entry in self._comparable() if entry["epoch"] >= self.start_from_epoch)
         return next((entry for entry in counted if entry.get(self._score_name) == best), None)
 
     def _restore(self, trainer: Trainer) -> bool:

@@ -7,16 +7,19 @@ from bu_torch.functional.boundary import (
     pair_uncertainty,
     top_pairs,
 )
+from bu_torch.functional.consensus import standardized_gain
 from bu_torch.functional.parzen import silverman_bandwidth
-from bu_torch.functional.trust import mean_trust_score, trust_score
+from bu_torch.functional.trust import mean_trust_score, neighbor_agreement, trust_score
 
 __all__ = [
     "boundary_uncertainty",
     "index_pairs",
     "local_uncertainty",
     "mean_trust_score",
+    "neighbor_agreement",
     "pair_uncertainty",
     "silverman_bandwidth",
+    "standardized_gain",
     "top_pairs",
     "trust_score",
 ]

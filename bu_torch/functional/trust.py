@@ -72,3 +72,29 @@ def mean_trust_score(scores: Tensor) -> Tensor:
     if scores.numel() == 0:
         raise ValueError("`scores` must hold at least one trust score, got none.")
     return scores.double().clamp(1e-3, 1e3).log().mean().exp()
+
+
+def neighbor_agreement(scores: Tensor) -> Tensor:
+    """Trust scores on a bounded scale: the mean of s / (1 + s), which is d_other / (d_other + d_predicted).
+
+    1 where the predicted class is there and all others are infinitely far in comparison, 1/2 where it is as near as the
+    nearest other class, 0 where it is infinitely far. Unlike a mean of ratios it needs no clipping. The mean is taken
+    in float64.
+
+    Args:
+        scores: Trust scores (`trust_score`), any shape with at least one entry, in [0, inf].
+
+    Returns:
+        Scalar in [0, 1], float64, on the device of `scores`.
+
+    Raises:
+        ValueError: If `scores` is empty.
+
+    Example:
+        >>> neighbor_agreement(torch.tensor([3.0, 1.0, math.inf, 0.0]))
+        tensor(0.5625, dtype=torch.float64)
+    """
+    if scores.numel() == 0:
+        raise ValueError("`scores` must hold at least one trust score, got none.")
+    scores = scores.double()
+    return (1 - 1 / (1 + scores)).mean()

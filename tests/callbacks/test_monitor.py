@@ -54,7 +54,7 @@ def test_history_holds_what_the_estimators_say(tmp_path):
 
     boundary = BoundaryUncertainty(n_draws=2, seed=3).fit(features, labels)
     trust = TrustScore().fit(boundary.standardize(features), labels)
-    points = boundary.perturbed_inputs.flatten(0, 1)
+    points, before = boundary.perturbed_inputs.flatten(0, 1), None
     assert [entry["epoch"] for entry in monitor.history] == [0, 1, 2]
     for entry, state in zip(monitor.history, weights, strict=True):
         module.load_state_dict(state)
@@ -62,7 +62,15 @@ def test_history_holds_what_the_estimators_say(tmp_path):
         with torch.no_grad():
             predictions = module.eval()(points).argmax(dim=1)
         scores = trust.score(boundary.standardize(points), predictions)
-        assert entry["trust_score"] == pytest.approx(float(functional.mean_trust_score(scores)), rel=1e-6)
+        assert entry["trust_score"] == pytest.approx(float(functional.mean_trust_score(scores)), rel=1e-5)
+        assert entry["label_agreement"] == pytest.approx(float((predictions == labels.repeat(2)).float().mean()))
+        left_out = torch.arange(120).repeat(2)
+        distances = trust.class_distances(boundary.standardize(points), left_out)
+        scores = functional.trust_score(distances, predictions)
+        assert entry["neighbor_agreement"] == pytest.approx(float(functional.neighbor_agreement(scores)))
+        changes = 1.0 if before is None else float((predictions != before).float().mean())
+        assert entry["prediction_changes"] == pytest.approx(changes)
+        before = predictions
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

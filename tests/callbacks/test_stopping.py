@@ -1,5 +1,7 @@
 import math
+import random
 import signal
+import statistics
 from datetime import timedelta
 from pathlib import Path
 
@@ -32,7 +34,13 @@ class Scripted(BoundaryUncertaintyStopping):
 
     def _measure(self, trainer, pl_module):
         value = self.script[min(trainer.current_epoch, len(self.script) - 1)]
-        return {"boundary_uncertainty": value, "trust_score": 2 * value}
+        return {
+            "boundary_uncertainty": value,
+            "trust_score": 2 * value,
+            "label_agreement": value,
+            "neighbor_agreement": value,
+            "prediction_changes": 1 - value,
+        }
 
 
 class Weights(Callback):
@@ -136,6 +144,88 @@ class TestDecision:
         assert stopping.best_epoch == values.index(max(values))
         assert stopping.stopped_epoch == stopping.best_epoch + 20
         assert stopping.best_score == max(values)
+
+
+class TestConsensus:
+    """Three signals, compared with the kept epoch in units of their spread so far."""
+
+    def by_hand(self, rows, patience, min_delta=0.0):
+        """Kept and stopped epoch from the definition, in plain Python."""
+        kept = last = 0
+        for t in range(1, len(rows)):
+            gains = []
+            for k in range(3):
+                so_far = [row[k] for row in rows[: t + 1]]
+                spread = statistics.pstdev(so_far)
+                gains.append((so_far[t] - so_far[kept]) / spread if spread else 0.0)
+            if sum(gains) / 3 > min_delta:
+                kept = last = t
+            elif t - last >= patience:
+                return kept, t
+        return kept, None
+
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("min_delta", [0.0, 0.5])
+    def test_keeps_and_stops_as_defined(self, tmp_path, seed, min_delta):
+        rng = random.Random(seed)
+        rows = [[rng.random() * (1 + t % 5) for _ in range(3)] for t in range(20)]
+
+        class Rows(BoundaryUncertaintyStopping):
+            def _measure(self, trainer, pl_module):
+                a, b, c = rows[trainer.current_epoch]
+                return {"boundary_uncertainty": 0.0, "trust_score": 1.0} | {
+                    "label_agreement": a,
+                    "neighbor_agreement": b,
+                    "prediction_changes": -c,
+                }
+
+        stopping, module, weights = Rows(rule="consensus", patience=4, min_delta=min_delta), Classifier(), Weights()
+        trainer(tmp_path, stopping, weights, max_epochs=20).fit(module, loader(*blobs()))
+        kept, stopped = self.by_hand(rows, 4, min_delta)
+        assert (stopping.best_epoch, stopping.stopped_epoch) == (kept, stopped)
+        assert same(module.state_dict(), weights.of_epoch[kept])
+        counts = [entry["replacements"] for entry in stopping.history]
+        assert stopping.best_score == counts[kept] == max(counts)
+
+    @pytest.mark.parametrize("kwargs", [{}, {"start_from_epoch": 2}, {"smoothing": 0.4}, {"every_n_epochs": 2}])
+    def test_resumes_as_if_uncut(self, tmp_path, kwargs):
+        script = (0.1, 0.9, 0.3, 0.6, 0.2, 0.5, 0.95, 0.1)
+        kwargs = {"rule": "consensus", "patience": 4, **kwargs}
+        whole, _, _ = run(tmp_path / "whole", script, **kwargs)
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        run(tmp_path, script, last, max_epochs=4, **kwargs)
+        resumed, _, _ = run(tmp_path, script, ckpt_path=tmp_path / "user" / "last.ckpt", **kwargs)
+        assert resumed.history == whole.history
+        assert (resumed.best_epoch, resumed.stopped_epoch) == (whole.best_epoch, whole.stopped_epoch)
+
+    def test_a_check_that_is_not_finite_replaces_nothing(self, tmp_path):
+        stopping, _, _ = run(tmp_path, [0.1, NAN, 0.9, NAN], rule="consensus", check_finite=False, max_epochs=4)
+        counts = [entry["replacements"] for entry in stopping.history]
+        assert counts[0] == 1.0
+        assert math.isnan(counts[1])
+        assert counts[2] == 2.0
+        assert stopping.best_epoch == 2
+
+    def test_on_real_data_predictions_are_remembered_over_a_resume(self, tmp_path):
+        def real(max_epochs, *callbacks, ckpt_path=None):
+            pl.seed_everything(3, verbose=False)
+            stopping, module = BoundaryUncertaintyStopping(rule="consensus", n_draws=2), Classifier()
+            module.net[3] = torch.nn.Identity()  # no dropout: the order of the samples is all that is random
+            data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*blobs()), batch_size=30)
+            trainer(tmp_path, stopping, *callbacks, max_epochs=max_epochs).fit(module, data, ckpt_path=ckpt_path)
+            return stopping
+
+        whole = real(6)
+        real(3, ModelCheckpoint(tmp_path / "user", save_last=True))
+        resumed = real(6, ckpt_path=tmp_path / "user" / "last.ckpt")
+        assert resumed.history == whole.history
+        assert whole.history[0]["prediction_changes"] == 1.0
+        assert whole.history[1]["prediction_changes"] < 1.0
+
+    @pytest.mark.parametrize("kwargs", [{"stopping_threshold": 0.5}, {"min_delta_mode": "rel"}])
+    def test_options_for_one_quantity_are_refused(self, kwargs):
+        with pytest.raises(MisconfigurationException, match="`rule='consensus'` compares several"):
+            BoundaryUncertaintyStopping(rule="consensus", **kwargs)
 
 
 class TestEnds:
@@ -570,7 +660,10 @@ def test_before_a_fit_nothing_is_kept():
         ({"check_finite": "no"}, "`check_finite` must be True or False, got 'no'"),
         ({"restore_best_weights": 1}, "`restore_best_weights` must be True or False, got 1"),
         ({"smoothing": 1.0}, "`smoothing` must be a finite number >= 0 and < 1, got 1.0"),
-        ({"rule": "accuracy"}, "`rule` must be one of 'boundary_uncertainty', 'trust_score', got 'accuracy'"),
+        (
+            {"rule": "accuracy"},
+            "`rule` must be one of 'boundary_uncertainty', 'trust_score', 'consensus', got 'accuracy'",
+        ),
         ({"n_neighbors": 0}, "`n_neighbors` must be an integer >= 2"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import proposal2
 
-from bu_torch.functional import mean_trust_score, trust_score
+from bu_torch.functional import mean_trust_score, neighbor_agreement, trust_score
 
 
 def test_agrees_with_one_point_at_a_time(dtype, device):
@@ -68,6 +68,16 @@ def test_bad_arguments_are_named(distances, predictions, error, message):
         trust_score(distances, predictions)
 
 
+def test_agreement_with_the_neighbours_is_a_share_of_distances():
+    distances = torch.tensor([[1.0, 3.0], [2.0, 2.0], [0.0, 1.0], [1.0, math.inf], [math.inf, 1.0], [0.0, 0.0]])
+    scores = trust_score(distances, torch.zeros(6).long())
+    shares = [0.75, 0.5, 1.0, 1.0, 0.0, 0.5]
+    assert [float(neighbor_agreement(s.reshape(1))) for s in scores] == pytest.approx(shares)
+    assert float(neighbor_agreement(scores)) == pytest.approx(sum(shares) / 6)
+
+
 def test_mean_of_nothing_is_refused():
     with pytest.raises(ValueError, match="`scores` must hold at least one"):
         mean_trust_score(torch.zeros(0))
+    with pytest.raises(ValueError, match="`scores` must hold at least one"):
+        neighbor_agreement(torch.zeros(0))
