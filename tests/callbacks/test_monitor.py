@@ -84,7 +84,7 @@ def test_weights_are_the_same_to_the_bit_with_and_without(tmp_path, precision):
             return 120
 
         def __getitem__(self, i):
-            noise = torch.randn(4) + random.random() + np.random.rand()  # noqa: S311
+            noise = torch.randn(4) + random.random() + np.random.rand()
             return (self.features[i] + 0.1 * noise).float(), self.labels[i]
 
     def train(*callbacks):
