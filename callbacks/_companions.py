@@ -9,12 +9,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from bu_torch.callbacks.monitor import scored_module
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+
+from bu_torch.callbacks.monitor import scored_module
 
 if TYPE_CHECKING:
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping

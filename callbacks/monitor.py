@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from bu_torch.callbacks._arguments import integer
-from bu_torch.callbacks._training_data import choose, read_training_data
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
@@ -17,6 +15,8 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch._evaluation_mode import evaluation_mode, preserved_random_state
 from bu_torch.boundary import BoundaryUncertainty
+from bu_torch.callbacks._arguments import integer
+from bu_torch.callbacks._training_data import choose, read_training_data
 from bu_torch.functional._checks import as_logits
 from bu_torch.trust import TrustScore, widen_distances
 

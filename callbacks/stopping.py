@@ -4,9 +4,6 @@ import math
 from typing import Any, Literal
 
 import torch
-from bu_torch.callbacks._arguments import choice, flag, integer, number
-from bu_torch.callbacks._companions import Keeper, MemoryKeeper, Stopper, install
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
@@ -14,6 +11,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from bu_torch.callbacks._arguments import choice, flag, integer, number
+from bu_torch.callbacks._companions import Keeper, MemoryKeeper, Stopper, install
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.functional import standardized_gain
 
 Rule = Literal["boundary_uncertainty", "trust_score", "consensus"]
@@ -302,8 +302,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return f"{start} is not finite ({self.history[-1][self._score_name]})."
         if stopper.stopping_reason == EarlyStoppingReason.STOPPING_THRESHOLD:
             return f"{start} exceeds the stopping threshold {self.stopping_threshold}."
-        epochs = f" ({stopper.wait_count * self.every_n_epochs} epochs)" if self.every_n_epochs > 1 else ""
-        return f"{start} did not improve in the last {stopper.wait_count} checks{epochs}."
+        checks = f"in the last {stopper.wait_count} checks"
+        if self.every_n_epochs > 1:
+            checks += f" ({stopper.wait_count * self.every_n_epochs} epochs)"
+        if self.rule == "consensus":
+            return f"Stopped in epoch {stopper.stopped_epoch}: no epoch was better than the kept one {checks}."
+        return f"{start} did not improve {checks}."
 
 
 def _moving_average(values: list[float], weight_of_past: float) -> float:

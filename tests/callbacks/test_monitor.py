@@ -4,8 +4,6 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.callbacks._training_data import _trained_indices
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -25,6 +23,8 @@ from torch.utils.data import (
 )
 
 from bu_torch import BoundaryUncertainty, TrustScore, functional
+from bu_torch.callbacks import BoundaryUncertaintyMonitor
+from bu_torch.callbacks._training_data import _trained_indices
 
 
 def fit(folder, data, module=None, monitor=None, **kwargs):

@@ -8,7 +8,6 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from bu_torch.callbacks import BoundaryUncertaintyStopping
 from lightning.pytorch.callbacks import (
     Callback,
     EarlyStopping,
@@ -21,6 +20,8 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
+
+from bu_torch.callbacks import BoundaryUncertaintyStopping
 
 NAN = math.nan
 
