@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from bu_torch import functional
@@ -169,10 +169,12 @@ class BoundaryUncertaintyMonitor(Callback):
         """Read the samples and compute all that does not depend on the network."""
         if trainer.reload_dataloaders_every_n_epochs and self.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
-        inputs, labels = self._read(trainer)
         try:
+            inputs, labels = self._read(trainer)
+            shape = " x ".join(str(size) for size in inputs.shape)
+            rank_zero_info(f"Boundary uncertainty finds the neighbours of the training samples ({shape}).")
             boundary = BoundaryUncertainty(self.n_neighbors, self.n_draws, self.seed).fit(inputs, labels)
-            standardized = boundary.standardize(torch.as_tensor(inputs).to(boundary.perturbed_inputs))
+            standardized = boundary.standardize(inputs.to(boundary.perturbed_inputs))
             trust = TrustScore().fit(standardized, boundary.labels)
             moved = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
             left_out = torch.arange(len(standardized), device=moved.device).repeat(self.n_draws)
@@ -188,9 +190,9 @@ class BoundaryUncertaintyMonitor(Callback):
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
         self._boundary = boundary.to(pl_module.device)
 
-    def _read(self, trainer: Trainer) -> tuple[Any, Any]:
+    def _read(self, trainer: Trainer) -> tuple[Tensor, Tensor]:
         if self.reference is not None:
-            inputs, labels = self.reference
+            inputs, labels = (torch.as_tensor(part) for part in self.reference)
             rows = choose(len(inputs), self.max_samples, self.seed) if len(inputs) == len(labels) else None
             return (inputs, labels) if rows is None else (inputs[rows], labels[rows])
         max_samples = self.max_samples

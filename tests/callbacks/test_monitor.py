@@ -400,6 +400,7 @@ class TestFindingTheData:
             (loader(blobs()[0], torch.zeros(120, 3)), {}, "One-hot labels: pass"),
             (loader(blobs()[0], torch.zeros(120).long()), {}, "at least two classes, got class 0 alone"),
             (loader(blobs()[0] / 0, blobs()[1]), {}, "NaN or infinity in 120 of 120 samples"),
+            (loader(*blobs()), {"reference": (["a"], [0])}, "cannot use `reference`: "),
             (
                 loader(*blobs()),
                 {"reference": (blobs()[0], blobs()[1][:7])},
