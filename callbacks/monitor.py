@@ -83,6 +83,7 @@ class BoundaryUncertaintyMonitor(Callback):
     history: list[dict[str, Any]]
     setup_seconds: float
     check_seconds: float
+    _is_tried: bool
     _boundary: BoundaryUncertainty | None
     _class_distances: Tensor  # from the perturbed inputs, (n_draws * N, J)
     _left_out_distances: Tensor  # likewise, the sample that was moved left out
@@ -132,9 +133,13 @@ class BoundaryUncertaintyMonitor(Callback):
         started = time.perf_counter()
         with preserved_random_state():
             self._prepare(trainer, pl_module)
-        self._try_forward(trainer, pl_module)
         self._warn_of_a_missed_check(trainer)
         self.setup_seconds = time.perf_counter() - started
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if not self._is_tried:  # not before: a module may prepare itself in its own `on_train_start`
+            self._is_tried = True
+            self._try_forward(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
@@ -160,6 +165,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self.history = []
         self.setup_seconds = 0.0
         self.check_seconds = 0.0
+        self._is_tried = False
         self._boundary = None
         self._class_distances = torch.empty(0, 0)
         self._left_out_distances = torch.empty(0, 0)
@@ -248,7 +254,7 @@ class BoundaryUncertaintyMonitor(Callback):
         return torch.cat([_logits_of(output) for output in outputs])
 
     def _try_forward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Pass a few inputs through `forward`, so that what cannot work fails before the first epoch."""
+        """Pass a few inputs through `forward`, so that what cannot work fails at once and not after an epoch."""
         if self._boundary is None:
             return
         inputs = self._boundary.perturbed_inputs[0, :_TRIAL_INPUTS]

@@ -509,6 +509,16 @@ class TestModels:
             fit(tmp_path, loader(*blobs()), Other())
         assert Other.steps == 0
 
+    def test_a_module_may_prepare_itself_when_training_starts(self, tmp_path):
+        class Late(Classifier):
+            def on_train_start(self):
+                self.scale = 2.0
+
+            def forward(self, x):
+                return self.scale * super().forward(x)
+
+        assert len(fit(tmp_path, loader(*blobs()), Late()).history) == 3
+
     def test_the_average_is_measured_where_weights_are_averaged(self, tmp_path):
         class Reversed(EMAWeightAveraging):
             """An average that is easily told from the live weights."""
