@@ -161,7 +161,7 @@ class BoundaryUncertainty:
             ValueError: If the logits have the wrong shape.
         """
         self._check_fitted()
-        logits = self.check_classes(logits)
+        logits = self._as_class_logits(logits)
         n_samples = self.labels.shape[0]
         if logits.shape[0] != self.n_draws * n_samples:
             raise ValueError(
@@ -188,7 +188,7 @@ class BoundaryUncertainty:
             ValueError: If an argument has the wrong shape, an index is out of range, or J differs between calls.
         """
         self._check_fitted()
-        logits = self.check_classes(logits)
+        logits = self._as_class_logits(logits)
         index = as_labels(index, logits.shape[0], "index").to(logits.device)
         n_rows = self.n_draws * self.labels.shape[0]
         if int(index.max()) >= n_rows:
@@ -239,13 +239,7 @@ class BoundaryUncertainty:
             setattr(self, name, getattr(self, name).to(device))
         return self
 
-    def check_classes(self, logits: Tensor) -> Tensor:
-        """Logits (n, J) or (n,), float32 or float64 with two columns at least.
-
-        Raises:
-            TypeError: If they are not a floating-point tensor.
-            ValueError: If they have the wrong shape or fewer columns than there are classes.
-        """
+    def _as_class_logits(self, logits: Tensor) -> Tensor:
         logits = as_logits(logits).detach()
         if logits.shape[1] < self._n_classes:
             raise ValueError(

@@ -24,7 +24,6 @@ _BATCH_ELEMENTS = 2**17  # input values of one forward batch, so that small inpu
 _MEASURED = ("boundary_uncertainty", "trust_score", "label_agreement", "neighbor_agreement", "prediction_changes")
 _SHOWN = ("boundary_uncertainty", "trust_score")  # in the progress bar
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
-_TRIAL_INPUTS = 2  # passed through `forward` before the first epoch
 
 
 class BoundaryUncertaintyMonitor(Callback):
@@ -83,7 +82,6 @@ class BoundaryUncertaintyMonitor(Callback):
     history: list[dict[str, Any]]
     setup_seconds: float
     check_seconds: float
-    _is_tried: bool
     _boundary: BoundaryUncertainty | None
     _class_distances: Tensor  # from the perturbed inputs, (n_draws * N, J)
     _left_out_distances: Tensor  # likewise, the sample that was moved left out
@@ -136,11 +134,6 @@ class BoundaryUncertaintyMonitor(Callback):
         self._warn_of_a_missed_check(trainer)
         self.setup_seconds = time.perf_counter() - started
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if not self._is_tried:  # not before: a module may prepare itself in its own `on_train_start`
-            self._is_tried = True
-            self._try_forward(trainer, pl_module)
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             started = time.perf_counter()
@@ -165,7 +158,6 @@ class BoundaryUncertaintyMonitor(Callback):
         self.history = []
         self.setup_seconds = 0.0
         self.check_seconds = 0.0
-        self._is_tried = False
         self._boundary = None
         self._class_distances = torch.empty(0, 0)
         self._left_out_distances = torch.empty(0, 0)
@@ -214,7 +206,10 @@ class BoundaryUncertaintyMonitor(Callback):
         if boundary is None:
             raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
         logits = self._read_logits(trainer, pl_module, boundary.perturbed_inputs.flatten(0, 1))
-        uncertainty = boundary.score_logits(logits)
+        try:
+            uncertainty = boundary.score_logits(logits)
+        except ValueError as error:
+            raise MisconfigurationException(f"The module's `forward` gives too few outputs: {error}") from error
         predictions = logits.argmax(dim=1)
         self._class_distances = widen_distances(self._class_distances, logits.shape[1])
         self._left_out_distances = widen_distances(self._left_out_distances, logits.shape[1])
@@ -249,20 +244,13 @@ class BoundaryUncertaintyMonitor(Callback):
         dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), inputs.dtype)
         batches = inputs.split(max(1, _BATCH_ELEMENTS // inputs[0].numel(), _training_batch_size(trainer)))
         precision = trainer.precision_plugin
-        with evaluation_mode(module), precision.forward_context():
-            outputs = [module(precision.convert_input(batch.to(dtype))) for batch in batches]
-        return torch.cat([_logits_of(output) for output in outputs])
-
-    def _try_forward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Pass a few inputs through `forward`, so that what cannot work fails at once and not after an epoch."""
-        if self._boundary is None:
-            return
-        inputs = self._boundary.perturbed_inputs[0, :_TRIAL_INPUTS]
         try:
-            self._boundary.check_classes(self._read_logits(trainer, pl_module, inputs))
-        except Exception as error:
+            with evaluation_mode(module), precision.forward_context():
+                outputs = [module(precision.convert_input(batch.to(dtype))) for batch in batches]
+            return torch.cat([_logits_of(output) for output in outputs])
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise MisconfigurationException(
-                f"Boundary uncertainty passes inputs of shape {tuple(inputs.shape)} and dtype {inputs.dtype} to"
+                f"Boundary uncertainty passes inputs of shape {tuple(batches[0].shape)} and dtype {dtype} to"
                 f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}: {error}"
             ) from error
 
@@ -298,7 +286,4 @@ def _logits_of(output: Any) -> Tensor:
         raise MisconfigurationException(
             f"The module's `forward` must give logits (n, J), or an output with `logits`, got {type(output).__name__}."
         )
-    try:
-        return as_logits(logits, "the output of `forward`")
-    except (TypeError, ValueError) as error:
-        raise MisconfigurationException(str(error)) from error
+    return as_logits(logits, "the output of `forward`")
