@@ -7,6 +7,7 @@ Every rule is causal: at an epoch it knows that epoch and those before. Reported
 and the excess error, which is that minus the error of the best epoch in hindsight of the training on all labels.
 
     python benchmarks/quality.py --quick
+    python benchmarks/quality.py
     python benchmarks/quality.py --seeds 5 --noise 0 0.1 0.2 0.4 --settings rmsprop adamw sgd wide
 """
 
@@ -282,7 +283,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--quick", action="store_true", help="five small tables, one seed, 60 epochs")
     parser.add_argument("--tables", nargs="+", default=TABLES, choices=TABLES)
     parser.add_argument("--noise", nargs="+", type=float, default=[0.0, 0.2])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--settings", nargs="+", default=["rmsprop"], choices=list(SETTINGS))
     parser.add_argument("--epochs", type=int, default=150)
     parser.add_argument("--processes", type=int, default=2)
@@ -317,7 +318,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         "summary": json.loads(summary.to_json(orient="index")),
         "cases": json.loads(judged.to_json(orient="records")),
     }
-    (options.results / f"{name}.json").write_text(json.dumps(content, indent=1))
+    (options.results / f"{name}.json").write_text(json.dumps(content))
     plot(judged, options.results / f"{name}.png")
     with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 4):
         print(summary)
