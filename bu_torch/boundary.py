@@ -14,6 +14,16 @@ from bu_torch.graph import NeighborGraph
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
 
+_FITTED_TENSORS = (
+    "perturbed_inputs",
+    "labels",
+    "neighbors",
+    "bayes_pairs",
+    "mean_",
+    "scale_",
+    "_pairs",
+    "_pair_index",
+)
 _SCORE_BATCH = 4096
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 
@@ -226,16 +236,7 @@ class BoundaryUncertainty:
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place; the perturbed inputs too."""
         self._check_fitted()
-        for name in (
-            "perturbed_inputs",
-            "labels",
-            "neighbors",
-            "bayes_pairs",
-            "mean_",
-            "scale_",
-            "_pairs",
-            "_pair_index",
-        ):
+        for name in _FITTED_TENSORS:
             setattr(self, name, getattr(self, name).to(device))
         return self
 

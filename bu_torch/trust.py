@@ -86,11 +86,11 @@ class TrustScore:
         labels = as_labels(labels, features.shape[0]).to(features.device)
         n_classes = int(labels.max()) + 1
         self.kept_ = self._filter(features, labels, n_classes)
-        self._classes = [features[(labels == c) & self.kept_] for c in range(n_classes)]
+        rows_of_class = [torch.nonzero((labels == c) & self.kept_).flatten() for c in range(n_classes)]
+        self._classes = [features[rows] for rows in rows_of_class]
         self.class_sizes_ = torch.tensor([len(members) for members in self._classes], device=features.device)
         self._place = torch.full((len(labels), 2), -1, device=features.device)  # of each sample: class, row among it
-        for label in range(n_classes):
-            rows = torch.nonzero((labels == label) & self.kept_).flatten()
+        for label, rows in enumerate(rows_of_class):
             self._place[rows, 0] = label
             self._place[rows, 1] = torch.arange(len(rows), device=features.device)
         present = torch.bincount(labels, minlength=n_classes) > 0
@@ -122,17 +122,16 @@ class TrustScore:
         if not hasattr(self, "_classes"):
             raise RuntimeError("This TrustScore is not fitted yet: call `fit` first.")
         features = as_flat_features(features, n_features=self._classes[0].shape[1])
-        exclude = None
+        place = None
         if left_out is not None:
             left_out = as_labels(left_out, features.shape[0], "left_out").to(self._place.device)
             if int(left_out.max()) >= len(self._place):
                 raise ValueError(f"`left_out` must hold rows in [0, {len(self._place)}), got {int(left_out.max())}.")
+            place = self._place[left_out].to(features.device)
         distances = features.new_full((features.shape[0], len(self._classes)), math.inf)
         for label, members in enumerate(self._classes):
             if len(members):
-                if left_out is not None:
-                    is_member = self._place[left_out, 0] == label
-                    exclude = torch.where(is_member, self._place[left_out, 1], -1).to(features.device)
+                exclude = None if place is None else torch.where(place[:, 0] == label, place[:, 1], -1)
                 backend = resolve_backend("auto", features.device)
                 found, _ = nearest(members.to(features), features, 1, exclude=exclude, backend=backend)
                 distances[:, label] = found[:, 0].to(features.dtype)
@@ -205,7 +204,9 @@ class TrustScore:
 
 def widen_distances(class_distances: Tensor, n_classes: int) -> Tensor:
     """Class distances (n, J) with columns of inf, empty classes, up to `n_classes`; never narrower."""
-    missing = max(0, n_classes - class_distances.shape[1])
+    missing = n_classes - class_distances.shape[1]
+    if missing <= 0:  # padding by nothing would copy
+        return class_distances
     return torch.nn.functional.pad(class_distances, (0, missing), value=math.inf)
 
 

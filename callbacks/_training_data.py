@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -100,7 +101,7 @@ def _trained_indices(trainer: Trainer, loader: DataLoader[Any]) -> list[int]:
     if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
         return sorted({index for batch in _own_pass(batch_sampler, loader) for index in batch})
     sampler: Any = loader.sampler if batch_sampler is None else batch_sampler.sampler
-    while type(sampler).__name__ == "DistributedSamplerWrapper":  # Lightning's, around the user's own
+    while isinstance(sampler, DistributedSamplerWrapper):  # Lightning's, around the user's own
         sampler = sampler.dataset._sampler
     if isinstance(sampler, SequentialSampler):
         # In order, a limit on the batches leaves out the same samples in every epoch.

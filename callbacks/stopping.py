@@ -242,15 +242,15 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         """How often an epoch has replaced the kept one, this check included; NaN if it cannot be compared."""
         signs = _SIGNALS["consensus"]
         names = [f"{name}_smoothed" if self.smoothing else name for name in signs]
-        if not all(math.isfinite(entry[name]) for name in names):
+        checks = [check for check in self._comparable() if all(math.isfinite(check[name]) for name in names)]
+        if not checks or checks[-1] is not entry:
             return math.nan
-        past = [e for e in self._comparable() if math.isfinite(e.get("replacements", 0 if e is entry else math.nan))]
-        rows = [[sign * e[name] for name, sign in zip(names, signs.values(), strict=True)] for e in past]
-        counted = [index for index, e in enumerate(past[:-1]) if e["epoch"] >= self.start_from_epoch]
-        if entry["epoch"] < self.start_from_epoch or not counted:
+        counted = [index for index, check in enumerate(checks[:-1]) if check["epoch"] >= self.start_from_epoch]
+        if not counted:
             return float(entry["epoch"] >= self.start_from_epoch)
-        most = past[counted[-1]]["replacements"]
-        kept = next(index for index in counted if past[index]["replacements"] == most)
+        most = checks[counted[-1]]["replacements"]
+        kept = next(index for index in counted if checks[index]["replacements"] == most)
+        rows = [[sign * check[name] for name, sign in zip(names, signs.values(), strict=True)] for check in checks]
         gain = float(standardized_gain(torch.tensor(rows, dtype=torch.float64), kept))
         return most + (gain > self.min_delta)
 

@@ -179,11 +179,14 @@ def pair_uncertainty(
         raise ValueError(f"`min_weight` must be >= 0, got {min_weight}.")
     logits = as_logits(logits)
     n_pairs = pairs.shape[0]
-    local, counts = _local_uncertainty(logits, top_pairs(logits), labels, neighbors, pairs[pair_index])
+    top = top_pairs(logits)
+    local, counts = _local_uncertainty(logits, top, labels, neighbors, pairs[pair_index])
     weight = _sum_by_pair(counts, pair_index, n_pairs)
     uncertain = _sum_by_pair(counts * local, pair_index, n_pairs)
     size = _count_by_pair(torch.ones_like(pair_index), pair_index, n_pairs)
-    wrong = _count_by_pair((logits.argmax(dim=1) != labels).to(pair_index.dtype), pair_index, n_pairs)
+    lower, upper = logits.gather(1, top).unbind(1)
+    predicted = torch.where(lower >= upper, top[:, 0], top[:, 1])
+    wrong = _count_by_pair((predicted != labels).to(pair_index.dtype), pair_index, n_pairs)
 
     is_separable = (weight < min_weight) | (weight == 0)
     mixed = uncertain / torch.where(is_separable, torch.ones_like(weight), weight)
@@ -195,7 +198,7 @@ def pair_uncertainty(
 def _local_uncertainty(
     logits: Tensor, top: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """U (N,) and k (N,) without checks, in blocks of rows so that memory does not grow with N M."""
+    """Local uncertainty (N,) and counts (N,) without checks, in blocks of rows: memory does not grow with N M."""
     # Halving is exact and keeps differences of huge logits in range; nothing here depends on the scale.
     halved = torch.where(logits.isfinite().all(dim=1, keepdim=True), logits * 0.5, torch.nan)
     flat = halved.reshape(-1)
