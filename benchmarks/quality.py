@@ -8,11 +8,18 @@ and the excess error, which is that minus the error of the best epoch in hindsig
 
     python benchmarks/quality.py --quick
     python benchmarks/quality.py
-    python benchmarks/quality.py --seeds 5 --noise 0 0.1 0.2 0.4 --settings rmsprop adamw sgd wide
+    python benchmarks/quality.py --name quality-settings --settings adamw sgd wide --seeds 2
+    python benchmarks/quality.py --name quality-images --settings conv --seeds 2 --epochs 60
+    python benchmarks/quality.py --name quality-sgd --settings plain_sgd --seeds 2
+    python benchmarks/quality.py --name quality-noise --noise 0.1 0.4 --seeds 2
+    python benchmarks/quality.py --name quality-500 --epochs 500 --seeds 1
+
+The images are the idx files of Fashion-MNIST, as the Debian package dataset-fashion-mnist installs them.
 """
 
 import argparse
 import dataclasses
+import gzip
 import itertools
 import json
 import logging
@@ -20,14 +27,17 @@ import platform
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -36,14 +46,40 @@ from bu_torch.functional import standardized_gain
 
 FOLDER = Path(__file__).parent
 TABLES = tuple(sorted(file.name.removesuffix(".csv.gz") for file in (FOLDER / "data").glob("*.csv.gz")))
-SETTINGS: dict[str, tuple[tuple[int, int], Callable[..., torch.optim.Optimizer]]] = {
-    "rmsprop": ((128, 64), lambda p: torch.optim.RMSprop(p, lr=1e-3)),
-    "adamw": ((128, 64), lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=1e-2)),
-    "sgd": ((128, 64), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
-    "wide": ((512, 512), lambda p: torch.optim.RMSprop(p, lr=1e-3)),
+IMAGES = Path("/usr/share/datasets/fashion-mnist")
+N_IMAGES = 5000
+PLAIN_SGD, CONV = "plain_sgd", "conv"
+
+
+def mlp(*widths: int) -> Callable[[torch.Size, int], nn.Module]:
+    def build(shape: torch.Size, n_classes: int) -> nn.Module:
+        sizes = (shape.numel(), *widths)
+        hidden = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+        return nn.Sequential(*hidden, nn.Linear(sizes[-1], n_classes))
+
+    return build
+
+
+def conv(shape: torch.Size, n_classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 7 * 7, 64), nn.ReLU(), nn.Linear(64, n_classes),
+    )  # fmt: skip
+
+
+SETTINGS: dict[str, tuple[Callable[[torch.Size, int], nn.Module], Callable[..., torch.optim.Optimizer]]] = {
+    "rmsprop": (mlp(128, 64), lambda p: torch.optim.RMSprop(p, lr=1e-3)),
+    "adamw": (mlp(128, 64), lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=1e-2)),
+    "sgd": (mlp(128, 64), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
+    PLAIN_SGD: (mlp(128, 64), lambda p: torch.optim.SGD(p, lr=0.05)),
+    "wide": (mlp(512, 512), lambda p: torch.optim.RMSprop(p, lr=1e-3)),
+    CONV: (conv, lambda p: torch.optim.AdamW(p, lr=1e-3)),
 }
 PATIENCE = 20
 Split = tuple[Tensor, Tensor]
+Columns = dict[str, list[float]]
+Record = dict[str, Any]  # "case", and the columns of the training on "all" labels and on "part" of them
 Kept = tuple[int, int]  # the kept epoch, and the last epoch that the rule needed
 
 
@@ -59,14 +95,12 @@ class Case:
 
 
 class Net(L.LightningModule):
-    """An MLP as the paper trains it, and what a validation loop logs."""
+    """A classifier, trained as the paper does, and what a validation loop logs."""
 
-    def __init__(self, n_features: int, n_classes: int, setting: str) -> None:
+    def __init__(self, shape: torch.Size, n_classes: int, setting: str) -> None:
         super().__init__()
-        (first, second), self.optimizer = SETTINGS[setting]
-        self.net = nn.Sequential(
-            nn.Linear(n_features, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, n_classes)
-        )
+        build, self.optimizer = SETTINGS[setting]
+        self.net = build(shape, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -86,50 +120,110 @@ class Net(L.LightningModule):
 
 
 class Curves(L.Callback):
-    """Test error, changed training predictions and all logged metrics after each epoch."""
+    """Test error, changed training predictions, time and all logged metrics after each epoch.
 
-    def __init__(self, test: Split, train: Split) -> None:
-        self.test, self.train = test, train
+    Time is counted from the start of `fit` without what this callback itself takes; `check_seconds` is the monitor's
+    part of it.
+    """
+
+    def __init__(self, test: Split, train: Split, monitor: BoundaryUncertaintyMonitor | None, setting: str) -> None:
+        self.test, self.train, self.monitor, self.setting = test, train, monitor, setting
         self.rows: list[dict[str, float]] = []
         self.predictions: Tensor | None = None
+        self.own_seconds = 0.0
 
-    @torch.no_grad()
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.started = time.perf_counter()
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        predictions = pl_module(self.train[0]).argmax(dim=1)
+        now = time.perf_counter()
+        row = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        row["seconds"] = now - self.started - self.own_seconds
+        row["check_seconds"] = 0.0
+        if self.monitor is not None:
+            row["check_seconds"] = self.monitor.setup_seconds + self.monitor.check_seconds
+        with torch.no_grad():
+            predictions = predict(pl_module, self.train[0])
+            row["test_error"] = float((predict(pl_module, self.test[0]) != self.test[1]).float().mean())
         changed = 1.0 if self.predictions is None else float((predictions != self.predictions).float().mean())
         self.predictions = predictions
-        test_error = float((pl_module(self.test[0]).argmax(dim=1) != self.test[1]).float().mean())
-        logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        self.rows.append({**logged, "test_error": test_error, "changed_predictions": changed})
+        row["changed_predictions"] = changed
+        if self.setting == PLAIN_SGD:
+            row["evidence"] = evidence(pl_module, self.train)
+        self.rows.append(row)
+        self.own_seconds += time.perf_counter() - now
 
     def columns(self) -> dict[str, list[float]]:
         return {name: [row[name] for row in self.rows] for name in self.rows[-1]}
 
 
-def load(case: Case) -> tuple[Split, Split, int]:
-    """Training and test samples, standardised on the training samples, and the number of classes."""
+def predict(module: nn.Module, inputs: Tensor) -> Tensor:
+    return torch.cat([module(batch).argmax(dim=1) for batch in inputs.split(2000)])
+
+
+def evidence(module: nn.Module, samples: Split, batch_size: int = 32, n_batches: int = 16) -> float:
+    """The quantity of the EB criterion (Mahsereci et al. 2017), which stops SGD where it turns positive.
+
+    1 - B / D sum_k g_k^2 / s_k over the D weights, with g the mean and s the variance of the gradients of the B samples
+    of a batch; mean over batches. Weights whose gradients are all equal (dead units) are left out of the D.
+    """
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(functional_call(module, parameters, (x.unsqueeze(0),)), y.unsqueeze(0))
+
+    parameters = {name: value.detach() for name, value in module.named_parameters()}
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0))
+    values = []
+    for x, y in list(zip(*(part.split(batch_size) for part in samples), strict=True))[:n_batches]:
+        each = torch.cat([value.flatten(1) for value in gradients(parameters, x, y).values()], dim=1)
+        variance = each.var(dim=0)
+        ratio = (each.mean(dim=0).square() / variance)[variance > 0]
+        values.append(1 - len(y) * float(ratio.mean()))
+    return float(np.mean(values))
+
+
+def read_images(case: Case) -> Split:
+    """A random subset of Fashion-MNIST's training images, in [0, 1]."""
+    with (
+        gzip.open(IMAGES / "train-images-idx3-ubyte.gz") as images,
+        gzip.open(IMAGES / "train-labels-idx1-ubyte.gz") as labels,
+    ):
+        pixels = np.frombuffer(images.read(), np.uint8, offset=16).reshape(-1, 1, 28, 28)
+        classes = np.frombuffer(labels.read(), np.uint8, offset=8)
+    rows = np.random.default_rng(case.seed).permutation(len(classes))[:N_IMAGES]
+    return torch.tensor(pixels[rows] / np.float32(255)), torch.tensor(classes[rows].astype(np.int64))
+
+
+def read_table(case: Case) -> Split:
     table = pd.read_csv(FOLDER / "data" / f"{case.table}.csv.gz")
     labels = torch.tensor(table.pop("label").to_numpy())
-    features = torch.tensor(table.to_numpy(np.float32))
+    return torch.tensor(table.to_numpy(np.float32)), labels
+
+
+def load(case: Case) -> tuple[Split, Split, int]:
+    """Training and test samples, tables standardised on the training samples, and the number of classes."""
+    features, labels = read_images(case) if case.setting == CONV else read_table(case)
     n_classes = int(labels.max()) + 1
     generator = torch.Generator().manual_seed(1000 + case.seed)
     order = torch.randperm(len(labels), generator=generator)
     half = len(labels) // 2
     train, test = order[: min(half, 2500)], order[half:]
-    mean, scale = features[train].mean(dim=0), features[train].std(dim=0)
-    features = (features - mean) / torch.where(scale > 0, scale, 1.0)
+    if case.setting != CONV:
+        mean, scale = features[train].mean(dim=0), features[train].std(dim=0)
+        features = (features - mean) / torch.where(scale > 0, scale, 1.0)
     noisy = labels[train].clone()
     is_redrawn = torch.rand(len(noisy), generator=generator) < case.noise
     noisy[is_redrawn] = torch.randint(0, n_classes, (int(is_redrawn.sum()),), generator=generator)
     return (features[train], noisy), (features[test], labels[test]), n_classes
 
 
-def train(case: Case, split: Split, test: Split, n_classes: int, held_out: Split | None) -> tuple[Curves, float]:
+def train(case: Case, split: Split, test: Split, n_classes: int, held_out: Split | None) -> Curves:
     """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
     L.seed_everything(case.seed, verbose=False)
-    curves = Curves(test, split)
+    monitor = BoundaryUncertaintyMonitor(seed=case.seed) if held_out is None else None
+    curves = Curves(test, split, monitor, case.setting)
     # The monitor logs before `Curves` looks, and Lightning validates before both.
-    callbacks = [curves] if held_out is not None else [BoundaryUncertaintyMonitor(seed=case.seed), curves]
+    callbacks: list[L.Callback] = [curves] if monitor is None else [monitor, curves]
     trainer = L.Trainer(
         max_epochs=case.epochs,
         callbacks=callbacks,
@@ -143,29 +237,37 @@ def train(case: Case, split: Split, test: Split, n_classes: int, held_out: Split
     loaders = [DataLoader(TensorDataset(*split), batch_size=32, shuffle=True)]
     if held_out is not None:
         loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))
-    started = time.perf_counter()
-    trainer.fit(Net(split[0].shape[1], n_classes, case.setting), *loaders)
-    return curves, time.perf_counter() - started
+    trainer.fit(Net(split[0].shape[1:], n_classes, case.setting), *loaders)
+    return curves
 
 
-def run(case: Case) -> dict[str, object]:
+def run(case: Case) -> Record:
     """Curves of both trainings of a case."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     split, test, n_classes = load(case)
-    on_all, seconds = train(case, split, test, n_classes, None)
+    on_all = train(case, split, test, n_classes, None)
     order = torch.randperm(len(split[1]), generator=torch.Generator().manual_seed(case.seed))
     kept, held = order.tensor_split([int(0.75 * len(order))])
     part = (split[0][kept], split[1][kept])
-    on_part, part_seconds = train(case, part, test, n_classes, (split[0][held], split[1][held]))
-    return {
-        "case": dataclasses.asdict(case),
-        "all": on_all.columns(),
-        "part": on_part.columns(),
-        "seconds": seconds,
-        "part_seconds": part_seconds,
-    }
+    on_part = train(case, part, test, n_classes, (split[0][held], split[1][held]))
+    return {"case": dataclasses.asdict(case), "all": on_all.columns(), "part": on_part.columns()}
+
+
+def recall(case: Case, folder: Path | None) -> Record:
+    """`run`, or its record where `folder` holds it already."""
+    if folder is None:
+        return run(case)
+    file = folder / ("-".join(str(value) for value in dataclasses.astuple(case)) + ".json")
+    if file.exists():
+        return json.loads(file.read_text())
+    record = run(case)
+    folder.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(record))
+    part.replace(file)
+    return record
 
 
 def largest(values: list[float], patience: float = float("inf")) -> Kept:
@@ -183,10 +285,22 @@ def smallest(values: list[float], patience: float = float("inf")) -> Kept:
     return largest([-value for value in values], patience)
 
 
-def consensus(curves: dict[str, list[float]], patience: float = float("inf")) -> Kept:
+def moving_average(values: list[float], weight_of_past: float) -> list[float]:
+    total = weight = 0.0
+    averages = []
+    for value in values:
+        total = weight_of_past * total + (1 - weight_of_past) * value
+        weight = weight_of_past * weight + (1 - weight_of_past)
+        averages.append(total / weight)
+    return averages
+
+
+def consensus(curves: Columns, patience: float = float("inf")) -> Kept:
     """What `rule="consensus"` of the shipped callback keeps."""
-    signs = {"label_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1}
-    signals = torch.tensor([[sign * v for v in curves[name]] for name, sign in signs.items()], dtype=torch.float64).T
+    signs = {"vote_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1}
+    columns = [[sign * value for value in curves[name]] for name, sign in signs.items()]
+    columns += [moving_average(column, 0.9) for column in columns]
+    signals = torch.tensor(columns, dtype=torch.float64).T
     kept = 0
     for epoch in range(1, len(signals)):
         if standardized_gain(signals[: epoch + 1], kept) > 0:
@@ -205,34 +319,69 @@ def label_wave(changes: list[float], width: int = 3) -> Kept:
     return len(changes) - 1, len(changes) - 1
 
 
-# Each rule: which training's epochs it keeps, and how it decides from that or the other training's curves.
-RULES: dict[str, tuple[str, Callable[[dict[str, dict[str, list[float]]]], Kept]]] = {
-    "best in hindsight": ("all", lambda r: smallest(r["all"]["test_error"])),
-    "boundary uncertainty": ("all", lambda r: largest(r["all"]["boundary_uncertainty"], PATIENCE)),
-    "trust score": ("all", lambda r: largest(r["all"]["trust_score"], PATIENCE)),
-    "consensus": ("all", lambda r: consensus(r["all"], PATIENCE)),
-    "consensus, no limit": ("all", lambda r: consensus(r["all"])),
-    "training loss plateau": ("all", lambda r: smallest(r["all"]["train_loss"], PATIENCE)),
-    "Label Wave": ("all", lambda r: label_wave(r["all"]["changed_predictions"])),
-    "last epoch": ("all", lambda r: (len(r["all"]["test_error"]) - 1,) * 2),
-    "hold-out accuracy": ("part", lambda r: largest(r["part"]["val_accuracy"], PATIENCE)),
-    "hold-out accuracy, no limit": ("part", lambda r: largest(r["part"]["val_accuracy"])),
-    "hold-out loss": ("part", lambda r: smallest(r["part"]["val_loss"], PATIENCE)),
-    "hold-out loss, no limit": ("part", lambda r: smallest(r["part"]["val_loss"])),
-    "hold-out accuracy, then retrain": ("all", lambda r: largest(r["part"]["val_accuracy"], PATIENCE)),
+def first_positive(values: list[float]) -> Kept:
+    epoch = next((epoch for epoch, value in enumerate(values) if value > 0), len(values) - 1)
+    return epoch, epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Which epoch of which training is kept, decided from a training's curves."""
+
+    decide: Callable[[Columns], Kept]
+    decides_on: str = "all"
+    keeps_from: str = "all"
+    needs_checks: bool = False
+
+    def seconds(self, record: Record, kept: int, stopped: int) -> float:
+        """Wall time of what the rule needs: its training until it stops, and a second one where it keeps from it."""
+        seconds = elapsed(record[self.decides_on], stopped, self.needs_checks)
+        return seconds + (elapsed(record[self.keeps_from], kept, False) if self.keeps_from != self.decides_on else 0.0)
+
+
+def elapsed(curves: Columns, epoch: int, with_checks: bool) -> float:
+    return curves["seconds"][epoch] - (0.0 if with_checks else curves["check_seconds"][epoch])
+
+
+def steadiest(changes: list[float]) -> Kept:
+    return smallest(changes, PATIENCE)
+
+
+RULES: dict[str, Rule] = {
+    "best in hindsight": Rule(lambda c: smallest(c["test_error"])),
+    "consensus": Rule(lambda c: consensus(c, PATIENCE), needs_checks=True),
+    "consensus, no limit": Rule(consensus, needs_checks=True),
+    "vote agreement": Rule(lambda c: largest(c["vote_agreement"], PATIENCE), needs_checks=True),
+    "label agreement": Rule(lambda c: largest(c["label_agreement"], PATIENCE), needs_checks=True),
+    "neighbor agreement": Rule(lambda c: largest(c["neighbor_agreement"], PATIENCE), needs_checks=True),
+    "steadiest": Rule(lambda c: steadiest(c["prediction_changes"]), needs_checks=True),
+    "trust score": Rule(lambda c: largest(c["trust_score"], PATIENCE), needs_checks=True),
+    "boundary uncertainty": Rule(lambda c: largest(c["boundary_uncertainty"], PATIENCE), needs_checks=True),
+    "training loss plateau": Rule(lambda c: smallest(c["train_loss"], PATIENCE)),
+    "Label Wave": Rule(lambda c: label_wave(c["changed_predictions"])),
+    "EB criterion": Rule(lambda c: first_positive(c["evidence"])),
+    "last epoch": Rule(lambda c: (len(c["test_error"]) - 1,) * 2),
+    "hold-out accuracy": Rule(lambda c: largest(c["val_accuracy"], PATIENCE), "part", "part"),
+    "hold-out accuracy, no limit": Rule(lambda c: largest(c["val_accuracy"]), "part", "part"),
+    "hold-out loss": Rule(lambda c: smallest(c["val_loss"], PATIENCE), "part", "part"),
+    "hold-out loss, no limit": Rule(lambda c: smallest(c["val_loss"]), "part", "part"),
+    "hold-out accuracy, then retrain": Rule(lambda c: largest(c["val_accuracy"], PATIENCE), "part", "all"),
 }
 REFERENCES = ("hold-out accuracy", "last epoch")
 
 
-def judge(records: list[dict[str, object]]) -> pd.DataFrame:
+def judge(records: list[Record]) -> pd.DataFrame:
     """One row a case and rule: test error and excess error of the kept epoch, and where the rule stopped."""
     rows = []
     for record in records:
         hindsight = min(record["all"]["test_error"])
-        for rule, (training, decide) in RULES.items():
-            kept, stopped = decide(record)
-            error = record[training]["test_error"][kept]
-            row = {"rule": rule, "kept": kept, "epochs_to_stop": stopped + 1, "test_error": error}
+        for name, rule in RULES.items():
+            if name == "EB criterion" and "evidence" not in record["all"]:
+                continue
+            kept, stopped = rule.decide(record[rule.decides_on])
+            error = record[rule.keeps_from]["test_error"][kept]
+            row = {"rule": name, "kept": kept, "epochs_to_stop": stopped + 1, "test_error": error}
+            row["seconds"] = rule.seconds(record, kept, stopped)
             rows.append({**record["case"], **row, "excess": error - hindsight})
     return pd.DataFrame(rows)
 
@@ -243,7 +392,7 @@ def summarise(judged: pd.DataFrame, n_bootstrap: int = 2000) -> pd.DataFrame:
     by_table = excess.groupby("table").mean()
     draws = np.random.default_rng(0).integers(0, len(by_table), (n_bootstrap, len(by_table)))
     rows = []
-    for rule in RULES:
+    for rule in (rule for rule in RULES if rule in by_table):
         of_rule = judged[judged.rule == rule]
         row = {"rule": rule, "test error": of_rule.test_error.mean(), "excess": of_rule.excess.mean()}
         for reference in REFERENCES:
@@ -256,8 +405,15 @@ def summarise(judged: pd.DataFrame, n_bootstrap: int = 2000) -> pd.DataFrame:
         row["wins"] = float((excess[rule] < theirs).mean() + 0.5 * (excess[rule] == theirs).mean())
         row["worst table"] = float((by_table[rule] - by_table[REFERENCES[0]]).max())
         row["epochs"] = of_rule.epochs_to_stop.mean()
+        row["seconds"] = of_rule.seconds.mean()
         rows.append(row)
     return pd.DataFrame(rows).set_index("rule")
+
+
+def breakdown(judged: pd.DataFrame) -> pd.DataFrame:
+    """Mean excess of each rule as a ratio to that of hold-out accuracy, for each setting and share of label noise."""
+    excess = judged.pivot_table(index="rule", columns=["setting", "noise"], values="excess", sort=False)
+    return excess / excess.loc[REFERENCES[0]]
 
 
 def plot(judged: pd.DataFrame, path: Path) -> None:
@@ -267,7 +423,7 @@ def plot(judged: pd.DataFrame, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    rules = [rule for rule in RULES if rule != "best in hindsight"]
+    rules = [rule for rule in RULES if rule != "best in hindsight" and (judged.rule == rule).any()]
     figure, axis = plt.subplots(figsize=(8, 0.45 * len(rules) + 1.2), layout="constrained")
     for row, rule in enumerate(reversed(rules)):
         by_table = judged[judged.rule == rule].groupby("table").excess.mean()
@@ -287,26 +443,25 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--settings", nargs="+", default=["rmsprop"], choices=list(SETTINGS))
     parser.add_argument("--epochs", type=int, default=150)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--name", default="quality", help="of the files of results")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--curves", type=Path, help="keep all curves in this folder, and use again those it holds")
     options = parser.parse_args(arguments)
     if options.quick:
         options.tables = ("banknote", "breast_cancer_wisconsin", "german", "ionosphere", "wine_red3")
-        options.seeds, options.epochs = 1, 60
+        options.seeds, options.epochs, options.name = 1, 60, "quality-quick"
     cases = [
         Case(table, noise, seed, setting, options.epochs)
-        for seed, setting, noise, table in itertools.product(
-            range(options.seeds), options.settings, options.noise, options.tables
-        )
+        for seed, setting, noise in itertools.product(range(options.seeds), options.settings, options.noise)
+        for table in (("fashion_mnist",) if setting == CONV else options.tables)
     ]
     started = time.perf_counter()
     with get_context("spawn").Pool(options.processes) as pool:
-        records = list(pool.imap_unordered(run, cases))
-    records.sort(key=lambda record: cases.index(Case(**record["case"])))
+        records = list(pool.imap(partial(recall, folder=options.curves), cases))
     judged = judge(records)
     summary = summarise(judged)
 
     options.results.mkdir(parents=True, exist_ok=True)
-    name = "quality-quick" if options.quick else "quality"
     environment = {
         "machine": platform.machine(),
         "python": platform.python_version(),
@@ -314,16 +469,17 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     }
     content = {
         "environment": environment,
-        "options": {key: str(value) for key, value in vars(options).items() if key != "results"},
+        "options": {key: str(value) for key, value in vars(options).items() if key not in ("results", "curves")},
         "summary": json.loads(summary.to_json(orient="index")),
+        "breakdown": json.loads(breakdown(judged).to_json(orient="split")),
         "cases": json.loads(judged.to_json(orient="records")),
     }
-    (options.results / f"{name}.json").write_text(json.dumps(content))
-    plot(judged, options.results / f"{name}.png")
+    (options.results / f"{options.name}.json").write_text(json.dumps(content))
+    plot(judged, options.results / f"{options.name}.png")
     with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 4):
-        print(summary)
-    training = sum(record["seconds"] + record["part_seconds"] for record in records)
-    print(f"{len(cases)} cases, {training:.0f} s of training in {time.perf_counter() - started:.0f} s; {environment}")
+        print(summary, breakdown(judged), sep="\n\n")
+    training = sum(record[part]["seconds"][-1] for record in records for part in ("all", "part"))
+    print(f"\n{len(cases)} cases, {training:.0f} s of training in {time.perf_counter() - started:.0f} s; {environment}")
     return summary
 
 

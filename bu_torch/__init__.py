@@ -9,6 +9,7 @@ from bu_torch.graph import NeighborGraph
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
 from bu_torch.trust import TrustScore
+from bu_torch.votes import LabelVotes
 
 if TYPE_CHECKING:
     from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
@@ -17,6 +18,7 @@ __all__ = [
     "BoundaryUncertainty",
     "BoundaryUncertaintyMonitor",
     "BoundaryUncertaintyStopping",
+    "LabelVotes",
     "NeighborGraph",
     "PrototypeClassifier",
     "TrustScore",

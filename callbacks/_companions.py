@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -46,7 +47,7 @@ class Stopper(Companion, EarlyStopping):
             mode="max",
             patience=owner.patience,
             min_delta=0.0 if owner.rule == "consensus" else owner.min_delta,  # there it decides on a replacement
-            stopping_threshold=owner.stopping_threshold,
+            stopping_threshold=None if owner.rule == "consensus" else owner.stopping_threshold,  # likewise
             check_finite=owner.check_finite,
             check_on_train_epoch_end=True,
         )
@@ -61,6 +62,8 @@ class Stopper(Companion, EarlyStopping):
             best = float(self.best_score)
             self.min_delta = self.owner.min_delta * abs(best) if math.isfinite(best) else 0.0
         should_stop, _ = self._evaluate_stopping_criteria(torch.tensor(score, dtype=torch.float64))
+        if not should_stop and self.owner.rule == "consensus" and self.owner.passes_threshold(trainer.current_epoch):
+            should_stop, self.stopping_reason = True, EarlyStoppingReason.STOPPING_THRESHOLD
         should_stop = trainer.strategy.reduce_boolean_decision(should_stop, all=False)
         # `trainer.should_stop` is never taken back, so it is not set before `min_epochs` and `min_steps` allow a stop:
         # the metric may recover by then.

@@ -53,7 +53,15 @@ def read_training_data(
         raise MisconfigurationException(f"The training data holds no sample. {_WAY_OUT}")
     if (chosen := choose(len(indices), max_samples, seed)) is not None:
         indices = [indices[i] for i in chosen.tolist()]
-    batches = _own_loader(loader, Subset(_reading_copy(loader.dataset), indices))
+    dataset = _reading_copy(loader.dataset)
+    batches: Iterable[Any]
+    if _asks_for_lists(loader):  # then the dataset makes the batches
+        blocks = BatchSampler(indices, _READ_BATCH, drop_last=False)
+        batches = DataLoader(
+            dataset, sampler=blocks, batch_size=None, collate_fn=loader.collate_fn, generator=torch.Generator()
+        )
+    else:
+        batches = _own_loader(loader, Subset(dataset, indices))
     return _concatenate(_split(batch, input_key, label_key) for batch in batches)
 
 
@@ -97,7 +105,7 @@ def _own_loader(loader: DataLoader[Any], dataset: Dataset[Any]) -> DataLoader[An
 def _trained_indices(trainer: Trainer, loader: DataLoader[Any]) -> list[int]:
     """Indices of the dataset that training visits, ascending."""
     n_samples = len(loader.dataset)  # type: ignore[arg-type]
-    batch_sampler = loader.batch_sampler
+    batch_sampler = loader.sampler if _asks_for_lists(loader) else loader.batch_sampler
     if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
         return sorted({index for batch in _own_pass(batch_sampler, loader) for index in batch})
     sampler: Any = loader.sampler if batch_sampler is None else batch_sampler.sampler
@@ -112,6 +120,11 @@ def _trained_indices(trainer: Trainer, loader: DataLoader[Any]) -> list[int]:
     if isinstance(sampler, RandomSampler | DistributedSampler):
         return list(range(n_samples))
     return sorted(set(_own_pass(sampler, loader)))
+
+
+def _asks_for_lists(loader: DataLoader[Any]) -> bool:
+    """Whether the dataset makes the batches: `DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`."""
+    return loader.batch_sampler is None and isinstance(loader.sampler, BatchSampler)
 
 
 def _own_pass(sampler: Iterable[Any], loader: DataLoader[Any]) -> list[Any]:

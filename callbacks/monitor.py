@@ -19,9 +19,17 @@ from bu_torch.callbacks._arguments import integer
 from bu_torch.callbacks._training_data import choose, read_training_data
 from bu_torch.functional._checks import as_logits
 from bu_torch.trust import TrustScore, widen_distances
+from bu_torch.votes import LabelVotes
 
 _BATCH_ELEMENTS = 2**17  # input values of one forward batch, so that small inputs go through in few batches
-_MEASURED = ("boundary_uncertainty", "trust_score", "label_agreement", "neighbor_agreement", "prediction_changes")
+_MEASURED = (
+    "boundary_uncertainty",
+    "trust_score",
+    "label_agreement",
+    "vote_agreement",
+    "neighbor_agreement",
+    "prediction_changes",
+)
 _SHOWN = ("boundary_uncertainty", "trust_score")  # in the progress bar
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 
@@ -38,10 +46,12 @@ class BoundaryUncertaintyMonitor(Callback):
     - `trust_score`, in [1e-3, 1e3], larger is better: does the classifier agree with the neighbours? (Jiang et al.
       2018; `bu_torch.functional.mean_trust_score`)
 
-    and, to the logger alone, three more, all read from the same predictions at the moved samples:
+    and, to the logger alone, four more, all read from the same predictions at the moved samples:
 
     - `label_agreement`, in [0, 1]: share of moved samples that are predicted as labelled (1 minus the error rate on
       perturbed samples of Ha et al., section 4.5);
+    - `vote_agreement`, in [0, 1]: the same with the votes of the labels nearby in place of the one label
+      (`bu_torch.LabelVotes`);
     - `neighbor_agreement`, in [0, 1]: trust on a bounded scale, the sample that was moved left out
       (`bu_torch.functional.neighbor_agreement`);
     - `prediction_changes`, in [0, 1]: share of predictions that differ from the last check's, 1 at the first check.
@@ -69,8 +79,8 @@ class BoundaryUncertaintyMonitor(Callback):
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
-            `trust_score`, `label_agreement`, `neighbor_agreement`, `prediction_changes`; floats, NaN where a logit was
-            not finite.
+            `trust_score`, `label_agreement`, `vote_agreement`, `neighbor_agreement`, `prediction_changes`; floats, NaN
+            where a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
 
@@ -85,6 +95,7 @@ class BoundaryUncertaintyMonitor(Callback):
     _boundary: BoundaryUncertainty | None
     _class_distances: Tensor  # from the perturbed inputs, (n_draws * N, J)
     _left_out_distances: Tensor  # likewise, the sample that was moved left out
+    _votes: Tensor  # of the labels near each sample, (N, J)
     _predictions: Tensor  # at the last check, (n_draws * N,)
 
     def __init__(
@@ -145,7 +156,8 @@ class BoundaryUncertaintyMonitor(Callback):
                 pl_module.log_dict(values)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._boundary, self._class_distances, self._left_out_distances = None, torch.empty(0, 0), torch.empty(0, 0)
+        self._boundary = None
+        self._class_distances = self._left_out_distances = self._votes = torch.empty(0, 0)
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": self.history, "predictions": self._predictions.cpu().to(torch.int32)}
@@ -159,8 +171,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self.setup_seconds = 0.0
         self.check_seconds = 0.0
         self._boundary = None
-        self._class_distances = torch.empty(0, 0)
-        self._left_out_distances = torch.empty(0, 0)
+        self._class_distances = self._left_out_distances = self._votes = torch.empty(0, 0)
         self._predictions = torch.empty(0, dtype=torch.int64)
 
     def _prepare(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -183,6 +194,7 @@ class BoundaryUncertaintyMonitor(Callback):
             with_own = distances.scatter(1, own, torch.minimum(distances.gather(1, own), step))
             self._left_out_distances = distances.to(pl_module.device)
             self._class_distances = with_own.to(pl_module.device)
+            self._votes = LabelVotes().fit(boundary.labels, boundary.neighbors).votes.to(pl_module.device)
         except (TypeError, ValueError) as error:
             source = "`reference`" if self.reference is not None else "the training data"
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
@@ -225,6 +237,7 @@ class BoundaryUncertaintyMonitor(Callback):
                 uncertainty.double(),
                 functional.mean_trust_score(trust),
                 (predictions == boundary.labels.repeat(self.n_draws)).double().mean(),
+                functional.vote_agreement(self._votes, predictions),
                 functional.neighbor_agreement(left_out),
                 (predictions != before).double().mean(),
             )

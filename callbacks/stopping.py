@@ -16,23 +16,25 @@ from bu_torch.callbacks._companions import Keeper, MemoryKeeper, Stopper, instal
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.functional import standardized_gain
 
-Rule = Literal["boundary_uncertainty", "trust_score", "consensus"]
+Rule = Literal["consensus", "boundary_uncertainty", "trust_score"]
 # What each rule looks at, with the sign that makes larger better.
 _SIGNALS: dict[str, dict[str, int]] = {
     "boundary_uncertainty": {"boundary_uncertainty": 1},
     "trust_score": {"trust_score": 1},
-    "consensus": {"label_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1},
+    "consensus": {"vote_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1},
 }
+_TREND = 0.9  # weight of the past in the moving averages that the consensus looks at beside the values themselves
 
 
 class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
-    `BoundaryUncertaintyMonitor` measures; the epoch with the largest value of the rule's quantity is kept, and
-    training stops after `patience` checks without a new best. However training ends (patience, `max_epochs`,
-    `max_time`, Ctrl-C) the module then holds the weights of the kept epoch and a checkpoint of it lies on disk; after
-    any other exception the weights stay as they are and a line says where the checkpoint is.
+    `BoundaryUncertaintyMonitor` measures; by default the kept epoch is replaced where a later one agrees better with
+    the labels and the classes nearby and predicts more steadily (`rule`), and training stops after `patience` checks
+    without a replacement. However training ends (patience, `max_epochs`, `max_time`, Ctrl-C) the module then holds the
+    weights of the kept epoch and a checkpoint of it lies on disk; after any other exception the weights stay as they
+    are and a line says where the checkpoint is.
 
     Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind
     this callback in `trainer.callbacks` when a fit begins. The checkpoint is the trainer's first, so
@@ -41,10 +43,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     Args:
         patience: Stop after so many checks in a row without improvement, >= 1.
-        min_delta: An improvement must exceed the best by more than this to reset the patience, >= 0. The kept epoch is
-            the largest value all the same.
-        min_delta_mode: `"abs"`, or `"rel"` for a fraction of the magnitude of the best.
-        stopping_threshold: Stop as soon as the rule's quantity exceeds this; None for never.
+        min_delta: An improvement must exceed the best by more than this to reset the patience, >= 0. With
+            `rule="consensus"` it is in standard deviations, and a smaller improvement does not replace the kept epoch
+            either; with the other rules the kept epoch is the largest value all the same.
+        min_delta_mode: `"abs"`, or `"rel"` for a fraction of the magnitude of the best, not with `rule="consensus"`.
+        stopping_threshold: Stop as soon as the rule's quantity exceeds this, with `rule="consensus"` as soon as
+            `boundary_uncertainty` does; None for never.
         check_finite: Stop when the rule's quantity is NaN or infinite. Such a check never is the best.
         start_from_epoch: Checks in earlier epochs are measured and logged but count neither for the patience nor as
             best, >= 0.
@@ -53,12 +57,13 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         smoothing: Weight of the past in an exponential moving average of what the rule looks at, 0 <= smoothing < 1, as
             in TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
             `<quantity>_smoothed` beside the raw one.
-        rule: `"boundary_uncertainty"` or `"trust_score"`: the epoch with the largest value is kept. `"consensus"`: at
-            each check three things are compared with the kept epoch, agreement with the labels, agreement with the
-            neighbours, and steadiness of the predictions since the last check. Each difference is divided by the
-            standard deviation of its quantity over all checks so far. Where the mean of the three is positive (exceeds
-            `min_delta`), this epoch replaces the kept one, and the number of replacements is what `best_score` counts
-            and `patience` waits for; `min_delta_mode="rel"` and `stopping_threshold` do not apply.
+        rule: `"consensus"` reads three things at the moved samples: agreement with the votes of the labels nearby
+            (`vote_agreement`), agreement with the nearest classes (`neighbor_agreement`), and steadiness of the
+            predictions since the last check (minus `prediction_changes`). Each is compared with the kept epoch, as it
+            is and as a moving average over about ten checks, in units of its standard deviation over all checks so far.
+            Where the mean of these six differences exceeds `min_delta`, this epoch replaces the kept one; the number of
+            replacements is what `best_score` counts and `patience` waits for.
+            `"boundary_uncertainty"` or `"trust_score"`: the epoch with the largest value is kept.
         n_neighbors: As for `BoundaryUncertaintyMonitor`.
         n_draws: As for `BoundaryUncertaintyMonitor`.
         max_samples: As for `BoundaryUncertaintyMonitor`.
@@ -74,8 +79,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         best_model_path: Checkpoint of the kept epoch; "" if none was written.
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
         stopping_reason: Why the training ended, in words; "" while it runs.
-        history: As for `BoundaryUncertaintyMonitor`, with `<quantity>_smoothed` if `smoothing` is on, and with
-            `replacements` for `rule="consensus"`.
+        history: As for `BoundaryUncertaintyMonitor`, with `replacements` for `rule="consensus"`, and with
+            `<quantity>_smoothed` if `smoothing` is on.
 
     Raises:
         MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
@@ -100,7 +105,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         every_n_epochs: int = 1,
         restore_best_weights: bool = True,
         smoothing: float = 0.0,
-        rule: Rule = "boundary_uncertainty",
+        rule: Rule = "consensus",
         n_neighbors: int = 40,
         n_draws: int = 4,
         max_samples: int | None = None,
@@ -120,10 +125,10 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         self.restore_best_weights = flag("restore_best_weights", restore_best_weights)
         self.smoothing = number("smoothing", smoothing, 0, below=1)
         self.rule = choice("rule", rule, tuple(_SIGNALS))
-        if rule == "consensus" and (stopping_threshold is not None or min_delta_mode != "abs"):
+        if rule == "consensus" and min_delta_mode != "abs":
             raise MisconfigurationException(
-                "`stopping_threshold` and `min_delta_mode='rel'` apply to the value of one quantity, and"
-                " `rule='consensus'` compares several: `min_delta` is in standard deviations there."
+                "`min_delta_mode='rel'` applies to the value of one quantity, and `rule='consensus'` compares several:"
+                " `min_delta` is in standard deviations there."
             )
         super().__init__(
             n_neighbors=n_neighbors,
@@ -193,20 +198,27 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return None
         return self.history[-1][self._score_name]
 
+    def passes_threshold(self, epoch: int) -> bool:
+        """Whether the check of `epoch`, if it counts, exceeds `stopping_threshold`."""
+        if self.stopping_threshold is None or self.score_of(epoch) is None:
+            return False
+        return self.history[-1][self._shown_name] > self.stopping_threshold
+
     def conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
         if trainer.state.fn != TrainerFn.FITTING or trainer.fast_dev_run:
             return
         self.stopping_reason = self._reason(trainer, exception)
-        if self.best_epoch is None:
+        kept = self._kept()
+        if kept is None:
             if self.history:
                 rank_zero_info(f"Boundary uncertainty kept no epoch: no finite check counted. {self.stopping_reason}")
             return
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         is_restored = is_graceful and self.restore_best_weights and self._restore(trainer)
         rank_zero_info(
-            f"Boundary uncertainty kept epoch {self.best_epoch} ({self._score_name} {self.best_score:.4f}): its weights"
-            f" are {'' if is_restored else 'not '}in the model"
+            f"Boundary uncertainty kept epoch {kept['epoch']} ({self._shown_name} {kept[self._shown_name]:.4f}):"
+            f" its weights are {'' if is_restored else 'not '}in the model"
             f"{f', its checkpoint is {self.best_model_path}' if self.best_model_path else ''}. {self.stopping_reason}"
         )
 
@@ -229,12 +241,17 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return "replacements"
         return f"{self.rule}_smoothed" if self.smoothing else self.rule
 
+    @property
+    def _shown_name(self) -> str:
+        """What is told of an epoch in words, and compared with the threshold: a count of replacements says little."""
+        return "boundary_uncertainty" if self.rule == "consensus" else self._score_name
+
     def _record(self, entry: dict[str, Any]) -> None:
         super()._record(entry)
         if self.smoothing:
             for name in _SIGNALS[self.rule]:
                 values = [past[name] for past in self._comparable()]
-                entry[f"{name}_smoothed"] = _moving_average(values, self.smoothing)
+                entry[f"{name}_smoothed"] = _moving_averages(values, self.smoothing)[-1]
         if self.rule == "consensus":
             entry["replacements"] = self._replacements(entry)
 
@@ -242,7 +259,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         """How often an epoch has replaced the kept one, this check included; NaN if it cannot be compared."""
         signs = _SIGNALS["consensus"]
         names = [f"{name}_smoothed" if self.smoothing else name for name in signs]
-        checks = [check for check in self._comparable() if all(math.isfinite(check[name]) for name in names)]
+        checks = [
+            check for check in self._comparable() if all(math.isfinite(check.get(name, math.nan)) for name in names)
+        ]
         if not checks or checks[-1] is not entry:
             return math.nan
         counted = [index for index, check in enumerate(checks[:-1]) if check["epoch"] >= self.start_from_epoch]
@@ -250,8 +269,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return float(entry["epoch"] >= self.start_from_epoch)
         most = checks[counted[-1]]["replacements"]
         kept = next(index for index in counted if checks[index]["replacements"] == most)
-        rows = [[sign * check[name] for name, sign in zip(names, signs.values(), strict=True)] for check in checks]
-        gain = float(standardized_gain(torch.tensor(rows, dtype=torch.float64), kept))
+        columns = [[sign * check[name] for check in checks] for name, sign in zip(names, signs.values(), strict=True)]
+        columns += [_moving_averages(column, _TREND) for column in columns]
+        gain = float(standardized_gain(torch.tensor(columns, dtype=torch.float64).T, kept))
         return most + (gain > self.min_delta)
 
     def _comparable(self) -> list[dict[str, Any]]:
@@ -297,9 +317,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         return "Training was stopped from elsewhere (`trainer.should_stop`)."
 
     def _own_reason(self, stopper: Stopper) -> str:
-        start = f"Stopped in epoch {stopper.stopped_epoch}: {self._score_name}"
+        start = f"Stopped in epoch {stopper.stopped_epoch}: {self._shown_name}"
         if stopper.stopping_reason == EarlyStoppingReason.NON_FINITE_METRIC:
-            return f"{start} is not finite ({self.history[-1][self._score_name]})."
+            return f"{start} is not finite ({self.history[-1][self._shown_name]})."
         if stopper.stopping_reason == EarlyStoppingReason.STOPPING_THRESHOLD:
             return f"{start} exceeds the stopping threshold {self.stopping_threshold}."
         checks = f"in the last {stopper.wait_count} checks"
@@ -310,13 +330,13 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         return f"{start} did not improve {checks}."
 
 
-def _moving_average(values: list[float], weight_of_past: float) -> float:
-    """Exponential moving average of the finite values, corrected for the start; NaN if the last is not finite."""
-    if not math.isfinite(values[-1]):
-        return math.nan
+def _moving_averages(values: list[float], weight_of_past: float) -> list[float]:
+    """Exponential moving average of the finite values, corrected for the start; NaN where a value is not finite."""
     total = weight = 0.0
+    averages = []
     for value in values:
         if math.isfinite(value):
             total = weight_of_past * total + (1 - weight_of_past) * value
             weight = weight_of_past * weight + (1 - weight_of_past)
-    return total / weight
+        averages.append(total / weight if math.isfinite(value) else math.nan)
+    return averages

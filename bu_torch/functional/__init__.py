@@ -10,10 +10,13 @@ from bu_torch.functional.boundary import (
 from bu_torch.functional.consensus import standardized_gain
 from bu_torch.functional.parzen import silverman_bandwidth
 from bu_torch.functional.trust import mean_trust_score, neighbor_agreement, trust_score
+from bu_torch.functional.votes import brier_score, label_votes, vote_agreement
 
 __all__ = [
     "boundary_uncertainty",
+    "brier_score",
     "index_pairs",
+    "label_votes",
     "local_uncertainty",
     "mean_trust_score",
     "neighbor_agreement",
@@ -22,4 +25,5 @@ __all__ = [
     "standardized_gain",
     "top_pairs",
     "trust_score",
+    "vote_agreement",
 ]

@@ -25,22 +25,26 @@ def quality():
 
 
 @pytest.mark.parametrize(
-    ("rule", "name"),
-    [("boundary_uncertainty", "boundary uncertainty"), ("trust_score", "trust score"), ("consensus", "consensus")],
+    ("kwargs", "name"),
+    [
+        ({}, "consensus"),
+        ({"rule": "boundary_uncertainty"}, "boundary uncertainty"),
+        ({"rule": "trust_score"}, "trust score"),
+    ],
 )
-def test_a_rule_replayed_on_curves_is_the_shipped_callback(quality, tmp_path, rule, name):
+def test_a_rule_replayed_on_curves_is_the_shipped_callback(quality, tmp_path, kwargs, name):
     case = quality.Case("ionosphere", 0.2, 1, "rmsprop", 40)
     split, test, n_classes = quality.load(case)
-    curves, _ = quality.train(case, split, test, n_classes, None)
-    kept, stopped = quality.RULES[name][1]({"all": curves.columns()})
+    curves = quality.train(case, split, test, n_classes, None)
+    kept, stopped = quality.RULES[name].decide(curves.columns())
 
     pl.seed_everything(case.seed, verbose=False)
-    stopping = BoundaryUncertaintyStopping(rule=rule, seed=case.seed)
+    stopping = BoundaryUncertaintyStopping(**kwargs, seed=case.seed)
     trainer = pl.Trainer(
         max_epochs=40, callbacks=[stopping], accelerator="cpu", default_root_dir=tmp_path, logger=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    module = quality.Net(split[0].shape[1], n_classes, case.setting)
+    module = quality.Net(split[0].shape[1:], n_classes, case.setting)
     trainer.fit(module, DataLoader(TensorDataset(*split), batch_size=32, shuffle=True))
     assert stopping.best_epoch == kept
     assert len(stopping.history) == stopped + 1
@@ -62,22 +66,65 @@ def test_rules_and_summary_on_curves_made_by_hand(quality):
         "boundary_uncertainty": [0.1, 0.5, 0.2],
         "trust_score": [1.0, 1.0, 2.0],
         "label_agreement": [0.1, 0.6, 0.2],
+        "vote_agreement": [0.1, 0.6, 0.2],
         "neighbor_agreement": [0.1, 0.6, 0.2],
         "prediction_changes": [1.0, 0.1, 0.5],
         "train_loss": [3.0, 2.0, 1.0],
         "changed_predictions": [1.0, 0.2, 0.3],
+        "evidence": [-0.5, 0.1, -0.5],
         "test_error": [0.5, 0.2, 0.3],
+        "seconds": [2.0, 3.0, 4.0],
+        "check_seconds": [1.0, 1.1, 1.2],
     }
-    part = {"val_accuracy": [0.5, 0.4, 0.6], "val_loss": [1.0, 2.0, 3.0], "test_error": [0.6, 0.4, 0.4]}
+    part = {"val_accuracy": [0.5, 0.4, 0.6], "val_loss": [1.0, 2.0, 3.0], "test_error": [0.6, 0.4, 0.4]} | {
+        "seconds": [0.5, 1.0, 1.5],
+        "check_seconds": [0.0] * 3,
+    }
     case = {"table": "made up", "noise": 0.0, "seed": 0, "setting": "rmsprop", "epochs": 3}
     judged = quality.judge([{"case": case, "all": curves, "part": part}]).set_index("rule")
     excess = judged.excess.round(9).to_dict()
-    assert excess["boundary uncertainty"] == excess["consensus"] == 0.0
+    assert excess["boundary uncertainty"] == excess["consensus"] == excess["EB criterion"] == 0.0
     assert excess["trust score"] == excess["last epoch"] == excess["training loss plateau"] == 0.1
     assert excess["hold-out accuracy"] == 0.2
     assert excess["hold-out loss"] == 0.4
     assert excess["hold-out accuracy, then retrain"] == 0.1
+    seconds = judged.seconds.to_dict()
+    assert seconds["consensus"] == 4.0
+    assert seconds["last epoch"] == pytest.approx(2.8)
+    assert seconds["hold-out accuracy"] == 1.5
+    assert seconds["hold-out accuracy, then retrain"] == pytest.approx(1.5 + 2.8)
     summary = quality.summarise(judged.reset_index())
+    assert quality.breakdown(judged.reset_index()).loc["last epoch", ("rmsprop", 0.0)] == pytest.approx(0.5)
     assert summary.loc["last epoch", "/ hold-out accuracy"] == pytest.approx(0.5)
     assert summary.loc["last epoch", "wins"] == 1.0
     assert summary.loc["hold-out accuracy", "wins"] == 0.5
+
+
+def test_the_evidence_is_the_criterion_of_its_paper(quality):
+    case = quality.Case("banknote", 0.0, 0, "plain_sgd", 1)
+    (x, y), _, n_classes = quality.load(case)
+    torch.manual_seed(0)
+    module = quality.Net(x.shape[1:], n_classes, "plain_sgd")
+    values = []
+    for rows in torch.arange(64).split(32):
+        gradients = []
+        for row in rows:
+            module.zero_grad()
+            torch.nn.functional.cross_entropy(module(x[row : row + 1]), y[row : row + 1]).backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in module.parameters()]).double())
+        each = torch.stack(gradients)
+        variance = each.var(dim=0)
+        alive = variance > 0
+        values.append(1 - 32 * float((each.mean(dim=0)[alive].square() / variance[alive]).mean()))
+    found = quality.evidence(module, (x[:64], y[:64]))
+    assert found == pytest.approx(sum(values) / 2, rel=1e-3)
+    assert quality.evidence(module, (x, y), n_batches=2) == pytest.approx(found)
+
+
+def test_curves_are_kept_and_used_again(quality, tmp_path, monkeypatch):
+    case = quality.Case("banknote", 0.0, 0, "rmsprop", 1)
+    monkeypatch.setattr(quality, "run", lambda case: {"case": "made", "all": {"x": [0.1]}})
+    assert quality.recall(case, None) == quality.recall(case, tmp_path)
+    monkeypatch.setattr(quality, "run", lambda case: pytest.fail("run again"))
+    assert quality.recall(case, tmp_path) == {"case": "made", "all": {"x": [0.1]}}
+    assert [file.name for file in tmp_path.iterdir()] == ["banknote-0.0-0-rmsprop-1.json"]

@@ -22,7 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bu_torch import BoundaryUncertainty, TrustScore, functional
+from bu_torch import BoundaryUncertainty, LabelVotes, TrustScore, functional
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.callbacks._training_data import _trained_indices
 
@@ -64,6 +64,8 @@ def test_history_holds_what_the_estimators_say(tmp_path):
         scores = trust.score(boundary.standardize(points), predictions)
         assert entry["trust_score"] == pytest.approx(float(functional.mean_trust_score(scores)), rel=1e-5)
         assert entry["label_agreement"] == pytest.approx(float((predictions == labels.repeat(2)).float().mean()))
+        votes = LabelVotes().fit(labels, boundary.neighbors)
+        assert entry["vote_agreement"] == pytest.approx(float(votes.score(predictions)))
         left_out = torch.arange(120).repeat(2)
         distances = trust.class_distances(boundary.standardize(points), left_out)
         scores = functional.trust_score(distances, predictions)
@@ -221,6 +223,14 @@ class TestFindingTheData:
         buckets = Buckets(SequentialSampler(dataset), 30, drop_last=False)
         inputs, _ = self.read(tmp_path, DataLoader(dataset, batch_sampler=buckets))
         assert torch.equal(inputs, features[:100])
+
+    @pytest.mark.parametrize("chosen", [range(120), range(5, 95)])
+    def test_a_dataset_that_is_asked_for_whole_batches(self, tmp_path, chosen):
+        features, labels = blobs()
+        blocks = BatchSampler(SubsetRandomSampler(chosen), 30, drop_last=False)
+        data = DataLoader(TensorDataset(features, labels), sampler=blocks, batch_size=None)
+        inputs, _ = self.read(tmp_path, data)
+        assert torch.equal(inputs, features[list(chosen)])
 
     def test_lightning_s_wrapper_of_a_sampler_is_looked_into(self):
         dataset = TensorDataset(*blobs())

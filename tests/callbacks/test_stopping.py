@@ -30,7 +30,7 @@ class Scripted(BoundaryUncertaintyStopping):
     """Measures what the script says, by epoch; after its end the last value."""
 
     def __init__(self, script, **kwargs):
-        super().__init__(**{"n_draws": 1, **kwargs})
+        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", **kwargs})
         self.script = script
 
     def _measure(self, trainer, pl_module):
@@ -39,6 +39,7 @@ class Scripted(BoundaryUncertaintyStopping):
             "boundary_uncertainty": value,
             "trust_score": 2 * value,
             "label_agreement": value,
+            "vote_agreement": value,
             "neighbor_agreement": value,
             "prediction_changes": 1 - value,
         }
@@ -138,8 +139,8 @@ class TestDecision:
         early, _, _ = run(tmp_path, [0.5, 0.1], patience=2, trainer_kwargs={"min_epochs": 5})
         assert early.stopped_epoch == 4
 
-    def test_on_real_data_by_default(self, tmp_path):
-        stopping, module = BoundaryUncertaintyStopping(), Classifier()
+    def test_on_real_data(self, tmp_path):
+        stopping, module = BoundaryUncertaintyStopping(rule="boundary_uncertainty"), Classifier()
         trainer(tmp_path, stopping, max_epochs=200).fit(module, loader(*blobs()))
         values = [entry["boundary_uncertainty"] for entry in stopping.history]
         assert stopping.best_epoch == values.index(max(values))
@@ -148,18 +149,25 @@ class TestDecision:
 
 
 class TestConsensus:
-    """Three signals, compared with the kept epoch in units of their spread so far."""
+    """Three signals and their trends, compared with the kept epoch in units of their spread so far."""
 
     def by_hand(self, rows, patience, min_delta=0.0):
         """Kept and stopped epoch from the definition, in plain Python."""
+        columns = [[row[k] for row in rows] for k in range(3)]
+        columns += [
+            [
+                sum(0.9 ** (t - s) * c[s] for s in range(t + 1)) / sum(0.9**s for s in range(t + 1))
+                for t in range(len(c))
+            ]
+            for c in columns
+        ]
         kept = last = 0
         for t in range(1, len(rows)):
             gains = []
-            for k in range(3):
-                so_far = [row[k] for row in rows[: t + 1]]
-                spread = statistics.pstdev(so_far)
-                gains.append((so_far[t] - so_far[kept]) / spread if spread else 0.0)
-            if sum(gains) / 3 > min_delta:
+            for column in columns:
+                spread = statistics.pstdev(column[: t + 1])
+                gains.append((column[t] - column[kept]) / spread if spread else 0.0)
+            if sum(gains) / 6 > min_delta:
                 kept = last = t
             elif t - last >= patience:
                 return kept, t
@@ -175,12 +183,12 @@ class TestConsensus:
             def _measure(self, trainer, pl_module):
                 a, b, c = rows[trainer.current_epoch]
                 return {"boundary_uncertainty": 0.0, "trust_score": 1.0} | {
-                    "label_agreement": a,
+                    "vote_agreement": a,
                     "neighbor_agreement": b,
                     "prediction_changes": -c,
                 }
 
-        stopping, module, weights = Rows(rule="consensus", patience=4, min_delta=min_delta), Classifier(), Weights()
+        stopping, module, weights = Rows(patience=4, min_delta=min_delta), Classifier(), Weights()
         trainer(tmp_path, stopping, weights, max_epochs=20).fit(module, loader(*blobs()))
         kept, stopped = self.by_hand(rows, 4, min_delta)
         assert (stopping.best_epoch, stopping.stopped_epoch) == (kept, stopped)
@@ -223,10 +231,32 @@ class TestConsensus:
         assert whole.history[0]["prediction_changes"] == 1.0
         assert whole.history[1]["prediction_changes"] < 1.0
 
-    @pytest.mark.parametrize("kwargs", [{"stopping_threshold": 0.5}, {"min_delta_mode": "rel"}])
-    def test_options_for_one_quantity_are_refused(self, kwargs):
+    def test_it_is_the_default(self, tmp_path, caplog):
+        stopping, module = BoundaryUncertaintyStopping(), Classifier()
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            trainer(tmp_path, stopping, max_epochs=200).fit(module, loader(*blobs()))
+        counts = [entry["replacements"] for entry in stopping.history]
+        assert stopping.rule == "consensus"
+        assert stopping.best_score == max(counts)
+        assert stopping.best_epoch == counts.index(max(counts))
+        assert stopping.stopped_epoch == stopping.best_epoch + 20
+        kept = stopping.history[stopping.best_epoch]
+        line = f"kept epoch {stopping.best_epoch} (boundary_uncertainty {kept['boundary_uncertainty']:.4f})"
+        assert line in caplog.text
+        assert "no epoch was better than the kept one in the last 20 checks" in stopping.stopping_reason
+
+    def test_a_threshold_looks_at_boundary_uncertainty(self, tmp_path):
+        kwargs = {"rule": "consensus", "stopping_threshold": 0.6}
+        stopping, module, weights = run(tmp_path, [0.1, 0.5, 0.7, 0.9], **kwargs)
+        assert (stopping.best_epoch, stopping.stopped_epoch) == (2, 2)
+        assert stopping.stopping_reason.endswith("boundary_uncertainty exceeds the stopping threshold 0.6.")
+        assert same(module.state_dict(), weights[2])
+        later, _, _ = run(tmp_path, [0.7, 0.1, 0.1, 0.9, 0.9], start_from_epoch=1, **kwargs)
+        assert later.stopped_epoch == 3
+
+    def test_a_relative_delta_is_refused(self):
         with pytest.raises(MisconfigurationException, match="`rule='consensus'` compares several"):
-            BoundaryUncertaintyStopping(rule="consensus", **kwargs)
+            BoundaryUncertaintyStopping(min_delta_mode="rel")
 
 
 class TestEnds:

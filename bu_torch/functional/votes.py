@@ -1,0 +1,106 @@
+"""What the labels nearby vote for, and how far predictions agree with it."""
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional._checks import check_index, check_range
+
+
+def label_votes(
+    labels: Tensor, neighbors: Tensor, decay: float, n_classes: int | None = None, *, leave_one_out: bool = False
+) -> Tensor:
+    """Share of each class in the votes of a sample's neighbourhood, where the m-th nearest weighs m^-decay.
+
+    A weighted nearest-neighbour estimate of the class probabilities at each sample. It sits between two measures of a
+    prediction: with a large decay the sample's own label decides alone, with none all of the cluster vote alike.
+
+    Args:
+        labels: Classes, shape (N,), integer, >= 0.
+        neighbors: Clusters, shape (N, M) with M >= 2, integer rows of `labels`, the sample itself first and the others
+            nearest first (`NeighborGraph.neighbors`), on the device of the labels.
+        decay: Exponent of the rank, >= 0.
+        n_classes: J; None for the largest label + 1.
+        leave_one_out: The sample itself has no vote, and its nearest other sample is the first.
+
+    Returns:
+        Shape (N, J), in [0, 1], rows sum to 1, float32, device of the labels.
+
+    Raises:
+        TypeError: If an argument has the wrong dtype.
+        ValueError: If an argument has the wrong shape, device or values.
+
+    Example:
+        >>> label_votes(torch.tensor([0, 1, 1]), torch.tensor([[0, 1, 2], [1, 2, 0], [2, 1, 0]]), decay=0.0)
+        tensor([[0.3333, 0.6667],
+                [0.3333, 0.6667],
+                [0.3333, 0.6667]])
+    """
+    check_index("labels", labels, ("N",), labels.device if isinstance(labels, Tensor) else torch.device("cpu"))
+    check_index("neighbors", neighbors, (labels.shape[0], "M"), labels.device)
+    if labels.numel() == 0 or neighbors.shape[1] < 2:
+        raise ValueError(f"`neighbors` must have shape (N, M) with N >= 1, M >= 2, got {tuple(neighbors.shape)}.")
+    if not decay >= 0:
+        raise ValueError(f"`decay` must be >= 0, got {decay}.")
+    n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
+    check_range("labels", labels, n_classes, "classes")
+    check_range("neighbors", neighbors, labels.shape[0], "rows of `labels`")
+    voters = neighbors[:, 1:] if leave_one_out else neighbors
+    weights = torch.arange(1, voters.shape[1] + 1, dtype=torch.float64).pow(-decay)
+    votes = torch.zeros(labels.shape[0], n_classes, device=labels.device)
+    for member, weight in zip(voters.unbind(dim=1), (weights / weights.sum()).tolist(), strict=True):
+        column = labels[member].long().unsqueeze(1)
+        votes.scatter_(1, column, votes.gather(1, column) + weight)
+    return votes
+
+
+def brier_score(votes: Tensor, labels: Tensor) -> Tensor:
+    """Mean squared distance of class probabilities from the labels (Brier 1950): smaller is better, 0 is certain.
+
+    Args:
+        votes: Class probabilities, shape (N, J), floating point.
+        labels: Classes, shape (N,), integer, in [0, J), on the same device.
+
+    Returns:
+        Scalar in [0, 2], float64, device of the votes.
+
+    Raises:
+        TypeError: If `labels` is not an integer tensor.
+        ValueError: If a shape or a value does not fit.
+
+    Example:
+        >>> brier_score(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([0, 0]))
+        tensor(0.2500, dtype=torch.float64)
+    """
+    check_index("labels", labels, (votes.shape[0],), votes.device)
+    check_range("labels", labels, votes.shape[1], "classes")
+    own = votes.gather(1, labels.long().unsqueeze(1)).double()
+    return (votes.double().square().sum(dim=1, keepdim=True) - 2 * own + 1).mean()
+
+
+def vote_agreement(votes: Tensor, predictions: Tensor) -> Tensor:
+    """Mean share of the votes that went to the predicted class: the accuracy to be expected if the votes are right.
+
+    Args:
+        votes: Class probabilities at N samples, shape (N, J), floating point.
+        predictions: Predicted classes at D * N points, those of the N samples one draw after another, shape (D * N,),
+            integer, >= 0, on the same device. A class from J on had no vote.
+
+    Returns:
+        Scalar in [0, 1], float64, device of the votes.
+
+    Raises:
+        TypeError: If `predictions` is not an integer tensor.
+        ValueError: If its length is not a multiple of N, or it is on another device.
+
+    Example:
+        >>> vote_agreement(torch.tensor([[0.75, 0.25]]), torch.tensor([0, 1, 5]))
+        tensor(0.3333, dtype=torch.float64)
+    """
+    check_index("predictions", predictions, ("D * N",), votes.device)
+    if predictions.numel() == 0 or predictions.shape[0] % votes.shape[0]:
+        raise ValueError(
+            f"`predictions` must hold a multiple of the {votes.shape[0]} samples, got {predictions.shape[0]}."
+        )
+    column = predictions.long().view(-1, votes.shape[0]).T
+    share = votes.gather(1, column.clamp(max=votes.shape[1] - 1))
+    return torch.where(column < votes.shape[1], share, torch.zeros_like(share)).double().mean()
