@@ -202,7 +202,11 @@ def read_table(case: Case) -> Split:
 
 def load(case: Case) -> tuple[Split, Split, int]:
     """Training and test samples, tables standardised on the training samples, and the number of classes."""
-    features, labels = read_images(case) if case.setting == CONV else read_table(case)
+    return prepare(case, *(read_images(case) if case.setting == CONV else read_table(case)))
+
+
+def prepare(case: Case, features: Tensor, labels: Tensor) -> tuple[Split, Split, int]:
+    """`load` of the samples that it reads."""
     n_classes = int(labels.max()) + 1
     generator = torch.Generator().manual_seed(1000 + case.seed)
     order = torch.randperm(len(labels), generator=generator)
@@ -248,15 +252,20 @@ def run(case: Case) -> Record:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     split, test, n_classes = load(case)
     on_all = train(case, split, test, n_classes, None)
-    order = torch.randperm(len(split[1]), generator=torch.Generator().manual_seed(case.seed))
-    kept, held = order.tensor_split([int(0.75 * len(order))])
-    part = (split[0][kept], split[1][kept])
-    on_part = train(case, part, test, n_classes, (split[0][held], split[1][held]))
+    on_part = train_part(case, split, test, n_classes)
     return {"case": dataclasses.asdict(case), "all": on_all.columns(), "part": on_part.columns()}
 
 
-def recall(case: Case, folder: Path | None) -> Record:
-    """`run`, or its record where `folder` holds it already."""
+def train_part(case: Case, split: Split, test: Split, n_classes: int) -> Curves:
+    """The curves of a training on 75 % of the labels, with the rest held out."""
+    order = torch.randperm(len(split[1]), generator=torch.Generator().manual_seed(case.seed))
+    kept, held = order.tensor_split([int(0.75 * len(order))])
+    part = (split[0][kept], split[1][kept])
+    return train(case, part, test, n_classes, (split[0][held], split[1][held]))
+
+
+def recall(case: Case, folder: Path | None, run: Callable[[Case], Record] = run) -> Record:
+    """What `run` gives, or its record where `folder` holds it already."""
     if folder is None:
         return run(case)
     file = folder / ("-".join(str(value) for value in dataclasses.astuple(case)) + ".json")
@@ -434,6 +443,15 @@ def plot(judged: pd.DataFrame, path: Path) -> None:
     plt.close(figure)
 
 
+def environment() -> dict[str, str]:
+    packages = ("bu-torch", "torch", "lightning", "faiss-cpu", "scikit-learn")
+    return {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+    }
+
+
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="five small tables, one seed, 60 epochs")
@@ -462,13 +480,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     summary = summarise(judged)
 
     options.results.mkdir(parents=True, exist_ok=True)
-    environment = {
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        **{package: version(package) for package in ("bu-torch", "torch", "lightning", "faiss-cpu", "scikit-learn")},
-    }
     content = {
-        "environment": environment,
+        "environment": environment(),
         "options": {key: str(value) for key, value in vars(options).items() if key not in ("results", "curves")},
         "summary": json.loads(summary.to_json(orient="index")),
         "breakdown": json.loads(breakdown(judged).to_json(orient="split")),
@@ -479,7 +492,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 4):
         print(summary, breakdown(judged), sep="\n\n")
     training = sum(record[part]["seconds"][-1] for record in records for part in ("all", "part"))
-    print(f"\n{len(cases)} cases, {training:.0f} s of training in {time.perf_counter() - started:.0f} s; {environment}")
+    took = time.perf_counter() - started
+    print(f"\n{len(cases)} cases, {training:.0f} s of training in {took:.0f} s; {environment()}")
     return summary
 
 
