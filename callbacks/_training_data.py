@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     Subset,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -30,12 +31,19 @@ _READ_BATCH = 256
 
 
 def read_training_data(
-    trainer: Trainer, *, max_samples: int | None, input_key: str | None, label_key: str | None, seed: int
+    trainer: Trainer,
+    *,
+    how_many: Callable[[int], int],
+    most: int | None,
+    input_key: str | None,
+    label_key: str | None,
+    seed: int,
 ) -> tuple[Tensor, Tensor]:
-    """Inputs (N, ...) and labels (N, ...) of the trainer's training data, on the device the dataset gives them on.
+    """Inputs (n, ...) and labels (n, ...) of the trainer's training data, on the device the dataset gives them on.
 
-    A map-style dataset is read in order at the indices that training visits; where there are more than `max_samples`, a
-    random subset drawn with `seed`. A stream is read from a fresh iterator up to `max_samples`.
+    `how_many` says how many of the training samples are wanted, given how many there are. A map-style dataset is read
+    in order at the indices that training visits, or at a random subset of them drawn with `seed`: stratified where the
+    labels can be told without reading the samples. A stream is read from a fresh iterator, up to `most` samples.
 
     Raises:
         MisconfigurationException: If the samples cannot be found or their batches are not (inputs, labels).
@@ -47,11 +55,15 @@ def read_training_data(
             f" {_WAY_OUT}"
         )
     if isinstance(loader.dataset, IterableDataset):
-        return _read_stream(loader, max_samples, input_key, label_key)
+        inputs, labels = _read_stream(loader, most, input_key, label_key)
+        rows = choose(len(inputs), how_many(len(inputs)), seed, labels)
+        return (inputs, labels) if rows is None else (inputs[rows], labels[rows])
     indices = _trained_indices(trainer, loader)
     if not indices:
         raise MisconfigurationException(f"The training data holds no sample. {_WAY_OUT}")
-    if (chosen := choose(len(indices), max_samples, seed)) is not None:
+    known = _known_labels(loader.dataset)
+    of_indices = known if known is None else known[indices]
+    if (chosen := choose(len(indices), how_many(len(indices)), seed, of_indices)) is not None:
         indices = [indices[i] for i in chosen.tolist()]
     dataset = _reading_copy(loader.dataset)
     batches: Iterable[Any]
@@ -65,12 +77,47 @@ def read_training_data(
     return _concatenate(_split(batch, input_key, label_key) for batch in batches)
 
 
-def choose(n_samples: int, max_samples: int | None, seed: int) -> Tensor | None:
-    """Ascending rows of a random subset of `max_samples`, said in the log; None where all samples are used."""
-    if max_samples is None or n_samples <= max_samples:
+def choose(n_samples: int, n_chosen: int, seed: int, labels: Tensor | None) -> Tensor | None:
+    """Ascending rows of a random subset, said in the log; None where all samples are used.
+
+    With labels, each class keeps its share, and at least one sample where there is room for all classes.
+    """
+    if n_samples <= n_chosen:
         return None
-    rank_zero_info(f"Boundary uncertainty uses a random {max_samples} of the {n_samples} training samples.")
-    return torch.randperm(n_samples, generator=torch.Generator().manual_seed(seed))[:max_samples].sort().values
+    order = torch.randperm(n_samples, generator=torch.Generator().manual_seed(seed))
+    kind = "random"
+    if labels is not None and labels.shape == (n_samples,):
+        kind = "stratified random"
+        order = order[labels.cpu()[order].argsort(stable=True)]
+        of_class = labels.cpu()[order]
+        is_first = torch.ones_like(of_class, dtype=torch.bool)
+        is_first[1:] = of_class[1:] != of_class[:-1]
+        if int(is_first.sum()) > n_chosen:
+            is_first[:] = False
+        first, rest = order[is_first], order[~is_first]
+        n_rest = n_chosen - len(first)
+        # Evenly spaced among the samples in order of their classes: each class gets its share, rounded.
+        places = (torch.arange(n_rest, dtype=torch.float64) + 0.5) * (len(rest) / max(n_rest, 1))
+        order = torch.cat((first, rest[places.long()]))
+    rank_zero_info(f"Boundary uncertainty looks at a {kind} {n_chosen} of the {n_samples} training samples.")
+    return order[:n_chosen].sort().values
+
+
+def _known_labels(dataset: Any) -> Tensor | None:
+    """Labels (N,) of a map-style dataset, where they can be told without reading its samples; else None."""
+    if isinstance(dataset, Subset):
+        known = _known_labels(dataset.dataset)
+        return None if known is None else known[torch.as_tensor(dataset.indices)]
+    labels: Any = None
+    if isinstance(dataset, TensorDataset):
+        labels = dataset.tensors[1] if len(dataset.tensors) == 2 else None
+    else:
+        labels = getattr(dataset, "targets", None)  # as torchvision's datasets name them
+    try:
+        labels = torch.as_tensor(labels)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    return labels if labels.shape == (len(dataset),) and not labels.is_floating_point() else None
 
 
 def _reading_copy(dataset: Any) -> Any:
@@ -138,7 +185,7 @@ def _own_pass(sampler: Iterable[Any], loader: DataLoader[Any]) -> list[Any]:
 
 
 def _read_stream(
-    loader: DataLoader[Any], max_samples: int | None, input_key: str | None, label_key: str | None
+    loader: DataLoader[Any], most: int | None, input_key: str | None, label_key: str | None
 ) -> tuple[Tensor, Tensor]:
     dataset = loader.dataset
     first: object = iter(dataset)
@@ -147,14 +194,14 @@ def _read_stream(
             f"{type(dataset).__name__} gives the same iterator each time: reading it here would take its samples away"
             f" from training. {_WAY_OUT}"
         )
-    limit = max_samples or _STREAM_SAMPLES
+    limit = most or _STREAM_SAMPLES
     inputs, labels = _concatenate(
         _take((_split(batch, input_key, label_key) for batch in _own_loader(loader, _reading_copy(dataset))), limit)
     )
     if len(inputs) >= limit:
         rank_zero_info(
             f"Boundary uncertainty reads the first {limit} samples of {type(dataset).__name__}"
-            f"{'' if max_samples else '; `max_samples` sets another number'}."
+            f"{'' if most else '; `max_samples` sets another number'}."
         )
     return inputs, labels
 

@@ -1,5 +1,6 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,8 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch._evaluation_mode import evaluation_mode, preserved_random_state
 from bu_torch.boundary import BoundaryUncertainty
-from bu_torch.callbacks._arguments import integer
+from bu_torch.callbacks._arguments import integer, number
+from bu_torch.callbacks._budget import Plan, count_weights, plan
 from bu_torch.callbacks._training_data import choose, read_training_data
 from bu_torch.functional._checks import as_logits
 from bu_torch.trust import TrustScore, widen_distances
@@ -66,11 +68,17 @@ class BoundaryUncertaintyMonitor(Callback):
     Args:
         n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
             samples is refused.
-        n_draws: Independent perturbations of each sample, >= 1; both numbers are means over them. More draws cost as
-            many more forward passes a check and make the numbers steadier.
+        n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws cost as
+            many more forward passes a check and make the numbers steadier. None chooses up to 4 within the budget.
         every_n_epochs: Check in every n-th epoch, >= 1.
-        max_samples: Use at most so many training samples, a random subset drawn with `seed`; None uses all (of an
-            `IterableDataset` the first 10,000). At least `n_neighbors`.
+        max_samples: Look at no more than so many training samples, a subset drawn with `seed`, stratified where labels
+            can be told without reading the samples; at least `n_neighbors`. None chooses within the budget. (Of an
+            `IterableDataset` the first `max_samples` are read, or 10,000.)
+        budget: Price of a check in forward passes: at most this fraction of the number of training samples, > 0, which
+            bounds what `n_draws` and `max_samples` choose by themselves. A training sample costs about three forward
+            passes, so that 0.3 is a tenth of a training epoch. Small data has a floor: 6000 passes, fewer for networks
+            of more than 33,000 weights (2e8 passes times weights), but no fewer than 1000. None for no bound. Counted,
+            not timed: runs repeat.
         reference: The samples to use instead of those found in the trainer's loader: inputs (N, ...) as `forward` takes
             them and labels (N,).
         input_key: Key of the inputs where a batch is a dict.
@@ -97,14 +105,17 @@ class BoundaryUncertaintyMonitor(Callback):
     _left_out_distances: Tensor  # likewise, the sample that was moved left out
     _votes: Tensor  # of the labels near each sample, (N, J)
     _predictions: Tensor  # at the last check, (n_draws * N,)
+    _plan: Plan | None
+    _training_began: float
 
     def __init__(
         self,
         *,
         n_neighbors: int = 40,
-        n_draws: int = 4,
+        n_draws: int | None = None,
         every_n_epochs: int = 1,
         max_samples: int | None = None,
+        budget: float | None = 0.3,
         reference: tuple[Any, Any] | None = None,
         input_key: str | None = None,
         label_key: str | None = None,
@@ -112,9 +123,12 @@ class BoundaryUncertaintyMonitor(Callback):
     ) -> None:
         super().__init__()
         self.n_neighbors = integer("n_neighbors", n_neighbors, 2)
-        self.n_draws = integer("n_draws", n_draws, 1)
+        self.n_draws = None if n_draws is None else integer("n_draws", n_draws, 1)
         self.every_n_epochs = integer("every_n_epochs", every_n_epochs, 1)
         self.max_samples = None if max_samples is None else integer("max_samples", max_samples, self.n_neighbors)
+        self.budget = None if budget is None else number("budget", budget, 0)
+        if budget == 0:
+            raise MisconfigurationException("`budget` must be > 0, or None for no bound, got 0.")
         if reference is not None and (not isinstance(reference, tuple | list) or len(reference) != 2):
             raise MisconfigurationException(
                 f"`reference` must be a pair (inputs, labels), got {type(reference).__name__}."
@@ -143,7 +157,8 @@ class BoundaryUncertaintyMonitor(Callback):
         with preserved_random_state():
             self._prepare(trainer, pl_module)
         self._warn_of_a_missed_check(trainer)
-        self.setup_seconds = time.perf_counter() - started
+        self._training_began = time.perf_counter()
+        self.setup_seconds = self._training_began - started
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
@@ -160,11 +175,19 @@ class BoundaryUncertaintyMonitor(Callback):
         self._class_distances = self._left_out_distances = self._votes = torch.empty(0, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": self.history, "predictions": self._predictions.cpu().to(torch.int32)}
+        made = None if self._plan is None else dataclasses.astuple(self._plan)
+        return {
+            "history": self.history,
+            "predictions": self._predictions.cpu().to(torch.int32),
+            "plan": made,
+            "asked": self._asked(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history = [dict(entry) for entry in state_dict["history"]]
         self._predictions = state_dict.get("predictions", torch.empty(0)).long()
+        if state_dict.get("plan") is not None and state_dict["asked"] == self._asked():
+            self._plan = Plan(*state_dict["plan"])
 
     def _clear(self) -> None:
         self.history = []
@@ -173,20 +196,37 @@ class BoundaryUncertaintyMonitor(Callback):
         self._boundary = None
         self._class_distances = self._left_out_distances = self._votes = torch.empty(0, 0)
         self._predictions = torch.empty(0, dtype=torch.int64)
+        self._plan = None
+        self._training_began = time.perf_counter()
+
+    def _cost(self) -> str:
+        """What the checks of this fit have cost, in words."""
+        seconds = max(time.perf_counter() - self._training_began, 1e-9)
+        return (
+            f"Checks took {self.check_seconds:.1f} s of {seconds:.1f} s ({self.check_seconds / seconds:.0%}),"
+            f" their preparation {self.setup_seconds:.1f} s."
+        )
+
+    def _asked(self) -> list[float | None]:
+        """What a plan follows from, the training data aside."""
+        return [self.budget, self.n_draws, self.max_samples, self.n_neighbors]
 
     def _prepare(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the samples and compute all that does not depend on the network."""
         if trainer.reload_dataloaders_every_n_epochs and self.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
         try:
-            inputs, labels = self._read(trainer)
+            inputs, labels, n_draws = self._read(trainer, pl_module)
             shape = " x ".join(str(size) for size in inputs.shape)
-            rank_zero_info(f"Boundary uncertainty finds the neighbours of the training samples ({shape}).")
-            boundary = BoundaryUncertainty(self.n_neighbors, self.n_draws, self.seed).fit(inputs, labels)
+            rank_zero_info(
+                f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
+                f" {n_draws * len(inputs)} forward passes ({n_draws} a sample)."
+            )
+            boundary = BoundaryUncertainty(self.n_neighbors, n_draws, self.seed).fit(inputs, labels)
             standardized = boundary.standardize(inputs.to(boundary.perturbed_inputs))
             trust = TrustScore().fit(standardized, boundary.labels)
             moved = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
-            left_out = torch.arange(len(standardized), device=moved.device).repeat(self.n_draws)
+            left_out = torch.arange(len(standardized), device=moved.device).repeat(n_draws)
             distances = trust.class_distances(moved, left_out)
             # With the sample that was moved, its own class is as near as the nearer of it and the rest of the class.
             own = boundary.labels[left_out].unsqueeze(1)
@@ -200,17 +240,44 @@ class BoundaryUncertaintyMonitor(Callback):
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
         self._boundary = boundary.to(pl_module.device)
 
-    def _read(self, trainer: Trainer) -> tuple[Tensor, Tensor]:
+    def _read(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor, Tensor, int]:
+        """Inputs and labels to look at, and the number of draws."""
+        trial = max(_TRIAL_SAMPLES, self.n_neighbors) if trainer.fast_dev_run else None
+
+        def how_many(n_training: int) -> int:
+            made = self._planned(trainer, pl_module, n_training).n_samples
+            return made if trial is None else min(made, trial)
+
         if self.reference is not None:
             inputs, labels = (torch.as_tensor(part) for part in self.reference)
-            rows = choose(len(inputs), self.max_samples, self.seed) if len(inputs) == len(labels) else None
-            return (inputs, labels) if rows is None else (inputs[rows], labels[rows])
-        max_samples = self.max_samples
-        if trainer.fast_dev_run:
-            max_samples = min(max_samples or _TRIAL_SAMPLES, max(_TRIAL_SAMPLES, self.n_neighbors))
-        return read_training_data(
-            trainer, max_samples=max_samples, input_key=self.input_key, label_key=self.label_key, seed=self.seed
-        )
+            rows = choose(len(inputs), how_many(len(inputs)), self.seed, labels)
+            if rows is not None and len(labels) == len(inputs):  # else told when they are used
+                inputs, labels = inputs[rows], labels[rows]
+        else:
+            inputs, labels = read_training_data(
+                trainer,
+                how_many=how_many,
+                most=self.max_samples if trial is None else min(self.max_samples or trial, trial),
+                input_key=self.input_key,
+                label_key=self.label_key,
+                seed=self.seed,
+            )
+        return inputs, labels, self._planned(trainer, pl_module, len(inputs)).n_draws
+
+    def _planned(self, trainer: Trainer, pl_module: LightningModule, n_training: int) -> Plan:
+        """The plan, made at the first call unless a resumed run has one; the same in all processes."""
+        if self._plan is None:
+            self._plan = trainer.strategy.broadcast(
+                plan(
+                    n_training,
+                    count_weights(pl_module),
+                    budget=self.budget,
+                    n_draws=self.n_draws,
+                    max_samples=self.max_samples,
+                    n_neighbors=self.n_neighbors,
+                )
+            )
+        return self._plan
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """One check: a forward pass over the perturbed inputs, and what it says."""
@@ -236,7 +303,7 @@ class BoundaryUncertaintyMonitor(Callback):
             (
                 uncertainty.double(),
                 functional.mean_trust_score(trust),
-                (predictions == boundary.labels.repeat(self.n_draws)).double().mean(),
+                (predictions == boundary.labels.repeat(boundary.n_draws)).double().mean(),
                 functional.vote_agreement(self._votes, predictions),
                 functional.neighbor_agreement(left_out),
                 (predictions != before).double().mean(),

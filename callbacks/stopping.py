@@ -67,6 +67,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         n_neighbors: As for `BoundaryUncertaintyMonitor`.
         n_draws: As for `BoundaryUncertaintyMonitor`.
         max_samples: As for `BoundaryUncertaintyMonitor`.
+        budget: As for `BoundaryUncertaintyMonitor`.
         reference: As for `BoundaryUncertaintyMonitor`.
         input_key: As for `BoundaryUncertaintyMonitor`.
         label_key: As for `BoundaryUncertaintyMonitor`.
@@ -107,8 +108,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         smoothing: float = 0.0,
         rule: Rule = "consensus",
         n_neighbors: int = 40,
-        n_draws: int = 4,
+        n_draws: int | None = None,
         max_samples: int | None = None,
+        budget: float | None = 0.3,
         reference: tuple[Any, Any] | None = None,
         input_key: str | None = None,
         label_key: str | None = None,
@@ -135,6 +137,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             n_draws=n_draws,
             every_n_epochs=every_n_epochs,
             max_samples=max_samples,
+            budget=budget,
             reference=reference,
             input_key=input_key,
             label_key=label_key,
@@ -216,10 +219,11 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         is_restored = is_graceful and self.restore_best_weights and self._restore(trainer)
+        where = f", its checkpoint is {self.best_model_path}" if self.best_model_path else ""
         rank_zero_info(
             f"Boundary uncertainty kept epoch {kept['epoch']} ({self._shown_name} {kept[self._shown_name]:.4f}):"
             f" its weights are {'' if is_restored else 'not '}in the model"
-            f"{f', its checkpoint is {self.best_model_path}' if self.best_model_path else ''}. {self.stopping_reason}"
+            f"{where}. {self.stopping_reason} {self._cost()}"
         )
 
     def _clear(self) -> None:
@@ -232,7 +236,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     def _settings(self) -> dict[str, Any]:
         """What a score depends on; the patience and the like may change from run to run."""
-        names = ("smoothing", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "seed")
+        names = ("smoothing", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed")
         return {name: getattr(self, name) for name in names}
 
     @property

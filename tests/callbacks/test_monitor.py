@@ -17,6 +17,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -37,9 +38,9 @@ def fit(folder, data, module=None, monitor=None, **kwargs):
 class Reading(BoundaryUncertaintyMonitor):
     """Keeps what was read, to look at after the fit."""
 
-    def _read(self, trainer):
-        self.read = super()._read(trainer)
-        return self.read
+    def _read(self, trainer, pl_module):
+        *self.read, self.draws = super()._read(trainer, pl_module)
+        return *self.read, self.draws
 
 
 def test_history_holds_what_the_estimators_say(tmp_path):
@@ -322,6 +323,51 @@ class TestFindingTheData:
         assert len(first) == 50
         assert torch.equal(first, second)
         assert not torch.equal(first, other)
+
+    def test_a_subset_is_stratified_where_labels_are_known(self, tmp_path, caplog):
+        features, labels = blobs(600)
+        labels = torch.where(torch.arange(600) < 30, 2, labels)
+        labels[77] = 3  # the only one of its class
+
+        class Named(Dataset):
+            targets = labels.tolist()
+
+            def __len__(self):
+                return 600
+
+            def __getitem__(self, i):
+                return features[i], labels[i]
+
+        every_other = Subset(TensorDataset(features, labels), list(range(1, 600, 2)))
+        for dataset, kept in (
+            (TensorDataset(features, labels), labels),
+            (Named(), labels),
+            (every_other, labels[1::2]),
+        ):
+            module = Classifier(n_outputs=4)
+            with caplog.at_level("INFO", logger="lightning.pytorch"):
+                _, chosen = self.read(
+                    tmp_path, DataLoader(dataset, batch_size=30, shuffle=True), module, max_samples=60
+                )
+            shares = kept.bincount(minlength=4) * 60 / len(kept)
+            assert len(chosen) == 60
+            assert bool(((chosen.bincount(minlength=4) - shares).abs() <= 1).all())
+            assert int((chosen == 3).sum()) == 1
+            assert f"a stratified random 60 of the {len(kept)} training samples" in caplog.text
+            caplog.clear()
+
+    def test_a_subset_is_random_where_labels_are_not_known(self, tmp_path, caplog):
+        class Unnamed(Dataset):
+            def __len__(self):
+                return 120
+
+            def __getitem__(self, i):
+                return blobs()[0][i], blobs()[1][i]
+
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            inputs, _ = self.read(tmp_path, DataLoader(Unnamed(), batch_size=30), max_samples=50)
+        assert len(inputs) == 50
+        assert "looks at a random 50 of the 120 training samples" in caplog.text
 
     def test_the_trainer_s_own_loader_and_workers_are_not_touched(self, tmp_path):
         class Counting(TensorDataset):
