@@ -182,7 +182,7 @@ def evidence(module: nn.Module, samples: Split, batch_size: int = 32, n_batches:
     return float(np.mean(values))
 
 
-def read_images(case: Case) -> Split:
+def read_images(case: Case, n_images: int = N_IMAGES) -> Split:
     """A random subset of Fashion-MNIST's training images, in [0, 1]."""
     with (
         gzip.open(IMAGES / "train-images-idx3-ubyte.gz") as images,
@@ -190,7 +190,7 @@ def read_images(case: Case) -> Split:
     ):
         pixels = np.frombuffer(images.read(), np.uint8, offset=16).reshape(-1, 1, 28, 28)
         classes = np.frombuffer(labels.read(), np.uint8, offset=8)
-    rows = np.random.default_rng(case.seed).permutation(len(classes))[:N_IMAGES]
+    rows = np.random.default_rng(case.seed).permutation(len(classes))[:n_images]
     return torch.tensor(pixels[rows] / np.float32(255)), torch.tensor(classes[rows].astype(np.int64))
 
 

@@ -206,7 +206,7 @@ def run(case: Case) -> quality.Record:
     return {"case": dataclasses.asdict(case), "all": columns, "part": part.columns()}
 
 
-def steps(curves: Columns) -> tuple[int, int]:
+def kept_by_consensus(curves: Columns) -> tuple[int, int]:
     """What the shipped rule keeps, from these curves."""
     columns = {
         "vote_agreement": curves["vote agreement"],
@@ -237,7 +237,12 @@ def judge(records: list[quality.Record]) -> pd.DataFrame:
                      "excess": errors[kept] - errors.min()}
                 )  # fmt: skip
         rows.append(
-            {**common, "group": "signal", "variant": "consensus", "excess": errors[steps(curves)[0]] - errors.min()}
+            {
+                **common,
+                "group": "signal",
+                "variant": "consensus",
+                "excess": errors[kept_by_consensus(curves)[0]] - errors.min(),
+            }
         )
     return pd.DataFrame(rows)
 
@@ -266,7 +271,7 @@ def plot_signals(records: list[quality.Record], shown: list[tuple[str, float]], 
         curves = by_case[table, noise]
         top.plot(curves["test_error"], color="black", linewidth=1)
         kept = {name: quality.largest(curves[name], quality.PATIENCE)[0] for name in names}
-        kept["consensus"] = steps(curves)[0]
+        kept["consensus"] = kept_by_consensus(curves)[0]
         for (name, epoch), color in zip(kept.items(), (*names.values(), "tab:green"), strict=True):
             top.plot(epoch, curves["test_error"][epoch], "o", color=color, label=f"kept by {name}")
         top.set(title=f"{table}, label noise {noise:.0%}", ylabel="test error")

@@ -1,7 +1,11 @@
-"""Nearest neighbours: FAISS on the CPU, blocks of torch on an accelerator, exact distances in both."""
+"""Nearest neighbours: FAISS on the CPU, blocks of torch on an accelerator, exact distances in both.
+
+Beyond a size, FAISS asks an inverted file (IVF) in place of all samples, with a recall that is measured.
+"""
 
 import logging
-from typing import Any, Literal, Self
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -13,6 +17,9 @@ Backend = Literal["auto", "faiss", "torch"]
 
 _BLOCK_ELEMENTS = 2**22  # entries of one temporary block
 _SPARE_CANDIDATES = 8  # at most; a search for one sample takes three
+_EXACT_PRODUCTS = 1e12  # base x queries x features: an exact search of this size takes about half a minute on two cores
+_RECALL = 0.95
+_RECALL_SAMPLE = 1000
 
 
 class NeighborGraph:
@@ -23,16 +30,22 @@ class NeighborGraph:
     and a row counts as done only when no sample outside its candidates can be nearer, so the result is exact. Equal
     distances are ordered by index, except among zero distances, where any of the duplicates may be taken.
 
+    Where that would take longer than about half a minute on two cores (N^2 d above 1e12: 180,000 samples of 32
+    features), FAISS asks an inverted file instead, with as many lists as it takes to find 95 % of the true neighbours
+    of a random thousand samples. Distances stay those of the vectors; what is missed is a neighbour now and then.
+
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         backend: `"faiss"` searches on the CPU, `"torch"` on the device of the features; `"auto"` takes FAISS for
             features on the CPU and torch elsewhere, and says so in the log.
+        exact: Whether FAISS must look at all samples; None decides by size. The torch backend always does.
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
         nearest_distance: Distance to the nearest sample at a positive distance, (N,), dtype of the features; 0 where no
             sample is at a positive distance.
         backend_: The backend that was used.
+        recall_: Share of the true neighbours that were found, measured on a sample; 1 for an exact search.
 
     Example:
         >>> graph = NeighborGraph(n_neighbors=2).fit(torch.tensor([[0.0], [1.0], [3.0]]))
@@ -43,12 +56,16 @@ class NeighborGraph:
     neighbors: Tensor
     nearest_distance: Tensor
     backend_: str
+    recall_: float
 
-    def __init__(self, n_neighbors: int = 40, backend: Backend = "auto") -> None:
+    def __init__(self, n_neighbors: int = 40, backend: Backend = "auto", exact: bool | None = None) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         if backend not in ("auto", "faiss", "torch"):
             raise ValueError(f"`backend` must be 'auto', 'faiss' or 'torch', got {backend!r}.")
         self.backend = backend
+        if exact not in (None, True, False):
+            raise ValueError(f"`exact` must be True, False or None, got {exact!r}.")
+        self.exact = exact
 
     def fit(self, features: Any) -> Self:
         """Find the clusters of `features`.
@@ -72,11 +89,18 @@ class NeighborGraph:
                 " pass a smaller `n_neighbors`."
             )
         self.backend_ = resolve_backend(self.backend, features.device)
-        _log.info("Nearest neighbours of %d samples by %s on %s.", n_samples, self.backend_, features.device)
         own = torch.arange(n_samples, device=features.device)
-        distances, others = nearest(features, features, self.n_neighbors - 1, exclude=own, backend=self.backend_)
-        self.neighbors = torch.cat((own.unsqueeze(1), others), dim=1)
-        self.nearest_distance = _first_positive(features, distances, self.backend_).to(features.dtype)
+        found = nearest(features, features, self.n_neighbors - 1, exclude=own, backend=self.backend_, exact=self.exact)
+        self.recall_ = found.recall
+        _log.info(
+            "Nearest neighbours of %d samples by %s on %s, recall %.3f.",
+            n_samples,
+            self.backend_,
+            features.device,
+            self.recall_,
+        )
+        self.neighbors = torch.cat((own.unsqueeze(1), found.rows), dim=1)
+        self.nearest_distance = _first_positive(features, found.distances, self.backend_).to(features.dtype)
         return self
 
 
@@ -87,13 +111,28 @@ def resolve_backend(backend: str, device: torch.device) -> str:
     return "faiss" if device.type == "cpu" else "torch"
 
 
+class Neighbors(NamedTuple):
+    """What a search found: distances (Q, k), float64, ascending; rows of the base (Q, k), int64; recall."""
+
+    distances: Tensor
+    rows: Tensor
+    recall: float
+
+
 def nearest(
-    base: Tensor, queries: Tensor, k: int, *, exclude: Tensor | None = None, backend: str = "faiss"
-) -> tuple[Tensor, Tensor]:
-    """The k rows of `base` nearest to each query, exactly.
+    base: Tensor,
+    queries: Tensor,
+    k: int,
+    *,
+    exclude: Tensor | None = None,
+    backend: str = "faiss",
+    exact: bool | None = True,
+) -> Neighbors:
+    """The k rows of `base` nearest to each query.
 
     Candidates come from float32 arithmetic whose error is bounded: a row is taken when the k-th exact distance lies
-    below all that the candidates left out could have; other rows are searched again among four times as many.
+    below all that the candidates left out could have; other rows are searched again among four times as many. A search
+    that is not exact takes the candidates of an inverted file as they are.
 
     Args:
         base: Shape (B, d), float32 or float64.
@@ -102,10 +141,13 @@ def nearest(
         exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. Where that leaves
             fewer than k, the last distances are inf.
         backend: `"faiss"` or `"torch"`.
+        exact: False allows FAISS to miss some; None does where B x Q x d is large.
 
     Returns:
-        Distances (Q, k), float64, ascending, and rows of `base` (Q, k), int64; equal distances in order of the rows.
+        Distances and rows, equal distances in order of the rows, and the recall.
     """
+    if exact is None:
+        exact = base.shape[0] * queries.shape[0] * base.shape[1] <= _EXACT_PRODUCTS
     centre = base.median(dim=0).values.double()
     spread = torch.maximum(base.amax(dim=0).double() - centre, centre - base.amin(dim=0).double()).max()
     scale = torch.where(spread > 0, spread, torch.ones_like(spread))
@@ -114,12 +156,16 @@ def nearest(
         return (part.double() - centre).div_(scale).float()
 
     base32 = torch.cat([to_float32(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
-    search = _faiss_search(base32) if backend == "faiss" else _torch_search(base32)
+    n_candidates = min(k + min(_SPARE_CANDIDATES, k + 2), base.shape[0])
+    inverted, recall = None, 1.0
+    if backend == "faiss" and not exact:
+        inverted, recall = _inverted_file(base32, queries, to_float32, n_candidates)
+    is_approximate = inverted is not None
+    search = inverted or (_faiss_search(base32) if backend == "faiss" else _torch_search(base32))
 
     distances = torch.empty(queries.shape[0], k, dtype=torch.float64, device=base.device)
     rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
     todo = torch.arange(queries.shape[0], device=base.device)
-    n_candidates = k + min(_SPARE_CANDIDATES, k + 2)
     while todo.numel():
         n_candidates = min(n_candidates, base.shape[0])
         left: list[Tensor] = []
@@ -127,21 +173,26 @@ def nearest(
             queries32 = to_float32(queries[part])
             approximate, candidates = search(queries32, n_candidates)
             own = None if exclude is None else exclude[part]
-            exact, found = _rerank(base, queries[part], candidates, own, k)
-            distances[part], rows[part] = exact, found
-            if n_candidates < base.shape[0]:
-                is_proven = _is_proven(exact[:, -1] / scale, approximate[:, -1], queries32)
-                left.append(part[~is_proven])
+            kept, found = _rerank(base, queries[part], candidates, own, k)
+            distances[part], rows[part] = kept, found
+            if is_approximate:
+                left.append(part[kept[:, -1].isinf()])  # lists with too few samples in them
+            elif n_candidates < base.shape[0]:
+                left.append(part[~_is_proven(kept[:, -1] / scale, approximate[:, -1], queries32)])
         todo = torch.cat(left) if left else todo[:0]
-        n_candidates *= 4
-    return distances, rows
+        if is_approximate:
+            search, is_approximate = _faiss_search(base32), False
+        else:
+            n_candidates *= 4
+    return Neighbors(distances, rows, recall)
 
 
 def _rerank(base: Tensor, queries: Tensor, candidates: Tensor, own: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    """Exact distances (q, k) to the k nearest candidates and their rows, ties by row, `own` left out."""
+    """Exact distances (q, k) to the k nearest candidates and their rows, ties by row, `own` and -1 left out."""
     candidates = candidates.sort(dim=1).values  # a stable sort by distance then leaves ties in order of the rows
     difference = base[candidates].double() - queries.double().unsqueeze(1)  # (q, c, d)
     exact = difference.square_().sum(dim=2).sqrt_()
+    exact = exact.masked_fill(candidates < 0, torch.inf)
     if own is not None:
         exact = exact.masked_fill(candidates == own.unsqueeze(1), torch.inf)
     exact, order = exact.sort(dim=1, stable=True)
@@ -174,6 +225,38 @@ def _faiss_search(base32: Tensor) -> Any:
     return search
 
 
+def _inverted_file(
+    base32: Tensor, queries: Tensor, to_float32: Callable[[Tensor], Tensor], k: int
+) -> tuple[Any, float]:
+    """A search in an inverted file, and its recall among the k nearest of a random sample; None and 1 if all is asked.
+
+    As many of the lists are asked, doubling, as the recall takes.
+    """
+    import faiss
+
+    n_lists = max(1, round(4 * base32.shape[0] ** 0.5))
+    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(base32.shape[1]), base32.shape[1], n_lists)
+    index.cp.seed, index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 0, 1, 50
+    index.train(base32.cpu().numpy())
+    index.add(base32.cpu().numpy())
+
+    def search(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        squared, rows = index.search(queries32.cpu().numpy(), k)
+        return torch.from_numpy(squared).to(base32.device), torch.from_numpy(rows).to(base32.device)
+
+    chosen = torch.randperm(len(queries), generator=torch.Generator().manual_seed(0))[:_RECALL_SAMPLE]
+    sample = to_float32(queries[chosen.to(queries.device)])
+    true = _faiss_search(base32)(sample, k)[1].unsqueeze(2)
+    index.nprobe = 4
+    while index.nprobe < n_lists:
+        found = search(sample, k)[1].unsqueeze(1)
+        recall = float((true == found).any(dim=2).double().mean())
+        if recall >= _RECALL:
+            return search, recall
+        index.nprobe *= 2
+    return None, 1.0
+
+
 def _torch_search(base32: Tensor) -> Any:
     def search(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:
         rows = max(1, 4 * _BLOCK_ELEMENTS // base32.shape[0])
@@ -199,8 +282,8 @@ def _first_positive(features: Tensor, distances: Tensor, backend: str) -> Tensor
     if distinct.shape[0] == 1:
         return torch.zeros_like(positive)
     own = row[left].unique()
-    found, _ = nearest(distinct, distinct[own], 1, exclude=own, backend=backend)
+    found = nearest(distinct, distinct[own], 1, exclude=own, backend=backend, exact=None)
     of_distinct = torch.zeros(distinct.shape[0], dtype=torch.float64, device=features.device)
-    of_distinct[own] = found[:, 0]
+    of_distinct[own] = found.distances[:, 0]
     positive[left] = of_distinct[row[left]]
     return positive

@@ -11,6 +11,7 @@ from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_t
 from bu_torch.functional import top_pairs
 
 _BLOCK_ELEMENTS = 2**22
+_MAX_SAMPLES = 10_000  # of one class, for K-means
 
 
 class PrototypeClassifier:
@@ -19,7 +20,7 @@ class PrototypeClassifier:
     Ha et al. (2021), Eq. 35 and Algorithm 2. The number of prototypes of a class minimises Akaike's information
     criterion of K-means as a mixture of K spherical Gaussians of one width, among 1, 3, ..., 39:
     N_j d ln(2 pi s2) + N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d). Only K <= N_j / 2 (or K = 1) whose
-    sum of squared errors is positive compete.
+    sum of squared errors is positive compete. Of a class with more than 10,000 samples, a random 10,000 are looked at.
 
     Args:
         n_prototypes: Prototypes of a class, or `"aic"` to choose for each class. A class never gets more than its
@@ -109,6 +110,9 @@ class PrototypeClassifier:
     def _fit_class(self, features: Tensor) -> Tensor:
         if len(features) == 0:
             return features
+        if len(features) > _MAX_SAMPLES:
+            order = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed))
+            features = features[order[:_MAX_SAMPLES].to(features.device)]
         n_distinct = len(torch.unique(features, dim=0))
         if self.n_prototypes != "aic":
             return self._k_means(features, min(self.n_prototypes, n_distinct))[0]

@@ -133,8 +133,8 @@ class TrustScore:
             if len(members):
                 exclude = None if place is None else torch.where(place[:, 0] == label, place[:, 1], -1)
                 backend = resolve_backend("auto", features.device)
-                found, _ = nearest(members.to(features), features, 1, exclude=exclude, backend=backend)
-                distances[:, label] = found[:, 0].to(features.dtype)
+                found = nearest(members.to(features), features, 1, exclude=exclude, backend=backend, exact=None)
+                distances[:, label] = found.distances[:, 0].to(features.dtype)
         return distances
 
     def score(self, features: Any, predictions: Any) -> Tensor:
@@ -214,8 +214,8 @@ def _radius(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Distance to the k-th nearest other sample, (N,), and the k nearest others, (N, k)."""
     own = torch.arange(len(features), device=features.device)
     backend = resolve_backend("auto", features.device)
-    distances, rows = nearest(features, features, k, exclude=own, backend=backend)
-    return distances[:, -1], rows
+    found = nearest(features, features, k, exclude=own, backend=backend, exact=None)
+    return found.distances[:, -1], found.rows
 
 
 def _lexicographic_order(first: Tensor, second: Tensor) -> Tensor:

@@ -144,3 +144,53 @@ def test_features_on_a_gpu_give_the_same_graph_there():
 def test_bad_arguments_are_named(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+class TestInvertedFile:
+    """A search that need not be exact."""
+
+    def fit(self, features, **kwargs):
+        return NeighborGraph(20, exact=False, **kwargs).fit(features)
+
+    def test_finds_most_with_true_distances(self):
+        generator = torch.Generator().manual_seed(0)
+        centres = 4 * torch.randn(30, 8, generator=generator)
+        features = centres.repeat(100, 1) + torch.randn(3000, 8, generator=generator)
+        graph, exact = self.fit(features), NeighborGraph(20, exact=True).fit(features)
+        found = (graph.neighbors.unsqueeze(2) == exact.neighbors.unsqueeze(1)).any(dim=2).double().mean()
+        assert 0.95 <= graph.recall_ <= 1.0
+        assert float(found) == pytest.approx(graph.recall_, abs=0.02)
+        assert exact.recall_ == 1.0
+        assert torch.equal(graph.neighbors[:, 0], torch.arange(3000))
+        assert all(len(set(row)) == 20 for row in graph.neighbors.tolist())
+        distances = (features.unsqueeze(1) - features[graph.neighbors]).norm(dim=2)
+        assert bool((distances.diff(dim=1) >= -1e-5).all())
+        torch.testing.assert_close(graph.nearest_distance, distances[:, 1])
+
+    def test_is_repeatable(self):
+        features = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(self.fit(features).neighbors, self.fit(features).neighbors)
+
+    def test_small_lists_and_duplicates_leave_no_gap(self):
+        features = torch.cat((torch.zeros(300, 3), torch.randn(100, 3, generator=torch.Generator().manual_seed(0)) * 50))
+        graph = self.fit(features)
+        assert bool((graph.neighbors >= 0).all())
+        assert all(len(set(row)) == 20 for row in graph.neighbors.tolist())
+        assert bool((graph.nearest_distance > 0).all())
+        few = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(self.fit(few).neighbors, NeighborGraph(20).fit(few).neighbors)
+
+    def test_is_taken_where_an_exact_search_takes_long(self, monkeypatch):
+        features = torch.randn(2000, 16, generator=torch.Generator().manual_seed(0))
+        asked = []
+        monkeypatch.setattr("bu_torch.graph._inverted_file", lambda *a: (asked.append(1), (None, 1.0))[1])
+        NeighborGraph(20).fit(features)
+        assert not asked
+        monkeypatch.setattr("bu_torch.graph._EXACT_PRODUCTS", 1e6)
+        NeighborGraph(20).fit(features)
+        NeighborGraph(20, exact=True).fit(features)
+        assert asked == [1]
+
+    def test_a_bad_option_is_named(self):
+        with pytest.raises(ValueError, match="`exact` must be True, False or None, got 'no'"):
+            NeighborGraph(exact="no")

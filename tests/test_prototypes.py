@@ -116,3 +116,15 @@ def test_double_precision_is_kept(dtype, generator):
 def test_bad_arguments_are_named(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_large_classes_are_thinned_out(monkeypatch):
+    monkeypatch.setattr("bu_torch.prototypes._MAX_SAMPLES", 50)
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(400, 2, generator=generator) + 6 * (torch.arange(400) % 2).unsqueeze(1)
+    seen = []
+    own = PrototypeClassifier._k_means
+    monkeypatch.setattr(PrototypeClassifier, "_k_means", lambda self, x, k: (seen.append(len(x)), own(self, x, k))[1])
+    classifier = PrototypeClassifier().fit(features, torch.arange(400) % 2)
+    assert set(seen) == {50}
+    assert classifier.class_distances(features).argmin(dim=1).eq(torch.arange(400) % 2).double().mean() > 0.99

@@ -1,0 +1,298 @@
+"""What a check costs: set-up and check by stage, beside a training epoch, a validation loop and other ways to the same.
+
+All times are medians of repeats in one process, on random tables of Gaussian classes; ratios mean more than times.
+
+    python benchmarks/speed.py --quick
+    python benchmarks/speed.py
+"""
+
+import argparse
+import json
+import logging
+import resource
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pandas as pd
+import quality
+import torch
+from sklearn.neighbors import KDTree, NearestNeighbors
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bu_torch import (
+    BoundaryUncertaintyStopping,
+    LabelVotes,
+    NeighborGraph,
+    PrototypeClassifier,
+    TrustScore,
+    functional,
+    perturb,
+)
+from bu_torch.functional import boundary as stages
+from bu_torch.functional.parzen import bandwidth_of_scaled
+
+N_NEIGHBORS = 40
+# N, d, J: growing samples, features and classes around the shape of the letter data
+SIZES = (
+    *((n, 16, 26) for n in (1_000, 5_000, 20_000, 100_000)),
+    *((5_000, d, 10) for d in (64, 784)),
+    *((20_000, 16, j) for j in (2, 100, 1_000)),
+)
+LARGE = ((300_000, 64, 10), (1_000_000, 64, 10))
+
+
+def table(n_samples: int, n_features: int, n_classes: int) -> tuple[Tensor, Tensor]:
+    """Gaussian classes around random centres, which overlap a little."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(n_samples) % n_classes
+    centres = 1.5 * torch.randn(n_classes, n_features, generator=generator)
+    return centres[labels] + torch.randn(n_samples, n_features, generator=generator), labels
+
+
+def mlp(n_features: int, n_classes: int) -> nn.Module:
+    torch.manual_seed(0)
+    return quality.mlp(128, 64)(torch.Size([n_features]), n_classes)
+
+
+def median_ms(call: Callable[[], object], repeats: int) -> float:
+    call()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return 1e3 * float(np.median(times))
+
+
+def once(call: Callable[[], object]) -> tuple[float, object]:
+    started = time.perf_counter()
+    result = call()
+    return time.perf_counter() - started, result
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def setup_stages(n_samples: int, n_features: int, n_classes: int) -> dict[str, float]:
+    """Seconds of each stage before the first epoch, for one draw."""
+    features, labels = table(n_samples, n_features, n_classes)
+    row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
+    row["neighbours"], graph = once(lambda: NeighborGraph(N_NEIGHBORS).fit(features))
+    row["perturbation"], moved = once(lambda: perturb(features, graph.nearest_distance))
+    row["prototypes"], prototypes = once(lambda: PrototypeClassifier().fit(features, labels))
+    row["pairs"], _ = once(lambda: prototypes.top_pairs(moved))
+    trust = TrustScore().fit(features, labels)
+    row["class distances"], _ = once(lambda: trust.class_distances(moved, torch.arange(n_samples)))
+    row["votes"], _ = once(lambda: LabelVotes().fit(labels, graph.neighbors))
+    row["peak MiB"] = peak_mib()
+    return row
+
+
+@torch.no_grad()
+def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) -> dict[str, float]:
+    """Milliseconds of each stage of a check of one draw."""
+    features, labels = table(n_samples, n_features, n_classes)
+    # What a check costs does not depend on who the neighbours are.
+    neighbors = torch.randint(n_samples, (n_samples, N_NEIGHBORS), generator=torch.Generator().manual_seed(0))
+    neighbors[:, 0] = torch.arange(n_samples)
+    module = mlp(n_features, n_classes)
+    logits = torch.cat([module(batch) for batch in features.split(8192)])
+    top = functional.top_pairs(logits)
+    pairs, pair_index = functional.index_pairs(top)
+    flat = logits.reshape(-1)
+    rows = 2**16 // N_NEIGHBORS
+    gap = torch.rand(n_samples, N_NEIGHBORS) * 2 - 1
+    distances = torch.rand(n_samples, n_classes)
+    predictions = logits.argmax(dim=1)
+    votes = functional.label_votes(labels, neighbors, 1.0, n_classes)
+
+    def gather() -> None:
+        for pair, members in zip(top.split(rows), neighbors.split(rows), strict=True):
+            start = members * n_classes
+            flat.take(start + pair[:, :1]) - flat.take(start + pair[:, 1:])
+
+    def width() -> None:
+        for block in gap.split(rows):
+            bandwidth_of_scaled(block)
+
+    row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
+    row["forward"] = median_ms(lambda: [module(batch) for batch in features.split(8192)], repeats)
+    row["U"] = median_ms(lambda: functional.pair_uncertainty(logits, labels, neighbors, pairs, pair_index), repeats)
+    row["of it: top pair"] = median_ms(lambda: functional.top_pairs(logits), repeats)
+    row["of it: gather"] = median_ms(gather, repeats)
+    row["of it: width"] = median_ms(width, repeats)
+    row["of it: sums by pair"] = median_ms(
+        lambda: [stages._sum_by_pair(gap[:, 0].abs(), pair_index, len(pairs)) for _ in range(2)], repeats
+    )
+    row["trust"] = median_ms(
+        lambda: functional.mean_trust_score(functional.trust_score(distances, predictions, validate_args=False)),
+        repeats,
+    )
+    row["votes"] = median_ms(lambda: functional.vote_agreement(votes, predictions), repeats)
+    row["(U + trust) / forward"] = (row["U"] + row["trust"]) / row["forward"]
+    return row
+
+
+class Module(L.LightningModule):
+    """A classifier in Lightning."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(self.parameters(), lr=1e-3)
+
+
+def epoch_seconds(
+    build: Callable[[], nn.Module], samples: tuple[Tensor, Tensor], epochs: int, *, stopping: bool, held_out: bool
+) -> tuple[float, float, float]:
+    """Seconds of a Lightning epoch, of the checks in it, and of what comes before the first."""
+    torch.manual_seed(0)
+    callback = BoundaryUncertaintyStopping(patience=10**6)
+    n_train = int(0.75 * len(samples[1])) if held_out else len(samples[1])
+    loaders = [DataLoader(TensorDataset(*(part[:n_train] for part in samples)), batch_size=128, shuffle=True)]
+    if held_out:
+        loaders.append(DataLoader(TensorDataset(*(part[n_train:] for part in samples)), batch_size=128))
+    trainer = L.Trainer(
+        max_epochs=epochs, callbacks=[callback] if stopping else [], accelerator="cpu", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    started = time.perf_counter()
+    trainer.fit(Module(build()), *loaders)
+    seconds = time.perf_counter() - started - callback.setup_seconds
+    return seconds / epochs, callback.check_seconds / epochs, callback.setup_seconds
+
+
+def trainings(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], int]]:
+    n = 2_000 if quick else 20_000
+    letter = quality.read_table(quality.Case("letter", 0.0, 0, "rmsprop", 1))
+    letter = (letter[0][:n], letter[1][:n])
+    slow = quality.mlp(2048, 2048)
+    cases = {
+        f"MLP 128-64, letter {n}": (lambda: mlp(16, 26), letter, 4),
+        f"MLP 2048-2048, letter {n}": (lambda: slow(torch.Size([16]), 26), letter, 2),
+    }
+    if quality.IMAGES.exists():
+        case = quality.Case("fashion_mnist", 0.0, 0, quality.CONV, 1)
+        count = 2_000 if quick else 60_000
+        pictures = quality.read_images(case, count)
+        cases[f"conv net, Fashion-MNIST {count}"] = (
+            lambda: quality.conv(torch.Size([1, 28, 28]), 10), pictures, 1 if not quick else 2
+        )  # fmt: skip
+    return cases
+
+
+def compare_trainings(quick: bool) -> pd.DataFrame:
+    """A Lightning epoch without the callback, with it, and with a validation loop on a quarter of the data."""
+    rows = []
+    for name, (build, samples, epochs) in trainings(quick).items():
+        plain = [epoch_seconds(build, samples, epochs, stopping=False, held_out=False)[0] for _ in range(2)]
+        ours = epoch_seconds(build, samples, epochs, stopping=True, held_out=False)
+        held = epoch_seconds(build, samples, epochs, stopping=False, held_out=True)[0]
+        rows.append(
+            {"training": name, "epoch, s": min(plain), "with the callback": ours[0] / min(plain),
+             "checks / epoch": ours[1] / (ours[0] - ours[1]), "validating a quarter": held / min(plain),
+             "set-up, s": ours[2]}
+        )  # fmt: skip
+    return pd.DataFrame(rows).set_index("training")
+
+
+def other_ways(n_samples: int, n_features: int, n_classes: int, repeats: int) -> dict[str, float]:
+    """Trust from the cache beside a KD-tree per class asked again, and the neighbour search of three libraries."""
+    features, labels = table(n_samples, n_features, n_classes)
+    trust = TrustScore().fit(features, labels)
+    distances = trust.class_distances(features)
+    predictions = labels.roll(1)
+    trees = [KDTree(features[labels == c].numpy()) for c in range(n_classes)]
+
+    def ask_trees() -> Tensor:
+        found = np.column_stack([tree.query(features.numpy(), k=1)[0][:, 0] for tree in trees])
+        return functional.trust_score(torch.from_numpy(found), predictions)
+
+    cached = median_ms(lambda: functional.trust_score(distances, predictions, validate_args=False), repeats)
+    row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes, "trust from the cache, ms": cached}
+    row["KD-trees / cache"] = 1e3 * once(ask_trees)[0] / cached
+    row["FAISS, s"] = once(lambda: NeighborGraph(N_NEIGHBORS, backend="faiss").fit(features))[0]
+    row["torch / FAISS"] = once(lambda: NeighborGraph(N_NEIGHBORS, backend="torch").fit(features))[0] / row["FAISS, s"]
+    sklearn = NearestNeighbors(n_neighbors=N_NEIGHBORS, n_jobs=-1)
+    row["scikit-learn / FAISS"] = (
+        once(lambda: sklearn.fit(features.numpy()).kneighbors(features.numpy()))[0] / row["FAISS, s"]
+    )
+    return row
+
+
+def plot(setup: pd.DataFrame, checks: pd.DataFrame, path: Path) -> None:
+    """Cost against N, both axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    grown = setup[(setup.d == 16) & (setup.J == 26)].sort_values("N")
+    for name in ("neighbours", "perturbation", "prototypes", "class distances", "votes"):
+        left.loglog(grown.N, grown[name].clip(lower=1e-4), marker="o", label=name)
+    left.set(xlabel="samples N", ylabel="seconds, once", title="Before the first epoch, d = 16, J = 26")
+    grown = checks[(checks.d == 16) & (checks.J == 26)].sort_values("N")
+    for name in ("forward", "U", "trust", "votes"):
+        right.loglog(grown.N, grown[name], marker="o", label=name)
+    right.set(xlabel="samples N", ylabel="ms a check and draw", title="Each check, MLP 128-64, M = 40")
+    for axis in (left, right):
+        axis.legend(fontsize="small")
+        axis.grid(which="both", linewidth=0.3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes alone")
+    parser.add_argument("--large", action="store_true", help="also 300,000 and 1,000,000 samples of 64 features")
+    parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
+    options = parser.parse_args(arguments)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    sizes = tuple(size for size in SIZES if not options.quick or size[0] * size[1] <= 5_000 * 64)
+    repeats = 3 if options.quick else 9
+    tables = {
+        "Seconds before the first epoch, one draw": pd.DataFrame([setup_stages(*size) for size in sizes]),
+        "Milliseconds a check, one draw": pd.DataFrame([check_stages(*size, repeats) for size in sizes]),
+        "A Lightning epoch": compare_trainings(options.quick).reset_index(),
+        "Other ways": pd.DataFrame([other_ways(*size, repeats) for size in sizes if size[1] < 784 and size[2] <= 100]),
+    }
+    if options.large:
+        large = pd.DataFrame([setup_stages(*size) for size in LARGE])
+        tables["Seconds before the first epoch, one draw"] = pd.concat(
+            [tables["Seconds before the first epoch, one draw"], large]
+        )
+    environment = {**quality.environment(), "threads": str(torch.get_num_threads())}
+    with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 3):
+        for title, rows in tables.items():
+            print(title, rows.to_string(index=False, float_format="%.3g"), sep="\n", end="\n\n")
+    print(environment)
+    options.results.mkdir(parents=True, exist_ok=True)
+    name = "speed-quick" if options.quick else "speed"
+    content = {"environment": environment, **{t: json.loads(r.to_json(orient="records")) for t, r in tables.items()}}
+    (options.results / f"{name}.json").write_text(json.dumps(content))
+    first, second, *_ = tables.values()
+    plot(first, second, options.results / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The page on why looks at what the shipped monitor measures."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from bu_torch import BoundaryUncertaintyMonitor
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def why():
+    """The script, with its neighbour `quality` beside it as when it is run."""
+    sys.path.insert(0, str(FOLDER))
+    spec = importlib.util.spec_from_file_location("benchmark_why", FOLDER / "why.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(FOLDER))
+    for name in (spec.name, "quality"):
+        del sys.modules[name]
+
+
+def test_all_ends_of_tic_tac_toe(why):
+    features, labels = why.tic_tac_toe()
+    assert features.shape == (958, 27)
+    assert labels.bincount().tolist() == [332, 626]
+    assert bool((features.unflatten(1, (9, 3)).sum(dim=2) == 1).all())
+
+
+def test_ring_is_a_narrow_class_within_a_wide_one(why):
+    features, labels = why.ring()
+    wide, narrow = (features[labels == label] for label in (0, 1))
+    assert float(wide.std()) == pytest.approx(2.0, abs=0.05)
+    assert float((narrow - narrow.mean(dim=0)).std()) == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_signals_are_those_of_the_monitor(why, tmp_path):
+    split, test, n_classes = why.load(why.Case("ionosphere", 0.2, 0, "rmsprop", 3))
+    variants = why.Variants(why.Reference(*split), test)
+    monitor = BoundaryUncertaintyMonitor(n_draws=4, budget=None)
+    trainer = pl.Trainer(
+        max_epochs=3, callbacks=[monitor, variants], accelerator="cpu", default_root_dir=tmp_path, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    pl.seed_everything(0, verbose=False)
+    module = why.quality.Net(split[0].shape[1:], n_classes, "rmsprop")
+    trainer.fit(module, DataLoader(TensorDataset(*split), batch_size=32, shuffle=True))
+    names = ("boundary uncertainty", "trust score", "label agreement", "vote agreement", "neighbor agreement")
+    for row, entry in zip(variants.rows, monitor.history, strict=True):
+        for name in names:
+            assert row[name] == pytest.approx(entry[name.replace(" ", "_")], rel=1e-3), name
+        assert row["steadiness"] == pytest.approx(-entry["prediction_changes"])
+        assert torch.tensor([row["U, draws 4"], row["U, M 40"]]).tolist() == pytest.approx([row["U, radius 1"]] * 2)
+    kept = {"vote agreement": [0.1, 0.5, 0.2], "neighbor agreement": [0.1, 0.5, 0.2], "steadiness": [-1.0, -0.1, -0.5]}
+    assert why.kept_by_consensus(kept) == (1, 2)
