@@ -8,6 +8,7 @@ from bu_torch.boundary import BoundaryUncertainty
 from bu_torch.graph import NeighborGraph
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
+from bu_torch.signals import Signals
 from bu_torch.trust import TrustScore
 from bu_torch.votes import LabelVotes
 
@@ -21,6 +22,7 @@ __all__ = [
     "LabelVotes",
     "NeighborGraph",
     "PrototypeClassifier",
+    "Signals",
     "TrustScore",
     "__version__",
     "perturb",

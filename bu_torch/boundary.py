@@ -105,10 +105,7 @@ class BoundaryUncertainty:
         self.labels = labels
         self.neighbors = graph.neighbors
         self.bayes_pairs = classifier.top_pairs(standardized)
-        self._pairs, self._pair_index = functional.index_pairs(self.bayes_pairs)
-        self._n_classes = int(labels.max()) + 1
-        self.reset()
-        return self
+        return self._index()
 
     def standardize(self, inputs: Tensor) -> Tensor:
         """Inputs (n, ...), flattened and in the units in which distances are measured, (n, d); dtype of the inputs."""
@@ -238,6 +235,18 @@ class BoundaryUncertainty:
         self._check_fitted()
         for name in _FITTED_TENSORS:
             setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def _restore(self, tensors: dict[str, Tensor]) -> Self:
+        """Take what `fit` computed from elsewhere."""
+        for name, tensor in tensors.items():
+            setattr(self, name, tensor)
+        return self._index()
+
+    def _index(self) -> Self:
+        self._pairs, self._pair_index = functional.index_pairs(self.bayes_pairs)
+        self._n_classes = int(self.labels.max()) + 1
+        self.reset()
         return self
 
     def _as_class_logits(self, logits: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,25 +14,14 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch import functional
 from bu_torch._evaluation_mode import evaluation_mode, preserved_random_state
-from bu_torch.boundary import BoundaryUncertainty
 from bu_torch.callbacks._arguments import integer, number
 from bu_torch.callbacks._budget import Plan, count_weights, plan
 from bu_torch.callbacks._training_data import choose, read_training_data
 from bu_torch.functional._checks import as_logits
-from bu_torch.trust import TrustScore, widen_distances
-from bu_torch.votes import LabelVotes
+from bu_torch.signals import Signals
 
 _BATCH_ELEMENTS = 2**17  # input values of one forward batch, so that small inputs go through in few batches
-_MEASURED = (
-    "boundary_uncertainty",
-    "trust_score",
-    "label_agreement",
-    "vote_agreement",
-    "neighbor_agreement",
-    "prediction_changes",
-)
 _SHOWN = ("boundary_uncertainty", "trust_score")  # in the progress bar
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 
@@ -84,6 +74,8 @@ class BoundaryUncertaintyMonitor(Callback):
         input_key: Key of the inputs where a batch is a dict.
         label_key: Key of the labels where a batch is a dict.
         seed: Seed of all random choices, >= 0. Global random numbers are left as they are.
+        cache: File (npz) that holds what is computed before the first epoch: taken from there where it exists, written
+            there otherwise. One that was made of other samples or settings is refused.
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
@@ -100,10 +92,7 @@ class BoundaryUncertaintyMonitor(Callback):
     history: list[dict[str, Any]]
     setup_seconds: float
     check_seconds: float
-    _boundary: BoundaryUncertainty | None
-    _class_distances: Tensor  # from the perturbed inputs, (n_draws * N, J)
-    _left_out_distances: Tensor  # likewise, the sample that was moved left out
-    _votes: Tensor  # of the labels near each sample, (N, J)
+    _signals: Signals | None
     _predictions: Tensor  # at the last check, (n_draws * N,)
     _plan: Plan | None
     _training_began: float
@@ -120,6 +109,7 @@ class BoundaryUncertaintyMonitor(Callback):
         input_key: str | None = None,
         label_key: str | None = None,
         seed: int = 0,
+        cache: str | Path | None = None,
     ) -> None:
         super().__init__()
         self.n_neighbors = integer("n_neighbors", n_neighbors, 2)
@@ -137,6 +127,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self.input_key = input_key
         self.label_key = label_key
         self.seed = integer("seed", seed, 0)
+        self.cache = None if cache is None else Path(cache)
         self._clear()
 
     @property
@@ -171,8 +162,7 @@ class BoundaryUncertaintyMonitor(Callback):
                 pl_module.log_dict(values)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._boundary = None
-        self._class_distances = self._left_out_distances = self._votes = torch.empty(0, 0)
+        self._signals = None
 
     def state_dict(self) -> dict[str, Any]:
         made = None if self._plan is None else dataclasses.astuple(self._plan)
@@ -193,8 +183,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self.history = []
         self.setup_seconds = 0.0
         self.check_seconds = 0.0
-        self._boundary = None
-        self._class_distances = self._left_out_distances = self._votes = torch.empty(0, 0)
+        self._signals = None
         self._predictions = torch.empty(0, dtype=torch.int64)
         self._plan = None
         self._training_began = time.perf_counter()
@@ -222,23 +211,23 @@ class BoundaryUncertaintyMonitor(Callback):
                 f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
                 f" {n_draws * len(inputs)} forward passes ({n_draws} a sample)."
             )
-            boundary = BoundaryUncertainty(self.n_neighbors, n_draws, self.seed).fit(inputs, labels)
-            standardized = boundary.standardize(inputs.to(boundary.perturbed_inputs))
-            trust = TrustScore().fit(standardized, boundary.labels)
-            moved = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
-            left_out = torch.arange(len(standardized), device=moved.device).repeat(n_draws)
-            distances = trust.class_distances(moved, left_out)
-            # With the sample that was moved, its own class is as near as the nearer of it and the rest of the class.
-            own = boundary.labels[left_out].unsqueeze(1)
-            step = (moved - standardized[left_out]).norm(dim=1, keepdim=True)
-            with_own = distances.scatter(1, own, torch.minimum(distances.gather(1, own), step))
-            self._left_out_distances = distances.to(pl_module.device)
-            self._class_distances = with_own.to(pl_module.device)
-            self._votes = LabelVotes().fit(boundary.labels, boundary.neighbors).votes.to(pl_module.device)
+            signals = self._fit(Signals(self.n_neighbors, n_draws, self.seed), inputs, labels, trainer.is_global_zero)
         except (TypeError, ValueError) as error:
             source = "`reference`" if self.reference is not None else "the training data"
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
-        self._boundary = boundary.to(pl_module.device)
+        self._signals = signals.to(pl_module.device)
+
+    def _fit(self, signals: Signals, inputs: Tensor, labels: Tensor, is_first_process: bool) -> Signals:
+        """Fit, or take what an earlier run saved."""
+        if self.cache is None:
+            return signals.fit(inputs, labels)
+        if self.cache.exists():
+            rank_zero_info(f"Boundary uncertainty takes them from {self.cache}.")
+            return signals.load(self.cache, inputs, labels)
+        signals.fit(inputs, labels)
+        if is_first_process:
+            signals.save(self.cache)
+        return signals
 
     def _read(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor, Tensor, int]:
         """Inputs and labels to look at, and the number of draws."""
@@ -281,37 +270,19 @@ class BoundaryUncertaintyMonitor(Callback):
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """One check: a forward pass over the perturbed inputs, and what it says."""
-        boundary = self._boundary
-        if boundary is None:
+        signals = self._signals
+        if signals is None:
             raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
-        logits = self._read_logits(trainer, pl_module, boundary.perturbed_inputs.flatten(0, 1))
+        logits = self._read_logits(trainer, pl_module, signals.perturbed_inputs)
+        before = self._predictions.to(logits.device) if len(self._predictions) == len(logits) else None
         try:
-            uncertainty = boundary.score_logits(logits)
+            values, self._predictions = signals.measure(logits, before)
         except ValueError as error:
             raise MisconfigurationException(f"The module's `forward` gives too few outputs: {error}") from error
-        predictions = logits.argmax(dim=1)
-        self._class_distances = widen_distances(self._class_distances, logits.shape[1])
-        self._left_out_distances = widen_distances(self._left_out_distances, logits.shape[1])
-        trust, left_out = (
-            functional.trust_score(distances, predictions, validate_args=False)
-            for distances in (self._class_distances, self._left_out_distances)
-        )
-        is_first = self._predictions.shape != predictions.shape
-        before = predictions - 1 if is_first else self._predictions.to(predictions)
-        self._predictions = predictions
-        values = torch.stack(
-            (
-                uncertainty.double(),
-                functional.mean_trust_score(trust),
-                (predictions == boundary.labels.repeat(boundary.n_draws)).double().mean(),
-                functional.vote_agreement(self._votes, predictions),
-                functional.neighbor_agreement(left_out),
-                (predictions != before).double().mean(),
-            )
-        ).where(uncertainty.isfinite(), torch.nan)
         # The check's only wait for the device. Processes may differ, in running statistics say: the first one's weights
         # are those that are saved.
-        return dict(zip(_MEASURED, trainer.strategy.broadcast(values.tolist()), strict=True))
+        numbers = trainer.strategy.broadcast(torch.stack(list(values.values())).tolist())
+        return dict(zip(values, numbers, strict=True))
 
     def _record(self, entry: dict[str, Any]) -> None:
         if self.history and self.history[-1]["epoch"] == entry["epoch"]:

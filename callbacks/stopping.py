@@ -1,6 +1,7 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
 import math
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -72,6 +73,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         input_key: As for `BoundaryUncertaintyMonitor`.
         label_key: As for `BoundaryUncertaintyMonitor`.
         seed: As for `BoundaryUncertaintyMonitor`.
+        cache: As for `BoundaryUncertaintyMonitor`.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
@@ -115,6 +117,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         input_key: str | None = None,
         label_key: str | None = None,
         seed: int = 0,
+        cache: str | Path | None = None,
     ) -> None:
         self.patience = integer("patience", patience, 1)
         self.min_delta = number("min_delta", min_delta, 0)
@@ -142,6 +145,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             input_key=input_key,
             label_key=label_key,
             seed=seed,
+            cache=cache,
         )
 
     @property

@@ -172,7 +172,9 @@ class TestInvertedFile:
         assert torch.equal(self.fit(features).neighbors, self.fit(features).neighbors)
 
     def test_small_lists_and_duplicates_leave_no_gap(self):
-        features = torch.cat((torch.zeros(300, 3), torch.randn(100, 3, generator=torch.Generator().manual_seed(0)) * 50))
+        features = torch.cat(
+            (torch.zeros(300, 3), torch.randn(100, 3, generator=torch.Generator().manual_seed(0)) * 50)
+        )
         graph = self.fit(features)
         assert bool((graph.neighbors >= 0).all())
         assert all(len(set(row)) == 20 for row in graph.neighbors.tolist())

@@ -74,3 +74,21 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
 def test_bad_budgets_are_refused(budget):
     with pytest.raises(MisconfigurationException, match="`budget` must be"):
         BoundaryUncertaintyMonitor(budget=budget)
+
+
+def test_a_cache_is_written_once_and_taken_from_then_on(tmp_path, monkeypatch, caplog):
+    def fit(features, labels, **kwargs):
+        monitor = BoundaryUncertaintyMonitor(cache=tmp_path / "cache.npz", **kwargs)
+        torch.manual_seed(0)
+        trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), loader(features, labels))
+        return monitor.history
+
+    first = fit(*blobs())
+    monkeypatch.setattr("bu_torch.signals.BoundaryUncertainty.fit", lambda *a: pytest.fail("computed again"))
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        assert fit(*blobs()) == first
+    assert f"takes them from {tmp_path / 'cache.npz'}" in caplog.text
+    with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
+        fit(*blobs(), seed=1)
+    with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
+        fit(*blobs(150))

@@ -1,0 +1,217 @@
+"""All that a check measures, from one pass of logits: U, trust, and agreement with labels, votes and neighbours."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bu_torch import functional
+from bu_torch._inputs import as_features, as_labels, check_integer
+from bu_torch.boundary import BoundaryUncertainty
+from bu_torch.functional._checks import as_logits
+from bu_torch.trust import TrustScore, widen_distances
+from bu_torch.votes import LabelVotes
+
+_FORMAT = 1  # of the file, to be raised when what it holds, or how that is computed, changes
+_OF_BOUNDARY = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
+_OWN = ("class_distances", "left_out_distances", "votes")
+
+
+class Signals:
+    """What the callbacks measure at each check, for any loop: fit once on labelled samples, then measure logits.
+
+    Holds a `BoundaryUncertainty`, the class distances of a `TrustScore` with and without the sample that was moved, and
+    `LabelVotes`, all of the same samples.
+
+    Args:
+        n_neighbors: Size M of a cluster, the sample itself included, >= 2.
+        n_draws: Independent perturbations of each sample, >= 1.
+        seed: Seed of all random choices, >= 0.
+
+    Attributes:
+        boundary: The fitted `BoundaryUncertainty`.
+        class_distances: Distance from each moved sample to each class, (n_draws * N, J).
+        left_out_distances: The same, the sample that was moved left out.
+        votes: Votes of the labels near each sample, (N, J).
+
+    Example:
+        >>> labels = torch.arange(200) % 2
+        >>> features = torch.randn(200, 3, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
+        >>> signals = Signals().fit(features, labels)
+        >>> values, predictions = signals.measure(signals.perturbed_inputs @ torch.ones(3, 1) - 3)
+        >>> bool(values["label_agreement"] > 0.9), len(predictions)
+        (True, 800)
+    """
+
+    NAMES = (
+        "boundary_uncertainty",
+        "trust_score",
+        "label_agreement",
+        "vote_agreement",
+        "neighbor_agreement",
+        "prediction_changes",
+    )
+
+    boundary: BoundaryUncertainty
+    class_distances: Tensor
+    left_out_distances: Tensor
+    votes: Tensor
+    _fingerprint: str
+
+    def __init__(self, n_neighbors: int = 40, n_draws: int = 4, seed: int = 0) -> None:
+        self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
+        self.n_draws = check_integer("n_draws", n_draws, 1)
+        self.seed = check_integer("seed", seed, 0)
+
+    def fit(self, features: Any, labels: Any) -> Self:
+        """Compute all that does not depend on the classifier.
+
+        Args:
+            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, tensor or array of numbers,
+                finite.
+            labels: Classes, shape (N,), integers >= 0; at least two different ones.
+
+        Returns:
+            The fitted estimator, on the device of the features.
+
+        Raises:
+            ValueError: As for `BoundaryUncertainty.fit`.
+            TypeError: As for `BoundaryUncertainty.fit`.
+        """
+        inputs = as_features(features)
+        boundary = BoundaryUncertainty(self.n_neighbors, self.n_draws, self.seed).fit(inputs, labels)
+        standardized = boundary.standardize(inputs)
+        trust = TrustScore().fit(standardized, boundary.labels)
+        moved = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
+        rows = torch.arange(len(standardized), device=moved.device).repeat(self.n_draws)
+        self.left_out_distances = trust.class_distances(moved, rows)
+        # With the sample that was moved, its own class is as near as the nearer of it and the rest of the class.
+        own = boundary.labels[rows].unsqueeze(1)
+        step = (moved - standardized[rows]).norm(dim=1, keepdim=True)
+        nearer = torch.minimum(self.left_out_distances.gather(1, own), step)
+        self.class_distances = self.left_out_distances.scatter(1, own, nearer)
+        self.votes = LabelVotes().fit(boundary.labels, boundary.neighbors).votes
+        self.boundary = boundary
+        self._fingerprint = self._of(inputs, boundary.labels)
+        return self
+
+    @property
+    def perturbed_inputs(self) -> Tensor:
+        """Where a classifier is read, (n_draws * N, ...), in the units and the shape of the inputs."""
+        return self.boundary.perturbed_inputs.flatten(0, 1)
+
+    def measure(self, logits: Tensor, before: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
+        """All signals of logits that were read at `perturbed_inputs`; waits for no device.
+
+        Args:
+            logits: Shape (n_draws * N, J) with J at least the number of classes, floating point, on the device of the
+                fitted tensors; (n_draws * N, 1) or (n_draws * N,) for two classes.
+            before: The predictions that the last call gave, shape (n_draws * N,); None at the first.
+
+        Returns:
+            Scalars by name, float64, NaN if any logit is not finite; and the predictions, shape (n_draws * N,), int64.
+            `BoundaryUncertaintyMonitor` says what each is; `prediction_changes` is 1 without `before`.
+
+        Raises:
+            TypeError: If the logits are not a floating-point tensor.
+            ValueError: If the logits have the wrong shape.
+        """
+        uncertainty = self.boundary.score_logits(logits)
+        predictions = as_logits(logits).argmax(dim=1)
+        n_columns = max(2, logits.shape[1] if logits.ndim == 2 else 1)
+        self.class_distances = widen_distances(self.class_distances, n_columns)
+        self.left_out_distances = widen_distances(self.left_out_distances, n_columns)
+        trust, left_out = (
+            functional.trust_score(distances, predictions, validate_args=False)
+            for distances in (self.class_distances, self.left_out_distances)
+        )
+        values = (
+            uncertainty.double(),
+            functional.mean_trust_score(trust),
+            (predictions.view(self.n_draws, -1) == self.boundary.labels).double().mean(),
+            functional.vote_agreement(self.votes, predictions),
+            functional.neighbor_agreement(left_out),
+            torch.ones_like(uncertainty).double() if before is None else (predictions != before).double().mean(),
+        )
+        is_finite = uncertainty.isfinite()
+        named = zip(self.NAMES, values, strict=True)
+        return {name: torch.where(is_finite, value, torch.nan) for name, value in named}, predictions
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move what `fit` computed to `device`, in place."""
+        self.boundary.to(device)
+        for name in _OWN:
+            setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write what `fit` computed to a file (npz, nothing executable in it), whole or not at all.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+        """
+        if not hasattr(self, "boundary"):
+            raise RuntimeError("These Signals are not fitted yet: call `fit` first.")
+        tensors = {name: getattr(self.boundary, name) for name in _OF_BOUNDARY}
+        tensors |= {name: getattr(self, name) for name in _OWN}
+        arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with part.open("wb") as file:
+                np.savez(file, fingerprint=np.array(self._fingerprint), **arrays)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def load(self, path: str | Path, features: Any, labels: Any) -> Self:
+        """Take what `save` wrote in place of `fit(features, labels)`.
+
+        Args:
+            path: The file.
+            features: As for `fit`; the file must have been made of the same.
+            labels: As for `fit`.
+
+        Returns:
+            The fitted estimator, on the device of the features.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the file is none of ours or damaged, or was made of other samples or settings.
+        """
+        inputs = as_features(features)
+        wanted = self._of(inputs, as_labels(labels, inputs.shape[0]))
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                found = str(file["fingerprint"])
+                arrays = {name: file[name] for name in (*_OF_BOUNDARY, *_OWN)} if found == wanted else {}
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # what a damaged zip raises is not documented
+            raise ValueError(f"`{path}` is not a file that `Signals.save` wrote, or it is damaged: {error}") from error
+        if not arrays:
+            raise ValueError(
+                f"`{path}` was made of other samples or settings (fingerprint {found[:12]}, expected {wanted[:12]}):"
+                " remove it, or name another file."
+            )
+        tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
+        self.boundary = BoundaryUncertainty(self.n_neighbors, self.n_draws, self.seed)._restore(
+            {name: tensors[name] for name in _OF_BOUNDARY}
+        )
+        for name in _OWN:
+            setattr(self, name, tensors[name])
+        self._fingerprint = wanted
+        return self
+
+    def _of(self, inputs: Tensor, labels: Tensor) -> str:
+        """Fingerprint of samples and settings."""
+        digest = hashlib.sha256(repr((_FORMAT, self.n_neighbors, self.n_draws, self.seed)).encode())
+        for tensor in (inputs, labels):
+            digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
+            digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))
+        return digest.hexdigest()

@@ -1,0 +1,139 @@
+import numpy as np
+import pytest
+import torch
+from problems import blobs
+from torch import nn
+
+from bu_torch import BoundaryUncertainty, LabelVotes, Signals, TrustScore, functional
+
+
+def fitted(**kwargs):
+    features, labels = blobs()
+    return Signals(**{"n_draws": 2, "seed": 3, **kwargs}).fit(features, labels), features, labels
+
+
+def read(signals, seed=0, n_outputs=3):
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return nn.Linear(4, n_outputs)(signals.perturbed_inputs)
+
+
+def test_measures_what_the_estimators_say():
+    signals, features, labels = fitted()
+    first, before = signals.measure(read(signals, 0))
+    logits = read(signals, 1)
+    values, predictions = signals.measure(logits, before)
+    boundary = BoundaryUncertainty(n_draws=2, seed=3).fit(features, labels)
+    points = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
+    assert torch.equal(points, boundary.standardize(signals.perturbed_inputs))
+    assert torch.equal(predictions, logits.argmax(dim=1))
+    trust = TrustScore().fit(boundary.standardize(features), labels)
+    rows = torch.arange(120).repeat(2)
+    expected = {
+        "boundary_uncertainty": boundary.score_logits(logits),
+        "trust_score": functional.mean_trust_score(trust.score(points, predictions)),
+        "label_agreement": (predictions == labels.repeat(2)).double().mean(),
+        "vote_agreement": LabelVotes().fit(labels, boundary.neighbors).score(predictions),
+        "neighbor_agreement": functional.neighbor_agreement(
+            functional.trust_score(trust.class_distances(points, rows), predictions)
+        ),
+        "prediction_changes": (predictions != before).double().mean(),
+    }
+    assert tuple(values) == Signals.NAMES
+    for name, value in expected.items():
+        assert values[name].dtype == torch.float64
+        assert float(values[name]) == pytest.approx(float(value), rel=1e-5), name
+    assert float(first["prediction_changes"]) == 1.0
+
+
+@pytest.mark.parametrize("shape", ["(n, 1)", "(n,)"])
+def test_one_column_counts_as_two_classes(shape):
+    features, labels = blobs(n_classes=2)
+    signals = Signals(n_draws=2).fit(features, labels)
+    column = read(signals, n_outputs=1)
+    values, predictions = signals.measure(column if shape == "(n, 1)" else column[:, 0])
+    expected, _ = signals.measure(torch.cat((torch.zeros_like(column), column), dim=1))
+    assert torch.equal(predictions, (column[:, 0] > 0).long())
+    assert values == expected
+
+
+def test_more_columns_than_classes_are_empty_classes():
+    signals, _, _ = fitted()
+    logits = read(signals)
+    values, _ = signals.measure(logits)
+    wide, predictions = signals.measure(torch.nn.functional.pad(logits, (0, 2), value=1e6))
+    assert predictions.unique().tolist() == [3]
+    assert float(wide["vote_agreement"]) == float(wide["neighbor_agreement"]) == 0.0
+    wider, _ = signals.measure(torch.nn.functional.pad(logits, (0, 2), value=-1e6))
+    assert {name: float(value) for name, value in wider.items()} == pytest.approx(
+        {name: float(value) for name, value in values.items()}
+    )
+
+
+def test_a_logit_that_is_not_finite_makes_all_nan():
+    signals, _, _ = fitted()
+    logits = read(signals)
+    logits[7, 1] = torch.nan
+    values, _ = signals.measure(logits)
+    assert all(value.isnan() for value in values.values())
+
+
+class TestFile:
+    def test_loads_what_was_saved(self, tmp_path):
+        signals, features, labels = fitted()
+        signals.save(tmp_path / "deep" / "cache.npz")
+        again = Signals(n_draws=2, seed=3).load(tmp_path / "deep" / "cache.npz", features.numpy(), labels.numpy())
+        logits = read(signals)
+        (values, predictions), (others, same) = signals.measure(logits), again.measure(logits)
+        assert values == others
+        assert torch.equal(predictions, same)
+        assert torch.equal(signals.perturbed_inputs, again.perturbed_inputs)
+        assert [file.name for file in (tmp_path / "deep").iterdir()] == ["cache.npz"]
+
+    @pytest.mark.parametrize("change", ["features", "labels", "order", "seed", "n_draws", "n_neighbors"])
+    def test_of_other_samples_or_settings_is_refused(self, tmp_path, change):
+        signals, features, labels = fitted()
+        signals.save(tmp_path / "cache.npz")
+        settings = {"n_draws": 2, "seed": 3, "n_neighbors": 40}
+        if change == "features":
+            features = features + 1e-6
+        elif change == "labels":
+            labels = labels.flip(0)
+        elif change == "order":
+            features, labels = features.flip(0), labels.flip(0)
+        else:
+            settings[change] += 1
+        with pytest.raises(ValueError, match="was made of other samples or settings"):
+            Signals(**settings).load(tmp_path / "cache.npz", features, labels)
+
+    def test_that_is_none_of_ours_is_refused(self, tmp_path):
+        signals, features, labels = fitted()
+        path = tmp_path / "cache.npz"
+        with pytest.raises(FileNotFoundError):
+            signals.load(path, features, labels)
+        for content in (b"", b"PK\x03\x04 torn", b"text"):
+            path.write_bytes(content)
+            with pytest.raises(ValueError, match=r"is not a file that `Signals\.save` wrote, or it is damaged"):
+                signals.load(path, features, labels)
+        np.savez(path, fingerprint=np.array([object()], dtype=object))
+        with pytest.raises(ValueError, match=r"is not a file that `Signals\.save` wrote"):
+            signals.load(path, features, labels)
+
+    def test_a_save_that_fails_leaves_the_old_file(self, tmp_path, monkeypatch):
+        signals, _, _ = fitted()
+        path = tmp_path / "cache.npz"
+        path.write_bytes(b"old")
+
+        def torn(file, **arrays):
+            file.write(b"half")
+            raise OSError("disk full")
+
+        monkeypatch.setattr(np, "savez", torn)
+        with pytest.raises(OSError, match="disk full"):
+            signals.save(path)
+        assert path.read_bytes() == b"old"
+        assert [file.name for file in tmp_path.iterdir()] == ["cache.npz"]
+
+    def test_nothing_to_save(self, tmp_path):
+        with pytest.raises(RuntimeError, match="not fitted yet"):
+            Signals().save(tmp_path / "cache.npz")
