@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench-quality clean
+.PHONY: demo test lint bench-quality bench-why bench-speed clean
 
 demo: .venv/demo
 	$(BIN)/python examples/letter_mlp.py
@@ -29,3 +29,9 @@ clean:
 
 bench-quality: .venv/demo
 	$(BIN)/python benchmarks/quality.py
+
+bench-why: .venv/demo
+	$(BIN)/python benchmarks/why.py
+
+bench-speed: .venv/demo
+	$(BIN)/python benchmarks/speed.py

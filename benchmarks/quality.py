@@ -264,11 +264,11 @@ def train_part(case: Case, split: Split, test: Split, n_classes: int) -> Curves:
     return train(case, part, test, n_classes, (split[0][held], split[1][held]))
 
 
-def recall(case: Case, folder: Path | None, run: Callable[[Case], Record] = run) -> Record:
+def recall(case: Case, folder: Path | None, run: Callable[[Case], Record] = run, kind: str = "quality") -> Record:
     """What `run` gives, or its record where `folder` holds it already."""
     if folder is None:
         return run(case)
-    file = folder / ("-".join(str(value) for value in dataclasses.astuple(case)) + ".json")
+    file = folder / ("-".join([kind, *(str(value) for value in dataclasses.astuple(case))]) + ".json")
     if file.exists():
         return json.loads(file.read_text())
     record = run(case)
@@ -294,25 +294,13 @@ def smallest(values: list[float], patience: float = float("inf")) -> Kept:
     return largest([-value for value in values], patience)
 
 
-def moving_average(values: list[float], weight_of_past: float) -> list[float]:
-    total = weight = 0.0
-    averages = []
-    for value in values:
-        total = weight_of_past * total + (1 - weight_of_past) * value
-        weight = weight_of_past * weight + (1 - weight_of_past)
-        averages.append(total / weight)
-    return averages
-
-
 def consensus(curves: Columns, patience: float = float("inf")) -> Kept:
     """What `rule="consensus"` of the shipped callback keeps."""
-    signs = {"vote_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1}
-    columns = [[sign * value for value in curves[name]] for name, sign in signs.items()]
-    columns += [moving_average(column, 0.9) for column in columns]
-    signals = torch.tensor(columns, dtype=torch.float64).T
+    signs = {"label_agreement": 1, "vote_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1}
+    signals = torch.tensor([[sign * v for v in curves[name]] for name, sign in signs.items()], dtype=torch.float64).T
     kept = 0
     for epoch in range(1, len(signals)):
-        if standardized_gain(signals[: epoch + 1], kept) > 0:
+        if standardized_gain(signals[: epoch + 1], kept) > 1e-6:
             kept = epoch
         elif epoch - kept >= patience:
             return kept, epoch

@@ -90,7 +90,7 @@ def setup_stages(n_samples: int, n_features: int, n_classes: int) -> dict[str, f
     trust = TrustScore().fit(features, labels)
     row["class distances"], _ = once(lambda: trust.class_distances(moved, torch.arange(n_samples)))
     row["votes"], _ = once(lambda: LabelVotes().fit(labels, graph.neighbors))
-    row["peak MiB"] = peak_mib()
+    row["peak MiB so far"] = peak_mib()
     return row
 
 
@@ -105,7 +105,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     logits = torch.cat([module(batch) for batch in features.split(8192)])
     top = functional.top_pairs(logits)
     pairs, pair_index = functional.index_pairs(top)
-    flat = logits.reshape(-1)
+    flat, narrow, narrow_top = logits.reshape(-1), neighbors.int(), top.int()
     rows = 2**16 // N_NEIGHBORS
     gap = torch.rand(n_samples, N_NEIGHBORS) * 2 - 1
     distances = torch.rand(n_samples, n_classes)
@@ -113,9 +113,9 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     votes = functional.label_votes(labels, neighbors, 1.0, n_classes)
 
     def gather() -> None:
-        for pair, members in zip(top.split(rows), neighbors.split(rows), strict=True):
+        for pair, members in zip(narrow_top.split(rows), narrow.split(rows), strict=True):
             start = members * n_classes
-            flat.take(start + pair[:, :1]) - flat.take(start + pair[:, 1:])
+            flat.index_select(0, (start + pair[:, :1]).view(-1)) - flat.index_select(0, (start + pair[:, 1:]).view(-1))
 
     def width() -> None:
         for block in gap.split(rows):

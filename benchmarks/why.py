@@ -209,6 +209,7 @@ def run(case: Case) -> quality.Record:
 def kept_by_consensus(curves: Columns) -> tuple[int, int]:
     """What the shipped rule keeps, from these curves."""
     columns = {
+        "label_agreement": curves["label agreement"],
         "vote_agreement": curves["vote agreement"],
         "neighbor_agreement": curves["neighbor agreement"],
         "prediction_changes": [-value for value in curves["steadiness"]],
@@ -327,7 +328,7 @@ def main(arguments: list[str] | None = None) -> None:
         for seed, noise, table in itertools.product(range(options.seeds), (0.0, 0.2), tables)
     ]
     with get_context("spawn").Pool(options.processes) as pool:
-        records = list(pool.imap(partial(quality.recall, folder=options.curves, run=run), cases))
+        records = list(pool.imap(partial(quality.recall, folder=options.curves, run=run, kind="why"), cases))
     judged = judge(records)
     is_hard = judged.table.isin(HARD)
     summary = summarise(judged[~is_hard])

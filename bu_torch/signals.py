@@ -102,6 +102,7 @@ class Signals:
     @property
     def perturbed_inputs(self) -> Tensor:
         """Where a classifier is read, (n_draws * N, ...), in the units and the shape of the inputs."""
+        self._check_fitted()
         return self.boundary.perturbed_inputs.flatten(0, 1)
 
     def measure(self, logits: Tensor, before: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
@@ -117,9 +118,11 @@ class Signals:
             `BoundaryUncertaintyMonitor` says what each is; `prediction_changes` is 1 without `before`.
 
         Raises:
+            RuntimeError: If `fit` has not been called.
             TypeError: If the logits are not a floating-point tensor.
             ValueError: If the logits have the wrong shape.
         """
+        self._check_fitted()
         uncertainty = self.boundary.score_logits(logits)
         predictions = as_logits(logits).argmax(dim=1)
         n_columns = max(2, logits.shape[1] if logits.ndim == 2 else 1)
@@ -143,6 +146,7 @@ class Signals:
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
+        self._check_fitted()
         self.boundary.to(device)
         for name in _OWN:
             setattr(self, name, getattr(self, name).to(device))
@@ -154,8 +158,7 @@ class Signals:
         Raises:
             RuntimeError: If `fit` has not been called.
         """
-        if not hasattr(self, "boundary"):
-            raise RuntimeError("These Signals are not fitted yet: call `fit` first.")
+        self._check_fitted()
         tensors = {name: getattr(self.boundary, name) for name in _OF_BOUNDARY}
         tensors |= {name: getattr(self, name) for name in _OWN}
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
@@ -207,6 +210,10 @@ class Signals:
             setattr(self, name, tensors[name])
         self._fingerprint = wanted
         return self
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "boundary"):
+            raise RuntimeError("These Signals are not fitted yet: call `fit` first.")
 
     def _of(self, inputs: Tensor, labels: Tensor) -> str:
         """Fingerprint of samples and settings."""

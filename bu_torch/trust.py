@@ -25,7 +25,8 @@ class TrustScore:
       of samples with the largest share of other labels among their k nearest other samples leaves; of equal shares the
       largest radius leaves first, and a sample whose neighbours all agree stays.
 
-    Both remove at most floor(alpha n) samples.
+    Both remove at most floor(alpha n) samples. Distances are exact up to the size that `NeighborGraph` names; beyond it
+    one in twenty may be that of the next nearest.
 
     Args:
         filtering: None, `"density"` or `"disagreement"`.

@@ -23,6 +23,7 @@ class Plan:
 
 def plan(
     n_training: int,
+    n_visited: int,
     n_weights: int,
     *,
     budget: float | None,
@@ -30,14 +31,15 @@ def plan(
     max_samples: int | None,
     n_neighbors: int,
 ) -> Plan:
-    """Spend at most `budget` forward passes for each training sample, or the floor of small data, on one check.
+    """Spend at most `budget` forward passes for each sample of an epoch, or the floor of small data, on one check.
 
     Another sample says more than another draw of the same one, so further draws are made where all samples are in.
 
     Args:
         n_training: How many training samples there are.
+        n_visited: How many of them an epoch of one process visits.
         n_weights: How many the network has.
-        budget: Forward passes of one check as a fraction of `n_training`; None for no bound.
+        budget: Forward passes of one check as a fraction of `n_visited`; None for no bound.
         n_draws: Draws that were asked for; None to choose, at most `MAX_DRAWS`.
         max_samples: Reference samples that were asked for; None to choose.
         n_neighbors: At least so many reference samples, for a cluster must fit.
@@ -46,7 +48,7 @@ def plan(
     if budget is None:
         return Plan(n_samples, n_draws or MAX_DRAWS)
     floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, _WEIGHTS_TIMES_PASSES / max(n_weights, 1)))
-    passes = math.floor(max(budget * n_training, floor))
+    passes = math.floor(max(budget * n_visited, floor))
     if n_draws is None:
         n_draws = min(MAX_DRAWS, max(1, passes // n_samples))
     if max_samples is None:

@@ -61,7 +61,7 @@ def read_training_data(
     indices = _trained_indices(trainer, loader)
     if not indices:
         raise MisconfigurationException(f"The training data holds no sample. {_WAY_OUT}")
-    known = _known_labels(loader.dataset)
+    known = _known_labels(_reading_copy(loader.dataset))
     of_indices = known if known is None else known[indices]
     if (chosen := choose(len(indices), how_many(len(indices)), seed, of_indices)) is not None:
         indices = [indices[i] for i in chosen.tolist()]
@@ -105,19 +105,18 @@ def choose(n_samples: int, n_chosen: int, seed: int, labels: Tensor | None) -> T
 
 def _known_labels(dataset: Any) -> Tensor | None:
     """Labels (N,) of a map-style dataset, where they can be told without reading its samples; else None."""
-    if isinstance(dataset, Subset):
-        known = _known_labels(dataset.dataset)
-        return None if known is None else known[torch.as_tensor(dataset.indices)]
-    labels: Any = None
-    if isinstance(dataset, TensorDataset):
-        labels = dataset.tensors[1] if len(dataset.tensors) == 2 else None
-    else:
-        labels = getattr(dataset, "targets", None)  # as torchvision's datasets name them
     try:
-        labels = torch.as_tensor(labels)
-    except (RuntimeError, TypeError, ValueError):
+        if isinstance(dataset, Subset):
+            known = _known_labels(dataset.dataset)
+            return None if known is None else known[torch.as_tensor(dataset.indices)]
+        if isinstance(dataset, TensorDataset):
+            labels = dataset.tensors[1]
+        else:
+            labels = torch.as_tensor(np.asarray(dataset.targets))  # as torchvision's datasets name them
+        whole = labels.long()
+        return whole if labels.shape == (len(dataset),) and bool((whole == labels).all()) else None
+    except Exception:  # a user's property may raise anything, and nothing but the strata depends on it
         return None
-    return labels if labels.shape == (len(dataset),) and not labels.is_floating_point() else None
 
 
 def _reading_copy(dataset: Any) -> Any:
@@ -152,12 +151,10 @@ def _own_loader(loader: DataLoader[Any], dataset: Dataset[Any]) -> DataLoader[An
 def _trained_indices(trainer: Trainer, loader: DataLoader[Any]) -> list[int]:
     """Indices of the dataset that training visits, ascending."""
     n_samples = len(loader.dataset)  # type: ignore[arg-type]
-    batch_sampler = loader.sampler if _asks_for_lists(loader) else loader.batch_sampler
+    batch_sampler: Any = _unwrapped(loader.sampler) if _asks_for_lists(loader) else loader.batch_sampler
     if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
         return sorted({index for batch in _own_pass(batch_sampler, loader) for index in batch})
-    sampler: Any = loader.sampler if batch_sampler is None else batch_sampler.sampler
-    while isinstance(sampler, DistributedSamplerWrapper):  # Lightning's, around the user's own
-        sampler = sampler.dataset._sampler
+    sampler = _unwrapped(loader.sampler if batch_sampler is None else batch_sampler.sampler)
     if isinstance(sampler, SequentialSampler):
         # In order, a limit on the batches leaves out the same samples in every epoch.
         batch_size = 1 if batch_sampler is None else batch_sampler.batch_size
@@ -171,7 +168,21 @@ def _trained_indices(trainer: Trainer, loader: DataLoader[Any]) -> list[int]:
 
 def _asks_for_lists(loader: DataLoader[Any]) -> bool:
     """Whether the dataset makes the batches: `DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`."""
-    return loader.batch_sampler is None and isinstance(loader.sampler, BatchSampler)
+    if loader.batch_sampler is not None:
+        return False
+    sampler = _unwrapped(loader.sampler)
+    if isinstance(sampler, BatchSampler):
+        return True
+    if isinstance(sampler, SequentialSampler | RandomSampler | WeightedRandomSampler | DistributedSampler):
+        return False
+    return any(isinstance(index, list | tuple) for index in _own_pass(sampler, loader)[:1])
+
+
+def _unwrapped(sampler: Any) -> Any:
+    """The user's own sampler, where Lightning has put its own around it to share it out."""
+    while isinstance(sampler, DistributedSamplerWrapper):
+        sampler = sampler.dataset._sampler
+    return sampler
 
 
 def _own_pass(sampler: Iterable[Any], loader: DataLoader[Any]) -> list[Any]:

@@ -1,6 +1,7 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,18 +65,19 @@ class BoundaryUncertaintyMonitor(Callback):
         max_samples: Look at no more than so many training samples, a subset drawn with `seed`, stratified where labels
             can be told without reading the samples; at least `n_neighbors`. None chooses within the budget. (Of an
             `IterableDataset` the first `max_samples` are read, or 10,000.)
-        budget: Price of a check in forward passes: at most this fraction of the number of training samples, > 0, which
-            bounds what `n_draws` and `max_samples` choose by themselves. A training sample costs about three forward
-            passes, so that 0.3 is a tenth of a training epoch. Small data has a floor: 6000 passes, fewer for networks
-            of more than 33,000 weights (2e8 passes times weights), but no fewer than 1000. None for no bound. Counted,
-            not timed: runs repeat.
+        budget: Price of a check in forward passes: at most this fraction of the training samples that an epoch of one
+            process visits, > 0, which bounds what `n_draws` and `max_samples` choose by themselves. A training sample
+            costs about three forward passes, so that 0.3 is a tenth of a training epoch. Small data has a floor: 6000
+            passes, fewer for networks of more than 33,000 weights (2e8 passes times weights), but no fewer than 1000.
+            None for no bound. Counted, not timed: runs repeat.
         reference: The samples to use instead of those found in the trainer's loader: inputs (N, ...) as `forward` takes
-            them and labels (N,).
+            them and labels (N,). All of them, unless `max_samples` says otherwise.
         input_key: Key of the inputs where a batch is a dict.
         label_key: Key of the labels where a batch is a dict.
         seed: Seed of all random choices, >= 0. Global random numbers are left as they are.
         cache: File (npz) that holds what is computed before the first epoch: taken from there where it exists, written
-            there otherwise. One that was made of other samples or settings is refused.
+            there otherwise. One that was made of other samples or settings is refused, so that samples augmented at
+            random cannot be kept. Not used in a `fast_dev_run`.
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
@@ -211,21 +213,21 @@ class BoundaryUncertaintyMonitor(Callback):
                 f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
                 f" {n_draws * len(inputs)} forward passes ({n_draws} a sample)."
             )
-            signals = self._fit(Signals(self.n_neighbors, n_draws, self.seed), inputs, labels, trainer.is_global_zero)
+            signals = self._fit(Signals(self.n_neighbors, n_draws, self.seed), inputs, labels, trainer)
         except (TypeError, ValueError) as error:
             source = "`reference`" if self.reference is not None else "the training data"
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
         self._signals = signals.to(pl_module.device)
 
-    def _fit(self, signals: Signals, inputs: Tensor, labels: Tensor, is_first_process: bool) -> Signals:
+    def _fit(self, signals: Signals, inputs: Tensor, labels: Tensor, trainer: Trainer) -> Signals:
         """Fit, or take what an earlier run saved."""
-        if self.cache is None:
+        if self.cache is None or trainer.fast_dev_run:
             return signals.fit(inputs, labels)
         if self.cache.exists():
             rank_zero_info(f"Boundary uncertainty takes them from {self.cache}.")
             return signals.load(self.cache, inputs, labels)
         signals.fit(inputs, labels)
-        if is_first_process:
+        if trainer.is_global_zero:
             signals.save(self.cache)
         return signals
 
@@ -256,13 +258,16 @@ class BoundaryUncertaintyMonitor(Callback):
     def _planned(self, trainer: Trainer, pl_module: LightningModule, n_training: int) -> Plan:
         """The plan, made at the first call unless a resumed run has one; the same in all processes."""
         if self._plan is None:
+            most = n_training if self.max_samples is None and self.reference is not None else self.max_samples
+            batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
             self._plan = trainer.strategy.broadcast(
                 plan(
                     n_training,
+                    int(min(n_training, trainer.num_training_batches * batch_size)),
                     count_weights(pl_module),
                     budget=self.budget,
                     n_draws=self.n_draws,
-                    max_samples=self.max_samples,
+                    max_samples=most,
                     n_neighbors=self.n_neighbors,
                 )
             )

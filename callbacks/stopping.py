@@ -22,9 +22,9 @@ Rule = Literal["consensus", "boundary_uncertainty", "trust_score"]
 _SIGNALS: dict[str, dict[str, int]] = {
     "boundary_uncertainty": {"boundary_uncertainty": 1},
     "trust_score": {"trust_score": 1},
-    "consensus": {"vote_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1},
+    "consensus": {"label_agreement": 1, "vote_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1},
 }
-_TREND = 0.9  # weight of the past in the moving averages that the consensus looks at beside the values themselves
+_LEAST_GAIN = 1e-6  # standard deviations: what a moving average still gains long after its values stand still is none
 
 
 class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
@@ -58,12 +58,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         smoothing: Weight of the past in an exponential moving average of what the rule looks at, 0 <= smoothing < 1, as
             in TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
             `<quantity>_smoothed` beside the raw one.
-        rule: `"consensus"` reads three things at the moved samples: agreement with the votes of the labels nearby
-            (`vote_agreement`), agreement with the nearest classes (`neighbor_agreement`), and steadiness of the
-            predictions since the last check (minus `prediction_changes`). Each is compared with the kept epoch, as it
-            is and as a moving average over about ten checks, in units of its standard deviation over all checks so far.
-            Where the mean of these six differences exceeds `min_delta`, this epoch replaces the kept one; the number of
-            replacements is what `best_score` counts and `patience` waits for.
+        rule: `"consensus"` reads four things at the moved samples: agreement with the label (`label_agreement`), with
+            the votes of the labels nearby (`vote_agreement`) and with the nearest classes (`neighbor_agreement`), and
+            steadiness of the predictions since the last check (minus `prediction_changes`). Each is compared with the
+            kept epoch, in units of its standard deviation over all checks so far. Where the mean of these four
+            differences exceeds `min_delta`, this epoch replaces the kept one; the number of replacements is what
+            `best_score` counts and `patience` waits for.
             `"boundary_uncertainty"` or `"trust_score"`: the epoch with the largest value is kept.
         n_neighbors: As for `BoundaryUncertaintyMonitor`.
         n_draws: As for `BoundaryUncertaintyMonitor`.
@@ -192,6 +192,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         self.is_comparable = not changed
         self._n_before = len(self.history) if changed else 0
         if changed:
+            self._predictions = self._predictions[:0]
             was = ", ".join(f"{name}={settings.get(name)!r}" for name in changed)
             now = ", ".join(f"{name}={value!r}" for name, value in changed.items())
             rank_zero_warn(
@@ -278,12 +279,11 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         most = checks[counted[-1]]["replacements"]
         kept = next(index for index in counted if checks[index]["replacements"] == most)
         columns = [[sign * check[name] for check in checks] for name, sign in zip(names, signs.values(), strict=True)]
-        columns += [_moving_averages(column, _TREND) for column in columns]
         gain = float(standardized_gain(torch.tensor(columns, dtype=torch.float64).T, kept))
-        return most + (gain > self.min_delta)
+        return most + (gain > max(self.min_delta, _LEAST_GAIN))
 
     def _comparable(self) -> list[dict[str, Any]]:
-        return self.history[self._n_before :]
+        return self.history[min(self._n_before, len(self.history) - 1) :]  # the last may be an epoch ended again
 
     def _kept(self) -> dict[str, Any] | None:
         """The entry of `history` that the keeper holds: the first with the best score."""

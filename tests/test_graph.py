@@ -179,8 +179,17 @@ class TestInvertedFile:
         assert bool((graph.neighbors >= 0).all())
         assert all(len(set(row)) == 20 for row in graph.neighbors.tolist())
         assert bool((graph.nearest_distance > 0).all())
-        few = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
-        assert torch.equal(self.fit(few).neighbors, NeighborGraph(20).fit(few).neighbors)
+        for n_samples in (20, 25, 41):
+            few = torch.randn(n_samples, 3, generator=torch.Generator().manual_seed(0))
+            assert torch.equal(self.fit(few).neighbors, NeighborGraph(20).fit(few).neighbors)
+
+    def test_ties_count_as_found(self):
+        features = torch.randint(0, 3, (4000, 6), generator=torch.Generator().manual_seed(0)).float()
+        graph, exact = self.fit(features), NeighborGraph(20).fit(features)
+        assert 0.95 <= graph.recall_ <= 1.0
+        far = (features.unsqueeze(1) - features[graph.neighbors]).norm(dim=2)[:, -1]
+        farthest = (features.unsqueeze(1) - features[exact.neighbors]).norm(dim=2)[:, -1]
+        assert float((far <= farthest + 1e-6).double().mean()) > 0.8
 
     def test_is_taken_where_an_exact_search_takes_long(self, monkeypatch):
         features = torch.randn(2000, 16, generator=torch.Generator().manual_seed(0))

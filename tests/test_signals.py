@@ -135,5 +135,9 @@ class TestFile:
         assert [file.name for file in tmp_path.iterdir()] == ["cache.npz"]
 
     def test_nothing_to_save(self, tmp_path):
+        calls = (lambda s: s.save(tmp_path / "x"), lambda s: s.measure(torch.zeros(3, 2)), lambda s: s.to("cpu"))
+        for call in calls:
+            with pytest.raises(RuntimeError, match="not fitted yet"):
+                call(Signals())
         with pytest.raises(RuntimeError, match="not fitted yet"):
-            Signals().save(tmp_path / "cache.npz")
+            _ = Signals().perturbed_inputs

@@ -8,8 +8,8 @@ def standardized_gain(signals: Tensor, kept: int) -> Tensor:
     """By how much the last epoch is better than the kept one: the mean over the signals of the gain in units of spread.
 
     The spread of a signal is its standard deviation over all epochs so far, so that no signal needs a weight and the
-    comparison is causal. A signal that has not moved yet says nothing. This rule is this project's own; the
-    papers select by one quantity.
+    comparison is causal. A signal that has not moved yet, rounding aside, says nothing. This rule is this project's
+    own; the papers select by one quantity.
 
     Args:
         signals: Values of S signals in T epochs, larger is better, shape (T, S), T >= 1, floating point.
@@ -32,4 +32,5 @@ def standardized_gain(signals: Tensor, kept: int) -> Tensor:
         raise ValueError(f"`kept` must be in [0, {signals.shape[0]}), got {kept}.")
     gain = signals[-1] - signals[kept]
     spread = signals.std(dim=0, correction=0)
-    return torch.where(spread == 0, torch.zeros_like(gain), gain / spread).mean()
+    rounding = 8 * torch.finfo(signals.dtype).eps * signals.abs().amax(dim=0)
+    return torch.where(spread <= rounding, torch.zeros_like(gain), gain / spread).mean()

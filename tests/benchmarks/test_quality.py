@@ -129,4 +129,4 @@ def test_curves_are_kept_and_used_again(quality, tmp_path):
         "case": "made",
         "all": {"x": [0.1]},
     }
-    assert [file.name for file in tmp_path.iterdir()] == ["banknote-0.0-0-rmsprop-1.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["quality-banknote-0.0-0-rmsprop-1.json"]

@@ -35,17 +35,41 @@ ASKED = {"budget": 0.3, "n_draws": None, "max_samples": None, "n_neighbors": 40}
     ],
 )
 def test_plan(n_training, n_weights, asked, expected):
-    assert plan(n_training, n_weights, **{**ASKED, **asked}) == expected
+    assert plan(n_training, n_training, n_weights, **{**ASKED, **asked}) == expected
 
 
 @pytest.mark.parametrize("n_training", [40, 333, 1000, 4999, 6001, 30_000, 1_000_000])
 @pytest.mark.parametrize("n_weights", [0, 50_000, 10**8])
 def test_the_price_is_bounded(n_training, n_weights):
-    made = plan(n_training, n_weights, **ASKED)
+    made = plan(n_training, n_training, n_weights, **ASKED)
     floor = {0: 6000, 50_000: 4000, 10**8: 1000}[n_weights]
     assert 40 <= made.n_samples <= n_training
     assert 1 <= made.n_draws <= 4
     assert made.n_samples * made.n_draws <= max(0.3 * n_training, floor)
+
+
+def test_what_an_epoch_visits_sets_the_price():
+    assert plan(100_000, 50_000, 1000, **ASKED) == Plan(15_000, 1)
+    assert plan(100_000, 60, 1000, **ASKED) == Plan(6000, 1)
+
+
+def test_limited_batches_are_counted(tmp_path):
+    monitor = BoundaryUncertaintyMonitor()
+    data = loader(*blobs(9000), batch_size=30)
+    module = Classifier()
+    module.register_parameter("heavy", torch.nn.Parameter(torch.zeros(10**6)))
+    trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=2).fit(module, data)
+    assert monitor._plan == Plan(1000, 1)
+
+
+def test_a_reference_is_used_whole(tmp_path):
+    monitor = BoundaryUncertaintyMonitor(reference=blobs(7000))
+    trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs()))
+    assert monitor._plan == Plan(7000, 1)
+    assert len(monitor._predictions) == 7000
+    fewer = BoundaryUncertaintyMonitor(reference=blobs(7000), max_samples=1500)
+    trainer(tmp_path, fewer, max_epochs=1).fit(Classifier(), loader(*blobs()))
+    assert len(fewer._predictions) == 6000
 
 
 def test_weights_of_lazy_layers_are_not_counted():
@@ -83,6 +107,9 @@ def test_a_cache_is_written_once_and_taken_from_then_on(tmp_path, monkeypatch, c
         trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), loader(features, labels))
         return monitor.history
 
+    monitor = BoundaryUncertaintyMonitor(cache=tmp_path / "cache.npz")
+    trainer(tmp_path, monitor, fast_dev_run=True).fit(Classifier(), loader(*blobs()))
+    assert not (tmp_path / "cache.npz").exists()
     first = fit(*blobs())
     monkeypatch.setattr("bu_torch.signals.BoundaryUncertainty.fit", lambda *a: pytest.fail("computed again"))
     with caplog.at_level("INFO", logger="lightning.pytorch"):

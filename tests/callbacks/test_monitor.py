@@ -16,6 +16,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
@@ -233,6 +234,23 @@ class TestFindingTheData:
         inputs, _ = self.read(tmp_path, data)
         assert torch.equal(inputs, features[list(chosen)])
 
+    def test_a_sampler_of_lists_of_one_s_own(self, tmp_path):
+        class Blocks(Sampler):
+            def __iter__(self):
+                return iter([[0, 1, 2, 7] * 10, list(range(50, 110))])
+
+            def __len__(self):
+                return 2
+
+        features, labels = blobs()
+        data = DataLoader(TensorDataset(features, labels), sampler=Blocks(), batch_size=None)
+        inputs, _ = self.read(tmp_path, data)
+        assert torch.equal(inputs, features[[0, 1, 2, 7, *range(50, 110)]])
+        blocks = BatchSampler(SubsetRandomSampler(range(60)), 30, drop_last=False)
+        wrapped = DistributedSamplerWrapper(blocks, num_replicas=2, rank=0)
+        data = DataLoader(TensorDataset(features, labels), sampler=wrapped, batch_size=None)
+        assert _trained_indices(None, data) == list(range(60))
+
     def test_lightning_s_wrapper_of_a_sampler_is_looked_into(self):
         dataset = TensorDataset(*blobs())
         wrapped = DistributedSamplerWrapper(SubsetRandomSampler(range(60)), num_replicas=2, rank=0)
@@ -356,8 +374,15 @@ class TestFindingTheData:
             assert f"a stratified random 60 of the {len(kept)} training samples" in caplog.text
             caplog.clear()
 
-    def test_a_subset_is_random_where_labels_are_not_known(self, tmp_path, caplog):
+    @pytest.mark.parametrize("targets", [None, ["a"] * 120, [0.5] * 120, [1], NotImplementedError])
+    def test_a_subset_is_random_where_labels_are_not_known(self, tmp_path, caplog, targets):
         class Unnamed(Dataset):
+            @property
+            def targets(self):
+                if targets is NotImplementedError:
+                    raise NotImplementedError
+                return targets
+
             def __len__(self):
                 return 120
 

@@ -149,25 +149,18 @@ class TestDecision:
 
 
 class TestConsensus:
-    """Three signals and their trends, compared with the kept epoch in units of their spread so far."""
+    """Four signals, compared with the kept epoch in units of their spread so far."""
 
     def by_hand(self, rows, patience, min_delta=0.0):
         """Kept and stopped epoch from the definition, in plain Python."""
-        columns = [[row[k] for row in rows] for k in range(3)]
-        columns += [
-            [
-                sum(0.9 ** (t - s) * c[s] for s in range(t + 1)) / sum(0.9**s for s in range(t + 1))
-                for t in range(len(c))
-            ]
-            for c in columns
-        ]
+        columns = [[row[k] for row in rows] for k in range(4)]
         kept = last = 0
         for t in range(1, len(rows)):
             gains = []
             for column in columns:
                 spread = statistics.pstdev(column[: t + 1])
                 gains.append((column[t] - column[kept]) / spread if spread else 0.0)
-            if sum(gains) / 6 > min_delta:
+            if sum(gains) / 4 > min_delta:
                 kept = last = t
             elif t - last >= patience:
                 return kept, t
@@ -177,15 +170,16 @@ class TestConsensus:
     @pytest.mark.parametrize("min_delta", [0.0, 0.5])
     def test_keeps_and_stops_as_defined(self, tmp_path, seed, min_delta):
         rng = random.Random(seed)
-        rows = [[rng.random() * (1 + t % 5) for _ in range(3)] for t in range(20)]
+        rows = [[rng.random() * (1 + t % 5) for _ in range(4)] for t in range(20)]
 
         class Rows(BoundaryUncertaintyStopping):
             def _measure(self, trainer, pl_module):
-                a, b, c = rows[trainer.current_epoch]
+                a, b, c, d = rows[trainer.current_epoch]
                 return {"boundary_uncertainty": 0.0, "trust_score": 1.0} | {
-                    "vote_agreement": a,
-                    "neighbor_agreement": b,
-                    "prediction_changes": -c,
+                    "label_agreement": a,
+                    "vote_agreement": b,
+                    "neighbor_agreement": c,
+                    "prediction_changes": -d,
                 }
 
         stopping, module, weights = Rows(patience=4, min_delta=min_delta), Classifier(), Weights()
@@ -230,6 +224,23 @@ class TestConsensus:
         assert resumed.history == whole.history
         assert whole.history[0]["prediction_changes"] == 1.0
         assert whole.history[1]["prediction_changes"] < 1.0
+
+    @pytest.mark.parametrize("kwargs", [{}, {"smoothing": 0.5}, {"smoothing": 0.9}])
+    def test_stops_where_nothing_changes_any_more(self, tmp_path, kwargs):
+        script = [0.1, 0.3, 0.5, 0.7, 0.8, 0.9]
+        stopping, _, _ = run(tmp_path, script, rule="consensus", max_epochs=300, patience=5, **kwargs)
+        if not kwargs:
+            assert (stopping.best_epoch, stopping.stopped_epoch) == (5, 10)
+        assert stopping.stopped_epoch is not None
+        same_from_the_start, _, _ = run(tmp_path, [0.1], rule="consensus", max_epochs=30, patience=5, **kwargs)
+        assert same_from_the_start.stopped_epoch == 5
+
+    def test_stops_on_data_that_is_learnt_at_once(self, tmp_path):
+        features = torch.cat([torch.randn(60, 4) + 8 * k for k in range(3)])
+        data = loader(features, torch.arange(3).repeat_interleave(60))
+        stopping = BoundaryUncertaintyStopping(patience=10)
+        trainer(tmp_path, stopping, max_epochs=150).fit(Classifier(), data)
+        assert stopping.stopped_epoch is not None
 
     def test_it_is_the_default(self, tmp_path, caplog):
         stopping, module = BoundaryUncertaintyStopping(), Classifier()

@@ -30,6 +30,12 @@ def test_a_signal_that_never_moved_says_nothing():
     assert standardized_gain(signals[:1], 0) == 0.0
 
 
+def test_rounding_is_no_movement():
+    column = torch.full((9,), 0.7, dtype=torch.float64)
+    column[4:] = torch.nextafter(column[4:], torch.tensor(1.0, dtype=torch.float64))
+    assert standardized_gain(column.unsqueeze(1), 0) == 0.0
+
+
 def test_nan_stays_nan():
     assert standardized_gain(torch.tensor([[0.0, 1.0], [float("nan"), 2.0]]), 0).isnan()
 

@@ -1,0 +1,56 @@
+"""What the speed benchmark compares gives the same results."""
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def speed():
+    """The script, with its neighbour `quality` beside it as when it is run."""
+    sys.path.insert(0, str(FOLDER))
+    spec = importlib.util.spec_from_file_location("benchmark_speed", FOLDER / "speed.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(FOLDER))
+    for name in (spec.name, "quality"):
+        del sys.modules[name]
+
+
+def test_stages_are_all_there(speed):
+    setup = speed.setup_stages(200, 4, 3)
+    assert set(setup) == {
+        "N", "d", "J", "neighbours", "perturbation", "prototypes", "pairs", "class distances", "votes",
+        "peak MiB so far",
+    }  # fmt: skip
+    check = speed.check_stages(200, 4, 3, 1)
+    assert {"forward", "U", "trust", "votes", "(U + trust) / forward"} < set(check)
+    assert all(math.isfinite(value) and value > 0 for row in (setup, check) for value in row.values())
+
+
+def test_kd_trees_say_what_the_cache_says(speed, monkeypatch):
+    asked = []
+    own = speed.functional.trust_score
+    monkeypatch.setattr(
+        speed.functional, "trust_score", lambda d, p, **kwargs: (asked.append(own(d, p, **kwargs)), asked[-1])[1]
+    )
+    row = speed.other_ways(300, 4, 3, 1)
+    torch.testing.assert_close(asked[-1].float(), asked[0], rtol=1e-4, atol=1e-5)
+    assert min(row["torch / FAISS"], row["scikit-learn / FAISS"], row["KD-trees / cache"]) > 0
+
+
+def test_an_epoch_with_checks_is_told_from_one_without(speed):
+    samples = speed.table(150, 4, 3)
+    plain = speed.epoch_seconds(lambda: speed.mlp(4, 3), samples, 1, stopping=False, held_out=False)
+    ours = speed.epoch_seconds(lambda: speed.mlp(4, 3), samples, 1, stopping=True, held_out=False)
+    assert plain[1] == plain[2] == 0.0
+    assert 0 < ours[1] < ours[0]
+    assert ours[2] > 0
