@@ -314,18 +314,18 @@ def plot_variants(summary: pd.DataFrame, path: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three small tables, 40 epochs")
+    parser.add_argument("--tables", nargs="+", default=(*quality.TABLES, *HARD), choices=(*quality.TABLES, *HARD))
     parser.add_argument("--epochs", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
     parser.add_argument("--curves", type=Path, help="keep all curves in this folder, and use again those it holds")
     options = parser.parse_args(arguments)
-    tables: tuple[str, ...] = (*quality.TABLES, *HARD)
     if options.quick:
-        tables, options.epochs = ("banknote", "ionosphere", "tic_tac_toe"), 40
+        options.tables, options.epochs = ("banknote", "ionosphere", "tic_tac_toe"), 40
     cases = [
         Case(table, noise, seed, "rmsprop", options.epochs)
-        for seed, noise, table in itertools.product(range(options.seeds), (0.0, 0.2), tables)
+        for seed, noise, table in itertools.product(range(options.seeds), (0.0, 0.2), options.tables)
     ]
     with get_context("spawn").Pool(options.processes) as pool:
         records = list(pool.imap(partial(quality.recall, folder=options.curves, run=run, kind="why"), cases))
@@ -344,9 +344,9 @@ def main(arguments: list[str] | None = None) -> None:
         "excess": json.loads(by_table.to_json(orient="split")),
     }
     (options.results / f"{name}.json").write_text(json.dumps(content))
-    shown = [("spambase", 0.2), ("letter", 0.0), ("wine_red3", 0.2), ("ring", 0.0)]
-    plot_signals(records, shown if not options.quick else [("ionosphere", 0.2), ("tic_tac_toe", 0.0)],
-        options.results / f"{name}-signals.png")  # fmt: skip
+    shown = [("ionosphere", 0.2), ("banknote", 0.2), ("german", 0.2), ("tic_tac_toe", 0.0)]
+    shown = [case for case in shown if case[0] in options.tables]
+    plot_signals(records, shown, options.results / f"{name}-signals.png")
     plot_variants(summary, options.results / f"{name}-variants.png")
     with pd.option_context("display.width", 250, "display.max_columns", None, "display.max_rows", None,
         "display.precision", 3):  # fmt: skip
