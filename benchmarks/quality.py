@@ -340,10 +340,6 @@ def elapsed(curves: Columns, epoch: int, with_checks: bool) -> float:
     return curves["seconds"][epoch] - (0.0 if with_checks else curves["check_seconds"][epoch])
 
 
-def steadiest(changes: list[float]) -> Kept:
-    return smallest(changes, PATIENCE)
-
-
 RULES: dict[str, Rule] = {
     "best in hindsight": Rule(lambda c: smallest(c["test_error"])),
     "consensus": Rule(lambda c: consensus(c, PATIENCE), needs_checks=True),
@@ -351,7 +347,7 @@ RULES: dict[str, Rule] = {
     "vote agreement": Rule(lambda c: largest(c["vote_agreement"], PATIENCE), needs_checks=True),
     "label agreement": Rule(lambda c: largest(c["label_agreement"], PATIENCE), needs_checks=True),
     "neighbor agreement": Rule(lambda c: largest(c["neighbor_agreement"], PATIENCE), needs_checks=True),
-    "steadiest": Rule(lambda c: steadiest(c["prediction_changes"]), needs_checks=True),
+    "steadiest": Rule(lambda c: smallest(c["prediction_changes"], PATIENCE), needs_checks=True),
     "trust score": Rule(lambda c: largest(c["trust_score"], PATIENCE), needs_checks=True),
     "boundary uncertainty": Rule(lambda c: largest(c["boundary_uncertainty"], PATIENCE), needs_checks=True),
     "training loss plateau": Rule(lambda c: smallest(c["train_loss"], PATIENCE)),

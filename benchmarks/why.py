@@ -94,8 +94,8 @@ class Reference:
         self.points = {radius: (self.inputs + radius * (moved - self.inputs)).flatten(0, 1) for radius in RADII}
         own = torch.arange(n_samples).repeat(max(DRAWS))
         self.distances: dict[str, Tensor] = {}
+        trust = TrustScore().fit(self.inputs, self.labels)
         for radius in RADII:
-            trust = TrustScore().fit(self.inputs, self.labels)
             self.distances[f"out, {radius:g}"] = trust.class_distances(self.points[radius], own)
         self.distances["in"] = trust.class_distances(self.points[1.0])
         for name, filtering, alpha in (
@@ -132,7 +132,6 @@ class Reference:
 
         first = predictions[1.0][:four]
         row = {
-            "boundary uncertainty": uncertainty(logits[1.0], 40, 4),
             "trust score": float(functional.mean_trust_score(trust("in", first))),
             "steadiness": -1.0 if before is None else -float((first != before).float().mean()),
         }
@@ -160,6 +159,7 @@ class Reference:
             row[f"trust, {name}"] = float(functional.mean_trust_score(trust(name, first)))
         for name in ("decay 0", "decay 1", "decay 2"):
             row[name] = float(functional.vote_agreement(self.votes[name], first))
+        row["boundary uncertainty"] = row["U, radius 1"]
         row["decay chosen"] = row["vote agreement"] = row["vote agreement, radius 1"]
         row["own label alone"] = row["label agreement"] = row["label agreement, radius 1"]
         row["neighbor agreement"] = row["neighbor agreement, radius 1"]

@@ -14,16 +14,8 @@ from bu_torch.graph import NeighborGraph
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
 
-_FITTED_TENSORS = (
-    "perturbed_inputs",
-    "labels",
-    "neighbors",
-    "bayes_pairs",
-    "mean_",
-    "scale_",
-    "_pairs",
-    "_pair_index",
-)
+FITTED = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
+_DERIVED = ("_pairs", "_pair_index", "_members")
 _SCORE_BATCH = 4096
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 
@@ -176,7 +168,7 @@ class BoundaryUncertainty:
                 f" got {logits.shape[0]}."
             )
         values = [
-            torch.dot(*functional.pair_uncertainty(draw, self.labels, self.neighbors, self._pairs, self._pair_index))
+            torch.dot(*functional.pair_uncertainty(draw, self.labels, self._members, self._pairs, self._pair_index))
             for draw in logits.split(n_samples)
         ]
         return torch.stack(values).mean().to(logits.dtype)
@@ -233,7 +225,7 @@ class BoundaryUncertainty:
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place; the perturbed inputs too."""
         self._check_fitted()
-        for name in _FITTED_TENSORS:
+        for name in (*FITTED, *_DERIVED):
             setattr(self, name, getattr(self, name).to(device))
         return self
 
@@ -245,6 +237,7 @@ class BoundaryUncertainty:
 
     def _index(self) -> Self:
         self._pairs, self._pair_index = functional.index_pairs(self.bayes_pairs)
+        self._members = self.neighbors.to(torch.int32)  # as the counts read them at each check
         self._n_classes = int(self.labels.max()) + 1
         self.reset()
         return self

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch._inputs import as_features, as_labels, check_integer
-from bu_torch.boundary import BoundaryUncertainty
+from bu_torch._inputs import as_features, as_labels
+from bu_torch.boundary import FITTED, BoundaryUncertainty
 from bu_torch.functional._checks import as_logits
 from bu_torch.trust import TrustScore, widen_distances
 from bu_torch.votes import LabelVotes
 
 _FORMAT = 1  # of the file, to be raised when what it holds, or how that is computed, changes
-_OF_BOUNDARY = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
 _OWN = ("class_distances", "left_out_distances", "votes")
 
 
@@ -63,9 +62,7 @@ class Signals:
     _fingerprint: str
 
     def __init__(self, n_neighbors: int = 40, n_draws: int = 4, seed: int = 0) -> None:
-        self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
-        self.n_draws = check_integer("n_draws", n_draws, 1)
-        self.seed = check_integer("seed", seed, 0)
+        self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed)
 
     def fit(self, features: Any, labels: Any) -> Self:
         """Compute all that does not depend on the classifier.
@@ -83,11 +80,11 @@ class Signals:
             TypeError: As for `BoundaryUncertainty.fit`.
         """
         inputs = as_features(features)
-        boundary = BoundaryUncertainty(self.n_neighbors, self.n_draws, self.seed).fit(inputs, labels)
+        boundary = self.boundary.fit(inputs, labels)
         standardized = boundary.standardize(inputs)
         trust = TrustScore().fit(standardized, boundary.labels)
         moved = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
-        rows = torch.arange(len(standardized), device=moved.device).repeat(self.n_draws)
+        rows = torch.arange(len(standardized), device=moved.device).repeat(boundary.n_draws)
         self.left_out_distances = trust.class_distances(moved, rows)
         # With the sample that was moved, its own class is as near as the nearer of it and the rest of the class.
         own = boundary.labels[rows].unsqueeze(1)
@@ -95,7 +92,6 @@ class Signals:
         nearer = torch.minimum(self.left_out_distances.gather(1, own), step)
         self.class_distances = self.left_out_distances.scatter(1, own, nearer)
         self.votes = LabelVotes().fit(boundary.labels, boundary.neighbors).votes
-        self.boundary = boundary
         self._fingerprint = self._of(inputs, boundary.labels)
         return self
 
@@ -135,7 +131,7 @@ class Signals:
         values = (
             uncertainty.double(),
             functional.mean_trust_score(trust),
-            (predictions.view(self.n_draws, -1) == self.boundary.labels).double().mean(),
+            (predictions.view(self.boundary.n_draws, -1) == self.boundary.labels).double().mean(),
             functional.vote_agreement(self.votes, predictions),
             functional.neighbor_agreement(left_out),
             torch.ones_like(uncertainty).double() if before is None else (predictions != before).double().mean(),
@@ -159,7 +155,7 @@ class Signals:
             RuntimeError: If `fit` has not been called.
         """
         self._check_fitted()
-        tensors = {name: getattr(self.boundary, name) for name in _OF_BOUNDARY}
+        tensors = {name: getattr(self.boundary, name) for name in FITTED}
         tensors |= {name: getattr(self, name) for name in _OWN}
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         path = Path(path)
@@ -192,7 +188,7 @@ class Signals:
         try:
             with np.load(path, allow_pickle=False) as file:
                 found = str(file["fingerprint"])
-                arrays = {name: file[name] for name in (*_OF_BOUNDARY, *_OWN)} if found == wanted else {}
+                arrays = {name: file[name] for name in (*FITTED, *_OWN)} if found == wanted else {}
         except FileNotFoundError:
             raise
         except Exception as error:  # what a damaged zip raises is not documented
@@ -203,21 +199,21 @@ class Signals:
                 " remove it, or name another file."
             )
         tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
-        self.boundary = BoundaryUncertainty(self.n_neighbors, self.n_draws, self.seed)._restore(
-            {name: tensors[name] for name in _OF_BOUNDARY}
-        )
+        self.boundary._restore({name: tensors[name] for name in FITTED})
         for name in _OWN:
             setattr(self, name, tensors[name])
         self._fingerprint = wanted
         return self
 
     def _check_fitted(self) -> None:
-        if not hasattr(self, "boundary"):
+        if not hasattr(self, "votes"):
             raise RuntimeError("These Signals are not fitted yet: call `fit` first.")
 
     def _of(self, inputs: Tensor, labels: Tensor) -> str:
         """Fingerprint of samples and settings."""
-        digest = hashlib.sha256(repr((_FORMAT, self.n_neighbors, self.n_draws, self.seed)).encode())
+        digest = hashlib.sha256(
+            repr((_FORMAT, self.boundary.n_neighbors, self.boundary.n_draws, self.boundary.seed)).encode()
+        )
         for tensor in (inputs, labels):
             digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
             digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))

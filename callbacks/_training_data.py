@@ -61,11 +61,11 @@ def read_training_data(
     indices = _trained_indices(trainer, loader)
     if not indices:
         raise MisconfigurationException(f"The training data holds no sample. {_WAY_OUT}")
-    known = _known_labels(_reading_copy(loader.dataset))
+    dataset = _reading_copy(loader.dataset)
+    known = _known_labels(dataset)
     of_indices = known if known is None else known[indices]
     if (chosen := choose(len(indices), how_many(len(indices)), seed, of_indices)) is not None:
         indices = [indices[i] for i in chosen.tolist()]
-    dataset = _reading_copy(loader.dataset)
     batches: Iterable[Any]
     if _asks_for_lists(loader):  # then the dataset makes the batches
         blocks = BatchSampler(indices, _READ_BATCH, drop_last=False)

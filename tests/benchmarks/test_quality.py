@@ -1,27 +1,11 @@
 """The benchmark judges what the shipped callback does."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import lightning.pytorch as pl
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping
-
-FILE = Path(__file__).parents[2] / "benchmarks" / "quality.py"
-
-
-@pytest.fixture(scope="module")
-def quality():
-    spec = importlib.util.spec_from_file_location("benchmark_quality", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,8 @@
 """What the speed benchmark compares gives the same results."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
-import pytest
 import torch
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def speed():
-    """The script, with its neighbour `quality` beside it as when it is run."""
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("benchmark_speed", FOLDER / "speed.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
-    for name in (spec.name, "quality"):
-        del sys.modules[name]
 
 
 def test_stages_are_all_there(speed):

@@ -1,31 +1,11 @@
 """The page on why looks at what the shipped monitor measures."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import lightning.pytorch as pl
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def why():
-    """The script, with its neighbour `quality` beside it as when it is run."""
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location("benchmark_why", FOLDER / "why.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
-    for name in (spec.name, "quality"):
-        del sys.modules[name]
 
 
 def test_all_ends_of_tic_tac_toe(why):

@@ -1,0 +1,35 @@
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def script(name):
+    """A script of `benchmarks`, imported with the others beside it as when it is run."""
+    sys.path.insert(0, str(FOLDER))
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(FOLDER))
+    del sys.modules[spec.name]
+    sys.modules.pop("quality", None)
+
+
+@pytest.fixture(scope="module")
+def quality():
+    yield from script("quality")
+
+
+@pytest.fixture(scope="module")
+def speed():
+    yield from script("speed")
+
+
+@pytest.fixture(scope="module")
+def why():
+    yield from script("why")
