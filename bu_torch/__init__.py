@@ -9,6 +9,7 @@ from bu_torch.graph import NeighborGraph
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
 from bu_torch.signals import Signals
+from bu_torch.space import FeatureSpace
 from bu_torch.trust import TrustScore
 from bu_torch.votes import LabelVotes
 
@@ -19,6 +20,7 @@ __all__ = [
     "BoundaryUncertainty",
     "BoundaryUncertaintyMonitor",
     "BoundaryUncertaintyStopping",
+    "FeatureSpace",
     "LabelVotes",
     "NeighborGraph",
     "PrototypeClassifier",

@@ -10,9 +10,10 @@ from bu_torch import functional
 from bu_torch._evaluation_mode import evaluation_mode
 from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes
 from bu_torch.functional._checks import as_logits
-from bu_torch.graph import NeighborGraph
+from bu_torch.graph import NeighborGraph, first_positive, resolve_backend
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
+from bu_torch.space import FeatureSpace, standardization, standardize
 
 FITTED = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
 _DERIVED = ("_pairs", "_pair_index", "_members")
@@ -30,7 +31,11 @@ class BoundaryUncertainty:
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
         n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
-        seed: Seed of the perturbations and of K-means, >= 0. Global random numbers are neither used nor changed.
+        seed: Seed of all random choices, >= 0. Global random numbers are neither used nor changed.
+        feature_extractor: As for `FeatureSpace`: neighbours and likely Bayes pairs are found among the features it
+            gives. Samples are moved in input space all the same, by the distance there to the nearest of the neighbours
+            found.
+        n_components: As for `FeatureSpace`, likewise.
 
     Attributes:
         perturbed_inputs: Where a classifier is read, (n_draws, N, ...) in the units and the shape of the inputs.
@@ -57,10 +62,19 @@ class BoundaryUncertainty:
     scale_: Tensor
     logits: Tensor | None = None
 
-    def __init__(self, n_neighbors: int = 40, n_draws: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        n_neighbors: int = 40,
+        n_draws: int = 1,
+        seed: int = 0,
+        *,
+        feature_extractor: Callable[[Tensor], Any] | None = None,
+        n_components: int | None = None,
+    ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.n_draws = check_integer("n_draws", n_draws, 1)
         self.seed = check_integer("seed", seed, 0)
+        self.space = FeatureSpace(feature_extractor, n_components, seed)
 
     def fit(self, features: Any, labels: Any) -> Self:
         """Compute all that does not depend on the classifier.
@@ -74,37 +88,42 @@ class BoundaryUncertainty:
             The fitted estimator, on the device of the features.
 
         Raises:
-            ValueError: If shapes do not fit, N < n_neighbors, features are not finite, or there is only one class.
+            ValueError: If shapes do not fit, N < n_neighbors, features (also those of `feature_extractor`) are not
+                finite, or there is only one class.
             TypeError: If an argument is not made of real numbers.
         """
         inputs = as_features(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         check_two_classes(labels)
         flat = inputs.flatten(1)
-        self.mean_, self.scale_ = _standardization(flat)
-        standardized = self.standardize(flat)
-        graph = NeighborGraph(self.n_neighbors).fit(standardized)
-        classifier = PrototypeClassifier(seed=self.seed).fit(standardized, labels)
+        points = self.space.fit(inputs).transform(inputs)
+        graph = NeighborGraph(self.n_neighbors).fit(points)
+        classifier = PrototypeClassifier(seed=self.seed).fit(points, labels)
+        if self.space.is_of_inputs:
+            self.mean_, self.scale_ = self.space.mean_, self.space.scale_
+            standardized, nearest_distance = points, graph.nearest_distance
+        else:
+            self.mean_, self.scale_ = standardization(flat)
+            standardized = self.standardize(flat)
+            nearest_distance = _nearest_distance(standardized, graph.neighbors)
 
         generator = torch.Generator().manual_seed(self.seed)
         draws = []
         for _ in range(self.n_draws):
-            moved = perturb(standardized, graph.nearest_distance, generator)
+            moved = perturb(standardized, nearest_distance, generator)
             # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
             step = (moved - standardized) * self.scale_.to(flat.dtype)
             draws.append((flat + step).reshape(inputs.shape))
         self.perturbed_inputs = torch.stack(draws)
         self.labels = labels
         self.neighbors = graph.neighbors
-        self.bayes_pairs = classifier.top_pairs(standardized)
+        self.bayes_pairs = classifier.top_pairs(points)
         return self._index()
 
     def standardize(self, inputs: Tensor) -> Tensor:
-        """Inputs (n, ...), flattened and in the units in which distances are measured, (n, d); dtype of the inputs."""
+        """Inputs (n, ...), flattened and in the units in which they are moved, (n, d); dtype of the inputs."""
         self._check_fitted()
-        flat = inputs.flatten(1)
-        blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
-        return torch.cat([((block.double() - self.mean_) / self.scale_).to(flat.dtype) for block in blocks])
+        return standardize(inputs, self.mean_, self.scale_)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier.
@@ -256,12 +275,13 @@ class BoundaryUncertainty:
             raise RuntimeError("This BoundaryUncertainty is not fitted yet: call `fit` first.")
 
 
-def _standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each feature, (d,) float64; scale 1 for a constant feature."""
-    blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
-    mean = torch.stack([block.double().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
-    scale = (
-        torch.stack([(block.double() - mean).square().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
-    ).sqrt()
-    is_constant = flat.amax(dim=0) == flat.amin(dim=0)
-    return mean, torch.where(is_constant | (scale == 0), torch.ones_like(scale), scale)
+def _nearest_distance(standardized: Tensor, neighbors: Tensor) -> Tensor:
+    """Distance in input space to the nearest of the neighbours at a positive distance (N,)."""
+    rows = max(1, _BLOCK_ELEMENTS // (neighbors.shape[1] * standardized.shape[1]))
+    distances = torch.cat(
+        [
+            (standardized[members[:, 1:]].double() - standardized[members[:, :1]].double()).norm(dim=2)
+            for members in neighbors.split(rows)
+        ]
+    )
+    return first_positive(standardized, distances, resolve_backend("auto", standardized.device))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bu_torch._inputs import as_flat_features, check_integer
+from bu_torch._progress import advance
 
 _log = logging.getLogger(__name__)
 Backend = Literal["auto", "faiss", "torch"]
@@ -100,7 +101,7 @@ class NeighborGraph:
             self.recall_,
         )
         self.neighbors = torch.cat((own.unsqueeze(1), found.rows), dim=1)
-        self.nearest_distance = _first_positive(features, found.distances, self.backend_).to(features.dtype)
+        self.nearest_distance = first_positive(features, found.distances, self.backend_).to(features.dtype)
         return self
 
 
@@ -143,6 +144,8 @@ def nearest(
         backend: `"faiss"` or `"torch"`.
         exact: False allows FAISS to miss some; None does where B x Q x d is large.
 
+    A progress bar that is shown moves by B x Q.
+
     Returns:
         Distances and rows, equal distances in order of the rows, and the recall.
     """
@@ -166,6 +169,7 @@ def nearest(
     distances = torch.empty(queries.shape[0], k, dtype=torch.float64, device=base.device)
     rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
     todo = torch.arange(queries.shape[0], device=base.device)
+    is_first_pass = True
     while todo.numel():
         n_candidates = min(n_candidates, base.shape[0])
         left: list[Tensor] = []
@@ -175,11 +179,14 @@ def nearest(
             own = None if exclude is None else exclude[part]
             kept, found = _rerank(base, queries[part], candidates, own, k)
             distances[part], rows[part] = kept, found
+            if is_first_pass:
+                advance(len(part) * base.shape[0])
             if is_approximate:
                 left.append(part[kept[:, -1].isinf()])  # lists with too few samples in them
             elif n_candidates < base.shape[0]:
                 left.append(part[~_is_proven(kept[:, -1] / scale, approximate[:, -1], queries32)])
         todo = torch.cat(left) if left else todo[:0]
+        is_first_pass = False
         if is_approximate:
             search, is_approximate = _faiss_search(base32), False
         else:
@@ -270,7 +277,7 @@ def _torch_search(base32: Tensor) -> Any:
     return search
 
 
-def _first_positive(features: Tensor, distances: Tensor, backend: str) -> Tensor:
+def first_positive(features: Tensor, distances: Tensor, backend: str) -> Tensor:
     """Distance to the nearest sample at a positive distance (N,), 0 where there is none.
 
     Where all neighbours found are duplicates, the search goes on among the distinct samples.

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,8 @@ from bu_torch.functional._checks import as_logits
 from bu_torch.trust import TrustScore, widen_distances
 from bu_torch.votes import LabelVotes
 
-_FORMAT = 1  # of the file, to be raised when what it holds, or how that is computed, changes
+_FORMAT = 2  # of the file, to be raised when what it holds, or how that is computed, changes
+_PROBE = 64
 _OWN = ("class_distances", "left_out_distances", "votes")
 
 
@@ -30,6 +32,8 @@ class Signals:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, >= 0.
+        feature_extractor: As for `BoundaryUncertainty`; class distances are those between its features too.
+        n_components: As for `BoundaryUncertainty`, likewise.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
@@ -61,8 +65,18 @@ class Signals:
     votes: Tensor
     _fingerprint: str
 
-    def __init__(self, n_neighbors: int = 40, n_draws: int = 4, seed: int = 0) -> None:
-        self.boundary = BoundaryUncertainty(n_neighbors, n_draws, seed)
+    def __init__(
+        self,
+        n_neighbors: int = 40,
+        n_draws: int = 4,
+        seed: int = 0,
+        *,
+        feature_extractor: Callable[[Tensor], Any] | None = None,
+        n_components: int | None = None,
+    ) -> None:
+        self.boundary = BoundaryUncertainty(
+            n_neighbors, n_draws, seed, feature_extractor=feature_extractor, n_components=n_components
+        )
 
     def fit(self, features: Any, labels: Any) -> Self:
         """Compute all that does not depend on the classifier.
@@ -81,14 +95,14 @@ class Signals:
         """
         inputs = as_features(features)
         boundary = self.boundary.fit(inputs, labels)
-        standardized = boundary.standardize(inputs)
-        trust = TrustScore().fit(standardized, boundary.labels)
-        moved = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
-        rows = torch.arange(len(standardized), device=moved.device).repeat(boundary.n_draws)
+        points = boundary.space.transform(inputs)
+        trust = TrustScore().fit(points, boundary.labels)
+        moved = boundary.space.transform(boundary.perturbed_inputs.flatten(0, 1))
+        rows = torch.arange(len(points), device=moved.device).repeat(boundary.n_draws)
         self.left_out_distances = trust.class_distances(moved, rows)
         # With the sample that was moved, its own class is as near as the nearer of it and the rest of the class.
         own = boundary.labels[rows].unsqueeze(1)
-        step = (moved - standardized[rows]).norm(dim=1, keepdim=True)
+        step = (moved - points[rows]).norm(dim=1, keepdim=True)
         nearer = torch.minimum(self.left_out_distances.gather(1, own), step)
         self.class_distances = self.left_out_distances.scatter(1, own, nearer)
         self.votes = LabelVotes().fit(boundary.labels, boundary.neighbors).votes
@@ -100,6 +114,10 @@ class Signals:
         """Where a classifier is read, (n_draws * N, ...), in the units and the shape of the inputs."""
         self._check_fitted()
         return self.boundary.perturbed_inputs.flatten(0, 1)
+
+    def n_comparisons(self, n_samples: int) -> int:
+        """How far `fit` moves a progress bar that is shown: the distances between N samples that it looks at."""
+        return (1 + self.boundary.n_draws) * n_samples**2
 
     def measure(self, logits: Tensor, before: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
         """All signals of logits that were read at `perturbed_inputs`; waits for no device.
@@ -211,10 +229,11 @@ class Signals:
 
     def _of(self, inputs: Tensor, labels: Tensor) -> str:
         """Fingerprint of samples and settings."""
-        digest = hashlib.sha256(
-            repr((_FORMAT, self.boundary.n_neighbors, self.boundary.n_draws, self.boundary.seed)).encode()
-        )
-        for tensor in (inputs, labels):
+        settings = (self.boundary.n_neighbors, self.boundary.n_draws, self.boundary.seed)
+        digest = hashlib.sha256(repr((_FORMAT, *settings, self.boundary.space.n_components)).encode())
+        # An extractor is told by what it makes of a few samples.
+        probe = [] if self.boundary.space.feature_extractor is None else [self.boundary.space.extract(inputs[:_PROBE])]
+        for tensor in (inputs, labels, *probe):
             digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
             digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))
         return digest.hexdigest()

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from bu_torch._evaluation_mode import evaluation_mode, preserved_random_state
+from bu_torch._progress import shown_on
 from bu_torch.callbacks._arguments import integer, number
 from bu_torch.callbacks._budget import Plan, count_weights, plan
 from bu_torch.callbacks._training_data import choose, read_training_data
@@ -25,6 +27,7 @@ from bu_torch.signals import Signals
 _BATCH_ELEMENTS = 2**17  # input values of one forward batch, so that small inputs go through in few batches
 _SHOWN = ("boundary_uncertainty", "trust_score")  # in the progress bar
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
+_BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 
 
 class BoundaryUncertaintyMonitor(Callback):
@@ -78,6 +81,11 @@ class BoundaryUncertaintyMonitor(Callback):
         cache: File (npz) that holds what is computed before the first epoch: taken from there where it exists, written
             there otherwise. One that was made of other samples or settings is refused, so that samples augmented at
             random cannot be kept. Not used in a `fast_dev_run`.
+        feature_extractor: Callable from inputs (n, ...) to features (n, k), a frozen module say: neighbours and
+            distances between samples are those of its features, while samples are moved in input space. None takes the
+            inputs themselves, standardised.
+        n_components: Measure distances among so many principal components only, >= 1, which is faster where inputs have
+            hundreds of values; None for all.
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
@@ -112,6 +120,8 @@ class BoundaryUncertaintyMonitor(Callback):
         label_key: str | None = None,
         seed: int = 0,
         cache: str | Path | None = None,
+        feature_extractor: Callable[[Tensor], Any] | None = None,
+        n_components: int | None = None,
     ) -> None:
         super().__init__()
         self.n_neighbors = integer("n_neighbors", n_neighbors, 2)
@@ -130,6 +140,12 @@ class BoundaryUncertaintyMonitor(Callback):
         self.label_key = label_key
         self.seed = integer("seed", seed, 0)
         self.cache = None if cache is None else Path(cache)
+        if feature_extractor is not None and not callable(feature_extractor):
+            raise MisconfigurationException(
+                f"`feature_extractor` must be callable, (n, ...) -> (n, k), got {type(feature_extractor).__name__}."
+            )
+        self.feature_extractor = feature_extractor
+        self.n_components = None if n_components is None else integer("n_components", n_components, 1)
         self._clear()
 
     @property
@@ -213,7 +229,14 @@ class BoundaryUncertaintyMonitor(Callback):
                 f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
                 f" {n_draws * len(inputs)} forward passes ({n_draws} a sample)."
             )
-            signals = self._fit(Signals(self.n_neighbors, n_draws, self.seed), inputs, labels, trainer)
+            signals = Signals(
+                self.n_neighbors,
+                n_draws,
+                self.seed,
+                feature_extractor=self.feature_extractor,
+                n_components=self.n_components,
+            )
+            signals = self._fit(signals, inputs, labels, trainer)
         except (TypeError, ValueError) as error:
             source = "`reference`" if self.reference is not None else "the training data"
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
@@ -221,14 +244,25 @@ class BoundaryUncertaintyMonitor(Callback):
 
     def _fit(self, signals: Signals, inputs: Tensor, labels: Tensor, trainer: Trainer) -> Signals:
         """Fit, or take what an earlier run saved."""
-        if self.cache is None or trainer.fast_dev_run:
-            return signals.fit(inputs, labels)
-        if self.cache.exists():
-            rank_zero_info(f"Boundary uncertainty takes them from {self.cache}.")
-            return signals.load(self.cache, inputs, labels)
-        signals.fit(inputs, labels)
-        if trainer.is_global_zero:
-            signals.save(self.cache)
+        cache = None if trainer.fast_dev_run else self.cache
+        if cache is not None and cache.exists():
+            rank_zero_info(f"Boundary uncertainty takes them from {cache}.")
+            return signals.load(cache, inputs, labels)
+        is_hidden = trainer.progress_bar_callback is None or not trainer.is_global_zero
+        with (
+            tqdm(
+                desc="Boundary uncertainty prepares",
+                total=signals.n_comparisons(len(inputs)),
+                delay=_BAR_DELAY,
+                disable=is_hidden,
+                leave=False,
+                bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+            ) as bar,
+            shown_on(bar),
+        ):
+            signals.fit(inputs, labels)
+        if cache is not None and trainer.is_global_zero:
+            signals.save(cache)
         return signals
 
     def _read(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor, Tensor, int]:

@@ -1,6 +1,7 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
 from bu_torch.callbacks._arguments import choice, flag, integer, number
 from bu_torch.callbacks._companions import Keeper, MemoryKeeper, Stopper, install
@@ -74,6 +76,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         label_key: As for `BoundaryUncertaintyMonitor`.
         seed: As for `BoundaryUncertaintyMonitor`.
         cache: As for `BoundaryUncertaintyMonitor`.
+        feature_extractor: As for `BoundaryUncertaintyMonitor`.
+        n_components: As for `BoundaryUncertaintyMonitor`.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
@@ -118,6 +122,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         label_key: str | None = None,
         seed: int = 0,
         cache: str | Path | None = None,
+        feature_extractor: Callable[[Tensor], Any] | None = None,
+        n_components: int | None = None,
     ) -> None:
         self.patience = integer("patience", patience, 1)
         self.min_delta = number("min_delta", min_delta, 0)
@@ -146,6 +152,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             label_key=label_key,
             seed=seed,
             cache=cache,
+            feature_extractor=feature_extractor,
+            n_components=n_components,
         )
 
     @property
@@ -241,7 +249,16 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     def _settings(self) -> dict[str, Any]:
         """What a score depends on; the patience and the like may change from run to run."""
-        names = ("smoothing", "start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed")
+        names = (
+            "smoothing",
+            "start_from_epoch",
+            "n_neighbors",
+            "n_draws",
+            "max_samples",
+            "budget",
+            "seed",
+            "n_components",
+        )
         return {name: getattr(self, name) for name in names}
 
     @property

@@ -5,6 +5,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import BoundaryUncertainty, LabelVotes, Signals, TrustScore, functional
+from bu_torch._progress import shown_on
 
 
 def fitted(**kwargs):
@@ -141,3 +142,18 @@ class TestFile:
                 call(Signals())
         with pytest.raises(RuntimeError, match="not fitted yet"):
             _ = Signals().perturbed_inputs
+
+
+def test_a_progress_bar_arrives_at_its_end():
+    class Bar:
+        done = 0.0
+
+        def update(self, n=1):
+            self.done += n
+
+    bar = Bar()
+    with shown_on(bar):
+        signals, features, _ = fitted()
+    assert bar.done == signals.n_comparisons(len(features))
+    fitted()
+    assert bar.done == signals.n_comparisons(len(features))

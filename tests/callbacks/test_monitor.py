@@ -24,8 +24,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bu_torch import BoundaryUncertainty, LabelVotes, TrustScore, functional
+from bu_torch import BoundaryUncertainty, LabelVotes, Signals, TrustScore, functional
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
+from bu_torch.callbacks import monitor as module_of_monitor
 from bu_torch.callbacks._training_data import _trained_indices
 
 
@@ -679,3 +680,31 @@ def test_second_fit_starts_anew(tmp_path):
 def test_bad_arguments_are_named(kwargs, message):
     with pytest.raises(MisconfigurationException, match=message):
         BoundaryUncertaintyMonitor(**kwargs)
+
+
+def test_distances_are_those_of_the_space_that_is_asked_for(tmp_path):
+    features, labels = blobs()
+    inputs = torch.cat((features, 100 * torch.rand(120, 3)), dim=1)
+    data = loader(inputs, labels)
+    for space in ({"feature_extractor": lambda x: x[:, :4]}, {"n_components": 2}):
+        torch.manual_seed(0)
+        found = fit(tmp_path, data, Classifier(d=7), BoundaryUncertaintyMonitor(n_neighbors=20, **space), max_epochs=1)
+        torch.manual_seed(0)
+        module = Classifier(d=7)
+        trainer(tmp_path, max_epochs=1).fit(module, data)
+        signals = Signals(20, 4, **space).fit(inputs, labels)
+        module.eval()
+        with torch.no_grad():
+            values, _ = signals.measure(module(signals.perturbed_inputs))
+        assert found.history[0]["boundary_uncertainty"] == pytest.approx(
+            float(values["boundary_uncertainty"]), rel=1e-5
+        )
+        assert found.history[0]["trust_score"] == pytest.approx(float(values["trust_score"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_bar_shows_how_far_a_long_preparation_is(tmp_path, capsys, monkeypatch, is_shown):
+    monkeypatch.setattr(module_of_monitor, "_BAR_DELAY", 0)
+    fit(tmp_path, loader(*blobs()), enable_progress_bar=is_shown, max_epochs=1)
+    shown = capsys.readouterr().err
+    assert ("Boundary uncertainty prepares:" in shown) == is_shown

@@ -1,0 +1,116 @@
+"""The space in which samples are near or far: standardised inputs, what an extractor makes of them, or a few axes."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch._evaluation_mode import evaluation_mode
+from bu_torch._inputs import as_flat_features, check_integer
+
+_BATCH = 1024
+_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
+
+
+class FeatureSpace:
+    """Where distances are measured: features of the inputs, standardised, and optionally reduced by PCA.
+
+    Ha et al. (2021), section 4.2.2, leave the space open (for speech they measure distances between features and not
+    between waveforms). Distances between raw inputs of thousands of values say little and take long to search.
+
+    Args:
+        feature_extractor: Callable from inputs (n, ...) to features (n, k) or (n, ...): a function, or a frozen module,
+            which is run in eval mode on its own device without gradient. None takes the inputs themselves.
+        n_components: Principal components of the standardised features to keep, >= 1; None for all features. No more
+            are kept than there are features or samples.
+        seed: Seed of the randomised PCA, >= 0.
+
+    Example:
+        >>> inputs = torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        >>> FeatureSpace(n_components=5).fit(inputs).transform(inputs).shape
+        torch.Size([50, 5])
+    """
+
+    mean_: Tensor
+    scale_: Tensor
+    components_: Tensor | None
+
+    def __init__(
+        self,
+        feature_extractor: Callable[[Tensor], Any] | None = None,
+        n_components: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if feature_extractor is not None and not callable(feature_extractor):
+            raise TypeError(
+                "`feature_extractor` must be callable, (n, ...) -> (n, k), or None,"
+                f" got {type(feature_extractor).__name__}."
+            )
+        self.feature_extractor = feature_extractor
+        self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
+        self.seed = check_integer("seed", seed, 0)
+
+    @property
+    def is_of_inputs(self) -> bool:
+        """Whether distances are those of the standardised inputs."""
+        return self.feature_extractor is None and self.n_components is None
+
+    def fit(self, inputs: Tensor) -> Self:
+        """Find mean, scale and principal components of the features of `inputs` (N, ...).
+
+        Raises:
+            TypeError: If the extractor does not give real numbers.
+            ValueError: If it does not give one row of finite features a sample.
+        """
+        flat = self.extract(inputs)
+        self.mean_, self.scale_ = standardization(flat)
+        self.components_ = None
+        if self.n_components is not None:
+            from sklearn.decomposition import PCA
+
+            n_components = min(self.n_components, *flat.shape)
+            pca = PCA(n_components, random_state=self.seed).fit(
+                standardize(flat, self.mean_, self.scale_).cpu().numpy()
+            )
+            self.components_ = torch.as_tensor(pca.components_).to(flat)
+        return self
+
+    def transform(self, inputs: Tensor) -> Tensor:
+        """Inputs (n, ...) as points (n, k) of the space; float64 for float64 features and float32 for all others."""
+        points = standardize(self.extract(inputs), self.mean_, self.scale_)
+        return points if self.components_ is None else points @ self.components_.T
+
+    def extract(self, inputs: Tensor) -> Tensor:
+        """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
+        if self.feature_extractor is None:
+            return inputs.flatten(1)
+        device = inputs.device
+        if isinstance(self.feature_extractor, nn.Module):
+            device = next((p.device for p in self.feature_extractor.parameters()), device)
+        with evaluation_mode(self.feature_extractor):
+            parts = [torch.as_tensor(self.feature_extractor(part.to(device))) for part in inputs.split(_BATCH)]
+        features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")
+        if len(features) != len(inputs):
+            raise ValueError(
+                f"`feature_extractor` must give one row a sample, got {len(features)} for {len(inputs)} samples."
+            )
+        return features
+
+
+def standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each feature, (d,) float64; scale 1 for a constant feature."""
+    blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
+    mean = torch.stack([block.double().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
+    scale = (
+        torch.stack([(block.double() - mean).square().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
+    ).sqrt()
+    is_constant = flat.amax(dim=0) == flat.amin(dim=0)
+    return mean, torch.where(is_constant | (scale == 0), torch.ones_like(scale), scale)
+
+
+def standardize(inputs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Inputs (n, ...), flattened, minus mean over scale, (n, d); dtype of the inputs."""
+    flat = inputs.flatten(1)
+    blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
+    return torch.cat([((block.double() - mean) / scale).to(flat.dtype) for block in blocks])
