@@ -32,9 +32,14 @@ from bu_torch.callbacks._training_data import _trained_indices
 
 def fit(folder, data, module=None, monitor=None, **kwargs):
     monitor = monitor or BoundaryUncertaintyMonitor()
-    module = module or Classifier()
+    module = Classifier() if module is None else module
     trainer(folder, monitor, **kwargs).fit(module, data)
     return monitor
+
+
+def gpu(*values):
+    marks = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
+    return pytest.param(*values, marks=marks, id=f"{values[0]}-gpu")
 
 
 class Reading(BoundaryUncertaintyMonitor):
@@ -637,16 +642,49 @@ class TestModels:
             np.isnan(entry[name]) for entry in monitor.history for name in ("boundary_uncertainty", "trust_score")
         )
 
-    @pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
-    def test_precisions(self, tmp_path, precision):
-        class Cast(Classifier):
+    @pytest.mark.parametrize(
+        ("precision", "tolerance"),
+        [("64-true", 1e-4), ("bf16-true", 0.1), ("bf16-mixed", 0.1), gpu("16-mixed", 0.02), gpu("bf16-mixed", 0.1)],
+    )
+    def test_precisions(self, tmp_path, precision, tolerance, request):
+        class Frozen(Classifier):
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.0)
+
             def training_step(self, batch, batch_idx):
                 return nn.functional.cross_entropy(self(batch[0]).float(), batch[1])
 
-        reference = fit(tmp_path, loader(*blobs()), Cast(), max_epochs=1).history
-        history = fit(tmp_path, loader(*blobs()), Cast(), precision=precision, max_epochs=1).history
-        assert history[0].keys() == reference[0].keys()
-        assert 0 <= history[0]["boundary_uncertainty"] <= 1
+        module = Frozen(d=2)
+        for layer in module.net[:-1]:  # without which the first epoch would move their statistics
+            layer.momentum = 0.0
+        data = loader(torch.randn(600, 2), torch.arange(600) % 2)  # both classes mix along any boundary
+        device = {"accelerator": "cuda", "devices": 1} if "gpu" in request.node.callspec.id else {}
+        weights = {name: value.clone() for name, value in module.state_dict().items()}
+        entries = []
+        for options in ({"precision": "32-true"}, {"precision": precision, **device}):
+            module.float().load_state_dict(weights)
+            entries += fit(tmp_path, data, module, max_epochs=1, **options).history
+        expected, found = entries
+        assert 0.05 < expected["boundary_uncertainty"] < 1
+        for name in ("boundary_uncertainty", "label_agreement", "vote_agreement", "neighbor_agreement"):
+            assert found[name] == pytest.approx(expected[name], abs=tolerance), name
+
+    def test_a_compiled_module_is_not_compiled_again_from_check_to_check(self, tmp_path):
+        graphs = []
+
+        def count(graph, example_inputs):
+            graphs.append(len(monitor.history))
+            return graph.forward
+
+        monitor = BoundaryUncertaintyMonitor()
+        module = Classifier()
+        data = loader(*blobs(n=130), batch_size=30)  # whose last batch has a size of its own
+        fit(tmp_path, data, torch.compile(module, backend=count), monitor, max_epochs=6)
+        assert len(monitor.history) == 6
+        assert graphs
+        assert max(graphs) <= 1
+        plain = fit(tmp_path, data, Classifier(), max_epochs=1)
+        assert plain.history[0].keys() == monitor.history[0].keys()
 
 
 def test_state_survives_a_safe_load(tmp_path):
