@@ -22,6 +22,7 @@ import quality
 import torch
 from sklearn.neighbors import KDTree, NearestNeighbors
 from torch import Tensor, nn
+from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import (
@@ -29,6 +30,7 @@ from bu_torch import (
     LabelVotes,
     NeighborGraph,
     PrototypeClassifier,
+    Signals,
     TrustScore,
     functional,
     perturb,
@@ -43,7 +45,8 @@ SIZES = (
     *((5_000, d, 10) for d in (64, 784)),
     *((20_000, 16, j) for j in (2, 100, 1_000)),
 )
-LARGE = ((300_000, 64, 10), (1_000_000, 64, 10))
+WHOLE = ((5_000, 32, 10), (50_000, 32, 10), (200_000, 32, 10))
+LARGE = ((1_000_000, 64, 10),)
 
 
 def table(n_samples: int, n_features: int, n_classes: int) -> tuple[Tensor, Tensor]:
@@ -90,8 +93,25 @@ def setup_stages(n_samples: int, n_features: int, n_classes: int) -> dict[str, f
     trust = TrustScore().fit(features, labels)
     row["class distances"], _ = once(lambda: trust.class_distances(moved, torch.arange(n_samples)))
     row["votes"], _ = once(lambda: LabelVotes().fit(labels, graph.neighbors))
-    row["peak MiB so far"] = peak_mib()
     return row
+
+
+@torch.no_grad()
+def whole(n_samples: int, n_features: int, n_classes: int) -> dict[str, float]:
+    """Seconds and peak memory of a process that prepares everything for one draw, and measures a check."""
+    row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes, "MiB of imports": peak_mib()}
+    features, labels = table(n_samples, n_features, n_classes)
+    row["prepared, s"], signals = once(lambda: Signals(N_NEIGHBORS, n_draws=1).fit(features, labels))
+    module = mlp(n_features, n_classes)
+    logits = torch.cat([module(batch) for batch in signals.perturbed_inputs.split(8192)])
+    row["a check, ms"] = median_ms(lambda: signals.measure(logits), 3)
+    row["peak MiB"] = peak_mib()
+    return row
+
+
+def in_a_process_of_its_own(call: Callable[..., dict[str, float]], *arguments: int) -> dict[str, float]:
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(call, arguments)
 
 
 @torch.no_grad()
@@ -263,28 +283,30 @@ def plot(setup: pd.DataFrame, checks: pd.DataFrame, path: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes alone")
-    parser.add_argument("--large", action="store_true", help="also 300,000 and 1,000,000 samples of 64 features")
+    parser.add_argument("--large", action="store_true", help="also 1,000,000 samples of 64 features")
     parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     sizes = tuple(size for size in SIZES if not options.quick or size[0] * size[1] <= 5_000 * 64)
     repeats = 3 if options.quick else 9
-    tables = {
-        "Seconds before the first epoch, one draw": pd.DataFrame([setup_stages(*size) for size in sizes]),
-        "Milliseconds a check, one draw": pd.DataFrame([check_stages(*size, repeats) for size in sizes]),
-        "A Lightning epoch": compare_trainings(options.quick).reset_index(),
-        "Other ways": pd.DataFrame([other_ways(*size, repeats) for size in sizes if size[1] < 784 and size[2] <= 100]),
+    wholes = (*(WHOLE[:1] if options.quick else WHOLE), *(LARGE if options.large else ()))
+    others = [size for size in sizes if size[1] < 784 and size[2] <= 100]
+    parts: dict[str, Callable[[], pd.DataFrame]] = {
+        "Seconds before the first epoch, one draw": lambda: pd.DataFrame([setup_stages(*size) for size in sizes]),
+        "Milliseconds a check, one draw": lambda: pd.DataFrame([check_stages(*size, repeats) for size in sizes]),
+        "A Lightning epoch": lambda: compare_trainings(options.quick).reset_index(),
+        "A process that prepares one draw and measures": lambda: pd.DataFrame(
+            [in_a_process_of_its_own(whole, *size) for size in wholes]
+        ),
+        "Other ways": lambda: pd.DataFrame([other_ways(*size, repeats) for size in others]),
     }
-    if options.large:
-        large = pd.DataFrame([setup_stages(*size) for size in LARGE])
-        tables["Seconds before the first epoch, one draw"] = pd.concat(
-            [tables["Seconds before the first epoch, one draw"], large]
-        )
-    environment = {**quality.environment(), "threads": str(torch.get_num_threads())}
+    tables = {}
     with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 3):
-        for title, rows in tables.items():
-            print(title, rows.to_string(index=False, float_format="%.3g"), sep="\n", end="\n\n")
+        for title, measure in parts.items():
+            tables[title] = measure()
+            print(title, tables[title].to_string(index=False, float_format="%.3g"), sep="\n", end="\n\n", flush=True)
+    environment = {**quality.environment(), "threads": str(torch.get_num_threads())}
     print(environment)
     options.results.mkdir(parents=True, exist_ok=True)
     name = "speed-quick" if options.quick else "speed"

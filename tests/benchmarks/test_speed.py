@@ -9,11 +9,12 @@ def test_stages_are_all_there(speed):
     setup = speed.setup_stages(200, 4, 3)
     assert set(setup) == {
         "N", "d", "J", "neighbours", "perturbation", "prototypes", "pairs", "class distances", "votes",
-        "peak MiB so far",
     }  # fmt: skip
+    whole = speed.whole(200, 4, 3)
+    assert whole["peak MiB"] >= whole["MiB of imports"] > 0
     check = speed.check_stages(200, 4, 3, 1)
     assert {"forward", "U", "trust", "votes", "(U + trust) / forward"} < set(check)
-    assert all(math.isfinite(value) and value > 0 for row in (setup, check) for value in row.values())
+    assert all(math.isfinite(value) and value > 0 for row in (setup, check, whole) for value in row.values())
 
 
 def test_kd_trees_say_what_the_cache_says(speed, monkeypatch):
