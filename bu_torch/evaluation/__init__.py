@@ -1,0 +1,37 @@
+"""How good is what was kept: error rates, and which predictions to trust."""
+
+from bu_torch.evaluation.continuum import (
+    ErrorCountBounds,
+    adjusted_error_count,
+    adjusted_squared_error_count,
+    data_error_rate,
+    data_squared_error_rate,
+    error_count,
+    error_count_bounds,
+    error_rate,
+    minimal_error_rate,
+    minimal_squared_error_rate,
+    sigma_epsilon_of_neighbors,
+    sigma_epsilon_of_replicates,
+    sigma_epsilon_of_residuals,
+    squared_error_count,
+    squared_error_rate,
+)
+
+__all__ = [
+    "ErrorCountBounds",
+    "adjusted_error_count",
+    "adjusted_squared_error_count",
+    "data_error_rate",
+    "data_squared_error_rate",
+    "error_count",
+    "error_count_bounds",
+    "error_rate",
+    "minimal_error_rate",
+    "minimal_squared_error_rate",
+    "sigma_epsilon_of_neighbors",
+    "sigma_epsilon_of_replicates",
+    "sigma_epsilon_of_residuals",
+    "squared_error_count",
+    "squared_error_rate",
+]
