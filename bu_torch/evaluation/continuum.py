@@ -510,6 +510,11 @@ def _at(values: Tensor, classes: Tensor) -> Tensor:
     return values.gather(1, classes.unsqueeze(1)).squeeze(1)
 
 
+def _below(t: Tensor) -> Tensor:
+    """Phi(t), to the last digits in both tails, where `torch.special.ndtr` gives 0 below -8.3."""
+    return torch.special.erfc(-t / math.sqrt(2)) / 2
+
+
 def _standardized(gaps: Tensor, sigma: float) -> Tensor:
     """Distances to the edges in standard deviations; without any error an edge at z counts as below it."""
     if sigma > 0:
@@ -519,7 +524,7 @@ def _standardized(gaps: Tensor, sigma: float) -> Tensor:
 
 def _outside(t: Tensor) -> Tensor:
     """Probability to fall outside of each class, (n, C), as the sum of two tails: small ones keep their digits."""
-    return torch.special.ndtr(t[:, :-1]) + torch.special.ndtr(-t[:, 1:])
+    return _below(t[:, :-1]) + _below(-t[:, 1:])
 
 
 def _inside(t: Tensor) -> Tensor:
@@ -528,7 +533,7 @@ def _inside(t: Tensor) -> Tensor:
     above = low > 0  # such an interval is mirrored
     low, high = torch.where(above, -high, low), torch.where(above, -low, high)
     middle = (torch.special.erf(high / math.sqrt(2)) - torch.special.erf(low / math.sqrt(2))) / 2
-    return torch.where(high > 0, middle, torch.special.ndtr(high) - torch.special.ndtr(low))
+    return torch.where(high > 0, middle, _below(high) - _below(low))
 
 
 def _penalties(gaps: Tensor) -> Tensor:
@@ -553,5 +558,5 @@ def _expected_square(gap: Tensor, sigma: float) -> Tensor:
     density = torch.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
     mills = math.sqrt(math.pi / 2) * torch.special.erfcx(-t.clamp(max=0) / math.sqrt(2))
     below = sigma**2 * density * ((t**2 + 1) * mills + t).clamp(min=0)
-    above = (gap**2 + sigma**2) * torch.special.ndtr(t) + sigma**2 * t * density
+    above = (gap**2 + sigma**2) * _below(t) + sigma**2 * t * density
     return torch.where(t < 0, below, above)
