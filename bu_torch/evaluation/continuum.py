@@ -442,7 +442,7 @@ def _without_measurement_error(variance: Tensor, sigma_delta: Any) -> Tensor:
 
 def _gaps(z: Any, edges: Any) -> tuple[Tensor, Tensor]:
     """Distances b_j - z to all edges, the infinite ends included, (n, C + 1), and the class of z, (n,)."""
-    measured = z if isinstance(z, Tensor) else _as_tensor(z, "z")
+    measured = _as_tensor(z, "z")
     z = _measurements(measured)
     edges = _as_tensor(edges, "edges").detach().to(z.device)
     if edges.ndim != 1 or len(edges) == 0:
@@ -471,7 +471,8 @@ def _measurements(z: Any, name: str = "z") -> Tensor:
 def _as_tensor(value: Any, name: str) -> Tensor:
     """`value` as a tensor; plain numbers keep the float64 that Python gave them."""
     try:
-        value = torch.as_tensor(value, dtype=None if hasattr(value, "dtype") else torch.float64)
+        if not isinstance(value, Tensor):
+            value = torch.tensor(value, dtype=None if hasattr(value, "dtype") else torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}.") from error
     if value.is_complex() or value.dtype == torch.bool:
