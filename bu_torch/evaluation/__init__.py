@@ -1,7 +1,6 @@
 """How good is what was kept: error rates, and which predictions to trust."""
 
 from bu_torch.evaluation.continuum import (
-    ErrorCountBounds,
     adjusted_error_count,
     adjusted_squared_error_count,
     data_error_rate,
@@ -17,9 +16,9 @@ from bu_torch.evaluation.continuum import (
     squared_error_count,
     squared_error_rate,
 )
+from bu_torch.evaluation.trust import select_alpha, suspicious_precision, trustworthy_precision
 
 __all__ = [
-    "ErrorCountBounds",
     "adjusted_error_count",
     "adjusted_squared_error_count",
     "data_error_rate",
@@ -29,9 +28,12 @@ __all__ = [
     "error_rate",
     "minimal_error_rate",
     "minimal_squared_error_rate",
+    "select_alpha",
     "sigma_epsilon_of_neighbors",
     "sigma_epsilon_of_replicates",
     "sigma_epsilon_of_residuals",
     "squared_error_count",
     "squared_error_rate",
+    "suspicious_precision",
+    "trustworthy_precision",
 ]
