@@ -101,7 +101,7 @@ class LayerFeatures:
         return (activations - self.mean_.to(activations)) @ self.components_.to(activations).T
 
     def _activations(self, inputs: Any) -> Tensor:
-        inputs = as_features(inputs)
+        inputs = as_features(inputs, "inputs")
         parameter = next(self.model.parameters(), None)
         device = inputs.device if parameter is None else parameter.device
         seen: list[Any] = []

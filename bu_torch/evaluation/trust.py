@@ -9,6 +9,8 @@ from torch import Tensor
 from bu_torch._inputs import as_flat_features, as_labels, check_integer
 from bu_torch.trust import TrustScore
 
+_ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
+
 
 class AlphaChoice(NamedTuple):
     """The chosen fraction, and what each candidate achieved, (A,) float64."""
@@ -80,7 +82,7 @@ def select_alpha(
     predictions: Any,
     *,
     filtering: Literal["density", "disagreement"] = "density",
-    alphas: Sequence[float] = (0.0, *(2.0**-power for power in range(7, 0, -1))),
+    alphas: Sequence[float] = _ALPHAS,
     n_neighbors: int = 10,
     n_folds: int = 5,
     seed: int = 0,
@@ -98,7 +100,7 @@ def select_alpha(
             `sklearn.model_selection.cross_val_predict`, say. One trained on these samples hardly errs there, and the
             errors are what alpha is chosen on.
         filtering: As for `TrustScore`.
-        alphas: Candidates, each in [0, 1).
+        alphas: Candidates, each in [0, 1); by default 0 and 2^-7 to 2^-1.
         n_neighbors: As for `TrustScore`.
         n_folds: Stratified folds, >= 2; the trust score is fitted on the others and scores the one.
         seed: Of the folds.
