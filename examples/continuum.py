@@ -42,6 +42,7 @@ PUBLISHED = {  # section 7: the approximate true values, and the standard deviat
 ERRORS = ("error rate", "adjusted error count", "error count")
 SQUARED = ("squared error rate", "adjusted squared error count", "squared error count")
 FACTORS = ["sigma_epsilon", "sigma_delta"]
+SYMBOLS = {"sigma_epsilon": r"$\sigma_\epsilon$", "sigma_delta": r"$\sigma_\delta$"}
 
 
 def classes(values: np.ndarray) -> np.ndarray:
@@ -187,31 +188,31 @@ def with_bias(of_classifiers: pd.DataFrame, names: tuple[str, ...], truth: str) 
 
 def plot_data_bias(path: Path, of_data: pd.DataFrame, names: tuple[str, str]) -> None:
     """Figures 2 and 3: bias against sigma_delta, one line a sigma_epsilon."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="tight")
     for axis, name in zip(axes, names, strict=True):
         part = of_data[of_data["of"] == name]
         bias = (part["estimate"] - part["true"]).groupby([part[f] for f in FACTORS]).mean().unstack(0)
         bias.plot(ax=axis, marker="o", xticks=SIGMA_DELTA, ylabel="bias", title=name)
         axis.axhline(0, color="black", linewidth=0.6)
         axis.legend([rf"$\sigma_\epsilon$ = {s}" for s in bias.columns])
-        axis.set_xlabel(r"$\sigma_\delta$")
+        axis.set_xlabel(SYMBOLS["sigma_delta"])
     save(figure, path)
 
 
 def plot_bias(path: Path, long: pd.DataFrame, truth: str) -> None:
     """Figures 4 and 6: bias against the true error and at the levels of the two errors."""
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="tight")
     for name, part in long.groupby("estimator", sort=False):
         groups = part.groupby(pd.qcut(part[truth], 10, duplicates="drop"), observed=True)
         axes[0].plot(groups[truth].mean(), groups["bias"].mean(), marker=".", label=name)
         for axis, factor in zip(axes[1:], reversed(FACTORS), strict=True):
             part.groupby(factor)["bias"].mean().plot(ax=axis, marker="o", label=name)
     axes[0].set(xlabel=truth, ylabel="bias")
-    axes[1].set(xlabel=r"$\sigma_\delta$", xticks=SIGMA_DELTA)
-    axes[2].set(xlabel=r"$\sigma_\epsilon$", xticks=SIGMA_EPSILON)
+    axes[1].set(xlabel=SYMBOLS["sigma_delta"], xticks=SIGMA_DELTA)
+    axes[2].set(xlabel=SYMBOLS["sigma_epsilon"], xticks=SIGMA_EPSILON)
     for axis in axes:
         axis.axhline(0, color="black", linewidth=0.6)
-    axes[0].legend()
+    axes[1].legend()
     save(figure, path)
 
 
@@ -223,10 +224,10 @@ def deviations(long: pd.DataFrame, factor: str) -> pd.DataFrame:
 
 def plot_deviations(path: Path, long: pd.DataFrame) -> None:
     """Figures 5 and 7."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="tight", sharey=True)
     for axis, factor in zip(axes, FACTORS, strict=True):
         deviations(long, factor).plot(ax=axis, marker="o", ylabel="standard deviation", legend=factor == FACTORS[0])
-        axis.set(xlabel=rf"$\{factor}$", xticks=SIGMA_EPSILON if factor == FACTORS[0] else SIGMA_DELTA)
+        axis.set(xlabel=SYMBOLS[factor], xticks=SIGMA_EPSILON if factor == FACTORS[0] else SIGMA_DELTA)
     save(figure, path)
 
 

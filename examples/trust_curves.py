@@ -122,7 +122,7 @@ def summary(results: dict[tuple[str, str], list[dict[str, Any]]]) -> pd.DataFram
 
 
 def plot_curves(path: Path, results: dict[tuple[str, str], list[dict[str, Any]]], kind: int) -> None:
-    figure, axes = plt.subplots(3, 3, figsize=(13, 10), layout="constrained", sharex=True)
+    figure, axes = plt.subplots(3, 3, figsize=(13, 10), layout="tight", sharex=True)
     for axis, ((table, classifier), runs) in zip(axes.flat, results.items(), strict=True):
         for score in SCORES:
             curves = np.array([run["curves"][score][kind] for run in runs])
@@ -166,7 +166,7 @@ def as_accuracy_varies(n_repeats: int, epochs: tuple[int, ...]) -> pd.DataFrame:
 
 
 def plot_accuracy(path: Path, table: pd.DataFrame) -> None:
-    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    figure, axis = plt.subplots(figsize=(6, 4), layout="tight")
     for name in ("trust score", "model confidence"):
         axis.plot(table["accuracy"], table[name], "o-" if name == "trust score" else "o--", label=name)
     axis.set(xlabel="accuracy of the classifier", ylabel="share wrong at the percentile of the accuracy")
