@@ -122,7 +122,7 @@ def summary(results: dict[tuple[str, str], list[dict[str, Any]]]) -> pd.DataFram
 
 
 def plot_curves(path: Path, results: dict[tuple[str, str], list[dict[str, Any]]], kind: int) -> None:
-    figure, axes = plt.subplots(3, 3, figsize=(13, 10), layout="tight", sharex=True)
+    figure, axes = plt.subplots(3, 3, figsize=(13, 10), sharex=True)
     for axis, ((table, classifier), runs) in zip(axes.flat, results.items(), strict=True):
         for score in SCORES:
             curves = np.array([run["curves"][score][kind] for run in runs])
@@ -137,6 +137,7 @@ def plot_curves(path: Path, results: dict[tuple[str, str], list[dict[str, Any]]]
         axis.set_xlabel("percentile")
     for axis in axes[:, 0]:
         axis.set_ylabel("share wrong" if kind else "share right")
+    figure.subplots_adjust(left=0.06, right=0.99, bottom=0.05, top=0.97)
     figure.savefig(path, dpi=90)
     plt.close(figure)
 

@@ -54,7 +54,7 @@ def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
         tensor(0.1587, dtype=torch.float64)
     """
     gaps, own = _gaps(z, edges)
-    return _at(_outside(_standardized(gaps, _sigma("sigma_delta", sigma_delta))), own).mean()
+    return _at(_outside(_standardized(gaps, _number("sigma_delta", sigma_delta))), own).mean()
 
 
 def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
@@ -79,7 +79,7 @@ def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
         tensor(0.1248, dtype=torch.float64)
     """
     gaps, _ = _gaps(z, edges)
-    probability = _inside(_standardized(gaps, _sigma("sigma_delta", sigma_delta)))
+    probability = _inside(_standardized(gaps, _number("sigma_delta", sigma_delta)))
     expected = torch.where(probability > 0, probability * _penalties(gaps), 0.0)  # an empty class is infinitely far
     return expected.sum(dim=1).mean()
 
@@ -159,7 +159,7 @@ def adjusted_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any)
         tensor(0.3728, dtype=torch.float64)
     """
     gaps, own = _gaps(z, edges)
-    weights = _at(_inside(_standardized(gaps, _sigma("sigma_delta", sigma_delta))), own)
+    weights = _at(_inside(_standardized(gaps, _number("sigma_delta", sigma_delta))), own)
     return (weights * (_predicted(predictions, gaps) != own)).sum() / weights.sum()
 
 
@@ -186,7 +186,7 @@ def error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tens
         tensor(0.1587, dtype=torch.float64)
     """
     gaps, _ = _gaps(z, edges)
-    outside = _outside(_standardized(gaps, _sigma("sigma_epsilon", sigma_epsilon)))
+    outside = _outside(_standardized(gaps, _number("sigma_epsilon", sigma_epsilon)))
     return _at(outside, _predicted(predictions, gaps)).mean()
 
 
@@ -212,7 +212,7 @@ def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
         tensor(0.3293, dtype=torch.float64)
     """
     gaps, _ = _gaps(z, edges)
-    return _outside(_standardized(gaps, _sigma("sigma_epsilon", sigma_epsilon))).amin(dim=1).mean()
+    return _outside(_standardized(gaps, _number("sigma_epsilon", sigma_epsilon))).amin(dim=1).mean()
 
 
 def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
@@ -263,7 +263,7 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
         >>> adjusted_squared_error_count([1, 0], [2.5, 2.5], [1.5, 2.0], sigma_delta=0.5)
         tensor(0.3750, dtype=torch.float64)
     """
-    sigma = _sigma("sigma_delta", sigma_delta)
+    sigma = _number("sigma_delta", sigma_delta)
     return squared_error_count(predictions, z, edges) - sigma**2 * error_count(predictions, z, edges)
 
 
@@ -290,7 +290,7 @@ def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any)
         tensor(0.5000, dtype=torch.float64)
     """
     gaps, _ = _gaps(z, edges)
-    expected = _expected_penalties(gaps, _sigma("sigma_epsilon", sigma_epsilon))
+    expected = _expected_penalties(gaps, _number("sigma_epsilon", sigma_epsilon))
     return _at(expected, _predicted(predictions, gaps)).mean()
 
 
@@ -316,7 +316,7 @@ def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor
         tensor(0.5000, dtype=torch.float64)
     """
     gaps, _ = _gaps(z, edges)
-    return _expected_penalties(gaps, _sigma("sigma_epsilon", sigma_epsilon)).amin(dim=1).mean()
+    return _expected_penalties(gaps, _number("sigma_epsilon", sigma_epsilon)).amin(dim=1).mean()
 
 
 def sigma_epsilon_of_replicates(z: Any, groups: Any, sigma_delta: Any) -> Tensor:
@@ -437,7 +437,7 @@ def _local_mean(spread: Tensor, divisor: Tensor) -> Tensor:
 
 
 def _without_measurement_error(variance: Tensor, sigma_delta: Any) -> Tensor:
-    return (variance - _sigma("sigma_delta", sigma_delta) ** 2).clamp(min=0).sqrt()
+    return (variance - _number("sigma_delta", sigma_delta) ** 2).clamp(min=0).sqrt()
 
 
 def _gaps(z: Any, edges: Any) -> tuple[Tensor, Tensor]:
@@ -486,10 +486,6 @@ def _predicted(predictions: Any, gaps: Tensor) -> Tensor:
     if int(predictions.max()) >= n_classes:
         raise ValueError(f"`predictions` must hold classes in [0, {n_classes}), got {int(predictions.max())}.")
     return predictions
-
-
-def _sigma(name: str, sigma: Any) -> float:
-    return _number(name, sigma)
 
 
 def _number(name: str, value: Any, high: float = math.inf) -> float:
