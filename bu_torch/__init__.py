@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 from bu_torch._version import __version__
 from bu_torch.boundary import BoundaryUncertainty
 from bu_torch.graph import NeighborGraph
+from bu_torch.layers import LayerFeatures
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
 from bu_torch.signals import Signals
 from bu_torch.space import FeatureSpace
-from bu_torch.trust import TrustScore
+from bu_torch.trust import KNNConfidence, TrustScore
 from bu_torch.votes import LabelVotes
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ __all__ = [
     "BoundaryUncertaintyMonitor",
     "BoundaryUncertaintyStopping",
     "FeatureSpace",
+    "KNNConfidence",
     "LabelVotes",
+    "LayerFeatures",
     "NeighborGraph",
     "PrototypeClassifier",
     "Signals",

@@ -1,4 +1,4 @@
-"""Trust score: does the classifier agree with the neighbours?"""
+"""Trust score: does the classifier agree with the neighbours? And the simpler question how many of them agree."""
 
 import math
 import warnings
@@ -23,10 +23,15 @@ class TrustScore:
       interpolates the quantile; alibi leaves the sample itself out.)
     - `"disagreement"` is the paper's Remark 2, which it does not specify: over all classes together, the alpha-fraction
       of samples with the largest share of other labels among their k nearest other samples leaves; of equal shares the
-      largest radius leaves first, and a sample whose neighbours all agree stays.
+      largest radius leaves first, and a sample whose neighbours all agree stays. (Both others let a sample vote for
+      itself. google/TrustScore ranks the whole table of class probabilities, not those of the labels, and takes its
+      rows from there, so that nothing need leave and samples may repeat; alibi ranks the largest class probability, so
+      that a sample stays whose neighbours agree on another label than its own.)
 
-    Both remove at most floor(alpha n) samples. Distances are exact up to the size that `NeighborGraph` names; beyond it
-    one in twenty may be that of the next nearest.
+    Both remove at most floor(alpha n) samples. Distances are to the nearest sample of a class, as in Algorithm 2; both
+    others take the second nearest, so that a training sample does not find itself, which `left_out` is for here, and
+    add 1e-12 to the divisor. They are exact up to the size that `NeighborGraph` names; beyond it one in twenty may be
+    that of the next nearest. `bu_torch.evaluation.select_alpha` chooses alpha.
 
     Args:
         filtering: None, `"density"` or `"disagreement"`.
@@ -201,6 +206,73 @@ class TrustScore:
             )
         radius, rows = _radius(features, self.n_neighbors)
         return (labels[rows] != labels.unsqueeze(1)).double().mean(dim=1), radius
+
+
+class KNNConfidence:
+    """Share of the nearest labelled samples that carry the predicted label: a baseline of the trust score.
+
+    Args:
+        n_neighbors: How many samples are asked, >= 1.
+
+    Example:
+        >>> knn = KNNConfidence(2).fit(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 1, 1]))
+        >>> knn.score(torch.tensor([[0.0], [4.0]]), torch.tensor([1, 1]))
+        tensor([0.5000, 1.0000])
+    """
+
+    _features: Tensor
+    _labels: Tensor
+
+    def __init__(self, n_neighbors: int = 10) -> None:
+        self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
+
+    def fit(self, features: Any, labels: Any) -> Self:
+        """Keep the labelled samples.
+
+        Args:
+            features: Labelled samples, shape (N, d) with N >= n_neighbors, tensor or array of numbers, finite.
+            labels: Classes, shape (N,), integers >= 0.
+
+        Returns:
+            The fitted estimator, on the device of the features.
+
+        Raises:
+            ValueError: If shapes do not fit, features are not finite, or there are fewer samples than neighbours.
+            TypeError: If an argument is not made of real numbers.
+        """
+        features = as_flat_features(features)
+        labels = as_labels(labels, len(features)).to(features.device)
+        if len(features) < self.n_neighbors:
+            raise ValueError(
+                f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {len(features)}."
+            )
+        self._features, self._labels = features, labels
+        return self
+
+    def score(self, features: Any, predictions: Any) -> Tensor:
+        """Share of the neighbours that agree with each prediction.
+
+        Args:
+            features: Points that were classified, shape (n, d).
+            predictions: Predicted classes, shape (n,), integers >= 0.
+
+        Returns:
+            Shape (n,), in [0, 1], dtype and device of the features.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If shapes do not fit or features are not finite.
+            TypeError: If an argument is not made of real numbers.
+        """
+        if not hasattr(self, "_features"):
+            raise RuntimeError("This KNNConfidence is not fitted yet: call `fit` first.")
+        features = as_flat_features(features, n_features=self._features.shape[1])
+        predictions = as_labels(predictions, len(features), "predictions").to(features.device)
+        backend = resolve_backend("auto", features.device)
+        base = self._features.to(features)
+        rows = nearest(base, features, self.n_neighbors, backend=backend, exact=None).rows
+        agrees = self._labels.to(features.device)[rows] == predictions.unsqueeze(1)
+        return agrees.to(features.dtype).mean(dim=1)
 
 
 def widen_distances(class_distances: Tensor, n_classes: int) -> Tensor:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from oracles import proposal2
+from oracles import trust as oracle
 
-from bu_torch import TrustScore
+from bu_torch import KNNConfidence, TrustScore
 
 
 def noisy_blobs(n=200, flipped=0.1, seed=0):
@@ -140,9 +141,27 @@ def test_arrays_are_taken():
     )
 
 
+def test_neighbors_that_agree_are_counted(dtype, device):
+    features, labels, _ = noisy_blobs()
+    features = features.to(device, dtype)
+    knn = KNNConfidence(7).fit(features[:150], labels[:150])
+    scores = knn.score(features, 1 - labels)
+    assert (scores.dtype, scores.device.type) == (dtype, device.type)
+    expected = [
+        oracle.knn_confidence(features[:150].tolist(), labels[:150].tolist(), point, 1 - label, 7)
+        for point, label in zip(features.tolist(), labels.tolist(), strict=True)
+    ]
+    assert scores.tolist() == pytest.approx(expected)
+    assert (knn.score(features, torch.full((200,), 9)) == 0).all()
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
+        (lambda: KNNConfidence(0), ValueError, "`n_neighbors` must be an integer >= 1"),
+        (lambda: KNNConfidence().score(torch.zeros(1, 1), [0]), RuntimeError, "not fitted yet"),
+        (lambda: KNNConfidence().fit(torch.zeros(5, 1), [0] * 5), ValueError, "at least n_neighbors=10 samples, got 5"),
+        (lambda: KNNConfidence(1).fit(np.eye(2), [0]), ValueError, "`labels` must have one entry a sample, 2, got 1"),
         (lambda: TrustScore("uncertainty"), ValueError, "`filtering` must be None, 'density' or 'disagreement'"),
         (lambda: TrustScore(alpha=1.0), ValueError, "`alpha` must satisfy 0 <= alpha < 1, got 1.0"),
         (lambda: TrustScore(alpha=-0.1), ValueError, "`alpha` must satisfy"),

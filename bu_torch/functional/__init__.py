@@ -9,7 +9,7 @@ from bu_torch.functional.boundary import (
 )
 from bu_torch.functional.consensus import standardized_gain
 from bu_torch.functional.parzen import silverman_bandwidth
-from bu_torch.functional.trust import mean_trust_score, neighbor_agreement, trust_score
+from bu_torch.functional.trust import mean_trust_score, nearest_class_ratio, neighbor_agreement, trust_score
 from bu_torch.functional.votes import brier_score, label_votes, vote_agreement
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "label_votes",
     "local_uncertainty",
     "mean_trust_score",
+    "nearest_class_ratio",
     "neighbor_agreement",
     "pair_uncertainty",
     "silverman_bandwidth",

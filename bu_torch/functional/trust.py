@@ -34,11 +34,7 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
         >>> trust_score(torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]), torch.tensor([0, 2]))
         tensor([2.0000, 0.2500])
     """
-    if not isinstance(class_distances, Tensor) or not class_distances.is_floating_point():
-        got = class_distances.dtype if isinstance(class_distances, Tensor) else type(class_distances).__name__
-        raise TypeError(f"`class_distances` must be a floating-point tensor of shape (N, J), got {got}.")
-    if class_distances.ndim != 2 or class_distances.shape[1] == 0:
-        raise ValueError(f"`class_distances` must have shape (N, J) with J >= 1, got {tuple(class_distances.shape)}.")
+    _check_distances(class_distances)
     check_index("predictions", predictions, (class_distances.shape[0],), class_distances.device)
     if validate_args and predictions.numel():
         check_range("predictions", predictions, class_distances.shape[1], "classes")
@@ -48,6 +44,31 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
     score = other / own
     score = torch.where((own == 0) & (other == 0), torch.ones_like(score), score)
     return torch.where(own.isinf(), torch.zeros_like(score), score)
+
+
+def nearest_class_ratio(class_distances: Tensor) -> Tensor:
+    """Distance to the second nearest class over distance to the nearest: the trust score without a prediction.
+
+    The baseline "1-NN ratio" of Jiang et al. (2018), section 5.1, which is the inverse as they word it; this way round
+    a larger value means more trust. It is what `trust_score` gives a classifier that predicts the nearest class.
+
+    Args:
+        class_distances: Distance from each point to the set of each class, shape (N, J), >= 0, inf for an empty class,
+            floating point, any device.
+
+    Returns:
+        The ratios, shape (N,), in [1, inf], or 0 where all classes are empty, dtype and device of `class_distances`.
+
+    Raises:
+        TypeError: If `class_distances` is not a floating-point tensor.
+        ValueError: If it has the wrong shape.
+
+    Example:
+        >>> nearest_class_ratio(torch.tensor([[1.0, 2.0, 4.0], [6.0, 3.0, 2.0]]))
+        tensor([2.0000, 1.5000])
+    """
+    _check_distances(class_distances)
+    return trust_score(class_distances, class_distances.argmin(dim=1), validate_args=False)
 
 
 def mean_trust_score(scores: Tensor) -> Tensor:
@@ -98,3 +119,11 @@ def neighbor_agreement(scores: Tensor) -> Tensor:
         raise ValueError("`scores` must hold at least one trust score, got none.")
     scores = scores.double()
     return (1 - 1 / (1 + scores)).mean()
+
+
+def _check_distances(class_distances: Tensor) -> None:
+    if not isinstance(class_distances, Tensor) or not class_distances.is_floating_point():
+        got = class_distances.dtype if isinstance(class_distances, Tensor) else type(class_distances).__name__
+        raise TypeError(f"`class_distances` must be a floating-point tensor of shape (N, J), got {got}.")
+    if class_distances.ndim != 2 or class_distances.shape[1] == 0:
+        raise ValueError(f"`class_distances` must have shape (N, J) with J >= 1, got {tuple(class_distances.shape)}.")

@@ -44,3 +44,42 @@ def test_two_gaussians_are_best_cut_where_they_meet(load, capsys):
     assert max(values, key=values.get) == 1.0
     assert 0.65 < values[1.0] < 0.95
     assert "largest at 1.00" in capsys.readouterr().out
+
+
+def test_continuum_comes_near_the_published_values(load, tmp_path, capsys):
+    tables = load("continuum").main(["--smoke", "--plots", str(tmp_path)])
+    published = tables["published"]
+    assert len(published) == 12
+    assert published["true"].tolist() == pytest.approx(published["published"].tolist(), rel=0.12)
+    true, squared = tables["true error"], tables["true squared error"]
+    assert true.loc["adjusted error count", 0.0] == true.loc["error count", 0.0]
+    assert true.loc["adjusted error count", 0.5] < true.loc["error count", 0.5] < true.loc["error rate", 0.5]
+    assert squared.loc["adjusted squared error count", 0.5] < squared.loc["squared error count", 0.5]
+    drawn = sorted(tmp_path.iterdir())
+    assert [figure.name for figure in drawn] == [f"continuum_figure{number}.png" for number in range(2, 8)]
+    assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in drawn)
+    assert "continuum_figure7.png" in capsys.readouterr().out
+
+
+def test_tecator_ranks_twice(load, capsys):
+    tables = load("tecator").main(["--smoke"])
+    assert "data error rate" in capsys.readouterr().out
+    assert set(tables) == {"all", "103", "scaled"}
+    for table in tables.values():
+        assert ((table["error count"] > 0) & (table["error count"] < 0.5)).all()
+        assert (table["adjusted squared"] <= table["squared error count"]).all()
+    assert tables["scaled"]["differing"].all()  # the two rankings
+
+
+def test_trust_curves_beat_no_score_at_all(load, tmp_path, capsys):
+    tables = load("trust_curves").main(["--smoke", "--plots", str(tmp_path)])
+    curves = tables["curves"]
+    assert len(curves) == 9
+    right = 1 - curves["error"]
+    assert (curves["trustworthy", "trust score"] > right).all()
+    assert (curves["suspicious", "trust score"] > curves["error"]).mean() > 0.7
+    accuracy = tables["accuracy"]["accuracy"].tolist()
+    assert accuracy == sorted(accuracy)
+    assert (tables["layers"]["detected"] > 1 - tables["layers"]["accuracy"]).all()
+    assert len(list(tmp_path.glob("trust_curves_*.png"))) == 3
+    assert "distances in several spaces" in capsys.readouterr().out

@@ -1,0 +1,39 @@
+"""How good is what was kept: error rates, and which predictions to trust."""
+
+from bu_torch.evaluation.continuum import (
+    adjusted_error_count,
+    adjusted_squared_error_count,
+    data_error_rate,
+    data_squared_error_rate,
+    error_count,
+    error_count_bounds,
+    error_rate,
+    minimal_error_rate,
+    minimal_squared_error_rate,
+    sigma_epsilon_of_neighbors,
+    sigma_epsilon_of_replicates,
+    sigma_epsilon_of_residuals,
+    squared_error_count,
+    squared_error_rate,
+)
+from bu_torch.evaluation.trust import select_alpha, suspicious_precision, trustworthy_precision
+
+__all__ = [
+    "adjusted_error_count",
+    "adjusted_squared_error_count",
+    "data_error_rate",
+    "data_squared_error_rate",
+    "error_count",
+    "error_count_bounds",
+    "error_rate",
+    "minimal_error_rate",
+    "minimal_squared_error_rate",
+    "select_alpha",
+    "sigma_epsilon_of_neighbors",
+    "sigma_epsilon_of_replicates",
+    "sigma_epsilon_of_residuals",
+    "squared_error_count",
+    "squared_error_rate",
+    "suspicious_precision",
+    "trustworthy_precision",
+]

@@ -1,0 +1,179 @@
+"""How well a score tells right from wrong predictions, and the trust score's alpha that tells them best."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bu_torch._inputs import as_flat_features, as_labels, check_integer
+from bu_torch.trust import TrustScore
+
+_ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
+
+
+class AlphaChoice(NamedTuple):
+    """The chosen fraction, and what each candidate achieved, (A,) float64."""
+
+    alpha: float
+    precisions: Tensor
+
+
+def trustworthy_precision(scores: Any, is_correct: Any, percentiles: Any = None) -> Tensor:
+    """Precision against percentile of the scores: accuracy on the samples that score highest.
+
+    Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the lowest scores are left out. Of
+    samples with equal scores at the threshold each counts the same fraction, which is what a random order gives on
+    average. (google/TrustScore keeps all of them, so that a score with few values never leaves enough out.) No score
+    can do better than accuracy 1 from the percentile of the error rate on.
+
+    Args:
+        scores: One a sample, larger where the prediction is more to be trusted, shape (n,), real, may be infinite.
+        is_correct: Whether each prediction is right, shape (n,), bool.
+        percentiles: Shape (P,), in [0, 100); None for 0, 1, ..., 99.
+
+    Returns:
+        Shape (P,), in [0, 1], float64, on the device of the scores.
+
+    Raises:
+        TypeError: If `is_correct` is not bool or another argument not real.
+        ValueError: If an argument has the wrong shape or values.
+
+    Example:
+        >>> scores, is_correct = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([False, True, False, True])
+        >>> trustworthy_precision(scores, is_correct, [0, 25, 75])
+        tensor([0.5000, 0.6667, 1.0000], dtype=torch.float64)
+    """
+    scores, is_correct = _check(scores, is_correct)
+    return _precision_of_top(scores, is_correct, _n_kept(percentiles, scores))
+
+
+def suspicious_precision(scores: Any, is_correct: Any, percentiles: Any = None) -> Tensor:
+    """Precision against percentile of the negated scores: error rate on the samples that score lowest.
+
+    Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the highest scores are left out;
+    ties as in `trustworthy_precision`. No score can do better than an error rate of 1 from the percentile of the
+    accuracy on.
+
+    Args:
+        scores: One a sample, larger where the prediction is more to be trusted, shape (n,), real, may be infinite.
+        is_correct: Whether each prediction is right, shape (n,), bool.
+        percentiles: Shape (P,), in [0, 100); None for 0, 1, ..., 99.
+
+    Returns:
+        Shape (P,), in [0, 1], float64, on the device of the scores.
+
+    Raises:
+        TypeError: If `is_correct` is not bool or another argument not real.
+        ValueError: If an argument has the wrong shape or values.
+
+    Example:
+        >>> scores, is_correct = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([False, True, False, True])
+        >>> suspicious_precision(scores, is_correct, [0, 25, 75])
+        tensor([0.5000, 0.6667, 1.0000], dtype=torch.float64)
+    """
+    scores, is_correct = _check(scores, is_correct)
+    return _precision_of_top(-scores, ~is_correct, _n_kept(percentiles, scores))
+
+
+def select_alpha(
+    features: Any,
+    labels: Any,
+    predictions: Any,
+    *,
+    filtering: Literal["density", "disagreement"] = "density",
+    alphas: Sequence[float] = _ALPHAS,
+    n_neighbors: int = 10,
+    n_folds: int = 5,
+    seed: int = 0,
+) -> AlphaChoice:
+    """Choose the fraction that `TrustScore` filters out, by cross-validation on the training samples.
+
+    Jiang et al. (2018), section 5: alpha among 0 and powers of 1/2, k fixed, measured by the precision in finding
+    suspicious examples at the percentile of the classifier's accuracy: of as many lowest-scoring samples as there are
+    errors in a fold, the share that are errors (pooled over the folds). Of equally good fractions the first is taken.
+
+    Args:
+        features: Labelled samples, shape (N, d), as for `TrustScore.fit`.
+        labels: Classes, shape (N,), integers >= 0.
+        predictions: What the classifier predicts for each sample when trained without it, shape (N,), integers >= 0:
+            `sklearn.model_selection.cross_val_predict`, say. One trained on these samples hardly errs there, and the
+            errors are what alpha is chosen on.
+        filtering: As for `TrustScore`.
+        alphas: Candidates, each in [0, 1); by default 0 and 2^-7 to 2^-1.
+        n_neighbors: As for `TrustScore`.
+        n_folds: Stratified folds, >= 2; the trust score is fitted on the others and scores the one.
+        seed: Of the folds.
+
+    Returns:
+        The fraction, and the precision of each candidate.
+
+    Raises:
+        TypeError: If an argument is not made of real numbers.
+        ValueError: If shapes do not fit, there is no candidate, a candidate is out of range, or no prediction is wrong.
+
+    Example:
+        >>> features = torch.tensor([[0.0], [1.0], [2.0], [3.0], [8.0], [9.0], [10.0], [11.0]])
+        >>> labels, predictions = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), torch.tensor([0, 0, 0, 0, 1, 1, 1, 0])
+        >>> select_alpha(features, labels, predictions, n_neighbors=2, n_folds=2, alphas=[0.0]).precisions
+        tensor([1.], dtype=torch.float64)
+    """
+    from sklearn.model_selection import StratifiedKFold
+
+    features = as_flat_features(features)
+    labels = as_labels(labels, len(features)).to(features.device)
+    predictions = as_labels(predictions, len(features), "predictions").to(features.device)
+    is_correct = predictions == labels
+    if len(alphas) == 0:
+        raise ValueError("`alphas` must hold at least one fraction, got none.")
+    if bool(is_correct.all()):
+        raise ValueError("`predictions` must hold at least one wrong one to choose by, got none.")
+    scorers = [TrustScore(filtering, alpha, n_neighbors) for alpha in alphas]
+    folds = StratifiedKFold(check_integer("n_folds", n_folds, 2), shuffle=True, random_state=seed)
+    found = torch.zeros(len(scorers), dtype=torch.float64, device=features.device)
+    for kept, held_out in folds.split(features.cpu(), labels.cpu()):
+        fitted, scored = (torch.from_numpy(rows).to(features.device) for rows in (kept, held_out))
+        n_wrong = (~is_correct[scored]).sum()
+        if n_wrong > 0:
+            for column, scorer in enumerate(scorers):
+                scores = scorer.fit(features[fitted], labels[fitted]).score(features[scored], predictions[scored])
+                found[column] += n_wrong * _precision_of_top(-scores, ~is_correct[scored], n_wrong)
+    precisions = found / (~is_correct).sum()
+    return AlphaChoice(alphas[int(precisions.argmax())], precisions)
+
+
+def _check(scores: Any, is_correct: Any) -> tuple[Tensor, Tensor]:
+    try:
+        scores = scores.detach() if isinstance(scores, Tensor) else torch.tensor(scores)
+        is_correct = is_correct if isinstance(is_correct, Tensor) else torch.tensor(is_correct)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError("`scores` and `is_correct` must be tensors or arrays.") from error
+    if scores.is_complex():
+        raise TypeError(f"`scores` must be real, got {scores.dtype}.")
+    if is_correct.dtype != torch.bool:
+        raise TypeError(f"`is_correct` must be bool, got {is_correct.dtype}.")
+    if scores.ndim != 1 or len(scores) == 0:
+        raise ValueError(f"`scores` must have shape (n,) with n >= 1, got {tuple(scores.shape)}.")
+    if is_correct.shape != scores.shape:
+        raise ValueError(f"`is_correct` must have shape {tuple(scores.shape)}, got {tuple(is_correct.shape)}.")
+    if bool(scores.isnan().any()):
+        raise ValueError(f"`scores` must not be NaN, got {int(scores.isnan().sum())} of {len(scores)}.")
+    return scores if scores.is_floating_point() else scores.double(), is_correct.to(scores.device)
+
+
+def _n_kept(percentiles: Any, scores: Tensor) -> Tensor:
+    """How many samples lie above each percentile; what rounding took from a whole number is given back."""
+    if percentiles is None:
+        percentiles = torch.arange(100)
+    percentiles = torch.as_tensor(percentiles, dtype=torch.float64, device=scores.device)
+    if percentiles.ndim != 1 or not bool(((percentiles >= 0) & (percentiles < 100)).all()):
+        raise ValueError(f"`percentiles` must have shape (P,) and lie in [0, 100), got {percentiles.tolist()}.")
+    return len(scores) - (percentiles * len(scores) / 100 + 1e-9).floor().long()
+
+
+def _precision_of_top(scores: Tensor, is_hit: Tensor, n_top: Tensor) -> Tensor:
+    """Share of hits among the `n_top` highest scores, equal scores in random order on average."""
+    order = scores.argsort(descending=True)
+    _, group, size = scores[order].unique_consecutive(return_inverse=True, return_counts=True)
+    share = torch.zeros_like(size, dtype=torch.float64).index_add_(0, group, is_hit[order].double()) / size
+    return share[group].cumsum(0)[n_top - 1] / n_top

@@ -1,0 +1,321 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import continuum as oracle
+from scipy.integrate import quad
+from scipy.special import ndtr
+
+from bu_torch import evaluation
+
+OF_MEASUREMENTS = ["data_error_rate", "data_squared_error_rate", "minimal_error_rate", "minimal_squared_error_rate"]
+COUNTS = ["error_count", "squared_error_count"]
+OF_PREDICTIONS = ["adjusted_error_count", "error_rate", "adjusted_squared_error_count", "squared_error_rate"]
+SQUARED = ["data_squared_error_rate", "minimal_squared_error_rate", "squared_error_count", "squared_error_rate"]
+SQUARED += ["adjusted_squared_error_count"]
+ALL = [*OF_MEASUREMENTS, *COUNTS, *OF_PREDICTIONS]
+EDGES = torch.tensor([-1.0, 0.0, 0.6], dtype=torch.float64)
+
+
+def sample(n=60, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 4, (n,), generator=g), 1.5 * torch.randn(n, generator=g, dtype=torch.float64)
+
+
+def call(name, predictions, z, edges, sigma, source=evaluation):
+    arguments = [z, edges] if name in OF_MEASUREMENTS else [predictions, z, edges]
+    return getattr(source, name)(*arguments, *([] if name in COUNTS else [sigma]))
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.05, 0.7, 3.0])
+@pytest.mark.parametrize("name", ALL)
+def test_agrees_with_quadrature_of_the_definitions(name, sigma):
+    predictions, z = sample(15)
+    value = call(name, predictions, z, EDGES, sigma)
+    expected = call(name, predictions.tolist(), z.tolist(), EDGES.tolist(), sigma, oracle)
+    assert value.shape == ()
+    assert value.dtype == torch.float64
+    assert float(value) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_takes_any_float_on_any_device_and_plain_numbers(name, dtype, device):
+    predictions, z = sample()
+    z = z.to(dtype)
+    value = call(name, predictions.to(device), z.to(device), EDGES.to(dtype), 0.4)
+    assert (value.dtype, value.device.type) == (torch.float64, device.type)
+    plain = call(
+        name, predictions.tolist(), z.tolist(), EDGES.to(dtype).tolist(), torch.tensor(0.4, dtype=torch.float64)
+    )
+    assert float(value) == pytest.approx(float(plain), rel=1e-12)
+    arrays = call(name, predictions.numpy(), z.numpy(), EDGES.to(dtype).numpy(), np.float64(0.4))
+    assert float(arrays) == pytest.approx(float(plain), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_order_and_batches_do_not_matter(name):
+    predictions, z = sample()
+    value = float(call(name, predictions, z, EDGES, 0.4))
+    order = torch.randperm(60)
+    assert float(call(name, predictions[order], z[order], EDGES, 0.4)) == pytest.approx(value, rel=1e-12)
+    if name != "adjusted_error_count":  # its weights are normalised in each batch
+        halves = [float(call(name, predictions[half], z[half], EDGES, 0.4)) for half in (slice(0, 30), slice(30, 60))]
+        assert sum(halves) / 2 == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_reflection_shift_and_scale_of_the_axis(name):
+    predictions, z = sample()
+    value = float(call(name, predictions, z, EDGES, 0.4))
+    unit = 9.0 if name in SQUARED else 1.0
+    assert float(call(name, 3 - predictions, -z, -EDGES.flip(0), 0.4)) == pytest.approx(value, rel=1e-12)
+    assert float(call(name, predictions, z + 5, EDGES + 5, 0.4)) == pytest.approx(value, rel=1e-9)
+    assert float(call(name, predictions, 3 * z, 3 * EDGES, 1.2)) == pytest.approx(unit * value, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_infinite_edges_only_add_empty_classes(name):
+    predictions, z = sample()
+    edges = torch.cat((torch.tensor([-math.inf]), EDGES, torch.tensor([math.inf])))
+    for sigma in (0.0, 0.4):
+        value = float(call(name, predictions, z, EDGES, sigma))
+        assert float(call(name, predictions + 1, z, edges, sigma)) == pytest.approx(value, rel=1e-12)
+
+
+def test_a_label_of_an_empty_class_is_wrong_and_infinitely_far():
+    edges = torch.tensor([0.0, math.inf])
+    z, empty = torch.tensor([-1.0, 2.0]), torch.tensor([2, 2])
+    for sigma in (0.0, 0.5):
+        assert float(evaluation.error_rate(empty, z, edges, sigma)) == 1
+        assert float(evaluation.squared_error_rate(empty, z, edges, sigma)) == math.inf
+    assert float(evaluation.squared_error_count(empty, z, edges)) == math.inf
+    assert float(evaluation.error_count(empty, z, edges)) == 1
+
+
+def test_without_error_the_rates_are_the_counts():
+    predictions, z = sample()
+    z[:3] = EDGES  # on an edge: the class above
+    counts = {"error": evaluation.error_count, "squared_error": evaluation.squared_error_count}
+    for name, count in counts.items():
+        expected = count(predictions, z, EDGES)
+        assert torch.equal(getattr(evaluation, f"{name}_rate")(predictions, z, EDGES, 0), expected)
+        assert torch.equal(getattr(evaluation, f"adjusted_{name}_count")(predictions, z, EDGES, 0), expected)
+        assert float(getattr(evaluation, f"data_{name}_rate")(z, EDGES, 0)) == 0
+        assert float(getattr(evaluation, f"minimal_{name}_rate")(z, EDGES, 0)) == 0
+    assert float(evaluation.error_count(torch.tensor([1, 2, 3]), EDGES, EDGES)) == 0
+
+
+@pytest.mark.parametrize("name", ["error_rate", "squared_error_rate", "adjusted_error_count", "data_error_rate"])
+def test_no_error_is_the_limit_of_a_small_one(name):
+    predictions, z = sample()
+    assert float(call(name, predictions, z, EDGES, 1e-9)) == pytest.approx(
+        float(call(name, predictions, z, EDGES, 0)), abs=1e-12
+    )
+
+
+def test_a_tiny_error_moves_half_of_what_lies_on_an_edge():
+    on_edge = torch.tensor([0.0])
+    assert float(evaluation.data_error_rate(on_edge, on_edge, 1e-12)) == pytest.approx(0.5)
+    assert float(evaluation.data_error_rate(on_edge, on_edge, 0)) == 0
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 2.0, 5.0, 12.0, 25.0, 35.0])
+def test_far_tails_keep_their_digits(t):
+    """Two classes cut at 0 and a z that lies t standard deviations below, called as the class it lies in."""
+    z, edge, sigma = torch.tensor([-t], dtype=torch.float64), torch.tensor([0.0], dtype=torch.float64), 1.0
+    scaled = quad(lambda u: u**2 * math.exp(-u * t - u**2 / 2), 0, math.inf, epsabs=0, epsrel=1e-12)[0]
+    expected = scaled * math.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
+    assert float(evaluation.minimal_squared_error_rate(z, edge, sigma)) == pytest.approx(expected, rel=1e-8, abs=0)
+    assert float(evaluation.minimal_error_rate(z, edge, sigma)) == pytest.approx(ndtr(-t), rel=1e-10, abs=0)
+    assert float(evaluation.data_squared_error_rate(z, edge, sigma)) == pytest.approx(t**2 * ndtr(-t), rel=1e-10, abs=0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_extreme_scales_stay_finite(name):
+    z = torch.tensor([-1e12, -1.0, 1e12], dtype=torch.float64)
+    predictions = torch.tensor([0, 1, 1])
+    for sigma in (1e-300, 1e-12, 1.0, 1e12):
+        value = float(call(name, predictions, z, torch.tensor([0.0]), sigma))
+        assert math.isfinite(value)
+        assert value >= 0 or name == "adjusted_squared_error_count"
+
+
+def test_example_of_section_2():
+    """Edges 1.5 and 2.0: penalties 0.25, 1, 16 and 1."""
+    predictions, z = torch.tensor([1, 0, 1, 1]), torch.tensor([2.5, 2.5, 6.0, 3.0])
+    penalties = [
+        float(evaluation.squared_error_count(predictions[i : i + 1], z[i : i + 1], [1.5, 2.0])) for i in range(4)
+    ]
+    assert penalties == [0.25, 1.0, 16.0, 1.0]
+
+
+def simulated(n=200_000, seed=0):
+    """f(x), epsilon and delta of Eq. 33, the errors standard normal."""
+    g = torch.Generator().manual_seed(seed)
+    covariance = torch.tensor([[2.0, 0.4], [0.4, 1.0]], dtype=torch.float64)
+    x = torch.randn(n, 2, generator=g, dtype=torch.float64) @ torch.linalg.cholesky(covariance).T
+    errors = torch.randn(2, n, generator=g, dtype=torch.float64)
+    return x[:, 0] + x[:, 1] + x[:, 1] ** 2, errors[0], errors[1]
+
+
+@pytest.mark.parametrize(
+    ("sigma_epsilon", "minimal", "minimal_squared"), [(0.15, 0.05, 0.00075), (0.3, 0.10, 0.0060), (0.9, 0.20, 0.13)]
+)
+def test_minimal_errors_of_the_published_simulation(sigma_epsilon, minimal, minimal_squared):
+    f, _, _ = simulated()
+    edges = torch.tensor([0.0, 0.6], dtype=torch.float64)
+    assert float(evaluation.minimal_error_rate(f, edges, sigma_epsilon)) == pytest.approx(minimal, rel=0.05)
+    squared = evaluation.minimal_squared_error_rate(f, edges, sigma_epsilon)
+    assert float(squared) == pytest.approx(minimal_squared, rel=0.05)
+
+
+@pytest.mark.parametrize(("sigma_delta", "rate", "squared"), [(0, 0, 0), (0.15, 0.05, 0.0007), (0.5, 0.15, 0.024)])
+def test_data_errors_of_the_published_simulation(sigma_delta, rate, squared):
+    """Mean over the three levels of sigma_epsilon; the paper gives one value for all."""
+    f, epsilon, _ = simulated()
+    edges = torch.tensor([0.0, 0.6], dtype=torch.float64)
+    y = [f + sigma * epsilon for sigma in (0.15, 0.3, 0.9)]
+    rates = [float(evaluation.data_error_rate(v, edges, sigma_delta)) for v in y]
+    assert sum(rates) / 3 == pytest.approx(rate, rel=0.05)
+    rates = [float(evaluation.data_squared_error_rate(v, edges, sigma_delta)) for v in y]
+    assert sum(rates) / 3 == pytest.approx(squared, rel=0.05)
+
+
+def test_rates_are_those_of_simulated_objects():
+    """What the estimators expect is what happens: f(x) in place of z, errors drawn."""
+    f, epsilon, delta = simulated()
+    edges = torch.tensor([0.0, 0.6], dtype=torch.float64)
+    predictions = torch.bucketize(f + 0.4, edges, right=True)
+    y = f + 0.9 * epsilon
+    z = y + 0.5 * delta
+    happened = evaluation.error_count(predictions, y, edges)
+    assert float(evaluation.error_rate(predictions, f, edges, 0.9)) == pytest.approx(float(happened), rel=0.01)
+    happened = evaluation.squared_error_count(predictions, y, edges)
+    assert float(evaluation.squared_error_rate(predictions, f, edges, 0.9)) == pytest.approx(float(happened), rel=0.02)
+    labels = torch.bucketize(z, edges, right=True)
+    happened = evaluation.error_count(labels, y, edges)
+    assert float(evaluation.data_error_rate(y, edges, 0.5)) == pytest.approx(float(happened), rel=0.02)
+    happened = evaluation.squared_error_count(labels, y, edges)
+    assert float(evaluation.data_squared_error_rate(y, edges, 0.5)) == pytest.approx(float(happened), rel=0.03)
+
+
+def test_the_true_error_count_lies_within_the_bounds():
+    f, epsilon, delta = (values[:3000] for values in simulated())
+    edges = torch.tensor([0.0, 0.6], dtype=torch.float64)
+    y = f + 0.3 * epsilon
+    z = y + 0.5 * delta
+    wrong_labels = evaluation.error_count(torch.bucketize(z, edges, right=True), y, edges)
+    for shift in (-1.0, 0.0, 0.2, 3.0):
+        predictions = torch.bucketize(f + shift, edges, right=True)
+        bounds = evaluation.error_count_bounds(evaluation.error_count(predictions, z, edges), wrong_labels)
+        assert bounds.lower <= evaluation.error_count(predictions, y, edges) <= bounds.upper
+
+
+def test_bounds_are_attained_and_stop_at_one():
+    assert [float(b) for b in evaluation.error_count_bounds(0.1, 0.3)] == pytest.approx([0.2, 0.4])
+    assert [float(b) for b in evaluation.error_count_bounds(torch.tensor(0.8), 0.5)] == pytest.approx([0.3, 1.0])
+    y, z, edges = torch.tensor([0.1, -0.1, -3.0, 3.0]), torch.tensor([-0.1, -0.1, -3.0, 3.0]), torch.tensor([0.0])
+    for predictions, which in (([0, 0, 0, 1], 0), ([0, 1, 0, 1], 1)):
+        true = evaluation.error_count(predictions, y, edges)
+        assert true == evaluation.error_count_bounds(evaluation.error_count(predictions, z, edges), 0.25)[which]
+
+
+def test_sigma_epsilon_comes_back_from_each_estimate():
+    g = torch.Generator().manual_seed(0)
+    x = torch.rand(4000, 1, generator=g, dtype=torch.float64).repeat_interleave(2, dim=0)
+    f = torch.sin(3 * x[:, 0])
+    z = f + 0.3 * torch.randn(8000, generator=g, dtype=torch.float64) + 0.4 * torch.randn(8000, generator=g).double()
+    groups = torch.arange(8000) // 2
+    order = torch.randperm(8000, generator=g)
+    for estimate in (
+        evaluation.sigma_epsilon_of_replicates(z[order], groups[order], 0.4),
+        evaluation.sigma_epsilon_of_residuals(z, f, 0.4),
+        evaluation.sigma_epsilon_of_neighbors(z[order], x[order], 0.4, n_neighbors=30),
+    ):
+        assert estimate.dtype == torch.float64
+        assert float(estimate) == pytest.approx(0.3, rel=0.05)
+
+
+def test_estimates_of_sigma_epsilon_agree_with_numpy():
+    g = torch.Generator().manual_seed(1)
+    z, groups = torch.randn(40, generator=g).double(), torch.randint(0, 12, (40,), generator=g)
+    of_group = [z[groups == k].numpy() for k in groups.unique()]
+    pooled = sum(((v - v.mean()) ** 2).sum() for v in of_group) / sum(len(v) - 1 for v in of_group)
+    expected = math.sqrt(pooled - 0.04)
+    assert float(evaluation.sigma_epsilon_of_replicates(z, groups, 0.2)) == pytest.approx(expected, rel=1e-12)
+    features = torch.randn(40, 2, generator=g).double()
+    design = np.c_[np.ones(40), features]
+    coefficients, rest, *_ = np.linalg.lstsq(design, z.numpy(), rcond=None)
+    fitted = torch.from_numpy(design @ coefficients)
+    expected = math.sqrt(rest[0] / 37 - 0.04)
+    assert float(evaluation.sigma_epsilon_of_residuals(z, fitted, 0.2, n_parameters=3)) == pytest.approx(expected)
+    variances = []
+    for n in range(40):
+        near = sorted((math.dist(features[n], features[m]), m) for m in range(40))[:6]
+        weights = np.array([(1 - (r / near[-1][0]) ** 3) ** 3 for r, _ in near])
+        variances.append(np.cov([float(z[m]) for _, m in near], aweights=weights))
+    expected = math.sqrt(np.mean(variances) - 0.04)
+    assert float(evaluation.sigma_epsilon_of_neighbors(z, features, 0.2, n_neighbors=5)) == pytest.approx(expected)
+
+
+def test_no_spread_beyond_the_measurement_error_is_no_epsilon():
+    z = torch.tensor([1.0, 1.1, 2.0, 2.1])
+    assert float(evaluation.sigma_epsilon_of_replicates(z, torch.tensor([0, 0, 1, 1]), 0.5)) == 0
+    assert float(evaluation.sigma_epsilon_of_residuals(z, z, 0.5)) == 0
+    assert float(evaluation.sigma_epsilon_of_neighbors(z, z.unsqueeze(1), 5.0, n_neighbors=3)) == 0
+
+
+Z, E = torch.tensor([0.0, 1.0]), torch.tensor([0.5])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: evaluation.data_error_rate("a", E, 1), TypeError, "`z` must be a tensor or an array of numbers"),
+        (lambda: evaluation.data_error_rate(Z > 0, E, 1), TypeError, "`z` must be real, got torch.bool"),
+        (lambda: evaluation.data_error_rate(Z[:0], E, 1), ValueError, r"`z` must have shape \(n,\) with n >= 1"),
+        (lambda: evaluation.data_error_rate(Z / 0, E, 1), ValueError, "`z` must be finite, got NaN or infinity in 2"),
+        (lambda: evaluation.data_error_rate(Z, E[:0], 1), ValueError, r"`edges` must have shape \(C - 1,\)"),
+        (lambda: evaluation.data_error_rate(Z, E.unsqueeze(0), 1), ValueError, "`edges` must have shape"),
+        (lambda: evaluation.data_error_rate(Z, [1.0, 1.0], 1), ValueError, "`edges` must increase"),
+        (lambda: evaluation.data_error_rate(Z, [1.0, 1.0 + 1e-9], 1), ValueError, "in the precision of `z`"),
+        (lambda: evaluation.data_error_rate(Z, [math.nan], 1), ValueError, "hold no NaN"),
+        (
+            lambda: evaluation.data_error_rate(Z, E, -1),
+            ValueError,
+            "`sigma_delta` must be a finite number >= 0, got -1",
+        ),
+        (lambda: evaluation.data_error_rate(Z, E, math.inf), ValueError, "`sigma_delta` must be a finite number"),
+        (lambda: evaluation.data_error_rate(Z, E, math.nan), ValueError, "`sigma_delta` must be a finite number"),
+        (lambda: evaluation.minimal_error_rate(Z, E, "1"), TypeError, "`sigma_epsilon` must be a finite number"),
+        (lambda: evaluation.minimal_error_rate(Z, E, Z), TypeError, "`sigma_epsilon` must be a finite number"),
+        (lambda: evaluation.minimal_error_rate(Z, E, True), TypeError, "`sigma_epsilon` must be a finite number"),
+        (
+            lambda: evaluation.error_count([0, 2], Z, E),
+            ValueError,
+            r"`predictions` must hold classes in \[0, 2\), got 2",
+        ),
+        (lambda: evaluation.error_count([0, -1], Z, E), ValueError, "`predictions` must hold classes"),
+        (lambda: evaluation.error_count([0], Z, E), ValueError, "`predictions` must have one entry a sample, 2, got 1"),
+        (lambda: evaluation.error_count([0.5, 1], Z, E), ValueError, "`predictions` must hold integer classes"),
+        (lambda: evaluation.error_count_bounds(1.5, 0), ValueError, r"`count` must be a number in \[0, 1\], got 1.5"),
+        (lambda: evaluation.error_count_bounds(0, None), TypeError, "`data_error` must be a number"),
+        (lambda: evaluation.sigma_epsilon_of_replicates(Z, [0, 1], 0), ValueError, "one group of two objects"),
+        (lambda: evaluation.sigma_epsilon_of_residuals(Z, [0.0], 0), ValueError, "`fitted` must have one entry"),
+        (
+            lambda: evaluation.sigma_epsilon_of_residuals(Z, Z, 0, n_parameters=2),
+            ValueError,
+            "`n_parameters` must be less than the number of samples, 2",
+        ),
+        (
+            lambda: evaluation.sigma_epsilon_of_neighbors(Z, Z[:1].unsqueeze(1), 0),
+            ValueError,
+            "`features` must have one",
+        ),
+        (lambda: evaluation.sigma_epsilon_of_neighbors(Z, Z.unsqueeze(1), 0), ValueError, "`n_neighbors` must be less"),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

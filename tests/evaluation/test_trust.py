@@ -1,0 +1,146 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import trust as oracle
+from sklearn.model_selection import StratifiedKFold
+
+from bu_torch import TrustScore
+from bu_torch.evaluation import select_alpha, suspicious_precision, trustworthy_precision
+
+
+def scored(n=200, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    scores = torch.randn(n, generator=g, dtype=torch.float64)
+    return scores, scores + torch.randn(n, generator=g, dtype=torch.float64) > -0.5
+
+
+def test_curves_are_shares_above_each_percentile(dtype, device):
+    scores, is_correct = scored()
+    order = scores.argsort().tolist()
+    right = [float(is_correct[order[2 * p :]].double().mean()) for p in range(100)]
+    wrong = [float((~is_correct)[order[: 200 - 2 * p]].double().mean()) for p in range(100)]
+    scores, is_correct = scores.to(device, dtype), is_correct.to(device)
+    for curve, expected in ((trustworthy_precision, right), (suspicious_precision, wrong)):
+        value = curve(scores, is_correct)
+        assert (value.dtype, value.device.type) == (torch.float64, device.type)
+        assert value.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("percentile", [0, 10, 20, 33, 50, 67, 85, 99.9])
+def test_equal_scores_count_as_in_random_order(percentile):
+    scores, is_hit = [1.0, 0.0, 1.0, math.inf, 1.0, 0.0], [True, True, False, True, False, False]
+    expected = oracle.precision(scores, is_hit, percentile)
+    given = torch.tensor(scores), torch.tensor(is_hit)
+    assert float(trustworthy_precision(*given, [percentile])) == pytest.approx(expected, rel=1e-12)
+    assert float(suspicious_precision(-given[0], ~given[1], [percentile])) == pytest.approx(expected, rel=1e-12)
+
+
+def test_order_of_the_samples_and_the_scale_of_the_scores_do_not_matter():
+    scores, is_correct = scored()
+    scores = (4 * scores).round()
+    curve = trustworthy_precision(scores, is_correct)
+    order = torch.randperm(200)
+    torch.testing.assert_close(trustworthy_precision(scores[order], is_correct[order]), curve, rtol=1e-12, atol=0)
+    torch.testing.assert_close(trustworthy_precision(scores.exp(), is_correct), curve, rtol=1e-12, atol=0)
+    torch.testing.assert_close(trustworthy_precision(scores.numpy(), is_correct.numpy()), curve, rtol=1e-12, atol=0)
+
+
+def test_the_omniscient_score_reaches_one_where_the_paper_draws_its_line():
+    is_correct = torch.arange(200) >= 37
+    ideal = is_correct.double()
+    assert float(trustworthy_precision(ideal, is_correct, [18.5])) == 1
+    assert float(suspicious_precision(ideal, is_correct, [81.5])) == 1
+    assert float(trustworthy_precision(ideal, is_correct, [18.0])) < 1
+    assert float(suspicious_precision(ideal, is_correct, [81.0])) < 1
+    constant = torch.zeros(200)
+    assert trustworthy_precision(constant, is_correct).tolist() == pytest.approx([0.815] * 100)
+    assert suspicious_precision(constant, is_correct).tolist() == pytest.approx([0.185] * 100)
+
+
+def noisy_classes(n=400, seed=0):
+    """Two classes far apart, one label in twenty flipped; a classifier that errs on samples of its own."""
+    g = torch.Generator().manual_seed(seed)
+    truth = torch.arange(n) % 2
+    features = torch.randn(n, 2, generator=g) + 6 * truth.unsqueeze(1)
+    labels = torch.where(torch.rand(n, generator=g) < 0.05, 1 - truth, truth)
+    predictions = torch.where(torch.rand(n, generator=g) < 0.3, 1 - truth, truth)
+    return features, labels, predictions
+
+
+@pytest.mark.parametrize("filtering", ["density", "disagreement"])
+def test_alpha_is_the_best_of_a_loop_over_folds(filtering):
+    features, labels, predictions = noisy_classes()
+    alphas = [0.0, 0.125, 0.25]
+    expected = []
+    for alpha in alphas:
+        hits = 0.0
+        folds = StratifiedKFold(3, shuffle=True, random_state=7)
+        for kept, held_out in folds.split(features, labels):
+            trust = TrustScore(filtering, alpha).fit(features[kept], labels[kept])
+            scores = trust.score(features[held_out], predictions[held_out]).tolist()
+            is_wrong = (predictions != labels)[held_out].tolist()
+            n_wrong = sum(is_wrong)
+            percentile = 100 * (1 - n_wrong / len(scores))
+            negated = [-s for s in scores]
+            hits += n_wrong * oracle.precision(negated, is_wrong, percentile, n_orders=1)
+        expected.append(hits / int((predictions != labels).sum()))
+    choice = select_alpha(features, labels, predictions, filtering=filtering, alphas=alphas, n_folds=3, seed=7)
+    assert choice.precisions.tolist() == pytest.approx(expected, rel=1e-12)
+    assert choice.alpha == alphas[int(np.argmax(expected))]
+
+
+def test_flipped_labels_are_filtered_out():
+    choice = select_alpha(*noisy_classes(), filtering="disagreement")
+    assert choice.alpha >= 0.03
+    assert float(choice.precisions.max()) > float(choice.precisions[0]) + 0.05
+
+
+def test_of_equally_good_fractions_the_smallest_is_taken():
+    features = torch.cat((torch.rand(60, 1), 10 + torch.rand(60, 1)))
+    labels = (torch.arange(120) >= 60).long()
+    predictions = labels.clone()
+    predictions[::10] = 1 - predictions[::10]
+    choice = select_alpha(features, labels, predictions)
+    assert choice.alpha == 0
+    assert choice.precisions.tolist() == [1.0] * 8
+
+
+SCORES, CORRECT = torch.tensor([1.0, 2.0]), torch.tensor([True, False])
+FEATURES, LABELS = torch.rand(20, 2), torch.arange(20) % 2
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: trustworthy_precision("a", CORRECT), TypeError, "`scores` and `is_correct` must be tensors or arrays"),
+        (lambda: trustworthy_precision(SCORES * 1j, CORRECT), TypeError, "`scores` must be real"),
+        (
+            lambda: trustworthy_precision(SCORES, CORRECT.long()),
+            TypeError,
+            "`is_correct` must be bool, got torch.int64",
+        ),
+        (lambda: trustworthy_precision(SCORES[:0], CORRECT[:0]), ValueError, r"`scores` must have shape \(n,\)"),
+        (
+            lambda: suspicious_precision(SCORES, CORRECT[:1]),
+            ValueError,
+            r"`is_correct` must have shape \(2,\), got \(1,",
+        ),
+        (lambda: suspicious_precision(SCORES * math.nan, CORRECT), ValueError, "`scores` must not be NaN, got 2 of 2"),
+        (lambda: suspicious_precision(SCORES, CORRECT, [100]), ValueError, r"`percentiles` must have .* \[0, 100\)"),
+        (lambda: suspicious_precision(SCORES, CORRECT, 5), ValueError, r"`percentiles` must have shape \(P,\)"),
+        (lambda: select_alpha(FEATURES, LABELS, LABELS), ValueError, "`predictions` must hold at least one wrong one"),
+        (lambda: select_alpha(FEATURES, LABELS, 1 - LABELS, alphas=[]), ValueError, "`alphas` must hold at least one"),
+        (lambda: select_alpha(FEATURES, LABELS, 1 - LABELS, alphas=[1.0]), ValueError, "`alpha` must satisfy"),
+        (
+            lambda: select_alpha(FEATURES, LABELS, 1 - LABELS, n_folds=1),
+            ValueError,
+            "`n_folds` must be an integer >= 2",
+        ),
+        (lambda: select_alpha(FEATURES, LABELS, LABELS[:3]), ValueError, "`predictions` must have one entry a sample"),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

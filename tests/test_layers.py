@@ -1,0 +1,126 @@
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from torch import nn
+
+from bu_torch import LayerFeatures, TrustScore
+
+
+class Network(nn.Module):
+    """A body, a head, and a linear layer that is listed last but runs first."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(8, 3)
+        self.first = nn.Linear(4, 6)
+        self.unused = nn.Linear(2, 2)
+        self.pairs = nn.Identity()
+
+    def forward(self, x):
+        hidden = self.body(self.first(x.flatten(1)))
+        self.pairs((hidden, hidden))
+        return self.head(hidden)
+
+
+def network():
+    torch.manual_seed(1)
+    model = Network()
+    model(torch.randn(50, 4))  # moves the running means
+    return model
+
+
+def by_hand(model, inputs):
+    model.eval()
+    with torch.no_grad():
+        first = model.first(inputs)
+        hidden = model.body(first)
+        found = {
+            "logits": model.head(hidden),
+            "penultimate": hidden,
+            "first": first,
+            "body.1": model.body[1](model.body[0](first)),
+        }
+    model.train()
+    return found
+
+
+@pytest.mark.parametrize("layer", ["logits", "penultimate", "first", "body.1"])
+def test_activations_are_those_of_the_layer(layer, device):
+    model, inputs = network(), torch.randn(20, 4)
+    expected = by_hand(model, inputs)[layer]
+    found = LayerFeatures(model.to(device), layer, batch_size=7).fit(inputs).transform(inputs)
+    assert found.device == inputs.device
+    torch.testing.assert_close(found, expected)
+
+
+def test_components_agree_with_scikit_learn(dtype):
+    model, inputs = network().to(dtype), torch.randn(60, 4, dtype=dtype)
+    hidden = by_hand(model, inputs)["penultimate"]
+    features = LayerFeatures(model, n_components=2).fit(inputs[:40])
+    pca = PCA(2, svd_solver="full").fit(hidden[:40].double().numpy())
+    found = features.transform(inputs)
+    assert found.dtype == dtype
+    expected = torch.from_numpy(pca.transform(hidden.double().numpy()))
+    torch.testing.assert_close(found.double().abs(), expected.abs(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_network_is_left_as_it_was(random_states):
+    model, inputs, misfit = network(), torch.randn(20, 4), torch.randn(3, 5)
+    model.head.eval()
+    modes = [module.training for module in model.modules()]
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    states = random_states()
+    LayerFeatures(model, n_components=2).fit(inputs).transform(inputs)
+    with pytest.raises(RuntimeError):
+        LayerFeatures(model).transform(misfit)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert random_states() == states
+    assert not [module for module in model.modules() if module._forward_hooks]
+
+
+def test_images_are_flattened_and_scores_follow():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2))
+    inputs, labels = torch.randn(30, 1, 4, 4), torch.arange(30) % 2
+    convolved = LayerFeatures(model, "0")
+    assert convolved.transform(inputs).shape == (30, 8)
+    features = LayerFeatures(model).fit(inputs)
+    scores = TrustScore().fit(features.transform(inputs), labels).score(features.transform(inputs), labels)
+    assert scores.isinf().all()  # each is its own nearest
+
+
+X = torch.randn(10, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda m: LayerFeatures(lambda x: x), TypeError, "`model` must be a torch.nn.Module, got function"),
+        (
+            lambda m: LayerFeatures(m, "tail"),
+            ValueError,
+            "`layer` must be 'logits', 'penultimate' or one of .*'body.1'",
+        ),
+        (lambda m: LayerFeatures(m, n_components=0), ValueError, "`n_components` must be an integer >= 1"),
+        (lambda m: LayerFeatures(m, batch_size=0), ValueError, "`batch_size` must be an integer >= 1"),
+        (lambda m: LayerFeatures(m, n_components=9).fit(X), ValueError, r"`n_components` must be at most 8"),
+        (lambda m: LayerFeatures(m, n_components=2).transform(X), RuntimeError, "not fitted yet"),
+        (lambda m: LayerFeatures(m, "unused").transform(X), ValueError, "'unused' did not: name another"),
+        (
+            lambda m: LayerFeatures(m, "pairs").transform(X),
+            TypeError,
+            "`layer` must give a tensor, but 'pairs' gave tuple",
+        ),
+        (lambda m: LayerFeatures(nn.Sequential(nn.ReLU())).transform(X), ValueError, "'penultimate' did not"),
+        (
+            lambda m: LayerFeatures(nn.Flatten(0), "logits").transform(X),
+            ValueError,
+            r"one row a sample, 10, but 'logits'",
+        ),
+        (lambda m: LayerFeatures(m).transform(X / 0), ValueError, "`inputs` must be finite"),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make(network())
