@@ -1,0 +1,8 @@
+"""How good is what was kept: error rates, and which predictions to trust."""
+
+from bu_torch.evaluation.confidence import cud_supremum, generalization_interval
+
+__all__ = [
+    "cud_supremum",
+    "generalization_interval",
+]
