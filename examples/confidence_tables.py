@@ -1,18 +1,19 @@
 """Seven confidence sets for the error rate of one classifier: the pattern of Tables 2 to 5 and Figure 1.
 
-Laber and Murphy (2008), section 5: a linear classifier is fitted by squared loss to n samples; each method builds a 95 %
-set for its error rate from these samples alone; the rest of the table (5000 new samples of a simulated set) says what
-the error rate is. Coverage is how often it lies in the set. The figure sets coverage against the kurtosis of the training
-error: the excess kurtosis over bootstrap draws of the error of a draw's fit on the draw, its absolute value averaged.
+Laber and Murphy (2008), section 5: a linear classifier is fitted by squared loss to n samples; each method builds a
+95 % set for its error rate from these samples alone; the rest of the table (5000 new samples of a simulated set) says
+what the error rate is. Coverage is how often it lies in the set. The figure sets coverage against the kurtosis of the
+training error: the excess kurtosis, over bootstrap draws, of the error of a draw's fit on the draw, its absolute value
+averaged over the repetitions.
 
 Tables have the columns 1 and the first four principal components of the standardised features. The paper does not
 define its simulated sets; these are:
 
 - donut: the plane, classes at radius N(1, 0.4^2) and N(2, 0.4^2); columns 1, x, y, x^2, xy, y^2 (near the Bayes rule).
 - outlier: x ~ N(+-1, 1) by class, and 5 % of the samples at -10 times that; columns 1, x (far from it).
-- three points: x in {-1, 0, 1}, class 1 with probability 0.9, 0.2, 0.8; columns 1, x (the error rate takes few values).
-- chi-squared: two chi-squared variables less their mean, 1 degree of freedom; class 1 where they lie farther from 0
-  than the median distance; columns as they are, without 1, so the sign says little (low noise, far from the Bayes rule).
+- three points: x in {-1, 0, 1}, class 1 with probability 0.9, 0.2, 0.8; columns 1, x (an error rate of few values).
+- chi-squared: two chi-squared variables of 1 degree of freedom, less their mean; class 1 where they lie farther from 0
+  than half of all do; columns as they are, without 1, so a line says little (low noise, far from the Bayes rule).
 
     python examples/confidence_tables.py
 """

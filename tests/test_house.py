@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import bu_torch
+import bu_torch.evaluation
 import bu_torch.functional
 
 ROOT = Path(__file__).parents[1]
 FILES = [*ROOT.glob("bu_torch/**/*.py"), *ROOT.glob("callbacks/**/*.py")]
-HEAVY = {"lightning", "pytorch_lightning", "faiss", "sklearn", "plotly", "matplotlib", "torchvision"}
+HEAVY = {"lightning", "pytorch_lightning", "faiss", "scipy", "sklearn", "plotly", "matplotlib", "torchvision"}
 
 
 def room(module):
@@ -68,7 +69,7 @@ def test_no_file_is_called_utils():
 
 
 def public():
-    for module in (bu_torch, bu_torch.functional):
+    for module in (bu_torch, bu_torch.evaluation, bu_torch.functional):
         for name in module.__all__:
             value = getattr(module, name)
             if not isinstance(value, str):

@@ -1,15 +1,16 @@
-"""The CUD bound's supremum over linear classifiers: best-first branch and bound over the samples' sides.
+"""The supremum of the CUD bound over linear classifiers: best-first branch and bound over the samples' sides.
 
-Within a cell (all coefficients that put every sample on the same side) the errors are fixed and g falls with the loss, so
-a cell is worth its errors times g at the smallest loss on it. With w_i = c_i - 1 and the sign s of the sum chosen, each
-sample has a wanted side, and the sum is s sum_i w_i err_i = P - (the |w_i| of samples on the other side).
+Within a cell (all coefficients that put every sample on the same side) the errors are fixed and g falls with the loss,
+so a cell is worth its errors times g at the smallest loss on it. With w_i = c_i - 1 and the sign s of the sum chosen,
+each sample has a wanted side, and s sum_i w_i err_i = P - (the |w_i| of the samples on their other side).
 
 A node is a set of samples held to a side, wanted or not, and the point of least loss on the closed cone they leave: a
-projection, whose dual is a non-negative least squares problem. A sample that lies d beyond its wanted side there costs at
-least d^2 more loss if it is held (the projection onto a convex set makes an obtuse angle with all that lies in it), so
-samples that could not pay for that are held to the other side at once, and a node is worth at most the best threshold on
-d. Rows that touch the point are judged by their open cone alone: Gordan's alternative, again by non-negative least
-squares, says which rows conflict, and each of a set of disjoint conflicts costs at least its lightest sample.
+projection, whose dual is a non-negative least squares problem. A sample that lies d beyond its wanted side there costs
+at least d^2 more loss if it is held to it (the projection onto a convex set makes an obtuse angle with all that lies in
+the set), so samples that could not pay for that are held to the other side at once, and a node is worth at most the
+best threshold on d. Samples whose boundary holds the point are judged by their open cone alone: Gordan's alternative,
+again by non-negative least squares, says which conflict, and each of some disjoint conflicts costs at least its
+lightest sample.
 """
 
 import heapq
@@ -149,8 +150,9 @@ def _whiten(design: Floats, targets: Floats, counts: Floats) -> tuple[Floats, Fl
     """Rows (n, r) and the draw's fit (r,) in coordinates where the loss is a squared distance, and its least value."""
     _, singular, axes = np.linalg.svd(np.sqrt(counts)[:, None] * design)
     singular = np.append(singular, np.zeros(design.shape[1] - len(singular)))
-    is_null = singular <= NULL * singular.max(initial=0)
-    scale = np.where(is_null, FLAT * singular.max(initial=0), singular)
+    largest = singular.max(initial=0) or 1.0  # 0 where the draw holds rows of zeros alone
+    is_null = singular <= NULL * largest
+    scale = np.where(is_null, FLAT * largest, singular)
     rows = design @ axes.T / scale
     center = np.where(is_null, 0, axes @ (design.T @ (counts * targets)) / scale)
     return rows, center, float(np.sum(counts * (targets - rows @ center) ** 2))

@@ -52,8 +52,8 @@ def generalization_interval(
 
     Laber and Murphy (2008). The classifier is the sign of x beta with beta of least squared loss against -1 and 1; no
     intercept is added, so pass a column of ones for one. `"cud"` is their constrained uniform deviation bound: the
-    training error plus and minus the quantile of `cud_supremum` over bootstrap draws. The others are centred on the .632
-    estimate (Efron, 1983), and the paper shows that each fails somewhere. n* = 0.632 n is what a draw holds:
+    training error plus and minus the quantile of `cud_supremum` over bootstrap draws. The others are centred on the
+    .632 estimate (Efron, 1983), and the paper shows that each fails somewhere. n* = 0.632 n is what a draw holds:
 
     - `"bootstrap_quantile"`: quantiles of the .632 estimates of bootstrap draws, 50 draws in each.
     - `"bootstrap_corrected"`: the same, reflected at the estimate.
@@ -89,7 +89,7 @@ def generalization_interval(
         >>> interval.center, interval.lower == -interval.upper, 0 < interval.upper < 0.3
         (0.0, True, True)
     """
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise ValueError(f"`method` must be one of {sorted(_METHODS)}, got {method!r}.")
     if isinstance(confidence, bool) or not isinstance(confidence, int | float):
         raise TypeError(f"`confidence` must be a number with 0 < confidence < 1, got {confidence!r}.")
@@ -104,11 +104,11 @@ def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
     """The supremum of one bootstrap draw in the constrained uniform deviation bound, exactly.
 
     Laber and Murphy (2008), section 3.1 step 2 and section 4: the largest, over linear classifiers beta, of
-    |sum (c_i - 1) err_i(beta)| / n times g(n (L(D_b, beta_hat) - L(D_b, beta))), where g(x) = min(x + 1, 1) and not below
-    0, beta_hat is the fit to the samples themselves, and L(D_b, .) the mean squared loss of the draw. (Their section 5
-    prints a sum, with which a_n would be n^2.) Cells are open: a classifier with a sample on its boundary is not looked
-    at, other than a sample whose features are all 0, which is of class 1. Branch and bound as in the paper's section 4,
-    with tighter bounds; exact to about 1e-9.
+    |sum (c_i - 1) err_i(beta)| / n times g(n (L(D_b, beta_hat) - L(D_b, beta))), where g(x) = min(x + 1, 1) and not
+    below 0, beta_hat is the fit to the samples themselves, and L(D_b, .) the mean squared loss of the draw. (Their
+    section 5 prints a sum, which would change a_n = n by a factor n.) Cells are open: no classifier with a sample on
+    its boundary is looked at, but for samples whose features are all 0, which are of class 1. Branch and bound as in
+    the paper's section 4, with tighter bounds; exact to about 1e-8.
 
     Args:
         features: Columns the classifier is linear in, shape (n, p), n >= 2, tensor or array of numbers, finite.
@@ -183,7 +183,7 @@ def _estimate_632(sample: _Sample, n_draws: int, generator: torch.Generator) -> 
 
 def _supremum(sample: _Sample, counts: Tensor) -> float:
     search = CellSearch(sample.design.numpy(), sample.targets.numpy(), counts.double().numpy())
-    return search.run() / len(counts)
+    return float(search.run()) / len(counts)
 
 
 def _quantile(values: Tensor, level: float) -> float:

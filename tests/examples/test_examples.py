@@ -44,3 +44,13 @@ def test_two_gaussians_are_best_cut_where_they_meet(load, capsys):
     assert max(values, key=values.get) == 1.0
     assert 0.65 < values[1.0] < 0.95
     assert "largest at 1.00" in capsys.readouterr().out
+
+
+def test_confidence_tables_tell_coverage_and_width_of_each_method(load, tmp_path, capsys):
+    table = load("confidence_tables").main(["--smoke", "--plot", str(tmp_path / "figure.png")])
+    assert list(table.index) == ["ionosphere", "three points"]
+    assert (table["coverage CUD"] == 1).all()
+    assert (table[[f"width {name}" for name in ("CUD", "BS1", "BS2", "K", "M", "L")]].stack() > 0.1).all()
+    assert table["width BS1"].tolist() == pytest.approx(table["width BS2"].tolist())
+    assert "coverage, n = 30, 3 repetitions, 20 draws" in capsys.readouterr().out
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
