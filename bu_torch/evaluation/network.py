@@ -24,9 +24,10 @@ def network_interval(
     """Confidence set for the error rate of a network whose last linear layer is refitted to these samples.
 
     Beyond Laber and Murphy (2008): `generalization_interval` on what the last linear layer receives, its leading
-    principal components beside a column of ones. For small two-class sets. The other layers count as given. Where they
-    were trained on these samples the set does not know that, and is too low by what they have learnt by heart; on
-    samples they have not seen it is the paper's. Its width grows with the number of components.
+    principal components beside a column of ones. For small two-class sets that the other layers were not trained on, as
+    for a network taken from elsewhere: those layers count as given. On the samples that trained them the set is far too
+    low: it covered 0 to 95 % on three tables, 50 samples each, and 95 to 100 % on samples that the network had not
+    seen. Its width grows with the number of components.
 
     Args:
         model: A network that ends in an `nn.Linear` which gets one row of features a sample; read in eval mode.
