@@ -12,7 +12,7 @@ import bu_torch.functional
 
 ROOT = Path(__file__).parents[1]
 FILES = [*ROOT.glob("bu_torch/**/*.py"), *ROOT.glob("callbacks/**/*.py")]
-HEAVY = {"lightning", "pytorch_lightning", "faiss", "sklearn", "plotly", "matplotlib", "torchvision"}
+HEAVY = {"lightning", "pytorch_lightning", "faiss", "scipy", "sklearn", "plotly", "matplotlib", "torchvision"}
 
 
 def room(module):

@@ -1,5 +1,6 @@
-"""How good is what was kept: error rates, and which predictions to trust."""
+"""How good is what was kept: error rates, which predictions to trust, and how sure one can be."""
 
+from bu_torch.evaluation.confidence import cud_supremum, generalization_interval
 from bu_torch.evaluation.continuum import (
     adjusted_error_count,
     adjusted_squared_error_count,
@@ -16,18 +17,22 @@ from bu_torch.evaluation.continuum import (
     squared_error_count,
     squared_error_rate,
 )
+from bu_torch.evaluation.network import network_interval
 from bu_torch.evaluation.trust import select_alpha, suspicious_precision, trustworthy_precision
 
 __all__ = [
     "adjusted_error_count",
     "adjusted_squared_error_count",
+    "cud_supremum",
     "data_error_rate",
     "data_squared_error_rate",
     "error_count",
     "error_count_bounds",
     "error_rate",
+    "generalization_interval",
     "minimal_error_rate",
     "minimal_squared_error_rate",
+    "network_interval",
     "select_alpha",
     "sigma_epsilon_of_neighbors",
     "sigma_epsilon_of_replicates",

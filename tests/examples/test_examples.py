@@ -83,3 +83,13 @@ def test_trust_curves_beat_no_score_at_all(load, tmp_path, capsys):
     assert (tables["layers"]["detected"] > 1 - tables["layers"]["accuracy"]).all()
     assert len(list(tmp_path.glob("trust_curves_*.png"))) == 3
     assert "distances in several spaces" in capsys.readouterr().out
+
+
+def test_confidence_tables_tell_coverage_and_width_of_each_method(load, tmp_path, capsys):
+    table = load("confidence_tables").main(["--smoke", "--plot", str(tmp_path / "figure.png")])
+    assert list(table.index) == ["ionosphere", "three points"]
+    assert (table["coverage CUD"] == 1).all()
+    assert (table[[f"width {name}" for name in ("CUD", "BS1", "BS2", "K", "M", "L")]].stack() > 0.1).all()
+    assert table["width BS1"].tolist() == pytest.approx(table["width BS2"].tolist())
+    assert "coverage, n = 30, 3 repetitions, 20 draws" in capsys.readouterr().out
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

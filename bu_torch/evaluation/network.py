@@ -1,0 +1,89 @@
+"""The confidence set of a kept network whose last linear layer is refitted."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch._evaluation_mode import evaluation_mode
+from bu_torch._inputs import as_flat_features, check_integer
+from bu_torch.evaluation.confidence import Interval, Method, generalization_interval
+
+
+def network_interval(
+    model: nn.Module,
+    inputs: Any,
+    labels: Any,
+    *,
+    n_components: int | None = 5,
+    method: Method = "cud",
+    confidence: float = 0.95,
+    n_bootstrap: int = 500,
+    seed: int = 0,
+) -> Interval:
+    """Confidence set for the error rate of a network whose last linear layer is refitted to these samples.
+
+    Beyond Laber and Murphy (2008): `generalization_interval` on what the last linear layer receives, its leading
+    principal components beside a column of ones. For small two-class sets that the other layers were not trained on, as
+    for a network taken from elsewhere: those layers count as given. On the samples that trained them the set is far too
+    low: it covered 0 to 95 % on three tables, 50 samples each, and 95 to 100 % on samples that the network had not
+    seen. Its width grows with the number of components.
+
+    Args:
+        model: A network that ends in an `nn.Linear` which gets one row of features a sample; read in eval mode.
+        inputs: What the model is called with, all n samples at once.
+        labels: Classes, shape (n,), 0 or 1.
+        n_components: Principal components of the features, >= 1; None for the features themselves. Fewer where the
+            samples have no more.
+        method: As in `generalization_interval`, and so are the arguments that follow.
+        confidence: Level of the interval, 0 < confidence < 1.
+        n_bootstrap: Bootstrap draws, >= 1.
+        seed: Seed of the draws, >= 0.
+
+    Returns:
+        center, lower and upper as floats, not clipped to [0, 1].
+
+    Raises:
+        ValueError: If no linear layer is called, or with other than one row a sample; as in `generalization_interval`.
+        TypeError: If an argument has the wrong type.
+
+    Example:
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+        >>> model = nn.Sequential(nn.Identity(), nn.Linear(1, 2))
+        >>> network_interval(model, x, x[:, 0] > 0, n_bootstrap=20).center
+        0.0
+    """
+    features = as_flat_features(_last_layer_inputs(model, inputs), "inputs of the last layer").cpu().double()
+    if n_components is not None:
+        check_integer("n_components", n_components, 1)
+        centered = features - features.mean(dim=0)
+        features = centered @ torch.linalg.svd(centered, full_matrices=False).Vh[:n_components].T
+    columns = torch.cat((torch.ones(len(features), 1, dtype=torch.float64), features), dim=1)
+    options: dict[str, Any] = {"method": method, "confidence": confidence, "n_bootstrap": n_bootstrap, "seed": seed}
+    return generalization_interval(columns, labels, **options)
+
+
+def _last_layer_inputs(model: nn.Module, inputs: Any) -> Tensor:
+    """What the linear layer that is called last receives."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+    received: list[Tensor] = []
+
+    def keep(_module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        received[:] = [arguments[0].detach().clone()]
+
+    hooks = [module.register_forward_pre_hook(keep) for module in model.modules() if isinstance(module, nn.Linear)]
+    try:
+        with evaluation_mode(model):
+            model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not received:
+        raise ValueError("`model` must call an nn.Linear, got none.")
+    if received[0].ndim != 2:
+        raise ValueError(
+            "`model` must give its last nn.Linear one row of features a sample, shape (n, h), got"
+            f" {tuple(received[0].shape)}."
+        )
+    return received[0]

@@ -1,0 +1,247 @@
+import numpy as np
+import pytest
+import torch
+from oracles import confidence as oracle
+from scipy.special import betainc
+from scipy.stats import norm
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import KFold, cross_val_predict
+
+from bu_torch.evaluation import cud_supremum, generalization_interval
+
+METHODS = ("cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford")
+
+
+def sample(n, p, rng, signal=1.0, is_rounded=False):
+    x = rng.normal(size=(n, p))
+    x = np.round(x) if is_rounded else x
+    y = (signal * x[:, 0] + rng.normal(size=n) > 0).astype(int)
+    return x, y, rng.multinomial(n, np.ones(n) / n)
+
+
+def training_error(x, y):
+    beta = np.linalg.lstsq(x, 2.0 * y - 1, rcond=None)[0]
+    return np.mean((x @ beta >= 0) != y)
+
+
+@pytest.mark.parametrize("is_rounded", [False, True])
+@pytest.mark.parametrize("signal", [0.0, 1.0, 3.0])
+def test_the_supremum_is_that_of_all_sectors_of_the_plane(signal, is_rounded):
+    rng = np.random.default_rng(0)
+    suprema = []
+    for n in (4, 6, 9, 12, 16, 20, 24) * 3:
+        x, y, counts = sample(n, 2, rng, signal, is_rounded)
+        expected = oracle.supremum_in_the_plane(x, 2.0 * y - 1, counts)
+        suprema.append(cud_supremum(x, y, counts))
+        assert suprema[-1] == pytest.approx(expected, abs=1e-7)
+    assert len({round(q, 6) for q in suprema}) > 5
+
+
+@pytest.mark.parametrize("is_rounded", [False, True])
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+def test_the_supremum_is_that_of_all_patterns_also_where_a_draw_leaves_directions_open(p, is_rounded):
+    rng = np.random.default_rng(p)
+    n_open = 0
+    for n in (2, 3, 3, 4, 5, 6, 7):
+        x, y, counts = sample(n, p, rng, is_rounded=is_rounded)
+        x[-1] *= n % 2  # a row of zeros
+        n_open += np.linalg.matrix_rank(x * np.sqrt(counts)[:, None]) < np.linalg.matrix_rank(x)
+        expected = oracle.supremum_by_patterns(x, 2.0 * y - 1, counts)
+        assert cud_supremum(x, y, counts) == pytest.approx(expected, abs=1e-7)
+    assert p < 3 or n_open > 0
+
+
+def test_no_classifier_that_is_tried_exceeds_the_supremum():
+    rng = np.random.default_rng(0)
+    x, y, counts = sample(30, 4, rng)
+    supremum, targets = cud_supremum(x, y, counts), 2.0 * y - 1
+    root = np.sqrt(counts)
+    draw = np.linalg.lstsq(root[:, None] * x, root * targets, rcond=None)[0]
+    steps = rng.uniform(0, 0.3, size=(2000, 1)) * rng.normal(size=(2000, 4))
+    tried = [oracle.value(x, targets, counts, draw + step) for step in steps]
+    assert 0.7 * supremum < max(tried) <= supremum + 1e-9
+
+
+@pytest.mark.parametrize("is_rounded", [False, True])
+def test_the_supremum_depends_neither_on_order_nor_on_basis_nor_on_the_names_of_classes(is_rounded):
+    rng = np.random.default_rng(3)
+    for _ in range(4):
+        x, y, counts = sample(20, 3, rng, is_rounded=is_rounded)
+        x = x[:, :3] + 0.01 * (x == 0) * is_rounded  # no row of zeros, which has a class of its own
+        expected = cud_supremum(x, y, counts)
+        order = rng.permutation(20)
+        same = [
+            cud_supremum(x[order], y[order], counts[order]),
+            cud_supremum(x @ rng.normal(size=(3, 3)), y, counts),
+            cud_supremum(x * [1e-6, 1, -1e6], y, counts),
+            cud_supremum(np.hstack((x, x @ rng.normal(size=(3, 2)), np.zeros((20, 1)))), y, counts),
+            cud_supremum(x, 1 - y, counts),
+        ]
+        assert same == pytest.approx([expected] * 5, abs=1e-7)
+
+
+def test_where_every_sample_is_free_the_supremum_is_the_share_that_was_left_out():
+    counts = torch.tensor([0, 0, 1, 1, 2, 2, 3, 0, 0])
+    for labels in (torch.zeros(9), torch.arange(9) % 2):
+        assert cud_supremum(torch.eye(9), labels.long(), counts) == pytest.approx(4 / 9, abs=1e-6)
+
+
+def test_a_draw_of_every_sample_once_says_nothing():
+    x, y, _ = sample(10, 3, np.random.default_rng(0))
+    assert cud_supremum(x, y, np.ones(10, dtype=int)) == 0
+
+
+def test_rows_of_zeros_are_of_class_one():
+    counts = torch.tensor([3, 0, 0, 1])
+    assert cud_supremum(torch.zeros(4, 2), torch.tensor([0, 0, 1, 1]), counts) == 0.25
+    assert generalization_interval(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1]), n_bootstrap=5).center == 0.75
+
+
+def test_repeated_samples_share_their_side():
+    x, y, counts = np.array([[1.0], [1.0], [2.0], [-1.0]]), np.array([1, 0, 1, 0]), np.array([2, 0, 1, 1])
+    assert oracle.supremum_by_patterns(x, 2.0 * y - 1, counts) == 0.25  # one cell to each side
+    assert cud_supremum(x, y, counts) == 0.25
+
+
+def test_the_set_is_the_training_error_and_the_quantile_of_suprema():
+    rng = np.random.default_rng(0)
+    x, y, _ = sample(15, 2, rng)
+    interval = generalization_interval(x, y, n_bootstrap=200)
+    radius = interval.upper - interval.center
+    assert interval.center == training_error(x, y)
+    assert interval.center - interval.lower == pytest.approx(radius)
+    suprema = np.array([cud_supremum(x, y, rng.multinomial(15, np.ones(15) / 15)) for _ in range(200)])
+    assert np.mean(suprema < radius - 1e-6) - 0.03 < 0.95 < np.mean(suprema < radius + 1e-6) + 0.03
+    narrow = generalization_interval(x, y, n_bootstrap=200, confidence=0.5)
+    assert 0 < narrow.upper - narrow.center < radius
+
+
+def test_the_set_covers_the_error_rate():
+    rng = np.random.default_rng(0)
+    n_covered = 0
+    for seed in range(20):
+        x, y, _ = sample(20, 2, rng)
+        beta = np.linalg.lstsq(x, 2.0 * y - 1, rcond=None)[0]
+        far, truth, _ = sample(5000, 2, rng)
+        interval = generalization_interval(x, y, n_bootstrap=40, seed=seed)
+        n_covered += interval.lower <= np.mean((far @ beta >= 0) != truth) <= interval.upper
+        assert interval.upper - interval.lower < 1
+    assert n_covered >= 18  # 5 % of binomial draws with 0.95 are below
+
+
+@pytest.fixture(scope="module")
+def case():
+    x, y, _ = sample(24, 3, np.random.default_rng(1))
+    return x, y, {method: generalization_interval(x, y, method=method, n_bootstrap=100, seed=2) for method in METHODS}
+
+
+def test_competitors_are_centred_on_the_632_estimate(case):
+    x, y, intervals = case
+    centers = {interval.center for method, interval in intervals.items() if method != "cud"}
+    assert len(centers) == 1
+    (center,) = centers
+    assert center == pytest.approx(oracle.estimate_632(x, 2.0 * y - 1, 400, np.random.default_rng(0)), abs=0.02)
+    assert center > intervals["cud"].center
+
+
+def test_the_percentile_interval_and_its_reflection(case):
+    x, y, intervals = case
+    center, lower, upper = intervals["bootstrap_quantile"]
+    assert intervals["bootstrap_corrected"] == pytest.approx((center, 2 * center - upper, 2 * center - lower))
+    rng = np.random.default_rng(0)
+    estimates = []
+    for _ in range(100):
+        rows = rng.integers(24, size=24)
+        estimates.append(oracle.estimate_632(x[rows], 2.0 * y[rows] - 1, 10, rng))
+    expected = np.quantile(estimates, [0.025, 0.975])
+    assert (lower, upper) == pytest.approx(expected, abs=0.06)
+
+
+def test_normal_intervals(case):
+    x, y, intervals = case
+    center = intervals["kohavi"].center
+    radius = norm.ppf(0.975) * np.sqrt(center * (1 - center) / (0.632 * 24))
+    assert intervals["kohavi"] == pytest.approx((center, center - radius, center + radius))
+    folds = KFold(10, shuffle=True, random_state=2)
+    scores = cross_val_predict(LinearRegression(fit_intercept=False), x, 2.0 * y - 1, cv=folds)
+    errors = [np.mean((scores[rows] >= 0) != y[rows]) for _, rows in folds.split(x)]
+    radius = norm.ppf(0.975) * np.std(errors, ddof=1) / np.sqrt(10)
+    assert intervals["yang"] == pytest.approx((center, center - radius, center + radius))
+
+
+def test_beta_intervals(case):
+    """Upper and lower tail of the posterior, and of the binomial distribution, at the ends of the interval."""
+    center, lower, upper = case[2]["martin"]
+    wrong, right = 0.368 * 24 * center, 0.368 * 24 * (1 - center)
+    assert betainc(1 + wrong, 1 + right, [lower, upper]) == pytest.approx([0.025, 0.975])
+    center, lower, upper = case[2]["langford"]
+    wrong, right = 0.632 * 24 * center, 0.632 * 24 * (1 - center)
+    assert betainc(wrong, right + 1, lower) == pytest.approx(0.025)  # P(errors >= wrong), lower being the rate
+    assert betainc(right, wrong + 1, 1 - upper) == pytest.approx(0.025)  # P(errors <= wrong)
+
+
+def test_binomial_inversion_of_no_error_and_of_errors_alone():
+    x, y = torch.ones(10, 1), torch.ones(10).long()
+    interval = generalization_interval(x, y, method="langford", n_bootstrap=20)
+    assert interval == pytest.approx((0, 0, 1 - 0.025 ** (1 / 6.32)))
+    assert generalization_interval(x, y, method="kohavi", n_bootstrap=20) == (0, 0, 0)
+    x, y = torch.zeros(10, 1), torch.zeros(10).long()
+    interval = generalization_interval(x, y, method="langford", n_bootstrap=20)
+    assert interval == pytest.approx((1, 0.025 ** (1 / 6.32), 1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_seed_gives_one_interval_and_leaves_the_global_state_alone(method, random_states):
+    x, y, _ = sample(12, 2, np.random.default_rng(0))
+    before = random_states()
+    intervals = [generalization_interval(x, y, method=method, n_bootstrap=15, seed=seed) for seed in (0, 0, 2**40)]
+    assert random_states() == before
+    assert intervals[0] == intervals[1]
+    assert all(type(end) is float for end in intervals[0])
+    assert intervals[0].lower <= intervals[0].upper
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_smallest_samples_have_an_interval(method):
+    for labels in ([0, 1], [1, 1]):
+        interval = generalization_interval([[1.0], [2.0]], labels, method=method, n_bootstrap=1)
+        assert np.isfinite(interval).all()
+
+
+def test_tensors_of_any_dtype_and_boolean_labels_are_taken(dtype):
+    x, y, counts = sample(15, 2, np.random.default_rng(0))
+    x = torch.tensor(np.round(8 * x) / 8)
+    expected = cud_supremum(x, y, counts)
+    assert cud_supremum(x.to(dtype), torch.tensor(y).bool(), torch.tensor(counts).int()) == pytest.approx(expected)
+    assert cud_supremum(x.to(dtype).requires_grad_(), y[:, None], counts.astype(float)) == pytest.approx(expected)
+
+
+X, Y = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: generalization_interval(X, Y, method="cv"), ValueError, "`method` must be one of .*'cud'.*, got 'cv'"),
+        (lambda: generalization_interval(X, Y, method=[]), ValueError, r"`method` must be one of .*, got \[\]"),
+        (lambda: generalization_interval(X, Y, confidence=1.0), ValueError, "0 < confidence < 1, got 1.0"),
+        (lambda: generalization_interval(X, Y, confidence=float("nan")), ValueError, "0 < confidence < 1, got nan"),
+        (lambda: generalization_interval(X, Y, confidence="0.9"), TypeError, "`confidence` must be a number"),
+        (lambda: generalization_interval(X, Y, n_bootstrap=0), ValueError, "`n_bootstrap` must be an integer >= 1"),
+        (lambda: generalization_interval(X, Y, seed=-1), ValueError, "`seed` must be an integer >= 0"),
+        (lambda: generalization_interval(X, Y, seed=0.5), TypeError, "`seed` must be an integer >= 0"),
+        (lambda: generalization_interval(X, Y + 1), ValueError, "`labels` must hold the classes 0 and 1, got 2"),
+        (lambda: generalization_interval(X, 2 * Y - 1), ValueError, "`labels` must hold classes 0, 1, ..., got -1"),
+        (lambda: generalization_interval(X, Y[:5]), ValueError, "`labels` must have one entry a sample, 6, got 5"),
+        (lambda: generalization_interval(X[:1], Y[:1]), ValueError, "`features` must hold at least 2 samples, got 1"),
+        (lambda: generalization_interval(X / 0, Y), ValueError, "`features` must be finite"),
+        (lambda: generalization_interval(X[:, 0], Y), ValueError, "`features` must have shape"),
+        (lambda: generalization_interval("table", Y), TypeError, "`features` must be a tensor or an array of numbers"),
+        (lambda: cud_supremum(X, Y, Y), ValueError, "`counts` must sum to the number of samples, 6, got 3"),
+        (lambda: cud_supremum(X, Y, [2, -1, 1, 2, 1, 1]), ValueError, "`counts` must hold classes"),
+        (lambda: cud_supremum(X, Y, [6]), ValueError, "`counts` must have one entry a sample, 6, got 1"),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

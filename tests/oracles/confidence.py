@@ -1,0 +1,106 @@
+"""Laber and Murphy (2008) by enumeration, and the .632 estimate by loops, in NumPy float64; targets are -1 and 1."""
+
+import itertools
+import math
+
+import numpy as np
+from scipy.optimize import linprog
+
+
+def value(x, y, counts, beta):
+    """What one classifier contributes to the supremum of a draw."""
+    fit = np.linalg.lstsq(x, y, rcond=None)[0]
+    gap = np.sum(counts * (y - x @ fit) ** 2) - np.sum(counts * (y - x @ beta) ** 2)
+    errors = np.where(x @ beta >= 0, 1, -1) != y
+    return abs(np.sum((counts - 1) * errors)) / len(y) * min(max(gap + 1, 0), 1)
+
+
+def supremum_in_the_plane(x, y, counts):
+    """Two features: the cells are the sectors between neighbouring angles at which a sample's score is 0."""
+    fit = np.linalg.lstsq(x, y, rcond=None)[0]
+    moments, products = x.T @ (counts[:, None] * x), x.T @ (counts * y)
+
+    def loss(beta):
+        return np.sum(counts * (y - x @ beta) ** 2)
+
+    angles = sorted((math.atan2(b, a) + s * math.pi / 2) % (2 * math.pi) for a, b in x if a or b for s in (1, -1))
+    best = 0.0
+    for start, stop in zip(angles, [*angles[1:], angles[0] + 2 * math.pi], strict=True):
+        if stop - start < 1e-12:
+            continue
+        middle = np.array([math.cos((start + stop) / 2), math.sin((start + stop) / 2)])
+        errors = np.where(x @ middle >= 0, 1, -1) != y
+        candidates = [np.zeros(2)]
+        for edge in (start, stop):
+            ray = np.array([math.cos(edge), math.sin(edge)])
+            if ray @ moments @ ray > 1e-12:
+                candidates.append(ray * max(0, ray @ products / (ray @ moments @ ray)))
+        if np.linalg.matrix_rank(moments) == 2:
+            beta = np.linalg.solve(moments, products)
+            if (math.atan2(beta[1], beta[0]) - start) % (2 * math.pi) <= stop - start:
+                candidates.append(beta)
+        gap = loss(fit) - min(loss(beta) for beta in candidates)
+        best = max(best, abs(np.sum((counts - 1) * errors)) * min(max(gap + 1, 0), 1))
+    return best / len(y)
+
+
+def supremum_by_patterns(x, y, counts):
+    """Every pattern of sides; the least loss on a cell by trying every set of samples that may lie on its boundary."""
+    n_features = x.shape[1]
+    fit = np.linalg.lstsq(x, y, rcond=None)[0]
+    root = np.sqrt(counts)
+    used = [i for i in range(len(y)) if counts[i] != 1 and x[i].any()]
+    constant = sum((counts[i] - 1) * (y[i] < 0) for i in range(len(y)) if not x[i].any())
+    best = 0.0
+    for pattern in itertools.product((1.0, -1.0), repeat=len(used)):
+        cone = np.array(pattern)[:, None] * x[used]
+        if not _is_open(cone):
+            continue
+        errors = sum((counts[i] - 1) * (side != y[i]) for side, i in zip(pattern, used, strict=True))
+        least = math.inf
+        for size in range(min(n_features, len(used)) + 1):
+            for active in itertools.combinations(range(len(used)), size):
+                free = _null_space(cone[list(active)])
+                beta = free @ np.linalg.lstsq(root[:, None] * x @ free, root * y, rcond=1e-10)[0]
+                if (cone @ beta >= -1e-9).all():
+                    least = min(least, np.sum(counts * (y - x @ beta) ** 2))
+        gap = np.sum(counts * (y - x @ fit) ** 2) - least
+        best = max(best, abs(constant + errors) * min(max(gap + 1, 0), 1))
+    return best / len(y)
+
+
+def _is_open(cone):
+    """Whether some beta has every row of the cone strictly positive."""
+    n_rows, n_features = cone.shape
+    if not n_rows:
+        return True
+    result = linprog(
+        np.append(np.zeros(n_features), -1),
+        A_ub=np.hstack((-cone, np.ones((n_rows, 1)))),
+        b_ub=np.zeros(n_rows),
+        bounds=[(-1, 1)] * n_features + [(None, 1)],
+    )
+    return result.x[-1] > 1e-8
+
+
+def _null_space(rows):
+    if not len(rows):
+        return np.eye(rows.shape[1])
+    _, singular, axes = np.linalg.svd(rows)
+    return axes[(singular > 1e-10).sum() :].T
+
+
+def estimate_632(x, y, n_draws, rng):
+    """0.368 of the training error and 0.632 of the error on what bootstrap draws leave out."""
+
+    def wrong(rows):
+        beta = np.linalg.lstsq(x[rows], y[rows], rcond=None)[0]
+        return [(score >= -1e-12) != (target > 0) for score, target in zip(x @ beta, y, strict=True)]
+
+    n = len(y)
+    left_out = []
+    for _ in range(n_draws):
+        rows = rng.integers(n, size=n)
+        errors = wrong(rows)
+        left_out += [errors[i] for i in range(n) if i not in rows]
+    return 0.368 * np.mean(wrong(np.arange(n))) + 0.632 * np.mean(left_out)
