@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from bu_torch._evaluation_mode import evaluation_mode
-from bu_torch._inputs import as_flat_features, check_integer
+from bu_torch._inputs import check_integer
 from bu_torch.evaluation.confidence import Interval, Method, generalization_interval
+from bu_torch.layers import LayerFeatures
 
 
 def network_interval(
@@ -30,8 +30,8 @@ def network_interval(
     seen. Its width grows with the number of components.
 
     Args:
-        model: A network that ends in an `nn.Linear` which gets one row of features a sample; read in eval mode.
-        inputs: What the model is called with, all n samples at once.
+        model: A network that ends in an `nn.Linear`, read as by `LayerFeatures`.
+        inputs: Inputs of the network, shape (n, ...), tensor or array of numbers, finite.
         labels: Classes, shape (n,), 0 or 1.
         n_components: Principal components of the features, >= 1; None for the features themselves. Fewer where the
             samples have no more.
@@ -44,7 +44,7 @@ def network_interval(
         center, lower and upper as floats, not clipped to [0, 1].
 
     Raises:
-        ValueError: If no linear layer is called, or with other than one row a sample; as in `generalization_interval`.
+        ValueError: If no linear layer is called; as in `generalization_interval`.
         TypeError: If an argument has the wrong type.
 
     Example:
@@ -53,7 +53,7 @@ def network_interval(
         >>> network_interval(model, x, x[:, 0] > 0, n_bootstrap=20).center
         0.0
     """
-    features = as_flat_features(_last_layer_inputs(model, inputs), "inputs of the last layer").cpu().double()
+    features = LayerFeatures(model).transform(inputs).cpu().double()
     if n_components is not None:
         check_integer("n_components", n_components, 1)
         centered = features - features.mean(dim=0)
@@ -61,29 +61,3 @@ def network_interval(
     columns = torch.cat((torch.ones(len(features), 1, dtype=torch.float64), features), dim=1)
     options: dict[str, Any] = {"method": method, "confidence": confidence, "n_bootstrap": n_bootstrap, "seed": seed}
     return generalization_interval(columns, labels, **options)
-
-
-def _last_layer_inputs(model: nn.Module, inputs: Any) -> Tensor:
-    """What the linear layer that is called last receives."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
-    received: list[Tensor] = []
-
-    def keep(_module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        received[:] = [arguments[0].detach().clone()]
-
-    hooks = [module.register_forward_pre_hook(keep) for module in model.modules() if isinstance(module, nn.Linear)]
-    try:
-        with evaluation_mode(model):
-            model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not received:
-        raise ValueError("`model` must call an nn.Linear, got none.")
-    if received[0].ndim != 2:
-        raise ValueError(
-            "`model` must give its last nn.Linear one row of features a sample, shape (n, h), got"
-            f" {tuple(received[0].shape)}."
-        )
-    return received[0]
