@@ -4,20 +4,20 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bu_torch import functional
-from bu_torch._evaluation_mode import evaluation_mode
+from bu_torch._evaluation_mode import read_logits
 from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes
-from bu_torch.functional._checks import as_logits
+from bu_torch.functional._checks import as_logits, check_choice
+from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.graph import NeighborGraph
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
+from bu_torch.space import standardization, standardize
 
 FITTED = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
 _DERIVED = ("_pairs", "_pair_index", "_members")
-_SCORE_BATCH = 4096
-_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 
 
 class BoundaryUncertainty:
@@ -31,6 +31,8 @@ class BoundaryUncertainty:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
         n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
         seed: Seed of the perturbations and of K-means, >= 0. Global random numbers are neither used nor changed.
+        bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
+            (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
 
     Attributes:
         perturbed_inputs: Where a classifier is read, (n_draws, N, ...) in the units and the shape of the inputs.
@@ -57,10 +59,13 @@ class BoundaryUncertainty:
     scale_: Tensor
     logits: Tensor | None = None
 
-    def __init__(self, n_neighbors: int = 40, n_draws: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self, n_neighbors: int = 40, n_draws: int = 1, seed: int = 0, *, bandwidth: Bandwidth = "silverman"
+    ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.n_draws = check_integer("n_draws", n_draws, 1)
         self.seed = check_integer("seed", seed, 0)
+        self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
 
     def fit(self, features: Any, labels: Any) -> Self:
         """Compute all that does not depend on the classifier.
@@ -81,7 +86,7 @@ class BoundaryUncertainty:
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         check_two_classes(labels)
         flat = inputs.flatten(1)
-        self.mean_, self.scale_ = _standardization(flat)
+        self.mean_, self.scale_ = standardization(flat)
         standardized = self.standardize(flat)
         graph = NeighborGraph(self.n_neighbors).fit(standardized)
         classifier = PrototypeClassifier(seed=self.seed).fit(standardized, labels)
@@ -102,9 +107,7 @@ class BoundaryUncertainty:
     def standardize(self, inputs: Tensor) -> Tensor:
         """Inputs (n, ...), flattened and in the units in which distances are measured, (n, d); dtype of the inputs."""
         self._check_fitted()
-        flat = inputs.flatten(1)
-        blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
-        return torch.cat([((block.double() - self.mean_) / self.scale_).to(flat.dtype) for block in blocks])
+        return standardize(inputs, self.mean_, self.scale_)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier.
@@ -124,24 +127,8 @@ class BoundaryUncertainty:
             ValueError: If logits are not finite, have the wrong shape, or fewer columns than there are classes.
         """
         self._check_fitted()
-        if not callable(model):
-            raise TypeError(
-                f"`model` must be callable, (n, d) -> (n, J), got {type(model).__name__}: for a scikit-learn classifier"
-                " pass `classifier.predict_proba` or `classifier.decision_function`."
-            )
-        device = self.perturbed_inputs.device
-        if isinstance(model, nn.Module):
-            device = next((p.device for p in model.parameters()), device)
-        with evaluation_mode(model):
-            batches = self.perturbed_inputs.flatten(0, 1).split(_SCORE_BATCH)
-            logits = torch.cat([as_logits(torch.as_tensor(model(batch.to(device)))) for batch in batches])
-        value = self.score_logits(logits.to(self.labels.device))
-        if bool(value.isnan()):
-            n_bad = int((~logits.isfinite().all(dim=1)).sum())
-            raise ValueError(
-                f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs."
-            )
-        return value
+        logits = read_logits(model, self.perturbed_inputs.flatten(0, 1))
+        return self.score_logits(logits.to(self.labels.device))
 
     def score_logits(self, logits: Tensor) -> Tensor:
         """Boundary uncertainty of logits that were read at all perturbed inputs; waits for no device.
@@ -168,7 +155,11 @@ class BoundaryUncertainty:
                 f" got {logits.shape[0]}."
             )
         values = [
-            torch.dot(*functional.pair_uncertainty(draw, self.labels, self._members, self._pairs, self._pair_index))
+            torch.dot(
+                *functional.pair_uncertainty(
+                    draw, self.labels, self._members, self._pairs, self._pair_index, bandwidth=self.bandwidth
+                )
+            )
             for draw in logits.split(n_samples)
         ]
         return torch.stack(values).mean().to(logits.dtype)
@@ -254,14 +245,3 @@ class BoundaryUncertainty:
     def _check_fitted(self) -> None:
         if not hasattr(self, "mean_"):
             raise RuntimeError("This BoundaryUncertainty is not fitted yet: call `fit` first.")
-
-
-def _standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each feature, (d,) float64; scale 1 for a constant feature."""
-    blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
-    mean = torch.stack([block.double().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
-    scale = (
-        torch.stack([(block.double() - mean).square().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
-    ).sqrt()
-    is_constant = flat.amax(dim=0) == flat.amin(dim=0)
-    return mean, torch.where(is_constant | (scale == 0), torch.ones_like(scale), scale)
