@@ -130,6 +130,25 @@ class BoundaryUncertainty:
         logits = read_logits(model, self.perturbed_inputs.flatten(0, 1))
         return self.score_logits(logits.to(self.labels.device))
 
+    def omission(self, model: Callable[[Tensor], Any]) -> Tensor:
+        """How much of the Bayes boundary the boundary of a classifier leaves out: the check beside a high score.
+
+        Args:
+            model: As for `score`.
+
+        Returns:
+            Scalar in [0, 1], float64, mean over the draws, 0 is best; see `bu_torch.functional.omission`.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            TypeError: As for `score`.
+            ValueError: As for `score`.
+        """
+        self._check_fitted()
+        logits = self._as_class_logits(read_logits(model, self.perturbed_inputs.flatten(0, 1)))
+        shares = functional.label_votes(self.labels, self.neighbors, 0.0)
+        return functional.omission(shares, logits.argmax(dim=1).to(shares.device), self.neighbors)
+
     def score_logits(self, logits: Tensor) -> Tensor:
         """Boundary uncertainty of logits that were read at all perturbed inputs; waits for no device.
 

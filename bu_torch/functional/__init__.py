@@ -9,6 +9,7 @@ from bu_torch.functional.boundary import (
     top_pairs,
 )
 from bu_torch.functional.consensus import standardized_gain
+from bu_torch.functional.omission import omission
 from bu_torch.functional.parzen import cvml_bandwidth, silverman_bandwidth
 from bu_torch.functional.trust import mean_trust_score, neighbor_agreement, trust_score
 from bu_torch.functional.votes import brier_score, label_votes, vote_agreement
@@ -25,6 +26,7 @@ __all__ = [
     "local_uncertainty",
     "mean_trust_score",
     "neighbor_agreement",
+    "omission",
     "pair_uncertainty",
     "silverman_bandwidth",
     "standardized_gain",

@@ -156,3 +156,18 @@ def wanted(logits, labels, n_classes):
         at_zero = [k for k in range(last + 1) if holds(k, 0)]
         counts.append(sum(holds(at_zero[0], v) for v in values) if at_zero else 0)
     return counts
+
+
+def omission(labels, predictions, neighbors, significance):
+    """Share of samples whose cluster is predicted as one class while its labels contradict that, one at a time."""
+    n = len(labels)
+    draws = [predictions[start : start + n] for start in range(0, len(predictions), n)]
+    omitted = 0
+    for draw in draws:
+        for i in range(n):
+            if len({draw[m] for m in neighbors[i]}) == 1:
+                given = [labels[m] for m in neighbors[i]]
+                own = given.count(draw[i])
+                other = max(given.count(c) for c in {*given, -1} - {draw[i]})
+                omitted += other - own > significance * math.sqrt(other + own)
+    return omitted / (n * len(draws))
