@@ -118,6 +118,9 @@ class BisectionAnchorUncertainty(_AnchorUncertainty):
     - A cluster's pair of classes are the two that most of its samples are predicted as; where one class is alone, the
       one that is most often their second. Corrected posteriors are renormalised over the pair.
 
+    A boundary has few nearest samples where there is one feature alone (one sample for each point of it), so that no
+    cluster fills up and the value is 0; two features or more are needed.
+
     Args:
         measure: Local uncertainty, `"entropy"` (scaled to [0, 1]) as in the sources, or `"triangle"`.
         prior_correction: Divide posteriors by the shares of the classes (thesis, section 2.4.4; its section 4.6.5 takes

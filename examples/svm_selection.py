@@ -113,7 +113,7 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
     for (name, rows), axis in zip(tables.items(), axes[:, 0], strict=True):
         rows[["L_tr", "L_val", "omission"]].plot(ax=axis, title=name, color=["gold", "green", "gray"])
         columns = [column for column in rows if column.startswith("U")]
-        (-rows[columns]).plot(ax=axis, secondary_y=True, color=["tab:blue", "lightblue"])
+        (-rows[columns]).add_prefix("-").plot(ax=axis, secondary_y=True, color=["tab:blue", "lightblue"])
         axis.set_xlabel("log2 gamma")
     plt.tight_layout()
     plt.savefig(path, dpi=100)
