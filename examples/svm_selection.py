@@ -104,6 +104,8 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
         scores += [rows[column] for column in rows if column == "U of Proposal 1"]
         picks = [score.idxmax() for score in scores]
         print(f"{name:>36}  " + "".join(f"{pick:>4} ({rows['L_val'][pick]:.3f})     " for pick in picks), flush=True)
+    if len(tables) == 1:
+        print(rows.round(3).to_string())
     draw(tables, options.plot)
     return tables
 
