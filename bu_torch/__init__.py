@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from bu_torch._version import __version__
+from bu_torch.anchors import BisectionAnchorUncertainty, GradientAnchorUncertainty
 from bu_torch.boundary import BoundaryUncertainty
 from bu_torch.graph import NeighborGraph
 from bu_torch.layers import LayerFeatures
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 
 __all__ = [
+    "BisectionAnchorUncertainty",
     "BoundaryUncertainty",
     "BoundaryUncertaintyMonitor",
     "BoundaryUncertaintyStopping",
     "FeatureSpace",
+    "GradientAnchorUncertainty",
     "KNNConfidence",
     "LabelVotes",
     "LayerFeatures",

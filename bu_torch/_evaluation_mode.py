@@ -1,12 +1,17 @@
 """Reading a model without leaving a trace."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from bu_torch.functional._checks import as_logits
+
+_BATCH = 4096
 
 
 @contextmanager
@@ -34,3 +39,31 @@ def evaluation_mode(model: object) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def read_logits(model: Callable[[Tensor], Any], inputs: Tensor) -> Tensor:
+    """Finite logits (n, J) of any callable at `inputs` (n, ...), in batches, on the device of the model."""
+    check_callable(model)
+    device = device_of(model, inputs)
+    with evaluation_mode(model):
+        logits = torch.cat([as_logits(torch.as_tensor(model(batch.to(device)))) for batch in inputs.split(_BATCH)])
+    if not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
+        n_bad = int((~logits.isfinite().all(dim=1)).sum())
+        raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
+    return logits
+
+
+def check_callable(model: object) -> None:
+    """Raise unless `model` can be called."""
+    if not callable(model):
+        raise TypeError(
+            f"`model` must be callable, (n, d) -> (n, J), got {type(model).__name__}: for a scikit-learn classifier"
+            " pass `classifier.predict_proba` or `classifier.decision_function`."
+        )
+
+
+def device_of(model: object, inputs: Tensor) -> torch.device:
+    """Where a model takes its inputs: on its own device, or where they are if it has none."""
+    if isinstance(model, nn.Module):
+        return next((p.device for p in model.parameters()), inputs.device)
+    return inputs.device

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bu_torch import functional
-from bu_torch._evaluation_mode import evaluation_mode
+from bu_torch._evaluation_mode import read_logits
 from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes
-from bu_torch.functional._checks import as_logits
+from bu_torch.functional._checks import as_logits, check_choice
+from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.graph import NeighborGraph, first_positive, resolve_backend
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
@@ -17,7 +18,6 @@ from bu_torch.space import FeatureSpace, standardization, standardize
 
 FITTED = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
 _DERIVED = ("_pairs", "_pair_index", "_members")
-_SCORE_BATCH = 4096
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 
 
@@ -36,6 +36,8 @@ class BoundaryUncertainty:
             gives. Samples are moved in input space all the same, by the distance there to the nearest of the neighbours
             found.
         n_components: As for `FeatureSpace`, likewise.
+        bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
+            (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
 
     Attributes:
         perturbed_inputs: Where a classifier is read, (n_draws, N, ...) in the units and the shape of the inputs.
@@ -70,11 +72,13 @@ class BoundaryUncertainty:
         *,
         feature_extractor: Callable[[Tensor], Any] | None = None,
         n_components: int | None = None,
+        bandwidth: Bandwidth = "silverman",
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.n_draws = check_integer("n_draws", n_draws, 1)
         self.seed = check_integer("seed", seed, 0)
         self.space = FeatureSpace(feature_extractor, n_components, seed)
+        self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
 
     def fit(self, features: Any, labels: Any) -> Self:
         """Compute all that does not depend on the classifier.
@@ -143,24 +147,27 @@ class BoundaryUncertainty:
             ValueError: If logits are not finite, have the wrong shape, or fewer columns than there are classes.
         """
         self._check_fitted()
-        if not callable(model):
-            raise TypeError(
-                f"`model` must be callable, (n, d) -> (n, J), got {type(model).__name__}: for a scikit-learn classifier"
-                " pass `classifier.predict_proba` or `classifier.decision_function`."
-            )
-        device = self.perturbed_inputs.device
-        if isinstance(model, nn.Module):
-            device = next((p.device for p in model.parameters()), device)
-        with evaluation_mode(model):
-            batches = self.perturbed_inputs.flatten(0, 1).split(_SCORE_BATCH)
-            logits = torch.cat([as_logits(torch.as_tensor(model(batch.to(device)))) for batch in batches])
-        value = self.score_logits(logits.to(self.labels.device))
-        if bool(value.isnan()):
-            n_bad = int((~logits.isfinite().all(dim=1)).sum())
-            raise ValueError(
-                f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs."
-            )
-        return value
+        logits = read_logits(model, self.perturbed_inputs.flatten(0, 1))
+        return self.score_logits(logits.to(self.labels.device))
+
+    def omission(self, model: Callable[[Tensor], Any]) -> Tensor:
+        """How much of the Bayes boundary the boundary of a classifier leaves out: the check beside a high score.
+
+        Args:
+            model: As for `score`.
+
+        Returns:
+            Scalar in [0, 1], float64, mean over the draws, 0 is best; see `bu_torch.functional.omission`.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            TypeError: As for `score`.
+            ValueError: As for `score`.
+        """
+        self._check_fitted()
+        logits = self._as_class_logits(read_logits(model, self.perturbed_inputs.flatten(0, 1)))
+        shares = functional.label_votes(self.labels, self.neighbors, 0.0)
+        return functional.omission(shares, logits.argmax(dim=1).to(shares.device), self.neighbors)
 
     def score_logits(self, logits: Tensor) -> Tensor:
         """Boundary uncertainty of logits that were read at all perturbed inputs; waits for no device.
@@ -187,7 +194,11 @@ class BoundaryUncertainty:
                 f" got {logits.shape[0]}."
             )
         values = [
-            torch.dot(*functional.pair_uncertainty(draw, self.labels, self._members, self._pairs, self._pair_index))
+            torch.dot(
+                *functional.pair_uncertainty(
+                    draw, self.labels, self._members, self._pairs, self._pair_index, bandwidth=self.bandwidth
+                )
+            )
             for draw in logits.split(n_samples)
         ]
         return torch.stack(values).mean().to(logits.dtype)

@@ -57,12 +57,14 @@ class Signals:
         "vote_agreement",
         "neighbor_agreement",
         "prediction_changes",
+        "omission",
     )
 
     boundary: BoundaryUncertainty
     class_distances: Tensor
     left_out_distances: Tensor
     votes: Tensor
+    _shares: Tensor  # of the labels in each cluster
     _fingerprint: str
 
     def __init__(
@@ -106,6 +108,7 @@ class Signals:
         nearer = torch.minimum(self.left_out_distances.gather(1, own), step)
         self.class_distances = self.left_out_distances.scatter(1, own, nearer)
         self.votes = LabelVotes().fit(boundary.labels, boundary.neighbors).votes
+        self._shares = functional.label_votes(boundary.labels, boundary.neighbors, 0.0)
         self._fingerprint = self._of(inputs, boundary.labels)
         return self
 
@@ -153,6 +156,7 @@ class Signals:
             functional.vote_agreement(self.votes, predictions),
             functional.neighbor_agreement(left_out),
             torch.ones_like(uncertainty).double() if before is None else (predictions != before).double().mean(),
+            functional.omission(self._shares, predictions, self.boundary._members),
         )
         is_finite = uncertainty.isfinite()
         named = zip(self.NAMES, values, strict=True)
@@ -162,7 +166,7 @@ class Signals:
         """Move what `fit` computed to `device`, in place."""
         self._check_fitted()
         self.boundary.to(device)
-        for name in _OWN:
+        for name in (*_OWN, "_shares"):
             setattr(self, name, getattr(self, name).to(device))
         return self
 
@@ -220,6 +224,7 @@ class Signals:
         self.boundary._restore({name: tensors[name] for name in FITTED})
         for name in _OWN:
             setattr(self, name, tensors[name])
+        self._shares = functional.label_votes(self.boundary.labels, self.boundary.neighbors, 0.0)
         self._fingerprint = wanted
         return self
 

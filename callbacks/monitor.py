@@ -42,7 +42,7 @@ class BoundaryUncertaintyMonitor(Callback):
     - `trust_score`, in [1e-3, 1e3], larger is better: does the classifier agree with the neighbours? (Jiang et al.
       2018; `bu_torch.functional.mean_trust_score`)
 
-    and, to the logger alone, four more, all read from the same predictions at the moved samples:
+    and, to the logger alone, five more, all read from the same predictions at the moved samples:
 
     - `label_agreement`, in [0, 1]: share of moved samples that are predicted as labelled (1 minus the error rate on
       perturbed samples of Ha et al., section 4.5);
@@ -50,7 +50,9 @@ class BoundaryUncertaintyMonitor(Callback):
       (`bu_torch.LabelVotes`);
     - `neighbor_agreement`, in [0, 1]: trust on a bounded scale, the sample that was moved left out
       (`bu_torch.functional.neighbor_agreement`);
-    - `prediction_changes`, in [0, 1]: share of predictions that differ from the last check's, 1 at the first check.
+    - `prediction_changes`, in [0, 1]: share of predictions that differ from the last check's, 1 at the first check;
+    - `omission`, in [0, 1], smaller is better: how much of the Bayes boundary does the boundary leave out, which a high
+      `boundary_uncertainty` does not tell? (`bu_torch.functional.omission`)
 
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
     `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may.
@@ -89,8 +91,8 @@ class BoundaryUncertaintyMonitor(Callback):
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
-            `trust_score`, `label_agreement`, `vote_agreement`, `neighbor_agreement`, `prediction_changes`; floats, NaN
-            where a logit was not finite.
+            `trust_score`, `label_agreement`, `vote_agreement`, `neighbor_agreement`, `prediction_changes`, `omission`;
+            floats, NaN where a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
 

@@ -39,6 +39,9 @@ def test_measures_what_the_estimators_say():
             functional.trust_score(trust.class_distances(points, rows), predictions)
         ),
         "prediction_changes": (predictions != before).double().mean(),
+        "omission": functional.omission(
+            functional.label_votes(labels, boundary.neighbors, 0.0), predictions, boundary.neighbors
+        ),
     }
     assert tuple(values) == Signals.NAMES
     for name, value in expected.items():

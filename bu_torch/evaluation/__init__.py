@@ -18,11 +18,14 @@ from bu_torch.evaluation.continuum import (
     squared_error_rate,
 )
 from bu_torch.evaluation.network import network_interval
+from bu_torch.evaluation.resampling import ErrorEstimate, cross_validation_error, holdout_error
 from bu_torch.evaluation.trust import select_alpha, suspicious_precision, trustworthy_precision
 
 __all__ = [
+    "ErrorEstimate",
     "adjusted_error_count",
     "adjusted_squared_error_count",
+    "cross_validation_error",
     "cud_supremum",
     "data_error_rate",
     "data_squared_error_rate",
@@ -30,6 +33,7 @@ __all__ = [
     "error_count_bounds",
     "error_rate",
     "generalization_interval",
+    "holdout_error",
     "minimal_error_rate",
     "minimal_squared_error_rate",
     "network_interval",

@@ -1,5 +1,8 @@
 """Argument checks shared by the functional core; each names the argument, what was expected and what came."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -43,6 +46,14 @@ def check_range(name: str, value: Tensor, stop: int, meaning: str) -> None:
     low, high = (int(v) for v in torch.aminmax(value))
     if low < 0 or high >= stop:
         raise ValueError(f"`{name}` must hold {meaning} in [0, {stop}), got values from {low} to {high}.")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> Any:
+    """Return `value` if it is one of `choices`."""
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+    return value
 
 
 def _show(shape: tuple[int | str, ...]) -> str:

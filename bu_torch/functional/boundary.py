@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional._checks import as_logits, check_index, check_range
-from bu_torch.functional.parzen import bandwidth_of_scaled, row_scale
+from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 
 # Entries of one (rows, M) block, whatever N: on a CPU its temporaries stay in cache, on a GPU it fills the device.
 _BLOCK_ELEMENTS = {"cpu": 2**16}
@@ -22,6 +22,7 @@ def boundary_uncertainty(
     bayes_pairs: Tensor,
     *,
     min_weight: float = 1e-6,
+    bandwidth: Bandwidth = "silverman",
     validate_args: bool = True,
 ) -> Tensor:
     """Boundary uncertainty U of a classifier: 1 where its decision boundary is the Bayes boundary, 0 at worst.
@@ -42,6 +43,8 @@ def boundary_uncertainty(
         bayes_pairs: Likely Bayes pair of each sample, shape (N, 2), integer, each row ascending
             (`PrototypeClassifier.top_pairs`).
         min_weight: Effective number of samples near the boundary of a pair under which it is separable, >= 0.
+        bandwidth: Width of the kernel, `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"`
+            (`cvml_bandwidth`), where each member of a cluster has its own.
         validate_args: Check the values of the index tensors, which waits for the device; shapes and dtypes are always
             checked.
 
@@ -51,7 +54,7 @@ def boundary_uncertainty(
 
     Raises:
         TypeError: If an argument has the wrong dtype.
-        ValueError: If an argument has the wrong shape, device or values.
+        ValueError: If an argument has the wrong shape, device or values, or `bandwidth` is unknown.
 
     Note:
         With M members in a cluster U stays below 1 even at the Bayes boundary, for the smaller of two small counts is
@@ -66,12 +69,20 @@ def boundary_uncertainty(
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
     pairs, pair_index = index_pairs(bayes_pairs)
-    values, shares = pair_uncertainty(logits, labels, neighbors, pairs, pair_index, min_weight=min_weight)
+    values, shares = pair_uncertainty(
+        logits, labels, neighbors, pairs, pair_index, min_weight=min_weight, bandwidth=bandwidth
+    )
     return (values * shares).sum().to(logits.dtype)
 
 
 def local_uncertainty(
-    logits: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, *, validate_args: bool = True
+    logits: Tensor,
+    labels: Tensor,
+    neighbors: Tensor,
+    bayes_pairs: Tensor,
+    *,
+    bandwidth: Bandwidth = "silverman",
+    validate_args: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Local uncertainty u of each sample and the effective number k of samples near the boundary around it.
 
@@ -83,6 +94,7 @@ def local_uncertainty(
         labels: As for `boundary_uncertainty`.
         neighbors: As for `boundary_uncertainty`.
         bayes_pairs: As for `boundary_uncertainty`.
+        bandwidth: As for `boundary_uncertainty`.
         validate_args: As for `boundary_uncertainty`.
 
     Returns:
@@ -96,7 +108,7 @@ def local_uncertainty(
     """
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
-    return _local_uncertainty(logits, top_pairs(logits), labels, neighbors, bayes_pairs)
+    return _local_uncertainty(logits, top_pairs(logits), labels, neighbors, bayes_pairs, bandwidth)
 
 
 def top_pairs(scores: Tensor) -> Tensor:
@@ -155,6 +167,7 @@ def pair_uncertainty(
     pair_index: Tensor,
     *,
     min_weight: float = 1e-6,
+    bandwidth: Bandwidth = "silverman",
 ) -> tuple[Tensor, Tensor]:
     """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and the pair's share of the samples (Eq. 34).
 
@@ -167,20 +180,21 @@ def pair_uncertainty(
         pairs: Distinct pairs of classes, shape (P, 2), from `index_pairs`.
         pair_index: Row of `pairs` that holds each sample's likely Bayes pair, shape (N,), from `index_pairs`.
         min_weight: As for `boundary_uncertainty`.
+        bandwidth: As for `boundary_uncertainty`.
 
     Returns:
         U_kl, shape (P,), in [0, 1] (NaN if any logit is not finite), and the shares, shape (P,), which add up to 1;
         both float64, on the device of `logits`.
 
     Raises:
-        ValueError: If `min_weight` is negative.
+        ValueError: If `min_weight` is negative or `bandwidth` is unknown.
     """
     if not min_weight >= 0:
         raise ValueError(f"`min_weight` must be >= 0, got {min_weight}.")
     logits = as_logits(logits)
     n_pairs = pairs.shape[0]
     top = top_pairs(logits)
-    local, counts = _local_uncertainty(logits, top, labels, neighbors, pairs[pair_index])
+    local, counts = _local_uncertainty(logits, top, labels, neighbors, pairs[pair_index], bandwidth)
     weight = _sum_by_pair(counts, pair_index, n_pairs)
     uncertain = _sum_by_pair(counts * local, pair_index, n_pairs)
     size = _count_by_pair(torch.ones_like(pair_index), pair_index, n_pairs)
@@ -197,7 +211,7 @@ def pair_uncertainty(
 
 
 def _local_uncertainty(
-    logits: Tensor, top: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor
+    logits: Tensor, top: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, bandwidth: Bandwidth
 ) -> tuple[Tensor, Tensor]:
     """Local uncertainty (N,) and counts (N,) without checks, in blocks of rows: memory does not grow with N M."""
     # Halving is exact and keeps differences of huge logits in range; nothing here depends on the scale.
@@ -209,7 +223,7 @@ def _local_uncertainty(
     dtype = torch.int32 if flat.numel() < 2**31 else torch.int64
     narrow_top, narrow_labels = top.to(dtype), labels.to(dtype)
     blocks = [
-        _count_block(flat, logits.shape[1], top_block, narrow_labels, members.to(dtype).contiguous())
+        _count_block(flat, logits.shape[1], top_block, narrow_labels, members.to(dtype).contiguous(), bandwidth)
         for top_block, members in zip(narrow_top.split(rows), neighbors.split(rows), strict=True)
     ]
     count_i = torch.cat([block[0] for block in blocks])
@@ -222,16 +236,14 @@ def _local_uncertainty(
     return torch.where(is_bayes_pair, local, torch.zeros_like(local)), counts
 
 
-def _count_block(flat: Tensor, n_classes: int, top: Tensor, labels: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+def _count_block(
+    flat: Tensor, n_classes: int, top: Tensor, labels: Tensor, members: Tensor, bandwidth: Bandwidth
+) -> tuple[Tensor, Tensor]:
     """k_i and k_j (rows,) of Eq. 27 for one block; `flat` is the logits (N, J) in one line."""
     start = members * n_classes
     gap = flat.index_select(0, (start + top[:, :1]).view(-1))
     gap -= flat.index_select(0, (start + top[:, 1:]).view(-1))  # Eq. 12
-    gap = gap.view(members.shape)
-    gap /= row_scale(gap)
-    h = bandwidth_of_scaled(gap).unsqueeze(1)
-    gap /= torch.where(h == 0, torch.ones_like(h), h)
-    kernel = gap.square_().mul_(-0.5).exp_() * (h != 0)
+    kernel = boundary_kernel(gap.view(members.shape), bandwidth)
     member_labels = labels.index_select(0, members.view(-1)).view(members.shape)
     # Bytes multiply faster than truth values do.
     count_i = (kernel * (member_labels == top[:, :1]).view(torch.uint8)).sum(dim=1)

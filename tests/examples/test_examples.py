@@ -92,4 +92,22 @@ def test_confidence_tables_tell_coverage_and_width_of_each_method(load, tmp_path
     assert (table[[f"width {name}" for name in ("CUD", "BS1", "BS2", "K", "M", "L")]].stack() > 0.1).all()
     assert table["width BS1"].tolist() == pytest.approx(table["width BS2"].tolist())
     assert "coverage, n = 30, 3 repetitions, 20 draws" in capsys.readouterr().out
+
+
+def test_shifts_peak_where_the_gaussians_meet(load, tmp_path, capsys):
+    values = load("shifts").main(["--smoke", "--plot", str(tmp_path / "figure.png")])
+    assert len(values) == 3
+    for name, at in values.items():
+        assert max(at, key=at.get) == 0.0, name
+    assert "Proposal 2" in capsys.readouterr().out
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_svm_selection_finds_the_width_and_the_omission(load, tmp_path, capsys):
+    tables = load("svm_selection").main(["--smoke", "--plot", str(tmp_path / "figure.png")])
+    rows = tables["GMM_inclusion"]
+    assert rows["U"].idxmax() == rows["L_val"].idxmin() == 0
+    assert rows["omission"][-5] > 0.02 > rows["omission"][0]
+    assert (rows["L_tr"] <= rows["L_val"]).all()
+    assert "GMM_inclusion" in capsys.readouterr().out
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

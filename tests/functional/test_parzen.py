@@ -1,8 +1,8 @@
 import pytest
 import torch
-from oracles import proposal2
+from oracles import anchors, proposal2
 
-from bu_torch.functional import silverman_bandwidth
+from bu_torch.functional import boundary_uncertainty, cvml_bandwidth, local_uncertainty, parzen, silverman_bandwidth
 
 
 @pytest.mark.parametrize("scale", [1e-30, 0.05, 1.0, 1e4, 1e30])
@@ -45,3 +45,88 @@ def test_nan_stays_nan():
 def test_bad_values_are_named(values, error):
     with pytest.raises(error, match="`values` must"):
         silverman_bandwidth(values)
+    with pytest.raises(error, match="`values` must"):
+        cvml_bandwidth(values)
+
+
+class TestCvml:
+    @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+    @pytest.mark.parametrize("members", [2, 3, 10])
+    def test_agrees_with_the_thesis_one_value_at_a_time(self, scale, members, dtype, device):
+        values = torch.randn(5, members, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype)
+        expected = torch.tensor([anchors.cvml_widths(row) for row in values.tolist()], dtype=torch.float64)
+        widths = cvml_bandwidth((values * scale).to(device))
+        assert widths.shape == (5, members)
+        assert widths.dtype == dtype
+        assert widths.device.type == device.type
+        torch.testing.assert_close(widths.cpu().double() / scale, expected, atol=1e-5, rtol=1e-4)
+
+    def test_is_likelier_than_narrow_windows_and_nearly_as_likely_as_any(self):
+        """By Eq. 4.10 alone: the steps come from below and end a little before the top, as the thesis ends them."""
+        for row in torch.randn(3, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(1)):
+            widths = cvml_bandwidth(row.unsqueeze(0))[0]
+            reached, *others = (
+                anchors.log_likelihood(row.tolist(), (f * widths).tolist()) for f in (1.0, 0.3, 0.6, 0.8, 1.5, 2.0, 4.0)
+            )
+            assert reached > max(others[:3])
+            assert max(others) - reached < 0.1 * len(row)
+
+    def test_rare_values_get_wide_windows(self):
+        row = torch.cat((torch.randn(39, generator=torch.Generator().manual_seed(2)), torch.tensor([9.0])))
+        widths = cvml_bandwidth(row.unsqueeze(0))[0]
+        assert int(widths.argmax()) == 39
+        assert float(widths[39]) > 1.5 * float(widths.median())
+
+    def test_ties_do_not_close_the_windows(self):
+        values = torch.tensor([[0.0, 0.0, 1.0, 1.0, 5.0, 5.0]])
+        widths = cvml_bandwidth(values)
+        expected = torch.tensor([anchors.cvml_widths(values[0].tolist())])
+        torch.testing.assert_close(widths, expected, atol=1e-6, rtol=1e-4)
+        assert (widths > 1e-4).all()
+        assert cvml_bandwidth(torch.full((1, 4), 0.1)).tolist() == [[0.0] * 4]
+
+    def test_order_and_offset_of_the_values_do_not_matter_and_rows_do_not_see_each_other(self, monkeypatch):
+        values = torch.randn(20, 9, dtype=torch.float64)
+        widths = cvml_bandwidth(values)
+        torch.testing.assert_close(cvml_bandwidth(values.flip(1)).flip(1), widths, atol=1e-12, rtol=1e-9)
+        torch.testing.assert_close(cvml_bandwidth(values + 7), widths, atol=1e-9, rtol=1e-6)
+        torch.testing.assert_close(cvml_bandwidth(values[3:4]), widths[3:4], atol=1e-12, rtol=1e-12)
+        monkeypatch.setitem(parzen._BLOCK_ELEMENTS, "cpu", 100)
+        torch.testing.assert_close(cvml_bandwidth(values), widths, atol=1e-12, rtol=1e-12)
+
+    def test_nan_stays_in_its_row(self):
+        widths = cvml_bandwidth(torch.tensor([[0.0, float("nan"), 1.0], [0.0, 2.0, 1.0]]))
+        assert widths[0].isnan().all()
+        assert widths[1].isfinite().all()
+
+    def test_proposal_2_counts_with_it(self):
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.arange(400) % 2
+        x = (torch.randn(400, generator=generator) + 2 * labels).sort()
+        labels = labels[x.indices]
+        start = (torch.arange(400) - 10).clamp(0, 380)
+        clusters = start.unsqueeze(1) + torch.arange(20)
+        pairs = torch.tensor([[0, 1]]).expand(400, 2)
+        logits = x.values - 1
+        local, counts = local_uncertainty(logits, labels, clusters, pairs, bandwidth="cvml")
+        for n in (3, 150, 200, 399):
+            gaps = logits[clusters[n]]
+            kernel = (-0.5 * (gaps / cvml_bandwidth(gaps.unsqueeze(0))[0]).square()).exp()
+            k_1 = kernel[labels[clusters[n]] == 1].sum()
+            torch.testing.assert_close(counts[n], kernel.sum(), atol=1e-5, rtol=1e-4)
+            expected = 1 - (2 * k_1 / kernel.sum() - 1).abs() if counts[n] else torch.tensor(0.0)
+            torch.testing.assert_close(local[n], expected, atol=1e-5, rtol=1e-4)
+        at = {
+            c: float(boundary_uncertainty(x.values - c, labels, clusters, pairs, bandwidth="cvml")) for c in (0, 1, 2)
+        }
+        assert max(at, key=at.get) == 1
+
+    def test_other_rules_are_refused(self):
+        with pytest.raises(ValueError, match="`bandwidth` must be one of 'silverman', 'cvml', got 'scott'"):
+            boundary_uncertainty(
+                torch.zeros(2, 2),
+                torch.zeros(2, dtype=torch.int64),
+                torch.zeros(2, 2, dtype=torch.int64),
+                torch.tensor([[0, 1]] * 2),
+                bandwidth="scott",
+            )

@@ -1,0 +1,134 @@
+"""Error rates of a classifier that is trained again and again on parts of the data."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bu_torch._evaluation_mode import preserved_random_state
+from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes
+
+
+class ErrorEstimate(NamedTuple):
+    """Error rates over resampled trainings.
+
+    Attributes:
+        error: Mean error rate on samples that were not trained on, L_val of Ha et al. (2021).
+        training_error: Mean error rate on those that were, L_tr.
+        errors: Error rate of each training on samples that it did not see, (R,) float64.
+    """
+
+    error: float
+    training_error: float
+    errors: Tensor
+
+
+def cross_validation_error(
+    estimator: Any, features: Any, labels: Any, *, n_folds: int = 10, n_repeats: int = 1, seed: int = 0
+) -> ErrorEstimate:
+    """Error rate by stratified cross-validation: trained on all folds but one, tested on that one.
+
+    The reference of Ha (2019), section 2.4.4, and Ha et al. (2021), section 6: the mean over the folds of their error
+    rates, ten folds. The folds are those of scikit-learn's `RepeatedStratifiedKFold`.
+
+    Args:
+        estimator: Any object with `fit(features, labels)` and `predict(features)`, given NumPy arrays. Each training
+            starts from a fresh copy (`sklearn.base.clone`, or a deep copy of what it cannot clone); the object itself
+            stays as it is.
+        features: Inputs, shape (N, d) or (N, ...), tensor or array of numbers, finite.
+        labels: Classes, shape (N,), integers >= 0; at least two different ones.
+        n_folds: Folds, 2 <= n_folds <= N.
+        n_repeats: Independent divisions into folds, >= 1.
+        seed: Seed of the divisions, >= 0. Global random numbers are left as they were, whatever the estimator draws.
+
+    Returns:
+        The estimate, with n_repeats * n_folds single errors.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range, or no class has as many samples as there are folds.
+
+    Example:
+        >>> from sklearn.neighbors import KNeighborsClassifier
+        >>> labels = torch.arange(20) // 10
+        >>> cross_validation_error(KNeighborsClassifier(1), labels.unsqueeze(1), labels, n_folds=5).error
+        0.0
+    """
+    from sklearn.model_selection import RepeatedStratifiedKFold
+
+    check_integer("n_folds", n_folds, 2)
+    check_integer("n_repeats", n_repeats, 1)
+    inputs, classes = _as_arrays(features, labels)
+    splitter = RepeatedStratifiedKFold(n_splits=n_folds, n_repeats=n_repeats, random_state=_seed(seed))
+    return _resample(estimator, inputs, classes, splitter.split(np.zeros(len(inputs)), classes))
+
+
+def holdout_error(
+    estimator: Any, features: Any, labels: Any, *, test_size: float = 0.3, n_repeats: int = 1, seed: int = 0
+) -> ErrorEstimate:
+    """Error rate on a stratified part of the data that is held out of training.
+
+    The splits are those of scikit-learn's `StratifiedShuffleSplit`.
+
+    Args:
+        estimator: As for `cross_validation_error`.
+        features: As for `cross_validation_error`.
+        labels: As for `cross_validation_error`.
+        test_size: Share of the samples that is held out, 0 < test_size < 1.
+        n_repeats: Independent splits, >= 1.
+        seed: As for `cross_validation_error`.
+
+    Returns:
+        The estimate, with n_repeats single errors.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range, or a class has too few samples to be split.
+
+    Example:
+        >>> from sklearn.neighbors import KNeighborsClassifier
+        >>> labels = torch.arange(20) // 10
+        >>> holdout_error(KNeighborsClassifier(1), labels.unsqueeze(1), labels).error
+        0.0
+    """
+    from sklearn.model_selection import StratifiedShuffleSplit
+
+    check_integer("n_repeats", n_repeats, 1)
+    if isinstance(test_size, bool) or not isinstance(test_size, float) or not 0 < test_size < 1:
+        raise ValueError(f"`test_size` must be a share with 0 < test_size < 1, got {test_size!r}.")
+    inputs, classes = _as_arrays(features, labels)
+    splitter = StratifiedShuffleSplit(n_splits=n_repeats, test_size=test_size, random_state=_seed(seed))
+    return _resample(estimator, inputs, classes, splitter.split(np.zeros(len(inputs)), classes))
+
+
+def _as_arrays(features: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    inputs = as_features(features)
+    classes = as_labels(labels, inputs.shape[0])
+    check_two_classes(classes)
+    return inputs.cpu().numpy(), classes.cpu().numpy()
+
+
+def _seed(seed: int) -> int:
+    return check_integer("seed", seed, 0)
+
+
+def _resample(estimator: Any, inputs: np.ndarray, classes: np.ndarray, splits: Iterable[Any]) -> ErrorEstimate:
+    from sklearn.base import clone
+
+    if isinstance(estimator, type) or not (hasattr(estimator, "fit") and hasattr(estimator, "predict")):
+        raise TypeError(f"`estimator` must be an object with `fit` and `predict`, got {estimator!r}.")
+    errors = []
+    with preserved_random_state():
+        for train, test in splits:
+            model = clone(estimator, safe=False)
+            model.fit(inputs[train], classes[train])
+            errors.append([_error(model, inputs[part], classes[part]) for part in (test, train)])
+    held_out, trained = torch.tensor(errors, dtype=torch.float64).T
+    return ErrorEstimate(float(held_out.mean()), float(trained.mean()), held_out)
+
+
+def _error(model: Any, inputs: np.ndarray, classes: np.ndarray) -> float:
+    predicted = as_labels(model.predict(inputs), len(classes), "the predictions of `estimator`")
+    return float(np.mean(predicted.cpu().numpy() != classes))

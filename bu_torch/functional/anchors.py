@@ -1,0 +1,181 @@
+"""Boundary uncertainty at anchors: points on the decision boundary, and how evenly two classes mix around them.
+
+Two estimators came before the one of `bu_torch.functional.boundary`: "Proposal 1" of Ha (2019), "A classifier
+evaluation method based on boundary uncertainty", chapter 2 (also section 3 of Ha et al. 2021), and the variant of
+chapter 4. Equations and algorithms with a dot in their number, and Algorithms 2 to 8, are those of the thesis.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional._checks import as_logits, check_choice, check_index, check_range
+from bu_torch.functional.parzen import Bandwidth, boundary_kernel
+
+Measure = Literal["entropy", "triangle"]
+MEASURES = ("entropy", "triangle")
+
+_BLOCK_ELEMENTS = 2**22
+
+
+def bisect_segments(
+    classify: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, *, n_halvings: int = 30
+) -> tuple[Tensor, Tensor]:
+    """Points of the decision boundary on segments whose ends are predicted differently.
+
+    The dichotomy of Algorithm 2 and the segment rule of Algorithm 4 in one: a segment is halved; if its middle is
+    predicted as its start, the start moves there, else the end does. The ends stay predicted differently, so that the
+    point found lies where the predicted class really changes, as Ha et al. (2021), section 3.3, ask. Where the two top
+    classes at the middle are those of the ends, that is a step of the dichotomy; where a third class lies between, it
+    is Algorithm 4, completed: as printed the end always moves, also to a middle predicted as the start, where no
+    boundary is sure to be left.
+
+    Args:
+        classify: Gives the predicted class (n,) of points (n, d).
+        start: One end of each segment, shape (n, d), floating point.
+        end: The other, of the same shape.
+        n_halvings: How often a segment is halved, >= 1.
+
+    Returns:
+        The points, shape (n, d), dtype and device of `start`, and the classes on the two sides, shape (n, 2), int64:
+        the one of `start`, then the one it changes to.
+
+    Raises:
+        ValueError: If shapes differ, `n_halvings` < 1, or the two ends of a segment are predicted alike.
+
+    Example:
+        >>> bisect_segments(lambda x: (x[:, 0] > 1).long(), torch.zeros(1, 2), torch.ones(1, 2) * 4)
+        (tensor([[1., 1.]]), tensor([[0, 1]]))
+    """
+    if start.ndim != 2 or start.shape != end.shape:
+        raise ValueError(
+            f"`start` and `end` must have the same shape (n, d), got {tuple(start.shape)} and {tuple(end.shape)}."
+        )
+    if n_halvings < 1:
+        raise ValueError(f"`n_halvings` must be >= 1, got {n_halvings}.")
+    first, second = classify(start), classify(end)
+    n_alike = int((first == second).sum())
+    if n_alike:
+        raise ValueError(f"`start` and `end` must be predicted differently, got {n_alike} segments predicted alike.")
+    step = end - start
+    low = start.new_zeros(len(start), 1)
+    high = start.new_ones(len(start), 1)
+    for _ in range(n_halvings):
+        middle = (low + high) / 2
+        found = classify(start + middle * step)
+        is_first = found == first
+        low = torch.where(is_first.unsqueeze(1), middle, low)
+        high = torch.where(is_first.unsqueeze(1), high, middle)
+        second = torch.where(is_first, second, found)
+    return start + (low + high) / 2 * step, torch.stack((first, second), dim=1)
+
+
+def class_uncertainty(
+    counts: Tensor, pairs: Tensor, *, priors: Tensor | None = None, measure: Measure = "triangle"
+) -> Tensor:
+    """Local uncertainty of groups of samples: 1 where the two classes of a boundary are equally many in them.
+
+    Section 2.3.5: where another class is more frequent than one of the two, the boundary does not run between the two
+    most likely classes and the value is 0, the worst; else it is the measure of p = P_i / (P_i + P_j). Both measures
+    are scaled to [0, 1]: the binary entropy of p over ln 2 (Eq. 2.4), and the triangle 1 - |2 p - 1|, which the thesis
+    draws in Fig. 4.6 and calls Gini impurity (that would be the parabola 4 p (1 - p)).
+
+    Args:
+        counts: (Effective) number of samples of each class in each of n groups, shape (n, J), floating point, >= 0.
+        pairs: Classes on the two sides of the boundary, shape (n, 2), integer, values in [0, J), different in a row.
+        priors: Shares P(C_j) of the classes to divide posteriors by (section 2.4.4), shape (J,), or None. A class with
+            share 0 must have no counts.
+        measure: `"entropy"` or `"triangle"`.
+
+    Returns:
+        Shape (n,), in [0, 1], dtype and device of `counts`; 0 where neither class of the pair has counts.
+
+    Raises:
+        TypeError: If `pairs` is not an integer tensor.
+        ValueError: If shapes do not fit or `measure` is unknown.
+
+    Example:
+        >>> counts = torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 2.0]])
+        >>> class_uncertainty(counts, torch.tensor([[0, 1], [0, 1]]))
+        tensor([0.5000, 0.0000])
+    """
+    check_choice("measure", measure, MEASURES)
+    if counts.ndim != 2:
+        raise ValueError(f"`counts` must have shape (n, J), got {tuple(counts.shape)}.")
+    check_index("pairs", pairs, (len(counts), 2), counts.device)
+    if priors is not None:
+        if priors.shape != (counts.shape[1],):
+            raise ValueError(f"`priors` must have shape ({counts.shape[1]},), got {tuple(priors.shape)}.")
+        counts = counts / torch.where(priors == 0, torch.ones_like(priors), priors).to(counts)
+    pairs = pairs.long()
+    of_pair = counts.gather(1, pairs)
+    fewer, total = of_pair.amin(dim=1), of_pair.sum(dim=1)
+    share = fewer / torch.where(total == 0, torch.ones_like(total), total)
+    value = 2 * share if measure == "triangle" else _binary_entropy(share)
+    other = counts.scatter(1, pairs, 0).amax(dim=1)
+    return torch.where(other <= fewer, value, torch.zeros_like(value))
+
+
+def anchor_uncertainty(
+    logits: Tensor,
+    labels: Tensor,
+    neighbors: Tensor,
+    pairs: Tensor,
+    *,
+    bandwidth: Bandwidth = "cvml",
+    measure: Measure = "triangle",
+) -> Tensor:
+    """Local uncertainty of each anchor from a smooth count of the labels around it (section 4.5).
+
+    The M samples around an anchor lie on one axis, F = g_j - g_i with the anchor's own pair, where the boundary is at
+    zero. Each counts exp(-(F / h)^2 / 2) for its label (Eq. 4.4), and `class_uncertainty` compares the counts. (The
+    thesis keeps the sign of correct and wrong classification on the axis instead; at zero the kernel does not see it.)
+    Each sample has its own width and a weight of at most 1: a count and not a density, as Eq. 4.4 has it.
+
+    Args:
+        logits: Classifier outputs at the samples, shape (N, J), floating point; (N, 1) or (N,) for two classes.
+        labels: Given classes, shape (N,), integer, values in [0, J).
+        neighbors: The samples around each of S anchors, shape (S, M) with M >= 2, integer, values in [0, N).
+        pairs: Classes on the two sides of each anchor, shape (S, 2), integer, values in [0, J), different in a row.
+        bandwidth: Width of the kernel, `"cvml"` (`cvml_bandwidth`) or `"silverman"` (`silverman_bandwidth`).
+        measure: As for `class_uncertainty`.
+
+    Returns:
+        Shape (S,), in [0, 1], on the device of `logits`, float64 for float64 logits and float32 for all others. U is
+        the mean over the anchors (Eq. 4.5).
+
+    Raises:
+        TypeError: If an argument has the wrong dtype.
+        ValueError: If an argument has the wrong shape, device or values.
+
+    Example:
+        >>> logits = torch.tensor([-2.0, -1.0, 1.0, 2.0])
+        >>> anchor_uncertainty(logits, torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 1]]))
+        tensor([1.])
+    """
+    logits = as_logits(logits)
+    n_samples, n_classes = logits.shape
+    check_index("labels", labels, (n_samples,), logits.device)
+    check_index("neighbors", neighbors, ("S", "M"), logits.device)
+    check_index("pairs", pairs, (len(neighbors), 2), logits.device)
+    if neighbors.shape[1] < 2:
+        raise ValueError(f"`neighbors` must have shape (S, M) with M >= 2, got {tuple(neighbors.shape)}.")
+    if not len(neighbors):
+        return logits.new_zeros(0)
+    check_range("labels", labels, n_classes, "classes that `logits` has a column for,")
+    check_range("neighbors", neighbors, n_samples, "sample indices")
+    check_range("pairs", pairs, n_classes, "classes that `logits` has a column for,")
+    labels, neighbors, pairs = labels.long(), neighbors.long(), pairs.long()
+    rows = max(1, _BLOCK_ELEMENTS // max(n_classes, neighbors.shape[1]))
+    values = []
+    for members, pair in zip(neighbors.split(rows), pairs.split(rows), strict=True):
+        kernel = boundary_kernel(logits[members, pair[:, 1:]] - logits[members, pair[:, :1]], bandwidth)
+        counts = kernel.new_zeros(len(members), n_classes).scatter_add_(1, labels[members], kernel)
+        values.append(class_uncertainty(counts, pair, measure=measure))
+    return torch.cat(values)
+
+
+def _binary_entropy(share: Tensor) -> Tensor:
+    return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)) / torch.log(share.new_tensor(2.0))

@@ -1,0 +1,200 @@
+import pytest
+import torch
+from oracles import anchors
+
+from bu_torch.functional import anchor_uncertainty, bisect_segments, class_uncertainty, cvml_bandwidth
+
+
+def made_up_counts(seed=0, n=200, j=4, whole=True):
+    g = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 6, (n, j), generator=g) if whole else torch.rand(n, j, generator=g)
+    pairs = torch.stack([torch.randperm(j, generator=g)[:2] for _ in range(n)])
+    return counts.double(), pairs
+
+
+class TestClassUncertainty:
+    @pytest.mark.parametrize("measure", ["entropy", "triangle"])
+    @pytest.mark.parametrize("priors", [None, [0.41, 0.29, 0.19, 0.11]])
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_agrees_with_the_thesis_one_group_at_a_time(self, measure, priors, whole, dtype, device):
+        counts, pairs = made_up_counts(whole=whole)
+        expected = [
+            anchors.class_uncertainty(c, p, measure, priors)
+            for c, p in zip(counts.tolist(), pairs.tolist(), strict=True)
+        ]
+        weights = None if priors is None else torch.tensor(priors, device=device, dtype=dtype)
+        value = class_uncertainty(counts.to(device, dtype), pairs.to(device), priors=weights, measure=measure)
+        assert value.dtype == dtype
+        assert value.device.type == device.type
+        torch.testing.assert_close(value.cpu().double(), torch.tensor(expected).double(), atol=1e-6, rtol=1e-5)
+        assert 0 < (value > 0).sum() < len(value)
+
+    @pytest.mark.parametrize(("measure", "at_a_quarter"), [("entropy", 0.8112781), ("triangle", 0.5)])
+    def test_closed_forms(self, measure, at_a_quarter):
+        counts = torch.tensor([[5.0, 5.0, 0.0], [3.0, 1.0, 0.0], [1.0, 3.0, 0.0], [4.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+        value = class_uncertainty(counts, torch.tensor([[0, 1]] * 5), measure=measure)
+        torch.testing.assert_close(value, torch.tensor([1.0, at_a_quarter, at_a_quarter, 0.0, 0.0]))
+
+    def test_another_class_in_front_is_worst_and_a_tie_is_not(self):
+        counts = torch.tensor([[4.0, 3.0, 5.0], [4.0, 4.0, 4.0], [5.0, 4.0, 4.0]])
+        assert (class_uncertainty(counts, torch.tensor([[0, 1]] * 3)) > 0).tolist() == [False, True, True]
+
+    def test_correction_makes_shares_of_the_priors_even(self):
+        priors = torch.tensor([0.9, 0.1])
+        value = class_uncertainty(torch.tensor([[9.0, 1.0]]), torch.tensor([[0, 1]]), priors=priors)
+        torch.testing.assert_close(value, torch.ones(1))
+
+    def test_names_of_the_classes_and_order_of_a_pair_do_not_matter(self):
+        counts, pairs = made_up_counts()
+        names = torch.tensor([2, 0, 3, 1])
+        renamed = torch.empty_like(counts)
+        renamed[:, names] = counts
+        value = class_uncertainty(counts, pairs)
+        assert torch.equal(class_uncertainty(renamed, names[pairs].flip(1)), value)
+
+    @pytest.mark.parametrize(
+        ("change", "error", "message"),
+        [
+            ({"measure": "gini"}, ValueError, "`measure` must be one of 'entropy', 'triangle', got 'gini'"),
+            ({"counts": torch.zeros(3)}, ValueError, r"`counts` must have shape \(n, J\), got \(3,\)"),
+            ({"pairs": torch.zeros(200, 2)}, TypeError, "`pairs` must have an integer dtype"),
+            ({"priors": torch.ones(3)}, ValueError, r"`priors` must have shape \(4,\), got \(3,\)"),
+        ],
+    )
+    def test_bad_arguments_are_named(self, change, error, message):
+        counts, pairs = made_up_counts()
+        with pytest.raises(error, match=message):
+            class_uncertainty(**{"counts": counts, "pairs": pairs, **change})
+
+
+def linear(weights, bias):
+    return lambda x: x @ weights.T + bias
+
+
+class TestBisectSegments:
+    def test_agrees_with_algorithm_4_one_segment_at_a_time(self, dtype):
+        g = torch.Generator().manual_seed(0)
+        weights, bias = torch.randn(4, 3, generator=g, dtype=dtype), torch.randn(4, generator=g, dtype=dtype)
+        logits = linear(weights, bias)
+        ends = 3 * torch.randn(2, 80, 3, generator=g, dtype=dtype)
+        predicted = [logits(end).argmax(dim=1) for end in ends]
+        start, end = (part[predicted[0] != predicted[1]] for part in ends)
+        points, pairs = bisect_segments(lambda x: logits(x).argmax(dim=1), start, end)
+        w, b = weights.double().numpy(), bias.double().numpy()
+        third = 0
+        for n in range(len(start)):
+            expected, classes = anchors.bisect(lambda x: w @ x + b, start[n].tolist(), end[n].tolist())
+            third += classes[1] != int(logits(end[n : n + 1]).argmax())
+            assert pairs[n].tolist() == list(classes)
+            torch.testing.assert_close(points[n].double(), torch.as_tensor(expected), atol=1e-4, rtol=1e-5)
+        assert third > 3  # a class lies between on some
+
+    def test_points_lie_on_the_boundary_of_their_two_classes(self):
+        g = torch.Generator().manual_seed(1)
+        logits = linear(torch.randn(5, 2, generator=g).double(), torch.randn(5, generator=g).double())
+        ends = 4 * torch.randn(2, 300, 2, generator=g).double()
+        differs = logits(ends[0]).argmax(dim=1) != logits(ends[1]).argmax(dim=1)
+        points, pairs = bisect_segments(lambda x: logits(x).argmax(dim=1), ends[0][differs], ends[1][differs])
+        top = logits(points).topk(2, dim=1)
+        torch.testing.assert_close(top.values[:, 0], top.values[:, 1], atol=1e-6, rtol=0)
+        assert torch.equal(top.indices.sort(dim=1).values, pairs.sort(dim=1).values)
+
+    def test_a_middle_predicted_as_the_start_moves_the_start(self):
+        """0 | 1 | 2 with 0 again at the middle: Algorithm 4 as printed would lose the boundary."""
+
+        def classify(x):
+            return torch.bucketize(x[:, 0], torch.tensor([6.0, 7.0]))
+
+        points, pairs = bisect_segments(classify, torch.zeros(1, 1), torch.full((1, 1), 10.0))
+        assert pairs.tolist() in ([[0, 1]], [[1, 2]])
+        assert min(abs(float(points) - cut) for cut in (6.0, 7.0)) < 1e-5
+
+    def test_halvings_are_capped(self):
+        calls = []
+
+        def classify(x):
+            calls.append(len(x))
+            return (x[:, 0] > 1 / 3).long()
+
+        points, _ = bisect_segments(classify, torch.zeros(1, 1), torch.ones(1, 1), n_halvings=4)
+        assert len(calls) == 6
+        assert abs(float(points) - 1 / 3) <= 2**-5
+
+    @pytest.mark.parametrize(
+        ("start", "end", "options", "message"),
+        [
+            (torch.zeros(2, 1), torch.ones(3, 1), {}, r"same shape \(n, d\), got \(2, 1\) and \(3, 1\)"),
+            (torch.zeros(2, 1), torch.zeros(2, 1), {}, "predicted differently, got 2 segments predicted alike"),
+            (torch.zeros(2, 1), torch.ones(2, 1), {"n_halvings": 0}, "`n_halvings` must be >= 1, got 0"),
+        ],
+    )
+    def test_bad_arguments_are_named(self, start, end, options, message):
+        with pytest.raises(ValueError, match=message):
+            bisect_segments(lambda x: (x[:, 0] > 0.5).long(), start, end, **options)
+
+
+def anchor_problem(seed=0, n=60, j=3, s=12, m=9, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, j, generator=g, dtype=torch.float64)
+    labels = torch.randint(0, j, (n,), generator=g)
+    neighbors = torch.stack([torch.randperm(n, generator=g)[:m] for _ in range(s)])
+    pairs = torch.stack([torch.randperm(j, generator=g)[:2] for _ in range(s)])
+    return logits.to(dtype), labels, neighbors, pairs
+
+
+class TestAnchorUncertainty:
+    @pytest.mark.parametrize("measure", ["entropy", "triangle"])
+    def test_agrees_with_the_thesis_one_anchor_at_a_time(self, measure, dtype, device):
+        arguments = anchor_problem(dtype=dtype)
+        expected = anchors.anchor_uncertainty(*(a.tolist() for a in arguments), measure)
+        value = anchor_uncertainty(*(a.to(device) for a in arguments), measure=measure)
+        assert value.dtype == dtype
+        torch.testing.assert_close(value.cpu().double(), torch.tensor(expected).double(), atol=1e-4, rtol=1e-4)
+        assert 0 < sum(v > 0 for v in expected) < len(expected)
+
+    def test_silverman_is_the_other_width(self):
+        logits = torch.tensor([-2.0, -1.0, 1.0, 3.0, 5.0])
+        labels = torch.tensor([0, 1, 1, 0, 1])
+        members = torch.arange(5).unsqueeze(0)
+        value = anchor_uncertainty(logits, labels, members, torch.tensor([[0, 1]]), bandwidth="silverman")
+        h = 0.9 * min(float(logits.std()), (3 - -1) / 1.34) * 5**-0.2
+        kernel = (-0.5 * (logits / h) ** 2).exp()
+        share = float(kernel[labels == 1].sum() / kernel.sum())
+        assert float(value) == pytest.approx(1 - abs(2 * share - 1), abs=1e-5)
+        other = anchor_uncertainty(logits, labels, members, torch.tensor([[0, 1]]))
+        kernel = (-0.5 * (logits / cvml_bandwidth(logits.unsqueeze(0))[0]) ** 2).exp()
+        share = float(kernel[labels == 1].sum() / kernel.sum())
+        assert float(other) == pytest.approx(1 - abs(2 * share - 1), abs=1e-5)
+
+    def test_scale_names_and_order_of_the_pair_do_not_matter(self):
+        logits, labels, neighbors, pairs = anchor_problem()
+        value = anchor_uncertainty(logits, labels, neighbors, pairs)
+        names = torch.tensor([2, 0, 1])
+        renamed = torch.empty_like(logits)
+        renamed[:, names] = logits
+        for other in (
+            anchor_uncertainty(1e6 * logits + 3, labels, neighbors, pairs),
+            anchor_uncertainty(logits, labels, neighbors, pairs.flip(1)),
+            anchor_uncertainty(logits, labels, neighbors.flip(1), pairs),
+            anchor_uncertainty(renamed, names[labels], neighbors, names[pairs]),
+        ):
+            torch.testing.assert_close(other, value, atol=1e-9, rtol=1e-6)
+
+    def test_no_anchors_give_no_values(self):
+        logits, labels, neighbors, pairs = anchor_problem()
+        assert anchor_uncertainty(logits, labels, neighbors[:0], pairs[:0]).shape == (0,)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"labels": torch.full((60,), 3)}, r"`labels` must hold classes .* \[0, 3\), got values from 3"),
+            ({"neighbors": torch.full((12, 9), 60)}, "`neighbors` must hold sample indices"),
+            ({"neighbors": torch.zeros(12, 1, dtype=torch.int64)}, "`neighbors` must have shape .* M >= 2"),
+            ({"pairs": torch.zeros(11, 2, dtype=torch.int64)}, r"`pairs` must have shape \(12, 2\), got \(11, 2\)"),
+            ({"bandwidth": "scott"}, "`bandwidth` must be one of"),
+        ],
+    )
+    def test_bad_arguments_are_named(self, change, message):
+        arguments = dict(zip(("logits", "labels", "neighbors", "pairs"), anchor_problem(), strict=True))
+        with pytest.raises(ValueError, match=message):
+            anchor_uncertainty(**{**arguments, **change})

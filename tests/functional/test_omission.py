@@ -1,0 +1,91 @@
+import pytest
+import torch
+from oracles import anchors
+from sklearn.svm import SVC
+
+from bu_torch import BoundaryUncertainty
+from bu_torch.functional import label_votes, omission
+
+
+def problem(seed=0, n=200, j=3, m=9):
+    """Samples on a line, labelled and predicted in blocks, so that some clusters are of one prediction."""
+    g = torch.Generator().manual_seed(seed)
+    start = (torch.arange(n) - m // 2).clamp(0, n - m)
+    neighbors = start.unsqueeze(1) + torch.arange(m)
+    block = torch.arange(n) // 25
+    labels = torch.randint(0, j, (n // 25,), generator=g)[block]
+    noisy = torch.rand(n, generator=g) < 0.3
+    labels = torch.where(noisy, torch.randint(0, j, (n,), generator=g), labels)
+    predictions = torch.cat([torch.randint(0, j + 1, (n // 25,), generator=g)[block] for _ in range(2)])
+    return labels, predictions, neighbors
+
+
+@pytest.mark.parametrize("significance", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("j", [2, 4])
+def test_agrees_with_counting_one_sample_at_a_time(significance, j, device):
+    labels, predictions, neighbors = problem(j=j)
+    expected = anchors.omission(labels.tolist(), predictions.tolist(), neighbors.tolist(), significance)
+    shares = label_votes(labels, neighbors, 0.0, n_classes=j)
+    value = omission(shares.to(device), predictions.to(device), neighbors.to(device), significance=significance)
+    assert value.dtype == torch.float64
+    assert value.device.type == device.type
+    assert float(value) == pytest.approx(expected, abs=1e-12)
+    assert 0.1 < expected < 1
+
+
+def test_names_of_the_classes_do_not_matter():
+    labels, predictions, neighbors = problem()
+    predictions = predictions.clamp(max=2)
+    names = torch.tensor([2, 0, 1])
+    value = omission(label_votes(labels, neighbors, 0.0), predictions, neighbors)
+    assert omission(label_votes(names[labels], neighbors, 0.0), names[predictions], neighbors) == value
+
+
+def test_predictions_as_labelled_and_noise_omit_nothing():
+    labels, _, neighbors = problem()
+    assert omission(label_votes(labels, neighbors, 0.0), labels, neighbors) == 0
+    g = torch.Generator().manual_seed(0)
+    neighbors = torch.stack([torch.randperm(500, generator=g)[:40] for _ in range(500)])
+    noisy = (torch.rand(500, generator=g) < 0.3).long()
+    predictions = torch.zeros(500, dtype=torch.int64)
+    assert omission(label_votes(noisy, neighbors, 0.0), predictions, neighbors) == 0
+    assert omission(label_votes(1 - noisy, neighbors, 0.0), predictions, neighbors) > 0.6
+
+
+def inclusion(n=1200, seed=0):
+    """GMM_inclusion of Ha et al. (2021), Fig. 15: one class left, the other right with a crowd of the first inside."""
+    g = torch.Generator().manual_seed(seed)
+    sixth = n // 6
+    left = torch.tensor([-1.2, 0.0]) + torch.tensor([1.0, 1.5]) * torch.randn(2 * sixth, 2, generator=g)
+    inside = torch.tensor([3.0, 0.0]) + torch.tensor([0.35, 0.7]) * torch.randn(sixth, 2, generator=g)
+    right = torch.tensor([2.5, 0.0]) + torch.tensor([1.2, 1.5]) * torch.randn(3 * sixth, 2, generator=g)
+    return torch.cat((left, inside, right)), torch.arange(6 * sixth) // (3 * sixth)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_tells_a_boundary_with_a_part_missing_from_the_whole_one(seed):
+    """Status A has almost the uncertainty of status B and leaves the inner crowd out."""
+    features, labels = inclusion(seed=seed)
+    fitted = BoundaryUncertainty(n_draws=2).fit(features, labels)
+    a, b = (SVC(gamma=gamma).fit(features, labels).decision_function for gamma in (2**-4, 2**0))
+    assert fitted.score(a) > 0.6
+    assert fitted.score(b) > 0.6
+    assert fitted.omission(a) > 0.03
+    assert fitted.omission(b) < 0.005
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"shares": torch.zeros(200)}, ValueError, r"`shares` must be floating point of shape \(N, J\)"),
+        ({"predictions": torch.zeros(300, dtype=torch.int64)}, ValueError, "a multiple of the 200 samples, got 300"),
+        ({"predictions": torch.zeros(200)}, TypeError, "`predictions` must have an integer dtype"),
+        ({"neighbors": torch.zeros(9, 9, dtype=torch.int64)}, ValueError, r"`neighbors` must have shape \(200, M\)"),
+        ({"significance": 3.0}, ValueError, r"0 <= z < sqrt\(M\) with M = 9, got 3.0"),
+    ],
+)
+def test_bad_arguments_are_named(change, error, message):
+    labels, predictions, neighbors = problem()
+    arguments = {"shares": label_votes(labels, neighbors, 0.0), "predictions": predictions, "neighbors": neighbors}
+    with pytest.raises(error, match=message):
+        omission(**{**arguments, **change})

@@ -1,0 +1,173 @@
+"""The two earlier estimators as Ha (2019) writes them, in NumPy float64 with loops; misprints put right."""
+
+import math
+
+import numpy as np
+
+
+def phi(x):
+    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def cvml_widths(z, floor=1e-3, eta=0.5, k_max=3, l_max=10, epsilon=1e-3):
+    """Algorithms 7 and 8 with Eq. 4.6, 4.7, 4.10, 4.11, 4.18 to 4.20: h w_n of each value."""
+    z = [float(v) for v in z]
+    n = len(z)
+    lowest = floor * (max(z) - min(z))
+    if lowest == 0:
+        return [0.0] * n
+    nearest = [min((m for m in range(n) if m != i), key=lambda m: abs(z[i] - z[m])) for i in range(n)]
+
+    def first_width(w):
+        return max(math.sqrt(sum(((z[i] - z[nearest[i]]) / w[nearest[i]]) ** 2 for i in range(n)) / n), lowest)
+
+    def window(i, m, h, w):
+        return phi((z[i] - z[m]) / (h * w[m])) / (h * w[m])
+
+    def log_sum(i, h, w):
+        """Logarithm of the windows of the others at z_i, also where all underflow."""
+        logs = [-(((z[i] - z[m]) / (h * w[m])) ** 2) / 2 - math.log(h * w[m]) for m in range(n) if m != i]
+        return max(logs) + math.log(sum(math.exp(v - max(logs)) for v in logs))
+
+    def share(i, m, h, w):
+        log_window = -(((z[i] - z[m]) / (h * w[m])) ** 2) / 2 - math.log(h * w[m])
+        return math.exp(log_window - log_sum(i, h, w))
+
+    def likeliest(w):
+        h = first_width(w)
+        before = sum(log_sum(i, h, w) for i in range(n))
+        for _ in range(l_max + 1):
+            spread = sum(share(i, m, h, w) * ((z[i] - z[m]) / w[m]) ** 2 for i in range(n) for m in range(n) if m != i)
+            h = max(math.sqrt(spread / n), lowest)
+            now = sum(log_sum(i, h, w) for i in range(n))
+            if abs(now - before) / n < epsilon:
+                break
+            before = now
+        return h
+
+    w = [1.0] * n
+    h = first_width(w)
+    for _ in range(k_max):
+        density = [sum(window(i, m, h, w) for m in range(n)) / n for i in range(n)]
+        mean = math.exp(sum(math.log(p) for p in density) / n)
+        w = [(p / mean) ** -eta for p in density]
+        h = likeliest(w)
+    return [h * v for v in w]
+
+
+def log_likelihood(z, widths):
+    """Eq. 4.10 but for the constant of the normal density."""
+    n = len(z)
+    return sum(math.log(sum(phi((z[i] - z[m]) / widths[m]) / widths[m] for m in range(n) if m != i)) for i in range(n))
+
+
+def measured(p, measure):
+    if measure == "triangle":
+        return 1 - abs(2 * p - 1)
+    return -sum(q * math.log(q) for q in (p, 1 - p) if q > 0) / math.log(2)
+
+
+def class_uncertainty(counts, pair, measure, priors=None):
+    """Section 2.3.5 with the correction of 2.4.4; a class as frequent as the pair's does not break the pair."""
+    total = sum(counts)
+    if total == 0:
+        return 0.0
+    posterior = [c / total / (priors[k] if priors is not None and c else 1) for k, c in enumerate(counts)]
+    i, j = pair
+    others = [p for k, p in enumerate(posterior) if k not in (i, j)]
+    if posterior[i] + posterior[j] == 0 or any(p > min(posterior[i], posterior[j]) for p in others):
+        return 0.0
+    return measured(posterior[i] / (posterior[i] + posterior[j]), measure)
+
+
+def anchor_uncertainty(logits, labels, neighbors, pairs, measure="triangle"):
+    """Section 4.5, one anchor at a time."""
+    values = []
+    for members, (i, j) in zip(neighbors, pairs, strict=True):
+        gaps = [logits[m][j] - logits[m][i] for m in members]
+        counts = [0.0] * len(logits[0])
+        for gap, width, m in zip(gaps, cvml_widths(gaps), members, strict=True):
+            counts[labels[m]] += math.exp(-((gap / width) ** 2) / 2) if width else 0.0
+        values.append(class_uncertainty(counts, (i, j), measure))
+    return values
+
+
+def bisect(discriminants, a, b, n_halvings=60):
+    """Algorithm 4, then the dichotomy of Algorithm 2 on g_i - g_j, for one segment: the anchor and its two classes."""
+    a, b = np.array(a, dtype=float), np.array(b, dtype=float)
+
+    def ranked(x):
+        return sorted(range(len(discriminants(x))), key=lambda c: -discriminants(x)[c])
+
+    def predicted(x):
+        return ranked(x)[0]
+
+    for _ in range(n_halvings):
+        middle = (a + b) / 2
+        if set(ranked(middle)[:2]) == {predicted(a), predicted(b)}:
+            break
+        if predicted(middle) == predicted(a):
+            a = middle
+        else:
+            b = middle
+    i, j = predicted(a), predicted(b)
+    for _ in range(n_halvings):
+        middle = (a + b) / 2
+        g = discriminants(middle)
+        if g[i] > g[j]:
+            a = middle
+        else:
+            b = middle
+    return (a + b) / 2, (i, j)
+
+
+def cluster_mean(clusters, labels, first, second, n_classes, measure, min_size=8, priors=None):
+    """Eq. 10 and 11 of Ha et al. (2021): clusters is a list of repeats, each a list of lists of samples."""
+    values = []
+    for repeat in clusters:
+        kept = [c for c in repeat if len(c) >= min_size]
+        total = 0.0
+        for c in kept:
+            votes = [sum(first[n] == k for n in c) for k in range(n_classes)]
+            seconds = [sum(second[n] == k for n in c) for k in range(n_classes)]
+            pair = sorted(range(n_classes), key=lambda k: (-votes[k], -seconds[k], k))[:2]
+            counts = [sum(labels[n] == k for n in c) for k in range(n_classes)]
+            total += len(c) * class_uncertainty(counts, pair, measure, priors)
+        values.append(total / max(1, sum(len(c) for c in kept)))
+    return sum(values) / len(values)
+
+
+def wanted(logits, labels, n_classes):
+    """Section 4.4.1: how many samples of each class are in the bin of the histogram that holds zero."""
+    counts = []
+    for c in range(n_classes):
+        values = []
+        for g, label in zip(logits, labels, strict=True):
+            if label == c:
+                top = sorted(g, reverse=True)
+                sign = -1 if max(range(len(g)), key=lambda k: g[k]) == label else 1
+                values.append(sign * (top[0] - top[1]))
+        edges = np.histogram_bin_edges(values, bins="auto")
+        last = len(edges) - 2
+
+        def holds(k, v, edges=edges, last=last):
+            return edges[k] <= v < edges[k + 1] or (k == last and v == edges[-1])
+
+        at_zero = [k for k in range(last + 1) if holds(k, 0)]
+        counts.append(sum(holds(at_zero[0], v) for v in values) if at_zero else 0)
+    return counts
+
+
+def omission(labels, predictions, neighbors, significance):
+    """Share of samples whose cluster is predicted as one class while its labels contradict that, one at a time."""
+    n = len(labels)
+    draws = [predictions[start : start + n] for start in range(0, len(predictions), n)]
+    omitted = 0
+    for draw in draws:
+        for i in range(n):
+            if len({draw[m] for m in neighbors[i]}) == 1:
+                given = [labels[m] for m in neighbors[i]]
+                own = given.count(draw[i])
+                other = max(given.count(c) for c in {*given, -1} - {draw[i]})
+                omitted += other - own > significance * math.sqrt(other + own)
+    return omitted / (n * len(draws))
