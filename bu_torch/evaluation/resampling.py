@@ -14,7 +14,7 @@ from bu_torch._inputs import as_features, as_labels, check_integer, check_two_cl
 class ErrorEstimate(NamedTuple):
     """Error rates over resampled trainings.
 
-    Attributes:
+    Args:
         error: Mean error rate on samples that were not trained on, L_val of Ha et al. (2021).
         training_error: Mean error rate on those that were, L_tr.
         errors: Error rate of each training on samples that it did not see, (R,) float64.
