@@ -45,6 +45,7 @@ SIZES = (
     *((5_000, d, 10) for d in (64, 784)),
     *((20_000, 16, j) for j in (2, 100, 1_000)),
 )
+MANY = (1_000_000, 16, 26)  # for a check alone
 WHOLE = ((5_000, 32, 10), (50_000, 32, 10), (200_000, 32, 10))
 LARGE = ((1_000_000, 64, 10),)
 
@@ -125,7 +126,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     logits = torch.cat([module(batch) for batch in features.split(8192)])
     top = functional.top_pairs(logits)
     pairs, pair_index = functional.index_pairs(top)
-    flat, narrow, narrow_top = logits.reshape(-1), neighbors.int(), top.int()
+    flat, narrow, narrow_top, narrow_labels = logits.reshape(-1), neighbors.int(), top.int(), labels.int()
     rows = 2**16 // N_NEIGHBORS
     gap = torch.rand(n_samples, N_NEIGHBORS) * 2 - 1
     distances = torch.rand(n_samples, n_classes)
@@ -141,12 +142,19 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
         for block in gap.split(rows):
             bandwidth_of_scaled(block)
 
+    def count() -> None:
+        for pair, members, kernel in zip(narrow_top.split(rows), narrow.split(rows), gap.split(rows), strict=True):
+            of_members = narrow_labels.index_select(0, members.view(-1)).view(members.shape)
+            for side in (pair[:, :1], pair[:, 1:]):
+                (kernel * (of_members == side).view(torch.uint8)).sum(dim=1)
+
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
     row["forward"] = median_ms(lambda: [module(batch) for batch in features.split(8192)], repeats)
     row["U"] = median_ms(lambda: functional.pair_uncertainty(logits, labels, neighbors, pairs, pair_index), repeats)
     row["of it: top pair"] = median_ms(lambda: functional.top_pairs(logits), repeats)
     row["of it: gather"] = median_ms(gather, repeats)
     row["of it: width"] = median_ms(width, repeats)
+    row["of it: counts"] = median_ms(count, repeats)
     row["of it: sums by pair"] = median_ms(
         lambda: [stages._sum_by_pair(gap[:, 0].abs(), pair_index, len(pairs)) for _ in range(2)], repeats
     )
@@ -155,6 +163,8 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
         repeats,
     )
     row["votes"] = median_ms(lambda: functional.vote_agreement(votes, predictions), repeats)
+    shares = functional.label_votes(labels, neighbors, 0.0, n_classes)
+    row["omission"] = median_ms(lambda: functional.omission(shares, predictions, narrow), repeats)
     row["(U + trust) / forward"] = (row["U"] + row["trust"]) / row["forward"]
     return row
 
@@ -294,7 +304,9 @@ def main(arguments: list[str] | None = None) -> None:
     others = [size for size in sizes if size[1] < 784 and size[2] <= 100]
     parts: dict[str, Callable[[], pd.DataFrame]] = {
         "Seconds before the first epoch, one draw": lambda: pd.DataFrame([setup_stages(*size) for size in sizes]),
-        "Milliseconds a check, one draw": lambda: pd.DataFrame([check_stages(*size, repeats) for size in sizes]),
+        "Milliseconds a check, one draw": lambda: pd.DataFrame(
+            [check_stages(*size, repeats) for size in (*sizes, *(() if options.quick else (MANY,)))]
+        ),
         "A Lightning epoch": lambda: compare_trainings(options.quick).reset_index(),
         "A process that prepares one draw and measures": lambda: pd.DataFrame(
             [in_a_process_of_its_own(whole, *size) for size in wholes]

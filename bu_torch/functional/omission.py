@@ -61,8 +61,8 @@ def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, signific
     narrow = predictions.to(torch.int32).view(-1, n_samples)  # half of what has to be moved
     values = []
     for draw, narrow_draw in zip(predictions.long().view(-1, n_samples), narrow, strict=True):
-        of_members = narrow_draw.index_select(0, members).view(neighbors.shape)
-        is_away = (of_members == narrow_draw.unsqueeze(1)).all(dim=1)
+        least, most = narrow_draw.index_select(0, members).view(neighbors.shape).aminmax(dim=1)
+        is_away = least == most
         column = draw.unsqueeze(1)
         own = counts.gather(1, column.clamp(max=n_classes - 1)).squeeze(1) * (draw < n_classes)
         other = torch.where(top.indices[:, 0] == draw, top.values[:, 1], top.values[:, 0])
