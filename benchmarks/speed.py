@@ -4,6 +4,7 @@ All times are medians of repeats in one process, on random tables of Gaussian cl
 
     python benchmarks/speed.py --quick
     python benchmarks/speed.py
+    python benchmarks/speed.py --device cuda
 """
 
 import argparse
@@ -71,6 +72,32 @@ def median_ms(call: Callable[[], object], repeats: int) -> float:
         call()
         times.append(time.perf_counter() - started)
     return 1e3 * float(np.median(times))
+
+
+@torch.no_grad()
+def whole_check(device: str, n_samples: int, n_classes: int, repeats: int) -> dict[str, float]:
+    """Milliseconds of U and trust of one draw on a device, and the rate at which it moves the least it has to move.
+
+    That is, once each: the logits, and for each member of a cluster its index, two logits and its label (4 bytes each).
+    """
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(n_samples, n_classes, generator=generator).to(device)
+    labels = (torch.arange(n_samples) % n_classes).to(device)
+    neighbors = torch.randint(n_samples, (n_samples, N_NEIGHBORS), generator=generator).int()
+    neighbors[:, 0] = torch.arange(n_samples)
+    neighbors = neighbors.to(device)
+    distances = torch.rand(n_samples, n_classes, generator=generator).to(device)
+    pairs, pair_index = functional.index_pairs(functional.top_pairs(logits))
+
+    def check() -> None:
+        functional.pair_uncertainty(logits, labels, neighbors, pairs, pair_index)
+        scores = functional.trust_score(distances, logits.argmax(dim=1), validate_args=False)
+        functional.mean_trust_score(scores).item()  # waits for the device
+
+    n_bytes = 4 * n_samples * (n_classes + 4 * N_NEIGHBORS)
+    milliseconds = median_ms(check, repeats)
+    row: dict[str, float] = {"N": n_samples, "M": N_NEIGHBORS, "J": n_classes, "U and trust, ms": milliseconds}
+    return {**row, "least bytes, GB": n_bytes / 1e9, "GB/s": n_bytes / 1e6 / milliseconds}
 
 
 def once(call: Callable[[], object]) -> tuple[float, object]:
@@ -294,10 +321,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes alone")
     parser.add_argument("--large", action="store_true", help="also 1,000,000 samples of 64 features")
+    parser.add_argument("--device", help="time a whole check of 1,000,000 samples on this device, and nothing else")
     parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    if options.device:
+        size = (20_000, 100) if options.quick else (1_000_000, 100)
+        print(pd.DataFrame([whole_check(options.device, *size, 9)]).to_string(index=False, float_format="%.3g"))
+        return
     sizes = tuple(size for size in SIZES if not options.quick or size[0] * size[1] <= 5_000 * 64)
     repeats = 3 if options.quick else 9
     wholes = (*(WHOLE[:1] if options.quick else WHOLE), *(LARGE if options.large else ()))

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 
@@ -35,3 +36,9 @@ def test_an_epoch_with_checks_is_told_from_one_without(speed):
     assert plain[1] == plain[2] == 0.0
     assert 0 < ours[1] < ours[0]
     assert ours[2] > 0
+
+
+def test_a_whole_check_is_timed_on_a_device(speed, device):
+    row = speed.whole_check(device.type, 300, 5, 1)
+    assert row["least bytes, GB"] == 4 * 300 * (5 + 160) / 1e9
+    assert row["GB/s"] == pytest.approx(row["least bytes, GB"] / (row["U and trust, ms"] / 1e3))
