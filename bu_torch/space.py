@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bu_torch._evaluation_mode import evaluation_mode
+from bu_torch._evaluation_mode import device_of, evaluation_mode
 from bu_torch._inputs import as_flat_features, check_integer
 
 _BATCH = 1024
@@ -85,9 +85,7 @@ class FeatureSpace:
         """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
         if self.feature_extractor is None:
             return inputs.flatten(1)
-        device = inputs.device
-        if isinstance(self.feature_extractor, nn.Module):
-            device = next((p.device for p in self.feature_extractor.parameters()), device)
+        device = device_of(self.feature_extractor, inputs)
         with evaluation_mode(self.feature_extractor):
             parts = [torch.as_tensor(self.feature_extractor(part.to(device))) for part in inputs.split(_BATCH)]
         features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")
