@@ -20,6 +20,7 @@ from bu_torch._evaluation_mode import evaluation_mode, preserved_random_state
 from bu_torch._progress import shown_on
 from bu_torch.callbacks._arguments import integer, number
 from bu_torch.callbacks._budget import Plan, count_weights, plan
+from bu_torch.callbacks._record import Record, folder_of
 from bu_torch.callbacks._training_data import choose, read_training_data
 from bu_torch.functional._checks import as_logits
 from bu_torch.signals import Signals
@@ -95,6 +96,10 @@ class BoundaryUncertaintyMonitor(Callback):
             floats, NaN where a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
+        record_path: CSV file beside the checkpoints (or the logs, where there are none) with a row for each check,
+            written as soon as it is measured: `epoch`, `step` (`trainer.global_step`), `seconds` since training began,
+            `check_seconds`, and what `history` has. "" where nothing is written: neither checkpoints nor logs on this
+            machine's disk, `fast_dev_run`, `barebones`, or another process than the first.
 
     Raises:
         MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
@@ -107,6 +112,7 @@ class BoundaryUncertaintyMonitor(Callback):
     _signals: Signals | None
     _predictions: Tensor  # at the last check, (n_draws * N,)
     _plan: Plan | None
+    _table: Record | None
     _training_began: float
 
     def __init__(
@@ -168,6 +174,8 @@ class BoundaryUncertaintyMonitor(Callback):
         with preserved_random_state():
             self._prepare(trainer, pl_module)
         self._warn_of_a_missed_check(trainer)
+        folder = folder_of(trainer)
+        self._table = None if folder is None else Record(folder, [self._row(entry) for entry in self.history])
         self._training_began = time.perf_counter()
         self.setup_seconds = self._training_began - started
 
@@ -175,11 +183,18 @@ class BoundaryUncertaintyMonitor(Callback):
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             started = time.perf_counter()
             self._record({"epoch": trainer.current_epoch, **self._measure(trainer, pl_module)})
-            self.check_seconds += time.perf_counter() - started
+            now = time.perf_counter()
+            self.check_seconds += now - started
+            if self._table is not None:
+                self._table.append(self._row(self.history[-1], trainer.global_step, now - self._training_began))
             if not trainer.barebones:  # which logs nothing, and warns where one tries
                 values = {name: value for name, value in self.history[-1].items() if name != "epoch"}
                 pl_module.log_dict({name: values.pop(name) for name in _SHOWN}, prog_bar=True)
                 pl_module.log_dict(values)
+
+    @property
+    def record_path(self) -> str:
+        return "" if self._table is None or self._table.path is None else str(self._table.path)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._signals = None
@@ -206,7 +221,13 @@ class BoundaryUncertaintyMonitor(Callback):
         self._signals = None
         self._predictions = torch.empty(0, dtype=torch.int64)
         self._plan = None
+        self._table = None
         self._training_began = time.perf_counter()
+
+    def _row(self, entry: dict[str, Any], step: int | None = None, seconds: float | None = None) -> dict[str, Any]:
+        """A check as the table has it; what it cost is not known of checks before a resume."""
+        cost = None if seconds is None else self.check_seconds
+        return {"epoch": entry["epoch"], "step": step, "seconds": seconds, "check_seconds": cost, **entry}
 
     def _cost(self) -> str:
         """What the checks of this fit have cost, in words."""

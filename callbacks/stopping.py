@@ -88,6 +88,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         stopping_reason: Why the training ended, in words; "" while it runs.
         history: As for `BoundaryUncertaintyMonitor`, with `replacements` for `rule="consensus"`, and with
             `<quantity>_smoothed` if `smoothing` is on.
+        record_path: As for `BoundaryUncertaintyMonitor`.
 
     Raises:
         MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
