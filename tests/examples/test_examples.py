@@ -28,7 +28,7 @@ def load():
 def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, capsys, monkeypatch):
     example = load("letter_mlp")
     monkeypatch.setattr(example, "RUNS", tmp_path / "runs")
-    example.main(["--samples", "3000", "--max-epochs", "3", "--plot", str(tmp_path / "figure.png")])
+    example.main(["--smoke", "--plot", str(tmp_path / "figure.png")])
     said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
     assert said["kept epoch"] in {"0", "1", "2"}
     assert said["reason"] == "Training ran until `max_epochs=3`."
@@ -40,7 +40,8 @@ def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, caps
 
 
 def test_two_gaussians_are_best_cut_where_they_meet(load, capsys):
-    values = load("two_gaussians").main([])
+    values = load("two_gaussians").main(["--smoke"])
+    assert len(values) == 5
     assert max(values, key=values.get) == 1.0
     assert 0.65 < values[1.0] < 0.95
     assert "largest at 1.00" in capsys.readouterr().out
