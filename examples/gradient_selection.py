@@ -127,7 +127,8 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
 
 def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
     n_rows = -(-len(tables) // 4)
-    figure, axes = plt.subplots(n_rows, 4, figsize=(20, 3.2 * n_rows), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(n_rows, 4, figsize=(20, 3.2 * n_rows), squeeze=False)
+    figure.subplots_adjust(left=0.04, right=0.96, top=1 - 0.1 / n_rows, bottom=0.15 / n_rows, hspace=0.45, wspace=0.4)
     for axis in axes.flat[len(tables) :]:
         axis.axis("off")
     for (name, rows), axis in zip(tables.items(), axes.flat, strict=False):

@@ -29,7 +29,6 @@ from matplotlib import pyplot as plt
 FOLDER = Path(__file__).parent
 TABLES = FOLDER.parent / "benchmarks" / "data"
 SIZES = (5, 7, 10, 15)
-LIMITS = {"max_anchors": 3000, "n_halvings": 20}
 DIMENSIONS = ("banknote", "breast_cancer_wisconsin", "ionosphere", "spambase", "german")  # features ascend
 
 
@@ -58,9 +57,9 @@ def knn_uncertainty(labels: Tensor, members: Tensor) -> float:
     return float(functional.class_uncertainty(counts, pairs, priors=priors, measure="entropy").mean())
 
 
-def schemes(features: Tensor, labels: Tensor, exponents: list[int], n_folds: int) -> pd.DataFrame:
+def schemes(features: Tensor, labels: Tensor, exponents: list[int], n_folds: int, limits: dict) -> pd.DataFrame:
     """L_val and U by each scheme, one row for each gamma."""
-    fitted = BisectionAnchorUncertainty(prior_correction=True, **LIMITS).fit(features, labels)
+    fitted = BisectionAnchorUncertainty(prior_correction=True, **limits).fit(features, labels)
     rows = {}
     for exponent in exponents:
         svm = SVC(gamma=2.0**exponent)
@@ -74,9 +73,9 @@ def schemes(features: Tensor, labels: Tensor, exponents: list[int], n_folds: int
     return pd.DataFrame.from_dict(rows, orient="index").fillna(0)
 
 
-def imbalance(features: Tensor, labels: Tensor, exponents: list[int], n_folds: int) -> pd.DataFrame:
+def imbalance(features: Tensor, labels: Tensor, exponents: list[int], n_folds: int, limits: dict) -> pd.DataFrame:
     """U with and without prior correction, and near-boundary samples of each class, one row for each gamma."""
-    plain, corrected = (BisectionAnchorUncertainty(prior_correction=p, **LIMITS) for p in (False, True))
+    plain, corrected = (BisectionAnchorUncertainty(prior_correction=p, **limits) for p in (False, True))
     plain.fit(features, labels)
     corrected.fit(features, labels)
     rows = {}
@@ -90,9 +89,9 @@ def imbalance(features: Tensor, labels: Tensor, exponents: list[int], n_folds: i
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def distances(features: Tensor, labels: Tensor, exponent: int) -> dict[str, np.ndarray]:
+def distances(features: Tensor, labels: Tensor, exponent: int, limits: dict) -> dict[str, np.ndarray]:
     """To the nearest anchor: of near-boundary samples and of their seven nearest among all."""
-    found = BisectionAnchorUncertainty(**LIMITS).fit(features, labels)
+    found = BisectionAnchorUncertainty(**limits).fit(features, labels)
     found = found.anchors(SVC(gamma=2.0**exponent).fit(features, labels).decision_function)
     near = found.samples.unique()
     asked = neighbors(features, features[near], 8)[:, 1:].reshape(-1)
@@ -100,10 +99,10 @@ def distances(features: Tensor, labels: Tensor, exponent: int) -> dict[str, np.n
     return {k: search.kneighbors(features[rows])[0][:, 0] for k, rows in (("near", near), ("neighbors", asked))}
 
 
-def near_boundary_ness(features: Tensor, labels: Tensor) -> dict[str, np.ndarray]:
+def near_boundary_ness(features: Tensor, labels: Tensor, limits: dict) -> dict[str, np.ndarray]:
     """|F| of all samples and of those near the boundary, in standard deviations of F."""
     model = SVC(gamma="scale").fit(features, labels).decision_function
-    near = BisectionAnchorUncertainty(**LIMITS).fit(features, labels).anchors(model).samples.unique()
+    near = BisectionAnchorUncertainty(**limits).fit(features, labels).anchors(model).samples.unique()
     gap = abs(model(features)) / model(features).std()
     return {"all": gap, "near": gap[near]}
 
@@ -116,20 +115,21 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
     parser.add_argument("--plot", type=Path, default=FOLDER / "near_boundary.png")
     options = parser.parse_args(arguments)
     n_samples, n_folds, exponents = options.samples, options.folds, list(range(-15, 8, 2))
+    limits = {"max_anchors": 3000, "n_halvings": 20}
     if options.smoke:
-        n_samples, n_folds, exponents = 150, 2, [-5, 3]
+        n_samples, n_folds, exponents, limits = 150, 2, [-5, 3], {"max_anchors": 600, "n_halvings": 8}
 
-    tables = {"schemes": schemes(*read("ionosphere", n_samples), exponents, n_folds)}
+    tables = {"schemes": schemes(*read("ionosphere", n_samples), exponents, n_folds, limits)}
     print("ionosphere: U by three choices of neighbours\n", tables["schemes"].round(3).to_string(), "\n", flush=True)
-    tables["imbalance"] = imbalance(*read("spambase", n_samples, 0.1), exponents, n_folds)
+    tables["imbalance"] = imbalance(*read("spambase", n_samples, 0.1), exponents, n_folds, limits)
     print("spambase, one in ten is spam\n", tables["imbalance"].round(3).to_string(), "\n", flush=True)
-    away = {name: distances(*read(name, n_samples), -5) for name in ("breast_cancer_wisconsin", "ionosphere")}
+    away = {name: distances(*read(name, n_samples), -5, limits) for name in ("breast_cancer_wisconsin", "ionosphere")}
     tables["distances"] = pd.DataFrame({n: {k: np.median(v) for k, v in d.items()} for n, d in away.items()}).T
     print("median distance to the boundary, log2 gamma -5\n", tables["distances"].round(2).to_string(), "\n")
     ness = {}
     for name in DIMENSIONS[:: 3 if options.smoke else 1]:
         features, labels = read(name, min(n_samples, 300))
-        ness[f"{name}, {features.shape[1]} features"] = near_boundary_ness(features, labels)
+        ness[f"{name}, {features.shape[1]} features"] = near_boundary_ness(features, labels, limits)
     tables["dimension"] = pd.DataFrame(
         {
             name: {"share near": len(v["near"]) / len(v["all"]), **{k: v[k].mean() for k in v}}
@@ -142,7 +142,8 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
 
 
 def draw(tables: dict[str, pd.DataFrame], away: dict, ness: dict, path: Path) -> None:
-    figure, axes = plt.subplots(3, 4, figsize=(18, 11), layout="constrained")
+    figure, axes = plt.subplots(3, 4, figsize=(18, 11))
+    figure.subplots_adjust(left=0.04, right=0.97, top=0.96, bottom=0.05, hspace=0.3, wspace=0.35)
     rows = tables["schemes"]
     for axis, scheme in zip(axes[0], ("all", "near", "clusters"), strict=False):
         shown = -rows[[column for column in rows if column.startswith(scheme) and column != "near"]]

@@ -49,12 +49,12 @@ def read(name: str, n_samples: int) -> tuple[Tensor, Tensor]:
     return (features - features.mean(dim=0)) / torch.where(spread == 0, 1.0, spread), labels
 
 
-def sweep(name: str, features: Tensor, labels: Tensor, exponents: list[int], n_folds: int) -> pd.DataFrame:
+def sweep(name: str, features: Tensor, labels: Tensor, exponents: list[int], n_folds: int, n_new: int) -> pd.DataFrame:
     """Errors and U in all variants, one row for each gamma."""
     fitted = BoundaryUncertainty(max(SIZES), n_draws=4).fit(features, labels)  # the nearest 20 are among the 160
     standardized = fitted.standardize(features)
     pairs = {k: PrototypeClassifier(k).fit(standardized, labels).top_pairs(standardized) for k in PROTOTYPES}
-    new = BoundaryUncertainty(n_draws=4).fit(*mixture(2000, 1)) if name == "GMM" else None
+    new = BoundaryUncertainty(n_draws=4).fit(*mixture(n_new, 1)) if name == "GMM" else None
     places = torch.cat((features, fitted.perturbed_inputs.flatten(0, 1)))
 
     rows = {}
@@ -84,7 +84,7 @@ def covariate_shift(n_samples: int, path: Path) -> pd.Series:
     fitted = BoundaryUncertainty().fit(features, labels)
     svm = SVC(gamma=2.0**FLEXIBLE).fit(features, labels)
     parts = {"training": features, "perturbed": fitted.perturbed_inputs[0], "new": mixture(n_samples, 1)[0]}
-    _, axes = plt.subplots(1, 4, figsize=(16, 4), sharex=True, sharey=True, layout="constrained")
+    _, axes = plt.subplots(1, 4, figsize=(16, 4), sharex=True, sharey=True)
     axes[0].scatter(*features.T, c=labels, marker="x", cmap="plasma", s=15)
     axes[0].set_title("labels")
     means = {}
@@ -93,7 +93,7 @@ def covariate_shift(n_samples: int, path: Path) -> pd.Series:
         means[name] = abs(gap).mean()
         drawn = axis.scatter(*points.T, c=gap, cmap="cool", vmin=-1.2, vmax=1.2, s=8)
         axis.set_title(f"F at {name} samples")
-    plt.colorbar(drawn)
+    plt.colorbar(drawn, ax=axes, pad=0.02)
     plt.savefig(path, dpi=90)
     plt.close()
     return pd.Series(means)
@@ -114,7 +114,9 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
 
     means = covariate_shift(options.samples, options.plots / "sensitivity_shift.png")
     print(f"mean |F| of an SVM with log2 gamma {FLEXIBLE}:  {means.round(3).to_dict()}\n")
-    tables = {name: sweep(name, *read(name, options.samples), exponents, options.folds) for name in options.data}
+    n_new = 400 if options.smoke else 2000
+    data = {name: read(name, options.samples) for name in options.data}
+    tables = {name: sweep(name, *data[name], exponents, options.folds, n_new) for name in data}
     for name, rows in tables.items():
         print(f"{name}: log2 gamma chosen, L_val there, U there and at the largest gamma")
         error = {"L_val": (best := rows["L_val"].idxmin(), rows["L_val"][best], rows["M = 40"][best], float("nan"))}
@@ -128,7 +130,8 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
 
 def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
     """Figs. 11 to 13, one row for each data set."""
-    figure, axes = plt.subplots(len(tables), 3, figsize=(15, 3 * len(tables)), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(len(tables), 3, figsize=(15, 3 * len(tables)), squeeze=False)
+    figure.subplots_adjust(top=1 - 0.4 / len(tables) / 3, bottom=0.5 / len(tables) / 3, hspace=0.45, wspace=0.35)
     explained: set[str] = set()
     for (name, rows), row in zip(tables.items(), axes, strict=True):
         variants = (["M = 40", "without"], [f"M = {m}" for m in SIZES], ["M = 40", *(f"K = {k}" for k in PROTOTYPES)])

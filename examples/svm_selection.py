@@ -134,7 +134,7 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
 def scatter(features: Tensor, labels: Tensor, exponents: list[int], path: Path) -> None:
     """One row of panels for each gamma."""
     uncertainty = BoundaryUncertainty().fit(features, labels)
-    bisection = BisectionAnchorUncertainty(max_anchors=4000).fit(features, labels)
+    bisection = BisectionAnchorUncertainty(max_anchors=2000, n_halvings=15).fit(features, labels)
     shape = (len(exponents), 4)
     figure, axes = plt.subplots(*shape, figsize=(16, 4 * shape[0]), squeeze=False, sharex=True, sharey=True)
     for exponent, row in zip(exponents, axes, strict=True):
