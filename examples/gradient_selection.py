@@ -27,6 +27,7 @@ from matplotlib import pyplot as plt
 FOLDER = Path(__file__).parent
 TABLES = FOLDER.parent / "benchmarks" / "data"
 MEANS = torch.tensor([[-1.5, 0], [1, 1.5], [0, -0.8], [2, 0], [4, 1.5]])  # GMM: the first four; GMM_5c: one a class
+COLORS = {"-U, bisection": "tab:purple", "-U, gradient": "tab:orange", "-U, Proposal 2": "tab:blue"}
 TWO_CLASSES = {"GMM": None, "abalone3": (0, 1), "banknote": None, "breast_cancer_wisconsin": None, "german": None,
                "ionosphere": None, "landsat": (1, 5), "sonar": None, "spambase": None}  # fmt: skip
 
@@ -132,8 +133,8 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
     for axis in axes.flat[len(tables) :]:
         axis.axis("off")
     for (name, rows), axis in zip(tables.items(), axes.flat, strict=False):
-        rows["L_val"].plot(ax=axis, color="green", title=name)
-        (-rows.drop(columns="L_val")).add_prefix("-U, ").plot(ax=axis, secondary_y=True)
+        rows["L_val"].plot(ax=axis, color="black", linestyle="--", title=f"{name} (L_val: dashed)")
+        (-rows.drop(columns="L_val")).add_prefix("-U, ").plot(ax=axis, secondary_y=True, color=COLORS)
         axis.set_xlabel("log2 gamma" if name.startswith("SVM") else "prototypes of a class")
     figure.savefig(path, dpi=60)
     plt.close(figure)

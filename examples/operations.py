@@ -147,8 +147,9 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         rows[name] |= {("by formula", kind): gain for kind, gain in by_formula(*features.shape).items()}
         print(f"{name}\n{pd.Series(rows[name]).unstack(0).map('{:.3g}'.format).to_string()}\n", flush=True)
     table = pd.DataFrame(rows).T
-    axis = table["gain"].plot.bar(logy=True, figsize=(9, 4.5), ylabel="operations of Proposal 1 / Proposal 2")
-    axis.axhspan(100, 1000, color="gray", alpha=0.2)
+    axis = table["gain"].plot.bar(logy=True, figsize=(10, 6), ylabel="operations of Proposal 1 / Proposal 2")
+    axis.axhspan(100, 1000, color="gray", alpha=0.2, zorder=0, label="in the paper")
+    axis.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1))
     plt.tight_layout()
     plt.savefig(options.plot, dpi=100)
     plt.close()
