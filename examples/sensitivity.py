@@ -84,7 +84,8 @@ def covariate_shift(n_samples: int, path: Path) -> pd.Series:
     fitted = BoundaryUncertainty().fit(features, labels)
     svm = SVC(gamma=2.0**FLEXIBLE).fit(features, labels)
     parts = {"training": features, "perturbed": fitted.perturbed_inputs[0], "new": mixture(n_samples, 1)[0]}
-    _, axes = plt.subplots(1, 4, figsize=(16, 4), sharex=True, sharey=True)
+    figure, axes = plt.subplots(1, 4, figsize=(16, 4), sharex=True, sharey=True)
+    figure.subplots_adjust(left=0.03, right=0.9, wspace=0.05)
     axes[0].scatter(*features.T, c=labels, marker="x", cmap="plasma", s=15)
     axes[0].set_title("labels")
     means = {}
@@ -93,9 +94,9 @@ def covariate_shift(n_samples: int, path: Path) -> pd.Series:
         means[name] = abs(gap).mean()
         drawn = axis.scatter(*points.T, c=gap, cmap="cool", vmin=-1.2, vmax=1.2, s=8)
         axis.set_title(f"F at {name} samples")
-    plt.colorbar(drawn, ax=axes, pad=0.02)
-    plt.savefig(path, dpi=90)
-    plt.close()
+    figure.colorbar(drawn, cax=figure.add_axes((0.92, 0.11, 0.01, 0.77)))
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
     return pd.Series(means)
 
 
@@ -131,7 +132,8 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
 def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
     """Figs. 11 to 13, one row for each data set."""
     figure, axes = plt.subplots(len(tables), 3, figsize=(15, 3 * len(tables)), squeeze=False)
-    figure.subplots_adjust(top=1 - 0.4 / len(tables) / 3, bottom=0.5 / len(tables) / 3, hspace=0.45, wspace=0.35)
+    edge = 0.15 / len(tables)
+    figure.subplots_adjust(left=0.06, right=0.95, top=1 - edge, bottom=edge, hspace=0.5, wspace=0.35)
     explained: set[str] = set()
     for (name, rows), row in zip(tables.items(), axes, strict=True):
         variants = (["M = 40", "without"], [f"M = {m}" for m in SIZES], ["M = 40", *(f"K = {k}" for k in PROTOTYPES)])
@@ -142,7 +144,8 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
                 continue
             rows["L_val"].plot(ax=axis, color="green", linestyle="--", ylabel="L_val", title=f"{name}: {title}")
             shown = -rows[columns + [c for c in rows if c == "new samples"]]
-            shown.add_prefix("-U, ").plot(ax=axis, secondary_y=True, colormap="turbo", legend=False)
+            colors = [plt.cm.turbo(0.1 + 0.8 * i / (len(columns) - 1)) for i in range(len(columns))] + ["black"]
+            shown.add_prefix("-U, ").plot(ax=axis, secondary_y=True, color=colors[: shown.shape[1]], legend=False)
             axis.set_xlabel("log2 gamma")
             if title not in explained:
                 axis.right_ax.legend(fontsize=7)
