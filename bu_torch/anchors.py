@@ -381,11 +381,14 @@ class GradientAnchorUncertainty(_AnchorUncertainty):
         flat = self.inputs.flatten(1)
         logits = self._read(model, flat)
         predicted = logits.argmax(dim=1)
+        none = Anchors(self.inputs[:0], predicted.new_zeros(0, 2), predicted[:0])
         if bool((predicted == predicted[0]).all()):
-            return logits, Anchors(self.inputs[:0], predicted.new_zeros(0, 2), predicted[:0])
+            return logits, none
         direction = self._direction(model)
         ends = flat + self._steps(model, flat, direction, predicted, self._wanted(logits, predicted)) * direction
         samples = (self._read(model, ends).argmax(dim=1) != predicted).nonzero().squeeze(1)
+        if not len(samples):
+            return logits, none
         points, pairs = self._bisect(model, flat[samples], ends[samples], self.n_halvings)
         return logits, Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
 

@@ -137,7 +137,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-epochs", type=int, default=500)
     parser.add_argument("--samples", type=int, default=20000, help="how many of the 20000 samples to use")
     parser.add_argument("--plot", type=Path, default=FOLDER / "letter_mlp.png", help="where the figure goes")
+    parser.add_argument("--smoke", action="store_true", help="3000 samples, three epochs")
     options = parser.parse_args(arguments)
+    if options.smoke:
+        options.samples, options.max_epochs = 3000, 3
 
     training, test = load(options.samples)
     curves = Curves(

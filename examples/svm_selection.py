@@ -7,6 +7,9 @@ region between the classes) and GMM_inclusion (a boundary in two parts, of which
 omission beside U tells).
 
     python examples/svm_selection.py --data GMM GMM_separable GMM_inclusion sonar
+
+With `--panels` a figure of each mixture for the widths given: predictions with anchors on the boundary, the samples
+nearest to those (thesis, Fig. 2.3), and how much each sample weighs in U (Fig. 14).
 """
 
 import argparse
@@ -19,7 +22,7 @@ import torch
 from sklearn.svm import SVC
 from torch import Tensor
 
-from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty
+from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, functional
 from bu_torch.evaluation import cross_validation_error
 
 matplotlib.use("Agg")
@@ -87,11 +90,15 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--step", type=int, default=2, help="of log2 gamma")
     parser.add_argument("--proposal-1", action="store_true", help="also anchors by bisection, which take far longer")
+    parser.add_argument(
+        "--panels", type=int, nargs="+", default=[], help="log2 gammas of scatter plots of the mixtures"
+    )
     parser.add_argument("--smoke", action="store_true", help="the inclusion mixture alone, three gammas, two folds")
     parser.add_argument("--plot", type=Path, default=FOLDER / "svm_selection.png")
     options = parser.parse_args(arguments)
     if options.smoke:
         options.data, options.samples, options.folds, options.step = ["GMM_inclusion"], 1200, 2, 2
+        options.panels = [0]
 
     tables = {}
     print("log2 gamma and L_val of the best by:  L_val            U                U - omission     U of Proposal 1")
@@ -100,6 +107,8 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
         exponents = [-5, 0, 7] if options.smoke else list(range(-15, 16, options.step))
         rows = pd.DataFrame(sweep(features, labels, exponents, options.folds, options.proposal_1)).set_index("gamma")
         tables[name] = rows
+        if options.panels and name in MIXTURES:
+            scatter(features, labels, options.panels, options.plot.with_stem(f"{options.plot.stem}_{name}"))
         scores = [-rows["L_val"], rows["U"], rows["U"] - rows["omission"]]
         scores += [rows[column] for column in rows if column == "U of Proposal 1"]
         picks = [score.idxmax() for score in scores]
@@ -120,6 +129,31 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
     plt.tight_layout()
     plt.savefig(path, dpi=100)
     plt.close()
+
+
+def scatter(features: Tensor, labels: Tensor, exponents: list[int], path: Path) -> None:
+    """One row of panels for each gamma."""
+    uncertainty = BoundaryUncertainty().fit(features, labels)
+    bisection = BisectionAnchorUncertainty(max_anchors=2000, n_halvings=15).fit(features, labels)
+    shape = (len(exponents), 4)
+    figure, axes = plt.subplots(*shape, figsize=(16, 4 * shape[0]), squeeze=False, sharex=True, sharey=True)
+    for exponent, row in zip(exponents, axes, strict=True):
+        svm = SVC(gamma=2.0**exponent).fit(features, labels)
+        anchors = bisection.anchors(svm.decision_function)
+        logits = torch.as_tensor(svm.decision_function(uncertainty.perturbed_inputs[0]))
+        _, weight = functional.local_uncertainty(logits, labels, uncertainty.neighbors, uncertainty.bayes_pairs)
+        near, weighs = anchors.samples.unique(), weight > 1e-6
+        colors = {"labels": labels, "predictions, anchors": torch.as_tensor(svm.predict(features))}
+        colors |= {"near-boundary samples": labels[near], "weight in U": labels}
+        parts = (features, features, features[near], features)
+        for axis, points, (title, color) in zip(row, parts, colors.items(), strict=True):
+            axis.scatter(*points.T, c=color, cmap="plasma", vmin=0, vmax=1.1, s=6)
+            axis.set_title(f"log2 gamma {exponent}: {title}")
+        row[1].scatter(*anchors.points.T, c="black", s=3)
+        row[3].scatter(*features[weighs].T, c=weight[weighs], cmap="cool", s=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=60)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -339,6 +339,16 @@ class TestGradient:
         assert len(found.points) > 10
         assert (found.points[:, 2] == torch.tensor(0.1)).all()
 
+    def test_no_sample_that_crosses_the_boundary_gives_the_worst_value(self):
+        features, labels = gaussians(400)
+        fitted = GradientAnchorUncertainty().fit(features, labels)
+
+        def model(x):
+            return torch.where(x[:, 0] > 1, 1.0, -1.0) + 0 * x[:, 0]
+
+        assert fitted.anchors(model).points.shape == (0, 2)
+        assert fitted.score(model) == 0
+
     def test_flat_and_infinite_gradients_give_no_anchor(self):
         features, labels = gaussians(400)
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[2] / "examples"
 
@@ -28,7 +29,7 @@ def load():
 def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, capsys, monkeypatch):
     example = load("letter_mlp")
     monkeypatch.setattr(example, "RUNS", tmp_path / "runs")
-    example.main(["--samples", "3000", "--max-epochs", "3", "--plot", str(tmp_path / "figure.png")])
+    example.main(["--smoke", "--plot", str(tmp_path / "figure.png")])
     said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
     assert said["kept epoch"] in {"0", "1", "2"}
     assert said["reason"] == "Training ran until `max_epochs=3`."
@@ -40,7 +41,8 @@ def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, caps
 
 
 def test_two_gaussians_are_best_cut_where_they_meet(load, capsys):
-    values = load("two_gaussians").main([])
+    values = load("two_gaussians").main(["--smoke"])
+    assert len(values) == 5
     assert max(values, key=values.get) == 1.0
     assert 0.65 < values[1.0] < 0.95
     assert "largest at 1.00" in capsys.readouterr().out
@@ -110,4 +112,68 @@ def test_svm_selection_finds_the_width_and_the_omission(load, tmp_path, capsys):
     assert rows["omission"][-5] > 0.02 > rows["omission"][0]
     assert (rows["L_tr"] <= rows["L_val"]).all()
     assert "GMM_inclusion" in capsys.readouterr().out
+    drawn = sorted(tmp_path.iterdir())
+    assert [figure.name for figure in drawn] == ["figure.png", "figure_GMM_inclusion.png"]
+    assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in drawn)
+
+
+def test_sensitivity_is_to_the_perturbation_and_hardly_to_sizes(load, tmp_path, capsys):
+    tables = load("sensitivity").main(["--smoke", "--plots", str(tmp_path)])
+    rows = tables["GMM"]
+    assert rows["without"].idxmax() == 13
+    assert rows["L_val"].idxmin() == 1
+    assert {rows[f"M = {size}"].idxmax() for size in (20, 40, 80, 120, 160)} == {1}
+    assert {tables["wine_white3"][f"K = {k}"].idxmax() for k in (10, 20, 40)} == {1}
+    training, perturbed, new = tables["shift"]["|F|"]
+    assert abs(perturbed - new) < training - new
+    assert "GMM: log2 gamma chosen" in capsys.readouterr().out
+    assert [f.name for f in sorted(tmp_path.iterdir())] == ["sensitivity.png", "sensitivity_shift.png"]
+
+
+def test_near_boundary_samples_and_their_neighbors(load, tmp_path, capsys):
+    tables = load("near_boundary").main(["--smoke", "--plot", str(tmp_path / "figure.png")])
+    schemes = tables["schemes"]
+    assert (schemes["near"] < 150).all()
+    assert schemes["near, k = 5"].idxmax() == schemes["clusters"].idxmax() == schemes["L_val"].idxmin() == -5
+    assert (tables["imbalance"]["rare"] <= 15).all()
+    assert (tables["dimension"]["near"] <= tables["dimension"]["all"]).all()
+    assert tables["dimension"]["share near"].is_monotonic_increasing
+    assert (tables["distances"] > 0).all(axis=None)
+    assert "ionosphere: U by three choices" in capsys.readouterr().out
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_gradient_anchors_choose_svms_and_prototypes(load, tmp_path, capsys):
+    tables = load("gradient_selection").main(["--smoke", "--plot", str(tmp_path / "figure.png")])
+    assert list(tables) == ["SVM, GMM", "PBC, GMM"]
+    for rows in tables.values():
+        for name in rows.columns[1:]:
+            assert rows["L_val"][rows[name].idxmax()] == rows["L_val"].min(), name
+    assert "SVM, GMM  L_val -1" in capsys.readouterr().out
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_operations_of_both_proposals_are_counted(load, tmp_path, capsys):
+    example = load("operations")
+    row = example.main(["--smoke", "--plot", str(tmp_path / "figure.png")]).loc["banknote"]
+    assert row["Proposal 2", "rows classified"] == 120
+    assert row["Proposal 2", "exponentials"] == 120 * 40
+    # Each anchor: the two ends of its segment, then 30 halvings; the samples themselves once.
+    assert row["Proposal 1", "rows classified"] == 32 * row["Proposal 1", "samples searched"] + 120
+    assert row["Proposal 1", "additions"] > 4 * 120 * row["Proposal 1", "samples searched"]
+    assert (row["gain"] > 2).all()
+    assert row["gain", "rows classified"] > 100
+    assert "rows classified" in capsys.readouterr().out
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_elementary_operations_of_a_known_sum(load):
+    example = load("operations")
+    with (count := example.Count()):
+        x = torch.ones(3, 4) * 2 + 1
+        x.sum(dim=1).sort()
+        x.exp_()
+    assert count.of["multiplications"] == 12
+    assert count.of["additions"] == 24
+    assert count.of["comparisons"] == 6
+    assert count.of["exponentials"] == 12
