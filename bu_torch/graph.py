@@ -17,6 +17,7 @@ _log = logging.getLogger(__name__)
 Backend = Literal["auto", "faiss", "torch"]
 
 _BLOCK_ELEMENTS = 2**22  # entries of one temporary block
+_RANKED_ELEMENTS = 2**20  # candidates x features whose distances are computed at once
 _SPARE_CANDIDATES = 8  # at most; a search for one sample takes three
 _EXACT_PRODUCTS = 1e12  # base x queries x features: an exact search of this size takes about half a minute on two cores
 _RECALL = 0.95
@@ -172,8 +173,10 @@ def nearest(
     is_first_pass = True
     while todo.numel():
         n_candidates = min(n_candidates, base.shape[0])
-        left: list[Tensor] = []
-        for part in todo.split(max(1, _BLOCK_ELEMENTS // (n_candidates * base.shape[1]))):
+        # One mask, and no small tensors that stay: between the large ones of each block they would scatter the heap.
+        is_left = torch.zeros_like(todo, dtype=torch.bool)
+        block = max(1, _RANKED_ELEMENTS // (n_candidates * base.shape[1]))
+        for part, is_part_left in zip(todo.split(block), is_left.split(block), strict=True):
             queries32 = to_float32(queries[part])
             approximate, candidates = search(queries32, n_candidates)
             own = None if exclude is None else exclude[part]
@@ -182,10 +185,10 @@ def nearest(
             if is_first_pass:
                 advance(len(part) * base.shape[0])
             if is_approximate:
-                left.append(part[kept[:, -1].isinf()])  # lists with too few samples in them
+                is_part_left.copy_(kept[:, -1].isinf())  # lists with too few samples in them
             elif n_candidates < base.shape[0]:
-                left.append(part[~_is_proven(kept[:, -1] / scale, approximate[:, -1], queries32)])
-        todo = torch.cat(left) if left else todo[:0]
+                is_part_left.copy_(~_is_proven(kept[:, -1] / scale, approximate[:, -1], queries32))
+        todo = todo[is_left]
         is_first_pass = False
         if is_approximate:
             search, is_approximate = _faiss_search(base32), False
