@@ -266,3 +266,9 @@ X, Y = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.aran
 def test_bad_arguments_are_named(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_arrays_may_be_views():
+    x, y, counts = sample(12, 3, np.random.default_rng(0))
+    expected = cud_supremum(x, y, counts)
+    assert 0 < expected == pytest.approx(cud_supremum(x[::-1], y[::-1], counts[::-1]), abs=1e-9)
