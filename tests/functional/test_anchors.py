@@ -204,3 +204,10 @@ class TestAnchorUncertainty:
         arguments = dict(zip(("logits", "labels", "neighbors", "pairs"), anchor_problem(), strict=True))
         with pytest.raises(ValueError, match=message):
             anchor_uncertainty(**{**arguments, **change})
+
+    def test_nan_logits_of_a_neighbour_are_told(self):
+        logits = torch.linspace(-1, 1, 20, dtype=torch.float64)
+        logits[3] = torch.nan
+        labels, neighbors = torch.arange(20) % 2, torch.arange(20).view(2, 10)
+        values = anchor_uncertainty(logits, labels, neighbors, torch.tensor([[0, 1], [0, 1]]))
+        assert values.isnan().tolist() == [True, False]
