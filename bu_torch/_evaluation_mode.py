@@ -46,10 +46,21 @@ def read_logits(model: Callable[[Tensor], Any], inputs: Tensor) -> Tensor:
     check_callable(model)
     device = device_of(model, inputs)
     with evaluation_mode(model):
-        logits = torch.cat([as_logits(torch.as_tensor(model(batch.to(device)))) for batch in inputs.split(_BATCH)])
+        logits = torch.cat([_logits_of(model(batch.to(device)), len(batch)) for batch in inputs.split(_BATCH)])
     if not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
         raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
+    return logits
+
+
+def _logits_of(output: Any, n_inputs: int) -> Tensor:
+    try:
+        output = torch.as_tensor(output)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"`model` must give a tensor or an array of logits, got {type(output).__name__}.") from error
+    logits = as_logits(output)
+    if len(logits) != n_inputs:
+        raise ValueError(f"`model` must give one row of logits an input, {n_inputs}, got {len(logits)}.")
     return logits
 
 

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 def as_features(features: Any, name: str = "features") -> Tensor:
     """Return `features` as a finite floating-point tensor (N, ...), float32 or float64, on the device it came on."""
-    features = _as_tensor(features, name)
+    features = as_tensor(features, name)
     if features.is_complex():
         raise TypeError(f"`{name}` must be real, got {features.dtype}.")
     if features.ndim < 2 or features.shape[0] == 0 or features[0].numel() == 0:
@@ -34,7 +35,7 @@ def as_flat_features(features: Any, name: str = "features", n_features: int | No
 
 def as_labels(labels: Any, n_samples: int, name: str = "labels") -> Tensor:
     """Return `labels` as int64 classes (N,); whole-numbered floats and a column (N, 1) are taken as classes."""
-    labels = _as_tensor(labels, name).detach()
+    labels = as_tensor(labels, name).detach()
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels.squeeze(1)
     if labels.ndim != 1:
@@ -67,10 +68,11 @@ def check_two_classes(labels: Tensor) -> None:
         raise ValueError(f"`labels` must hold at least two classes, got class {int(labels[0])} alone.")
 
 
-def _as_tensor(value: Any, name: str) -> Tensor:
+def as_tensor(value: Any, name: str) -> Tensor:
+    """`value` as a tensor, whatever the order in memory of an array."""
     if isinstance(value, Tensor):
         return value
     try:
-        return torch.as_tensor(value)
+        return torch.as_tensor(np.asarray(value, order="C") if hasattr(value, "__array__") else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}.") from error

@@ -159,7 +159,9 @@ class BisectionAnchorUncertainty(_AnchorUncertainty):
         seed: int = 0,
     ) -> None:
         self.measure = check_choice("measure", measure, MEASURES)
-        self.prior_correction = bool(prior_correction)
+        if not isinstance(prior_correction, bool):
+            raise TypeError(f"`prior_correction` must be True or False, got {prior_correction!r}.")
+        self.prior_correction = prior_correction
         self.max_anchors = check_integer("max_anchors", max_anchors, 1)
         self.n_halvings = check_integer("n_halvings", n_halvings, 1)
         self.min_size = check_integer("min_size", min_size, 1)

@@ -105,7 +105,7 @@ class LayerFeatures:
         parameter = next(self.model.parameters(), None)
         device = inputs.device if parameter is None else parameter.device
         seen: list[Any] = []
-        handles = [module.register_forward_hook(self._hook(seen)) for module in self._hooked()]
+        handles = [module.register_forward_hook(self._hook(seen), with_kwargs=True) for module in self._hooked()]
         rows = []
         try:
             with evaluation_mode(self.model):
@@ -126,8 +126,8 @@ class LayerFeatures:
     def _hook(self, seen: list[Any]) -> Any:
         is_input = self.layer == "penultimate"
 
-        def remember(_: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-            seen[:] = [given[0] if is_input else output]
+        def remember(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            seen[:] = [(*given, *named.values())[0] if is_input else output]
 
         return remember
 

@@ -137,6 +137,8 @@ def test_pickle_keeps_what_was_fitted(estimator):
         (lambda e, x, y: e().fit(x / 0, y), ValueError, "`features` must be finite"),
         (lambda e, x, y: e().fit(x, y).score("svm"), TypeError, "`model` must be callable"),
         (lambda e, x, y: e().fit(x, y).score(lambda v: v / 0), ValueError, "finite logits, got NaN .* 400 of 400"),
+        (lambda e, x, y: e().fit(x, y).score(lambda v: v[1:]), ValueError, "one row of logits an input, 400, got 399"),
+        (lambda e, x, y: e().fit(x, y).score(lambda v: (v, v)), TypeError, "`model` must give a tensor .* got tuple"),
         (lambda e, x, y: e().fit(x, y % 2 * 2).score(lambda v: v), ValueError, "at least 3 columns, .* got 2"),
         (lambda e, x, y: e(measure="gini"), ValueError, "`measure` must be one of 'entropy', 'triangle', got 'gini'"),
     ],
@@ -244,6 +246,8 @@ class TestBisection:
         ],
     )
     def test_bad_options_are_named(self, options, message):
+        with pytest.raises(TypeError, match="`prior_correction` must be True or False, got 'no'"):
+            BisectionAnchorUncertainty(prior_correction="no")
         with pytest.raises(ValueError, match=message):
             BisectionAnchorUncertainty(**options)
 
@@ -358,6 +362,13 @@ class TestGradient:
         samples = GradientAnchorUncertainty().fit(features, labels).anchors(model).samples
         assert len(samples) > 5
         assert (features[samples, 0] <= 1.2).all()
+
+    def test_boundaries_that_no_step_reaches_give_no_anchor(self):
+        features = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).repeat(30, 1)
+        fitted = GradientAnchorUncertainty().fit(features, torch.arange(60) % 2)
+        model = lambda x: torch.where(x[:, 0] > 0.5, 1 + x[:, 1] ** 2, -1 - x[:, 1] ** 2)  # noqa: E731
+        assert len(fitted.anchors(model).samples) == 0
+        assert fitted.score(model) == 0
 
     def test_histogram_at_zero(self):
         for seed in range(20):

@@ -90,6 +90,21 @@ def test_images_are_flattened_and_scores_follow():
     assert scores.isinf().all()  # each is its own nearest
 
 
+class Named(nn.Module):
+    """Passes its linear layer an argument by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(input=x + 1)
+
+
+def test_arguments_may_be_passed_by_name():
+    assert torch.equal(LayerFeatures(Named()).transform(X), X + 1)
+
+
 X = torch.randn(10, 4)
 
 

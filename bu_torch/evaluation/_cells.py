@@ -2,7 +2,8 @@
 
 Within a cell (all coefficients that put every sample on the same side) the errors are fixed and g falls with the loss,
 so a cell is worth its errors times g at the smallest loss on it. With w_i = c_i - 1 and the sign s of the sum chosen,
-each sample has a wanted side, and s sum_i w_i err_i = P - (the |w_i| of the samples on their other side).
+each sample has a wanted side, and s sum_i w_i err_i = P - (the |w_i| of the samples on their other side). Samples on
+one line through 0 fall together: they pull it to its sides by w_i times the target, and count as one sample.
 
 A node is a set of samples held to a side, wanted or not, and the point of least loss on the closed cone they leave: a
 projection, whose dual is a non-negative least squares problem. A sample that lies d beyond its wanted side there costs
@@ -59,19 +60,21 @@ class CellSearch:
         weights = counts - 1
         is_zero = norms <= TOUCH * norms.max(initial=0)
         self.constant = float(weights[is_zero] @ (targets[is_zero] < 0))  # a zero row is of class 1
-        used = ~is_zero & (weights != 0)
-        self.weights, self.targets = weights[used], targets[used]
-        self.rows = rows[used] / np.linalg.norm(rows[used], axis=1, keepdims=True)
-        self.normals = design[used] / norms[used, None]
-        self.center, self.values = center, np.abs(self.weights)
+        normals = design[~is_zero] / norms[~is_zero, None]
+        self.constant += float(weights[~is_zero].sum()) / 2
+        pulls, used = _merged(normals, (weights * targets)[~is_zero])
+        self.pulls, self.values, self.normals = pulls, np.abs(pulls), normals[used]
+        self.rows = rows[~is_zero][used]
+        self.rows /= np.linalg.norm(self.rows, axis=1, keepdims=True)
+        self.center = center
         self.touch = TOUCH * (1 + float(np.linalg.norm(center)))
         self.best, self.heap, self.n_nodes = 0.0, list[Node](), 0
 
     def run(self) -> float:
         """The largest value of a cell, in samples."""
         for sign in (1, -1):
-            wanted = np.where(sign * self.weights > 0, -self.targets, self.targets)[:, None]
-            total = sign * self.constant + float(np.sum(self.values[sign * self.weights > 0]))
+            wanted = -sign * np.sign(self.pulls)[:, None]
+            total = sign * self.constant + float(self.values.sum()) / 2
             side = np.zeros(len(self.values), dtype=np.int8)
             self._push(total, total, side, self.rows * wanted, self.normals * wanted, self.center, 0.0, 0)
         while self.heap and -self.heap[0].promise > self.best + GAP:
@@ -146,6 +149,19 @@ class CellSearch:
         return lost, rows[~is_met & (side == 0)], rows[conflict]
 
 
+def _merged(normals: Floats, pulls: Floats) -> tuple[Floats, Rows]:
+    """Samples on one line through 0 as one: the first of each line with the sum of their pulls, where that is not 0."""
+    cosines = normals @ normals.T
+    one, other = np.nonzero(np.triu(np.abs(cosines) > 1 - TOUCH, 1))
+    apart = np.linalg.norm(normals[other] - cosines[one, other, None] * normals[one], axis=1)
+    first = np.arange(len(pulls))
+    np.minimum.at(first, other[apart <= TOUCH], one[apart <= TOUCH])
+    merged = np.zeros_like(pulls)
+    np.add.at(merged, first, np.sign(cosines[first, np.arange(len(first))]) * pulls)
+    used = np.flatnonzero(merged)
+    return merged[used], used
+
+
 def _whiten(design: Floats, targets: Floats, counts: Floats) -> tuple[Floats, Floats, float]:
     """Rows (n, r) and the draw's fit (r,) in coordinates where the loss is a squared distance, and its least value."""
     _, singular, axes = np.linalg.svd(np.sqrt(counts)[:, None] * design)
@@ -175,7 +191,10 @@ def _conflicts(normals: Floats, is_held: Bools, values: Floats, limit: float) ->
     while len(left):
         hull, distance = _nnls(system[:, left], goal)
         if distance > TOUCH:
-            return cost, normals @ (system[:-1, left] @ hull) > 0, first
+            way = system[:-1, left] @ hull
+            is_met = normals @ way > TOUCH * np.linalg.norm(way)  # beyond rounding, for both sides of a plane cannot be
+            is_met[left] = True
+            return cost, is_met, first
         free = left[(hull > 0) & ~is_held[left]]
         if not len(free):
             return np.inf, is_held, first

@@ -17,6 +17,7 @@ The estimators share these conventions:
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -472,7 +473,7 @@ def _as_tensor(value: Any, name: str) -> Tensor:
     """`value` as a tensor; plain numbers keep the float64 that Python gave them."""
     try:
         if not isinstance(value, Tensor):
-            value = torch.tensor(value, dtype=None if hasattr(value, "dtype") else torch.float64)
+            value = torch.tensor(np.array(value, dtype=getattr(value, "dtype", np.float64)))
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}.") from error
     if value.is_complex() or value.dtype == torch.bool:
@@ -494,7 +495,7 @@ def _number(name: str, value: Any, high: float = math.inf) -> float:
     if isinstance(value, bool | str) or not hasattr(value, "__float__"):
         raise TypeError(f"`{name}` must be {kind}, got {value!r}.")
     try:
-        number = float(value)
+        number = float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"`{name}` must be {kind}, got {value!r}.") from error
     if not 0 <= number <= high or number == math.inf:

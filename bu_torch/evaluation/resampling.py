@@ -111,7 +111,7 @@ def _as_arrays(features: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _seed(seed: int) -> int:
-    return check_integer("seed", seed, 0)
+    return check_integer("seed", seed, 0) % 2**32  # scikit-learn takes no larger one
 
 
 def _resample(estimator: Any, inputs: np.ndarray, classes: np.ndarray, splits: Iterable[Any]) -> ErrorEstimate:

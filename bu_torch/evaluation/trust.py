@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features, as_labels, check_integer
+from bu_torch._inputs import as_flat_features, as_labels, as_tensor, check_integer
 from bu_torch.trust import TrustScore
 
 _ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
@@ -103,7 +103,7 @@ def select_alpha(
         alphas: Candidates, each in [0, 1); by default 0 and 2^-7 to 2^-1.
         n_neighbors: As for `TrustScore`.
         n_folds: Stratified folds, >= 2; the trust score is fitted on the others and scores the one.
-        seed: Of the folds.
+        seed: Of the folds, >= 0.
 
     Returns:
         The fraction, and the precision of each candidate.
@@ -124,11 +124,14 @@ def select_alpha(
     labels = as_labels(labels, len(features)).to(features.device)
     predictions = as_labels(predictions, len(features), "predictions").to(features.device)
     is_correct = predictions == labels
+    if not hasattr(alphas, "__len__"):
+        raise TypeError(f"`alphas` must be a sequence of fractions, got {alphas!r}.")
     if len(alphas) == 0:
         raise ValueError("`alphas` must hold at least one fraction, got none.")
     if bool(is_correct.all()):
         raise ValueError("`predictions` must hold at least one wrong one to choose by, got none.")
     scorers = [TrustScore(filtering, alpha, n_neighbors) for alpha in alphas]
+    seed = check_integer("seed", seed, 0) % 2**32  # scikit-learn takes no larger one
     folds = StratifiedKFold(check_integer("n_folds", n_folds, 2), shuffle=True, random_state=seed)
     found = torch.zeros(len(scorers), dtype=torch.float64, device=features.device)
     for kept, held_out in folds.split(features.cpu(), labels.cpu()):
@@ -143,11 +146,7 @@ def select_alpha(
 
 
 def _check(scores: Any, is_correct: Any) -> tuple[Tensor, Tensor]:
-    try:
-        scores = scores.detach() if isinstance(scores, Tensor) else torch.tensor(scores)
-        is_correct = is_correct if isinstance(is_correct, Tensor) else torch.tensor(is_correct)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError("`scores` and `is_correct` must be tensors or arrays.") from error
+    scores, is_correct = as_tensor(scores, "scores").detach(), as_tensor(is_correct, "is_correct")
     if scores.is_complex():
         raise TypeError(f"`scores` must be real, got {scores.dtype}.")
     if is_correct.dtype != torch.bool:
@@ -165,7 +164,10 @@ def _n_kept(percentiles: Any, scores: Tensor) -> Tensor:
     """How many samples lie above each percentile; what rounding took from a whole number is given back."""
     if percentiles is None:
         percentiles = torch.arange(100)
-    percentiles = torch.as_tensor(percentiles, dtype=torch.float64, device=scores.device)
+    try:
+        percentiles = torch.as_tensor(percentiles, dtype=torch.float64, device=scores.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"`percentiles` must be numbers or None, got {percentiles!r}.") from error
     if percentiles.ndim != 1 or not bool(((percentiles >= 0) & (percentiles < 100)).all()):
         raise ValueError(f"`percentiles` must have shape (P,) and lie in [0, 100), got {percentiles.tolist()}.")
     return len(scores) - (percentiles * len(scores) / 100 + 1e-9).floor().long()

@@ -55,6 +55,8 @@ def bisect_segments(
         )
     if n_halvings < 1:
         raise ValueError(f"`n_halvings` must be >= 1, got {n_halvings}.")
+    if not len(start):
+        return start.clone(), torch.zeros(0, 2, dtype=torch.int64, device=start.device)
     first, second = classify(start), classify(end)
     n_alike = int((first == second).sum())
     if n_alike:
@@ -90,11 +92,12 @@ def class_uncertainty(
         measure: `"entropy"` or `"triangle"`.
 
     Returns:
-        Shape (n,), in [0, 1], dtype and device of `counts`; 0 where neither class of the pair has counts.
+        Shape (n,), in [0, 1], dtype and device of `counts`; 0 where neither class of the pair has counts, NaN where
+        its counts are NaN.
 
     Raises:
-        TypeError: If `pairs` is not an integer tensor.
-        ValueError: If shapes do not fit or `measure` is unknown.
+        TypeError: If `counts` is not a floating-point tensor or `pairs` not an integer one.
+        ValueError: If shapes do not fit, a pair is out of range or `measure` is unknown.
 
     Example:
         >>> counts = torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 2.0]])
@@ -102,9 +105,15 @@ def class_uncertainty(
         tensor([0.5000, 0.0000])
     """
     check_choice("measure", measure, MEASURES)
+    if not isinstance(counts, Tensor) or not counts.is_floating_point():
+        got = counts.dtype if isinstance(counts, Tensor) else type(counts).__name__
+        raise TypeError(f"`counts` must be a floating-point tensor of shape (n, J), got {got}.")
     if counts.ndim != 2:
         raise ValueError(f"`counts` must have shape (n, J), got {tuple(counts.shape)}.")
     check_index("pairs", pairs, (len(counts), 2), counts.device)
+    if not len(counts):
+        return counts.new_zeros(0)
+    check_range("pairs", pairs, counts.shape[1], "classes that `counts` has a column for,")
     if priors is not None:
         if priors.shape != (counts.shape[1],):
             raise ValueError(f"`priors` must have shape ({counts.shape[1]},), got {tuple(priors.shape)}.")
@@ -115,7 +124,7 @@ def class_uncertainty(
     share = fewer / torch.where(total == 0, torch.ones_like(total), total)
     value = 2 * share if measure == "triangle" else _binary_entropy(share)
     other = counts.scatter(1, pairs, 0).amax(dim=1)
-    return torch.where(other <= fewer, value, torch.zeros_like(value))
+    return torch.where(other > fewer, torch.zeros_like(value), value)
 
 
 def anchor_uncertainty(
@@ -143,8 +152,8 @@ def anchor_uncertainty(
         measure: As for `class_uncertainty`.
 
     Returns:
-        Shape (S,), in [0, 1], on the device of `logits`, float64 for float64 logits and float32 for all others. U is
-        the mean over the anchors (Eq. 4.5).
+        Shape (S,), in [0, 1], on the device of `logits`, float64 for float64 logits and float32 for all others; NaN
+        where the logits of a neighbour are. U is the mean over the anchors (Eq. 4.5).
 
     Raises:
         TypeError: If an argument has the wrong dtype.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import check_index
+from bu_torch.functional._checks import check_index, check_range
 
 
 def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, significance: float = 2.0) -> Tensor:
@@ -43,6 +43,8 @@ def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, signific
         >>> omission(shares, torch.zeros(20, dtype=torch.int64), neighbors)
         tensor(1., dtype=torch.float64)
     """
+    if not isinstance(shares, Tensor):
+        raise TypeError(f"`shares` must be a floating-point tensor of shape (N, J), got {type(shares).__name__}.")
     if shares.ndim != 2 or shares.shape[1] < 2 or not shares.is_floating_point():
         raise ValueError(
             f"`shares` must be floating point of shape (N, J) with J >= 2, got {shares.dtype}, {tuple(shares.shape)}."
@@ -52,7 +54,12 @@ def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, signific
     check_index("neighbors", neighbors, (n_samples, "M"), shares.device)
     if predictions.numel() == 0 or predictions.shape[0] % n_samples:
         raise ValueError(f"`predictions` must hold a multiple of the {n_samples} samples, got {predictions.shape[0]}.")
+    if int(predictions.min()) < 0:
+        raise ValueError(f"`predictions` must hold classes 0, 1, ..., got {int(predictions.min())}.")
+    check_range("neighbors", neighbors, n_samples, "sample indices")
     size = neighbors.shape[1]
+    if isinstance(significance, bool) or not isinstance(significance, int | float):
+        raise TypeError(f"`significance` must be a number, got {significance!r}.")
     if not 0 <= significance < size**0.5:
         raise ValueError(f"`significance` must satisfy 0 <= z < sqrt(M) with M = {size}, got {significance}.")
     counts = (shares * size).round()

@@ -51,6 +51,27 @@ def test_the_supremum_is_that_of_all_patterns_also_where_a_draw_leaves_direction
     assert p < 3 or n_open > 0
 
 
+def test_the_supremum_of_categories_is_that_of_each_on_either_side():
+    rng = np.random.default_rng(4)
+    for _ in range(40):
+        n, p = rng.choice([20, 50]), rng.integers(4, 9)
+        category, y, counts = rng.integers(0, p, n), rng.integers(0, 2, n), rng.multinomial(n, np.ones(n) / n)
+        x, order = np.eye(p)[category], rng.permutation(n)
+        expected = oracle.supremum_of_categories(category, 2.0 * y - 1, counts)
+        assert cud_supremum(x, y, counts) == pytest.approx(expected, abs=1e-7)
+        assert cud_supremum(7 * x[order], y[order], counts[order]) == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_supremum_of_few_distinct_points_does_not_depend_on_their_order(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(15):
+        x = rng.integers(-3, 4, size=30)[:, None] ** np.arange(rng.integers(5, 10))  # rank 7 at most
+        y, counts = rng.integers(0, 2, 30), rng.multinomial(30, np.ones(30) / 30)
+        orders = [np.arange(30), rng.permutation(30), rng.permutation(30)]
+        assert np.ptp([cud_supremum(x[o], y[o], counts[o]) for o in orders]) < 1e-7
+
+
 def test_no_classifier_that_is_tried_exceeds_the_supremum():
     rng = np.random.default_rng(0)
     x, y, counts = sample(30, 4, rng)
@@ -245,3 +266,9 @@ X, Y = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.aran
 def test_bad_arguments_are_named(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_arrays_may_be_views():
+    x, y, counts = sample(12, 3, np.random.default_rng(0))
+    expected = cud_supremum(x, y, counts)
+    assert 0 < expected == pytest.approx(cud_supremum(x[::-1], y[::-1], counts[::-1]), abs=1e-9)

@@ -319,3 +319,13 @@ Z, E = torch.tensor([0.0, 1.0]), torch.tensor([0.5])
 def test_bad_arguments_are_named(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_arrays_may_be_views_and_a_deviation_may_have_a_gradient(recwarn):
+    z, predictions = np.array([0.0, 0.5, 2.0]), np.array([0, 0, 0])
+    expected = evaluation.error_rate(z=z.copy(), predictions=predictions, edges=[1.0], sigma_epsilon=0.5)
+    sigma = torch.tensor(0.5, requires_grad=True)
+    assert evaluation.error_rate(predictions[::-1], z[::-1], np.array([1.0])[::-1], sigma) == pytest.approx(
+        float(expected)
+    )
+    assert not recwarn.list

@@ -83,3 +83,9 @@ def test_seed_decides():
 def test_bad_arguments_are_named(call, error, message):
     with pytest.raises(error, match=message):
         call(*blobs())
+
+
+def test_large_seeds_are_taken():
+    features, labels = blobs()
+    estimates = [holdout_error(Majority(), features, labels, seed=seed).error for seed in (1, 2**32 + 1)]
+    assert estimates[0] == estimates[1]

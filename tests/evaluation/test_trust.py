@@ -114,7 +114,11 @@ FEATURES, LABELS = torch.rand(20, 2), torch.arange(20) % 2
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: trustworthy_precision("a", CORRECT), TypeError, "`scores` and `is_correct` must be tensors or arrays"),
+        (
+            lambda: trustworthy_precision("a", CORRECT),
+            TypeError,
+            "`scores` must be a tensor or an array of numbers, got str",
+        ),
         (lambda: trustworthy_precision(SCORES * 1j, CORRECT), TypeError, "`scores` must be real"),
         (
             lambda: trustworthy_precision(SCORES, CORRECT.long()),
@@ -130,6 +134,10 @@ FEATURES, LABELS = torch.rand(20, 2), torch.arange(20) % 2
         (lambda: suspicious_precision(SCORES * math.nan, CORRECT), ValueError, "`scores` must not be NaN, got 2 of 2"),
         (lambda: suspicious_precision(SCORES, CORRECT, [100]), ValueError, r"`percentiles` must have .* \[0, 100\)"),
         (lambda: suspicious_precision(SCORES, CORRECT, 5), ValueError, r"`percentiles` must have shape \(P,\)"),
+        (lambda: suspicious_precision(SCORES, CORRECT, "9"), TypeError, "`percentiles` must be numbers or None"),
+        (lambda: suspicious_precision(None, CORRECT), TypeError, "`scores` must be a tensor or an array of numbers"),
+        (lambda: select_alpha(FEATURES, LABELS, 1 - LABELS, alphas=0.1), TypeError, "`alphas` must be a sequence"),
+        (lambda: select_alpha(FEATURES, LABELS, 1 - LABELS, seed=-1), ValueError, "`seed` must be an integer >= 0"),
         (lambda: select_alpha(FEATURES, LABELS, LABELS), ValueError, "`predictions` must hold at least one wrong one"),
         (lambda: select_alpha(FEATURES, LABELS, 1 - LABELS, alphas=[]), ValueError, "`alphas` must hold at least one"),
         (lambda: select_alpha(FEATURES, LABELS, 1 - LABELS, alphas=[1.0]), ValueError, "`alpha` must satisfy"),

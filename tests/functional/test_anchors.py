@@ -58,6 +58,12 @@ class TestClassUncertainty:
             ({"measure": "gini"}, ValueError, "`measure` must be one of 'entropy', 'triangle', got 'gini'"),
             ({"counts": torch.zeros(3)}, ValueError, r"`counts` must have shape \(n, J\), got \(3,\)"),
             ({"pairs": torch.zeros(200, 2)}, TypeError, "`pairs` must have an integer dtype"),
+            (
+                {"counts": torch.zeros(200, 4).long()},
+                TypeError,
+                "`counts` must be a floating-point tensor .* torch.int64",
+            ),
+            ({"pairs": torch.full((200, 2), 4)}, ValueError, r"`pairs` must hold classes .* in \[0, 4\), .* 4 to 4"),
             ({"priors": torch.ones(3)}, ValueError, r"`priors` must have shape \(4,\), got \(3,\)"),
         ],
     )
@@ -198,3 +204,10 @@ class TestAnchorUncertainty:
         arguments = dict(zip(("logits", "labels", "neighbors", "pairs"), anchor_problem(), strict=True))
         with pytest.raises(ValueError, match=message):
             anchor_uncertainty(**{**arguments, **change})
+
+    def test_nan_logits_of_a_neighbour_are_told(self):
+        logits = torch.linspace(-1, 1, 20, dtype=torch.float64)
+        logits[3] = torch.nan
+        labels, neighbors = torch.arange(20) % 2, torch.arange(20).view(2, 10)
+        values = anchor_uncertainty(logits, labels, neighbors, torch.tensor([[0, 1], [0, 1]]))
+        assert values.isnan().tolist() == [True, False]

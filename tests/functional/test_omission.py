@@ -81,6 +81,10 @@ def test_tells_a_boundary_with_a_part_missing_from_the_whole_one(seed):
         ({"predictions": torch.zeros(300, dtype=torch.int64)}, ValueError, "a multiple of the 200 samples, got 300"),
         ({"predictions": torch.zeros(200)}, TypeError, "`predictions` must have an integer dtype"),
         ({"neighbors": torch.zeros(9, 9, dtype=torch.int64)}, ValueError, r"`neighbors` must have shape \(200, M\)"),
+        ({"shares": [[0.5, 0.5]]}, TypeError, "`shares` must be a floating-point tensor"),
+        ({"predictions": torch.full((200,), -1)}, ValueError, "`predictions` must hold classes 0, 1, ..., got -1"),
+        ({"neighbors": torch.full((200, 9), 200)}, ValueError, r"`neighbors` must hold sample indices in \[0, 200\)"),
+        ({"significance": "2"}, TypeError, "`significance` must be a number, got '2'"),
         ({"significance": 3.0}, ValueError, r"0 <= z < sqrt\(M\) with M = 9, got 3.0"),
     ],
 )

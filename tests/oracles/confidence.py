@@ -69,6 +69,27 @@ def supremum_by_patterns(x, y, counts):
     return best / len(y)
 
 
+def supremum_of_categories(category, y, counts):
+    """One-hot features: each category is put on a side of its own, and adds a loss of its own."""
+    best, slack, sides = 0.0, 1.0, []
+    for k in np.unique(category):
+        rows = category == k
+        drawn, targets = counts[rows], y[rows]
+        slack += drawn @ (targets - targets.mean()) ** 2
+        mean = drawn @ targets / max(drawn.sum(), 1)
+        fits = [max(mean, 0), min(mean, 0)]
+        sides.append(
+            [
+                ((drawn - 1) @ (targets != side), drawn @ (targets - fit) ** 2)
+                for side, fit in zip((1, -1), fits, strict=True)
+            ]
+        )
+    for chosen in itertools.product(*sides):
+        errors, losses = np.sum(chosen, axis=0)
+        best = max(best, abs(errors) * min(max(slack - losses, 0), 1))
+    return best / len(y)
+
+
 def _is_open(cone):
     """Whether some beta has every row of the cone strictly positive."""
     n_rows, n_features = cone.shape
