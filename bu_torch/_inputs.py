@@ -1,5 +1,6 @@
 """What an estimator accepts as features and labels, and what it says about the rest."""
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -54,12 +55,12 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels") -> Tensor:
 
 
 def check_integer(name: str, value: Any, low: int) -> int:
-    """Return `value` if it is an int of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """Return `value` as an int if it is an integer, of Python or NumPy, of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be an integer >= {low}, got {value!r}.")
     if value < low:
         raise ValueError(f"`{name}` must be an integer >= {low}, got {value}.")
-    return value
+    return int(value)
 
 
 def check_two_classes(labels: Tensor) -> None:
