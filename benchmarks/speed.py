@@ -37,6 +37,7 @@ from bu_torch import (
     perturb,
 )
 from bu_torch.functional import boundary as stages
+from bu_torch.functional.omission import cluster_counts, omission_of_counts
 from bu_torch.functional.parzen import bandwidth_of_scaled
 
 N_NEIGHBORS = 40
@@ -190,8 +191,8 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
         repeats,
     )
     row["votes"] = median_ms(lambda: functional.vote_agreement(votes, predictions), repeats)
-    shares = functional.label_votes(labels, neighbors, 0.0, n_classes)
-    row["omission"] = median_ms(lambda: functional.omission(shares, predictions, narrow), repeats)
+    counts = cluster_counts(functional.label_votes(labels, neighbors, 0.0, n_classes), N_NEIGHBORS)
+    row["omission"] = median_ms(lambda: omission_of_counts(*counts, predictions, narrow), repeats)
     row["(U + trust) / forward"] = (row["U"] + row["trust"]) / row["forward"]
     return row
 
@@ -322,6 +323,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes alone")
     parser.add_argument("--large", action="store_true", help="also 1,000,000 samples of 64 features")
     parser.add_argument("--device", help="time a whole check of 1,000,000 samples on this device, and nothing else")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=("setup", "check", "epoch", "process", "others"),
+        help="these alone, the rest of the results as it was",
+    )
     parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
@@ -334,30 +341,42 @@ def main(arguments: list[str] | None = None) -> None:
     repeats = 3 if options.quick else 9
     wholes = (*(WHOLE[:1] if options.quick else WHOLE), *(LARGE if options.large else ()))
     others = [size for size in sizes if size[1] < 784 and size[2] <= 100]
-    parts: dict[str, Callable[[], pd.DataFrame]] = {
-        "Seconds before the first epoch, one draw": lambda: pd.DataFrame([setup_stages(*size) for size in sizes]),
-        "Milliseconds a check, one draw": lambda: pd.DataFrame(
-            [check_stages(*size, repeats) for size in (*sizes, *(() if options.quick else (MANY,)))]
+    parts: dict[str, tuple[str, Callable[[], pd.DataFrame]]] = {
+        "setup": (
+            "Seconds before the first epoch, one draw",
+            lambda: pd.DataFrame([setup_stages(*size) for size in sizes]),
         ),
-        "A Lightning epoch": lambda: compare_trainings(options.quick).reset_index(),
-        "A process that prepares one draw and measures": lambda: pd.DataFrame(
-            [in_a_process_of_its_own(whole, *size) for size in wholes]
+        "check": (
+            "Milliseconds a check, one draw",
+            lambda: pd.DataFrame(
+                [check_stages(*size, repeats) for size in (*sizes, *(() if options.quick else (MANY,)))]
+            ),
         ),
-        "Other ways": lambda: pd.DataFrame([other_ways(*size, repeats) for size in others]),
+        "epoch": ("A Lightning epoch", lambda: compare_trainings(options.quick).reset_index()),
+        "process": (
+            "A process that prepares one draw and measures",
+            lambda: pd.DataFrame([in_a_process_of_its_own(whole, *size) for size in wholes]),
+        ),
+        "others": ("Other ways", lambda: pd.DataFrame([other_ways(*size, repeats) for size in others])),
     }
-    tables = {}
-    with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 3):
-        for title, measure in parts.items():
-            tables[title] = measure()
-            print(title, tables[title].to_string(index=False, float_format="%.3g"), sep="\n", end="\n\n", flush=True)
-    environment = {**quality.environment(), "threads": str(torch.get_num_threads())}
-    print(environment)
     options.results.mkdir(parents=True, exist_ok=True)
-    name = "speed-quick" if options.quick else "speed"
-    content = {"environment": environment, **{t: json.loads(r.to_json(orient="records")) for t, r in tables.items()}}
-    (options.results / f"{name}.json").write_text(json.dumps(content))
-    first, second, *_ = tables.values()
-    plot(first, second, options.results / f"{name}.png")
+    file = options.results / ("speed-quick.json" if options.quick else "speed.json")
+    content = json.loads(file.read_text()) if file.exists() and options.parts else {}
+    environment = {**quality.environment(), "threads": str(torch.get_num_threads())}
+    with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 3):
+        for name in options.parts or parts:
+            title, measure = parts[name]
+            rows = measure()
+            print(title, rows.to_string(index=False, float_format="%.3g"), sep="\n", end="\n\n", flush=True)
+            content[name] = {
+                "title": title,
+                "environment": environment,
+                "rows": json.loads(rows.to_json(orient="records")),
+            }
+            file.write_text(json.dumps(content))
+    print(environment)
+    if {"setup", "check"} <= set(content):
+        plot(*(pd.DataFrame(content[name]["rows"]) for name in ("setup", "check")), file.with_suffix(".png"))
 
 
 if __name__ == "__main__":

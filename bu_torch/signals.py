@@ -14,6 +14,7 @@ from bu_torch import functional
 from bu_torch._inputs import as_features, as_labels
 from bu_torch.boundary import FITTED, BoundaryUncertainty
 from bu_torch.functional._checks import as_logits
+from bu_torch.functional.omission import cluster_counts, omission_of_counts
 from bu_torch.trust import TrustScore, widen_distances
 from bu_torch.votes import LabelVotes
 
@@ -64,7 +65,7 @@ class Signals:
     class_distances: Tensor
     left_out_distances: Tensor
     votes: Tensor
-    _shares: Tensor  # of the labels in each cluster
+    _counts: tuple[Tensor, Tensor, Tensor]  # of the labels in each cluster
     _fingerprint: str
 
     def __init__(
@@ -108,9 +109,8 @@ class Signals:
         nearer = torch.minimum(self.left_out_distances.gather(1, own), step)
         self.class_distances = self.left_out_distances.scatter(1, own, nearer)
         self.votes = LabelVotes().fit(boundary.labels, boundary.neighbors).votes
-        self._shares = functional.label_votes(boundary.labels, boundary.neighbors, 0.0)
         self._fingerprint = self._of(inputs, boundary.labels)
-        return self
+        return self._count()
 
     @property
     def perturbed_inputs(self) -> Tensor:
@@ -156,7 +156,7 @@ class Signals:
             functional.vote_agreement(self.votes, predictions),
             functional.neighbor_agreement(left_out),
             torch.ones_like(uncertainty).double() if before is None else (predictions != before).double().mean(),
-            functional.omission(self._shares, predictions, self.boundary._members),
+            omission_of_counts(*self._counts, predictions, self.boundary._members),
         )
         is_finite = uncertainty.isfinite()
         named = zip(self.NAMES, values, strict=True)
@@ -166,9 +166,9 @@ class Signals:
         """Move what `fit` computed to `device`, in place."""
         self._check_fitted()
         self.boundary.to(device)
-        for name in (*_OWN, "_shares"):
+        for name in _OWN:
             setattr(self, name, getattr(self, name).to(device))
-        return self
+        return self._count()
 
     def save(self, path: str | Path) -> None:
         """Write what `fit` computed to a file (npz, nothing executable in it), whole or not at all.
@@ -224,8 +224,12 @@ class Signals:
         self.boundary._restore({name: tensors[name] for name in FITTED})
         for name in _OWN:
             setattr(self, name, tensors[name])
-        self._shares = functional.label_votes(self.boundary.labels, self.boundary.neighbors, 0.0)
         self._fingerprint = wanted
+        return self._count()
+
+    def _count(self) -> Self:
+        shares = functional.label_votes(self.boundary.labels, self.boundary.neighbors, 0.0)
+        self._counts = cluster_counts(shares, self.boundary.n_neighbors)
         return self
 
     def _check_fitted(self) -> None:

@@ -49,7 +49,7 @@ def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, signific
         raise ValueError(
             f"`shares` must be floating point of shape (N, J) with J >= 2, got {shares.dtype}, {tuple(shares.shape)}."
         )
-    n_samples, n_classes = shares.shape
+    n_samples = shares.shape[0]
     check_index("predictions", predictions, ("D * N",), shares.device)
     check_index("neighbors", neighbors, (n_samples, "M"), shares.device)
     if predictions.numel() == 0 or predictions.shape[0] % n_samples:
@@ -62,17 +62,31 @@ def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, signific
         raise TypeError(f"`significance` must be a number, got {significance!r}.")
     if not 0 <= significance < size**0.5:
         raise ValueError(f"`significance` must satisfy 0 <= z < sqrt(M) with M = {size}, got {significance}.")
+    return omission_of_counts(*cluster_counts(shares, size), predictions, neighbors, significance)
+
+
+def cluster_counts(shares: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What of `omission` does not depend on predictions, without checks.
+
+    Labels of each class in each cluster (N, J), and the two largest counts with their classes (N, 2).
+    """
     counts = (shares * size).round()
-    top = counts.topk(2, dim=1)
+    return counts, *counts.topk(2, dim=1)
+
+
+def omission_of_counts(
+    counts: Tensor, most: Tensor, commonest: Tensor, predictions: Tensor, neighbors: Tensor, significance: float = 2.0
+) -> Tensor:
+    """`omission` of what `cluster_counts` gave, without checks."""
+    n_samples, n_classes = counts.shape
     members = neighbors.reshape(-1)
     narrow = predictions.to(torch.int32).view(-1, n_samples)  # half of what has to be moved
     values = []
     for draw, narrow_draw in zip(predictions.long().view(-1, n_samples), narrow, strict=True):
-        least, most = narrow_draw.index_select(0, members).view(neighbors.shape).aminmax(dim=1)
-        is_away = least == most
-        column = draw.unsqueeze(1)
-        own = counts.gather(1, column.clamp(max=n_classes - 1)).squeeze(1) * (draw < n_classes)
-        other = torch.where(top.indices[:, 0] == draw, top.values[:, 1], top.values[:, 0])
+        low, high = narrow_draw.index_select(0, members).view(neighbors.shape).aminmax(dim=1)
+        is_away = low == high
+        own = counts.gather(1, draw.clamp(max=n_classes - 1).unsqueeze(1)).squeeze(1) * (draw < n_classes)
+        other = torch.where(commonest[:, 0] == draw, most[:, 1], most[:, 0])
         is_wrong = other - own > significance * (other + own).sqrt()
         values.append((is_away & is_wrong).double().mean())
     return torch.stack(values).mean()
