@@ -25,7 +25,7 @@ from bu_torch.callbacks._training_data import choose, read_training_data
 from bu_torch.functional._checks import as_logits
 from bu_torch.signals import Signals
 
-_BATCH_ELEMENTS = 2**17  # input values of one forward batch, so that small inputs go through in few batches
+_BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 _SHOWN = ("boundary_uncertainty", "trust_score")  # in the progress bar
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
@@ -73,9 +73,9 @@ class BoundaryUncertaintyMonitor(Callback):
             `IterableDataset` the first `max_samples` are read, or 10,000.)
         budget: Price of a check in forward passes: at most this fraction of the training samples that an epoch of one
             process visits, > 0, which bounds what `n_draws` and `max_samples` choose by themselves. A training sample
-            costs about three forward passes, so that 0.3 is a tenth of a training epoch. Small data has a floor: 6000
-            passes, fewer for networks of more than 33,000 weights (2e8 passes times weights), but no fewer than 1000.
-            None for no bound. Counted, not timed: runs repeat.
+            costs two to three forward passes, so that 0.15 is below a tenth of a training epoch. Small data has a
+            floor: 6000 passes, fewer for networks of more than 33,000 weights (2e8 passes times weights), but no fewer
+            than 1000. None for no bound. Counted, not timed: runs repeat.
         reference: The samples to use instead of those found in the trainer's loader: inputs (N, ...) as `forward` takes
             them and labels (N,). All of them, unless `max_samples` says otherwise.
         input_key: Key of the inputs where a batch is a dict.
@@ -122,7 +122,7 @@ class BoundaryUncertaintyMonitor(Callback):
         n_draws: int | None = None,
         every_n_epochs: int = 1,
         max_samples: int | None = None,
-        budget: float | None = 0.3,
+        budget: float | None = 0.15,
         reference: tuple[Any, Any] | None = None,
         input_key: str | None = None,
         label_key: str | None = None,

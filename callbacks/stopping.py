@@ -117,7 +117,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         n_neighbors: int = 40,
         n_draws: int | None = None,
         max_samples: int | None = None,
-        budget: float | None = 0.3,
+        budget: float | None = 0.15,
         reference: tuple[Any, Any] | None = None,
         input_key: str | None = None,
         label_key: str | None = None,
