@@ -243,7 +243,7 @@ def trainings(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], tuple[Ten
     letter = (letter[0][:n], letter[1][:n])
     slow = quality.mlp(2048, 2048)
     cases = {
-        f"MLP 128-64, letter {n}": (lambda: mlp(16, 26), letter, 4),
+        f"MLP 128-64, letter {n}": (lambda: mlp(16, 26), letter, 12),
         f"MLP 2048-2048, letter {n}": (lambda: slow(torch.Size([16]), 26), letter, 2),
     }
     if quality.IMAGES.exists():
