@@ -63,6 +63,11 @@ def check_integer(name: str, value: Any, low: int) -> int:
     return int(value)
 
 
+def scikit_learn_seed(seed: Any) -> int:
+    """A seed >= 0 as scikit-learn takes it, which knows none of more than 32 bits."""
+    return check_integer("seed", seed, 0) % 2**32
+
+
 def check_two_classes(labels: Tensor) -> None:
     """Raise unless `labels` holds at least two different classes."""
     if bool((labels == labels[0]).all()):

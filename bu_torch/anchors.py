@@ -14,7 +14,7 @@ from bu_torch.clusters import divisive_clusters
 from bu_torch.functional._checks import as_logits, check_choice
 from bu_torch.functional.anchors import MEASURES, Measure
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
-from bu_torch.graph import NeighborGraph, nearest, resolve_backend
+from bu_torch.graph import NeighborGraph, nearest
 from bu_torch.space import standardization, standardize
 
 _BATCH = 4096
@@ -265,8 +265,7 @@ class BisectionAnchorUncertainty(_AnchorUncertainty):
     def _nearest(self, points: Tensor) -> Tensor:
         """Row of the sample nearest to each point (n,)."""
         queries = standardize(points, self.mean_, self.scale_)
-        backend = resolve_backend("auto", points.device)
-        return nearest(self._standardized, queries, 1, backend=backend, exact=None).rows[:, 0]
+        return nearest(self._standardized, queries, 1, exact=None).rows[:, 0]
 
 
 class GradientAnchorUncertainty(_AnchorUncertainty):

@@ -11,7 +11,7 @@ from bu_torch._evaluation_mode import read_logits
 from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes
 from bu_torch.functional._checks import as_logits, check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
-from bu_torch.graph import NeighborGraph, first_positive, resolve_backend
+from bu_torch.graph import NeighborGraph, first_positive
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
 from bu_torch.space import FeatureSpace, standardization, standardize
@@ -295,4 +295,4 @@ def _nearest_distance(standardized: Tensor, neighbors: Tensor) -> Tensor:
             for members in neighbors.split(rows)
         ]
     )
-    return first_positive(standardized, distances, resolve_backend("auto", standardized.device))
+    return first_positive(standardized, distances)

@@ -127,7 +127,7 @@ def nearest(
     k: int,
     *,
     exclude: Tensor | None = None,
-    backend: str = "faiss",
+    backend: str = "auto",
     exact: bool | None = True,
 ) -> Neighbors:
     """The k rows of `base` nearest to each query.
@@ -142,7 +142,7 @@ def nearest(
         k: 1 <= k <= B.
         exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. Where that leaves
             fewer than k, the last distances are inf.
-        backend: `"faiss"` or `"torch"`.
+        backend: As for `NeighborGraph`.
         exact: False allows FAISS to miss some; None does where B x Q x d is large.
 
     A progress bar that is shown moves by B x Q.
@@ -150,6 +150,7 @@ def nearest(
     Returns:
         Distances and rows, equal distances in order of the rows, and the recall.
     """
+    backend = resolve_backend(backend, base.device)
     if exact is None:
         exact = base.shape[0] * queries.shape[0] * base.shape[1] <= _EXACT_PRODUCTS
     centre = base.median(dim=0).values.double()
@@ -280,7 +281,7 @@ def _torch_search(base32: Tensor) -> Any:
     return search
 
 
-def first_positive(features: Tensor, distances: Tensor, backend: str) -> Tensor:
+def first_positive(features: Tensor, distances: Tensor, backend: str = "auto") -> Tensor:
     """Distance to the nearest sample at a positive distance (N,), 0 where there is none.
 
     Where all neighbours found are duplicates, the search goes on among the distinct samples.

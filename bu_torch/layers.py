@@ -5,7 +5,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bu_torch._evaluation_mode import evaluation_mode
+from bu_torch._evaluation_mode import device_of, evaluation_mode
 from bu_torch._inputs import as_features, check_integer
 
 
@@ -102,8 +102,7 @@ class LayerFeatures:
 
     def _activations(self, inputs: Any) -> Tensor:
         inputs = as_features(inputs, "inputs")
-        parameter = next(self.model.parameters(), None)
-        device = inputs.device if parameter is None else parameter.device
+        device = device_of(self.model, inputs)
         seen: list[Any] = []
         handles = [module.register_forward_hook(self._hook(seen), with_kwargs=True) for module in self._hooked()]
         rows = []

@@ -168,7 +168,9 @@ class Signals:
         self.boundary.to(device)
         for name in _OWN:
             setattr(self, name, getattr(self, name).to(device))
-        return self._count()
+        counts, most, commonest = self._counts
+        self._counts = counts.to(device), most.to(device), commonest.to(device)
+        return self
 
     def save(self, path: str | Path) -> None:
         """Write what `fit` computed to a file (npz, nothing executable in it), whole or not at all.

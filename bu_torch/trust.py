@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch._inputs import as_flat_features, as_labels, check_integer
-from bu_torch.graph import nearest, resolve_backend
+from bu_torch.graph import nearest
 
 
 class TrustScore:
@@ -138,8 +138,7 @@ class TrustScore:
         for label, members in enumerate(self._classes):
             if len(members):
                 exclude = None if place is None else torch.where(place[:, 0] == label, place[:, 1], -1)
-                backend = resolve_backend("auto", features.device)
-                found = nearest(members.to(features), features, 1, exclude=exclude, backend=backend, exact=None)
+                found = nearest(members.to(features), features, 1, exclude=exclude, exact=None)
                 distances[:, label] = found.distances[:, 0].to(features.dtype)
         return distances
 
@@ -268,9 +267,7 @@ class KNNConfidence:
             raise RuntimeError("This KNNConfidence is not fitted yet: call `fit` first.")
         features = as_flat_features(features, n_features=self._features.shape[1])
         predictions = as_labels(predictions, len(features), "predictions").to(features.device)
-        backend = resolve_backend("auto", features.device)
-        base = self._features.to(features)
-        rows = nearest(base, features, self.n_neighbors, backend=backend, exact=None).rows
+        rows = nearest(self._features.to(features), features, self.n_neighbors, exact=None).rows
         agrees = self._labels.to(features.device)[rows] == predictions.unsqueeze(1)
         return agrees.to(features.dtype).mean(dim=1)
 
@@ -286,8 +283,7 @@ def widen_distances(class_distances: Tensor, n_classes: int) -> Tensor:
 def _radius(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Distance to the k-th nearest other sample, (N,), and the k nearest others, (N, k)."""
     own = torch.arange(len(features), device=features.device)
-    backend = resolve_backend("auto", features.device)
-    found = nearest(features, features, k, exclude=own, backend=backend, exact=None)
+    found = nearest(features, features, k, exclude=own, exact=None)
     return found.distances[:, -1], found.rows
 
 

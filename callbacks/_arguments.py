@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from bu_torch._inputs import check_integer
+from bu_torch.functional._checks import check_choice
 
 T = TypeVar("T")
 
@@ -37,6 +38,8 @@ def flag(name: str, value: Any) -> bool:
 
 def choice(name: str, value: T, allowed: tuple[T, ...]) -> T:
     """Return `value` if it is one of `allowed`."""
-    if value not in allowed:
-        raise MisconfigurationException(f"`{name}` must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
+    try:
+        check_choice(name, value, allowed)
+    except ValueError as error:
+        raise MisconfigurationException(str(error)) from error
     return value

@@ -24,6 +24,7 @@ from bu_torch.callbacks._record import Record, folder_of
 from bu_torch.callbacks._training_data import choose, read_training_data
 from bu_torch.functional._checks import as_logits
 from bu_torch.signals import Signals
+from bu_torch.space import FeatureSpace
 
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 _SHOWN = ("boundary_uncertainty", "trust_score")  # in the progress bar
@@ -148,12 +149,11 @@ class BoundaryUncertaintyMonitor(Callback):
         self.label_key = label_key
         self.seed = integer("seed", seed, 0)
         self.cache = None if cache is None else Path(cache)
-        if feature_extractor is not None and not callable(feature_extractor):
-            raise MisconfigurationException(
-                f"`feature_extractor` must be callable, (n, ...) -> (n, k), got {type(feature_extractor).__name__}."
-            )
-        self.feature_extractor = feature_extractor
-        self.n_components = None if n_components is None else integer("n_components", n_components, 1)
+        try:
+            space = FeatureSpace(feature_extractor, n_components)
+        except (TypeError, ValueError) as error:
+            raise MisconfigurationException(str(error)) from error
+        self.feature_extractor, self.n_components = space.feature_extractor, space.n_components
         self._clear()
 
     @property

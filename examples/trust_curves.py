@@ -53,7 +53,7 @@ def load(name: str, n_samples: int) -> Half:
     if name == "digits":
         features, labels = load_digits(return_X_y=True)
     else:
-        table = pd.read_csv(FOLDER / "data" / f"{name}.csv.gz")
+        table = pd.read_csv(FOLDER.parent / "benchmarks" / "data" / f"{name}.csv.gz")
         labels = table.pop("label").to_numpy()
         features = table.to_numpy(float)
     if len(labels) > n_samples:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features, as_labels, check_integer
+from bu_torch._inputs import as_flat_features, as_labels, check_integer, scikit_learn_seed
 from bu_torch.evaluation._cells import CellSearch
 
 Method = Literal["cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford"]
@@ -246,7 +246,9 @@ def _yang(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> In
     center = _estimate_632(sample, n_bootstrap, torch.Generator().manual_seed(seed))
     n_folds = min(_FOLDS, len(sample.targets))
     tested = torch.zeros(n_folds, len(sample.targets), dtype=torch.bool)
-    for fold, (_, rows) in enumerate(KFold(n_folds, shuffle=True, random_state=seed % 2**32).split(sample.targets)):
+    for fold, (_, rows) in enumerate(
+        KFold(n_folds, shuffle=True, random_state=scikit_learn_seed(seed)).split(sample.targets)
+    ):
         tested[fold, torch.from_numpy(rows)] = True
     errors = (_wrong(sample, ~tested) & tested).sum(dim=1) / tested.sum(dim=1)
     return _normal(center, float(errors.double().std()) / math.sqrt(n_folds), confidence)

@@ -412,7 +412,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
         >>> sigma_epsilon_of_neighbors([0.0, 2.0] * 50, torch.zeros(100, 1), sigma_delta=1.0, n_neighbors=99)
         tensor(0.1005, dtype=torch.float64)
     """
-    from bu_torch.graph import nearest, resolve_backend  # the other estimators need torch alone
+    from bu_torch.graph import nearest  # the other estimators need torch alone
 
     z = _measurements(z)
     features = as_flat_features(features).to(z.device)
@@ -421,7 +421,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
     if check_integer("n_neighbors", n_neighbors, 2) >= len(z):
         raise ValueError(f"`n_neighbors` must be less than the number of samples, {len(z)}, got {n_neighbors}.")
     own = torch.arange(len(z), device=z.device)
-    found = nearest(features, features, n_neighbors, exclude=own, backend=resolve_backend("auto", z.device))
+    found = nearest(features, features, n_neighbors, exclude=own)
     rows = torch.cat((own.unsqueeze(1), found.rows), dim=1)
     distances = torch.nn.functional.pad(found.distances.double(), (1, 0))
     relative = torch.where(distances[:, -1:] > 0, distances / distances[:, -1:], 0.0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch._evaluation_mode import preserved_random_state
-from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes
+from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes, scikit_learn_seed
 
 
 class ErrorEstimate(NamedTuple):
@@ -61,7 +61,7 @@ def cross_validation_error(
     check_integer("n_folds", n_folds, 2)
     check_integer("n_repeats", n_repeats, 1)
     inputs, classes = _as_arrays(features, labels)
-    splitter = RepeatedStratifiedKFold(n_splits=n_folds, n_repeats=n_repeats, random_state=_seed(seed))
+    splitter = RepeatedStratifiedKFold(n_splits=n_folds, n_repeats=n_repeats, random_state=scikit_learn_seed(seed))
     return _resample(estimator, inputs, classes, splitter.split(np.zeros(len(inputs)), classes))
 
 
@@ -99,7 +99,7 @@ def holdout_error(
     if isinstance(test_size, bool) or not isinstance(test_size, float) or not 0 < test_size < 1:
         raise ValueError(f"`test_size` must be a share with 0 < test_size < 1, got {test_size!r}.")
     inputs, classes = _as_arrays(features, labels)
-    splitter = StratifiedShuffleSplit(n_splits=n_repeats, test_size=test_size, random_state=_seed(seed))
+    splitter = StratifiedShuffleSplit(n_splits=n_repeats, test_size=test_size, random_state=scikit_learn_seed(seed))
     return _resample(estimator, inputs, classes, splitter.split(np.zeros(len(inputs)), classes))
 
 
@@ -108,10 +108,6 @@ def _as_arrays(features: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     classes = as_labels(labels, inputs.shape[0])
     check_two_classes(classes)
     return inputs.cpu().numpy(), classes.cpu().numpy()
-
-
-def _seed(seed: int) -> int:
-    return check_integer("seed", seed, 0) % 2**32  # scikit-learn takes no larger one
 
 
 def _resample(estimator: Any, inputs: np.ndarray, classes: np.ndarray, splits: Iterable[Any]) -> ErrorEstimate:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features, as_labels, as_tensor, check_integer
+from bu_torch._inputs import as_flat_features, as_labels, as_tensor, check_integer, scikit_learn_seed
 from bu_torch.trust import TrustScore
 
 _ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
@@ -131,8 +131,7 @@ def select_alpha(
     if bool(is_correct.all()):
         raise ValueError("`predictions` must hold at least one wrong one to choose by, got none.")
     scorers = [TrustScore(filtering, alpha, n_neighbors) for alpha in alphas]
-    seed = check_integer("seed", seed, 0) % 2**32  # scikit-learn takes no larger one
-    folds = StratifiedKFold(check_integer("n_folds", n_folds, 2), shuffle=True, random_state=seed)
+    folds = StratifiedKFold(check_integer("n_folds", n_folds, 2), shuffle=True, random_state=scikit_learn_seed(seed))
     found = torch.zeros(len(scorers), dtype=torch.float64, device=features.device)
     for kept, held_out in folds.split(features.cpu(), labels.cpu()):
         fitted, scored = (torch.from_numpy(rows).to(features.device) for rows in (kept, held_out))

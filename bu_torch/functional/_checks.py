@@ -48,7 +48,7 @@ def check_range(name: str, value: Tensor, stop: int, meaning: str) -> None:
         raise ValueError(f"`{name}` must hold {meaning} in [0, {stop}), got values from {low} to {high}.")
 
 
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> Any:
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     """Return `value` if it is one of `choices`."""
     choices = list(choices)
     if value not in choices:
