@@ -10,6 +10,7 @@ from bu_torch.graph import NeighborGraph
 from bu_torch.layers import LayerFeatures
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
+from bu_torch.selection import SelectionRule
 from bu_torch.signals import Signals
 from bu_torch.space import FeatureSpace
 from bu_torch.trust import KNNConfidence, TrustScore
@@ -30,6 +31,7 @@ __all__ = [
     "LayerFeatures",
     "NeighborGraph",
     "PrototypeClassifier",
+    "SelectionRule",
     "Signals",
     "TrustScore",
     "__version__",

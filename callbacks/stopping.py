@@ -1,11 +1,9 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
@@ -17,16 +15,7 @@ from torch import Tensor
 from bu_torch.callbacks._arguments import choice, flag, integer, number
 from bu_torch.callbacks._companions import Keeper, MemoryKeeper, Stopper, install
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
-from bu_torch.functional import standardized_gain
-
-Rule = Literal["consensus", "boundary_uncertainty", "trust_score"]
-# What each rule looks at, with the sign that makes larger better.
-_SIGNALS: dict[str, dict[str, int]] = {
-    "boundary_uncertainty": {"boundary_uncertainty": 1},
-    "trust_score": {"trust_score": 1},
-    "consensus": {"label_agreement": 1, "vote_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1},
-}
-_LEAST_GAIN = 1e-6  # standard deviations: what a moving average still gains long after its values stand still is none
+from bu_torch.selection import RuleName, SelectionRule
 
 
 class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
@@ -113,7 +102,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         every_n_epochs: int = 1,
         restore_best_weights: bool = True,
         smoothing: float = 0.0,
-        rule: Rule = "consensus",
+        rule: RuleName = "consensus",
         n_neighbors: int = 40,
         n_draws: int | None = None,
         max_samples: int | None = None,
@@ -136,12 +125,15 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         self.start_from_epoch = integer("start_from_epoch", start_from_epoch, 0)
         self.restore_best_weights = flag("restore_best_weights", restore_best_weights)
         self.smoothing = number("smoothing", smoothing, 0, below=1)
-        self.rule = choice("rule", rule, tuple(_SIGNALS))
+        self.rule = choice("rule", rule, get_args(RuleName))
         if rule == "consensus" and min_delta_mode != "abs":
             raise MisconfigurationException(
                 "`min_delta_mode='rel'` applies to the value of one quantity, and `rule='consensus'` compares several:"
                 " `min_delta` is in standard deviations there."
             )
+        self._selection = SelectionRule(
+            rule, min_delta=self.min_delta, smoothing=self.smoothing, start_from_epoch=self.start_from_epoch
+        )
         super().__init__(
             n_neighbors=n_neighbors,
             n_draws=n_draws,
@@ -169,7 +161,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     @property
     def best_score(self) -> float | None:
         kept = self._kept()
-        return None if kept is None else kept[self._score_name]
+        return None if kept is None else kept[self._selection.score_name]
 
     @property
     def best_model_path(self) -> str:
@@ -211,15 +203,15 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     def score_of(self, epoch: int) -> float | None:
         """What decides in `epoch`, if its check was the last and counts; else None."""
-        if not self.history or self.history[-1]["epoch"] != epoch or epoch < self.start_from_epoch:
+        if not self.history or self.history[-1]["epoch"] != epoch:
             return None
-        return self.history[-1][self._score_name]
+        return self._selection.score(self.history[-1])
 
     def passes_threshold(self, epoch: int) -> bool:
         """Whether the check of `epoch`, if it counts, exceeds `stopping_threshold`."""
         if self.stopping_threshold is None or self.score_of(epoch) is None:
             return False
-        return self.history[-1][self._shown_name] > self.stopping_threshold
+        return self.history[-1][self._selection.shown_name] > self.stopping_threshold
 
     def conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
@@ -234,8 +226,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         is_restored = is_graceful and self.restore_best_weights and self._restore(trainer)
         where = f", its checkpoint is {self.best_model_path}" if self.best_model_path else ""
+        shown = self._selection.shown_name
         rank_zero_info(
-            f"Boundary uncertainty kept epoch {kept['epoch']} ({self._shown_name} {kept[self._shown_name]:.4f}):"
+            f"Boundary uncertainty kept epoch {kept['epoch']} ({shown} {kept[shown]:.4f}):"
             f" its weights are {'' if is_restored else 'not '}in the model"
             f"{where}. {self.stopping_reason} {self._cost()}"
         )
@@ -262,43 +255,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         )
         return {name: getattr(self, name) for name in names}
 
-    @property
-    def _score_name(self) -> str:
-        if self.rule == "consensus":
-            return "replacements"
-        return f"{self.rule}_smoothed" if self.smoothing else self.rule
-
-    @property
-    def _shown_name(self) -> str:
-        """What is told of an epoch in words, and compared with the threshold: a count of replacements says little."""
-        return "boundary_uncertainty" if self.rule == "consensus" else self._score_name
-
     def _record(self, entry: dict[str, Any]) -> None:
         super()._record(entry)
-        if self.smoothing:
-            for name in _SIGNALS[self.rule]:
-                values = [past[name] for past in self._comparable()]
-                entry[f"{name}_smoothed"] = _moving_averages(values, self.smoothing)[-1]
-        if self.rule == "consensus":
-            entry["replacements"] = self._replacements(entry)
-
-    def _replacements(self, entry: dict[str, Any]) -> float:
-        """How often an epoch has replaced the kept one, this check included; NaN if it cannot be compared."""
-        signs = _SIGNALS["consensus"]
-        names = [f"{name}_smoothed" if self.smoothing else name for name in signs]
-        checks = [
-            check for check in self._comparable() if all(math.isfinite(check.get(name, math.nan)) for name in names)
-        ]
-        if not checks or checks[-1] is not entry:
-            return math.nan
-        counted = [index for index, check in enumerate(checks[:-1]) if check["epoch"] >= self.start_from_epoch]
-        if not counted:
-            return float(entry["epoch"] >= self.start_from_epoch)
-        most = checks[counted[-1]]["replacements"]
-        kept = next(index for index in counted if checks[index]["replacements"] == most)
-        columns = [[sign * check[name] for check in checks] for name, sign in zip(names, signs.values(), strict=True)]
-        gain = float(standardized_gain(torch.tensor(columns, dtype=torch.float64).T, kept))
-        return most + (gain > max(self.min_delta, _LEAST_GAIN))
+        self._selection.complete(self._comparable())
 
     def _comparable(self) -> list[dict[str, Any]]:
         return self.history[min(self._n_before, len(self.history) - 1) :]  # the last may be an epoch ended again
@@ -309,7 +268,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return None
         best = float(self._keeper.best_model_score)
         counted = (entry for entry in self._comparable() if entry["epoch"] >= self.start_from_epoch)
-        return next((entry for entry in counted if entry.get(self._score_name) == best), None)
+        return next((entry for entry in counted if entry.get(self._selection.score_name) == best), None)
 
     def _restore(self, trainer: Trainer) -> bool:
         module = trainer.lightning_module
@@ -343,9 +302,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         return "Training was stopped from elsewhere (`trainer.should_stop`)."
 
     def _own_reason(self, stopper: Stopper) -> str:
-        start = f"Stopped in epoch {stopper.stopped_epoch}: {self._shown_name}"
+        start = f"Stopped in epoch {stopper.stopped_epoch}: {self._selection.shown_name}"
         if stopper.stopping_reason == EarlyStoppingReason.NON_FINITE_METRIC:
-            return f"{start} is not finite ({self.history[-1][self._shown_name]})."
+            return f"{start} is not finite ({self.history[-1][self._selection.shown_name]})."
         if stopper.stopping_reason == EarlyStoppingReason.STOPPING_THRESHOLD:
             return f"{start} exceeds the stopping threshold {self.stopping_threshold}."
         checks = f"in the last {stopper.wait_count} checks"
@@ -354,15 +313,3 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         if self.rule == "consensus":
             return f"Stopped in epoch {stopper.stopped_epoch}: no epoch was better than the kept one {checks}."
         return f"{start} did not improve {checks}."
-
-
-def _moving_averages(values: list[float], weight_of_past: float) -> list[float]:
-    """Exponential moving average of the finite values, corrected for the start; NaN where a value is not finite."""
-    total = weight = 0.0
-    averages = []
-    for value in values:
-        if math.isfinite(value):
-            total = weight_of_past * total + (1 - weight_of_past) * value
-            weight = weight_of_past * weight + (1 - weight_of_past)
-        averages.append(total / weight if math.isfinite(value) else math.nan)
-    return averages

@@ -22,6 +22,8 @@ def room(module):
         return 3
     if parts[0] != "bu_torch":
         return None
+    if parts[1:2] in (["cli"], ["__main__"]):
+        return 3
     if parts[1:2] in (["callbacks"], ["report"]):
         return 2
     return 0 if parts[1:2] == ["functional"] else 1

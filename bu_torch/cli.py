@@ -1,0 +1,27 @@
+"""The command `bu-torch`: what is done with a run from outside of it."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `bu-torch COMMAND ...`.
+
+    Args:
+        arguments: What comes after `bu-torch`; None takes the process's own.
+
+    Returns:
+        Exit status: 0, or 1 where what was asked for cannot be done, which is said in a line on stderr.
+    """
+    parser = argparse.ArgumentParser(prog="bu-torch", description=__doc__)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for register in ():
+        register(commands)
+    options = parser.parse_args(arguments)
+    try:
+        options.run(options)
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        print(f"bu-torch: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
