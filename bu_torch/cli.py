@@ -2,7 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# Each adds one command, whose `run` is given the options.
+_COMMANDS: tuple[Callable[[Any], None], ...] = ()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="bu-torch", description=__doc__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for register in ():
+    for register in _COMMANDS:
         register(commands)
     options = parser.parse_args(arguments)
     try:
