@@ -246,7 +246,7 @@ class TestFindingTheData:
             def __iter__(self):
                 return iter([[0, 1, 2, 7] * 10, list(range(50, 110))])
 
-            def __len__(self, tmp_path):
+            def __len__(self):
                 return 2
 
         features, labels = blobs()
