@@ -17,12 +17,17 @@ from bu_torch.trust import KNNConfidence, TrustScore
 from bu_torch.votes import LabelVotes
 
 if TYPE_CHECKING:
-    from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+    from bu_torch.callbacks import (
+        BoundaryUncertaintyMonitor,
+        BoundaryUncertaintyStopper,
+        BoundaryUncertaintyStopping,
+    )
 
 __all__ = [
     "BisectionAnchorUncertainty",
     "BoundaryUncertainty",
     "BoundaryUncertaintyMonitor",
+    "BoundaryUncertaintyStopper",
     "BoundaryUncertaintyStopping",
     "FeatureSpace",
     "GradientAnchorUncertainty",
@@ -41,7 +46,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Find the callbacks on first use, so that `import bu_torch` does not import lightning."""
-    if name in ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopping"):
+    if name in ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopper", "BoundaryUncertaintyStopping"):
         return getattr(import_module("bu_torch.callbacks"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bu_torch._evaluation_mode import evaluation_mode, preserved_random_state
+from bu_torch._evaluation_mode import evaluation_mode, logits_of, preserved_random_state
 from bu_torch._progress import shown_on
 from bu_torch.callbacks._arguments import integer, number
 from bu_torch.callbacks._budget import Plan, count_weights, plan
@@ -22,7 +22,6 @@ from bu_torch.callbacks._dashboards import lay_out, show, writers
 from bu_torch.callbacks._lightning import FITTING, Callback, MisconfigurationException, adopt_imported_trees, library_of
 from bu_torch.callbacks._record import Record, folder_of, plain, versions
 from bu_torch.callbacks._training_data import TrainingData, choose_among, read_training_data
-from bu_torch.functional._checks import as_logits
 from bu_torch.signals import Signals
 from bu_torch.space import FeatureSpace
 
@@ -188,11 +187,9 @@ class BoundaryUncertaintyMonitor(Callback):
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             started = time.perf_counter()
             self._record({"epoch": trainer.current_epoch, **self._measure(trainer, pl_module)})
-            self._show(trainer)
-            now = time.perf_counter()
-            self.check_seconds += now - started
-            if self._table is not None:
-                self._table.append(self._row(self.history[-1], trainer.global_step, now - self._training_began))
+            # Lightning logs this epoch's scalars at the step before.
+            self._show(trainer.current_epoch, writers(trainer), trainer.fit_loop.epoch_loop._batches_that_stepped - 1)
+            self._count(started, trainer.global_step)
             if not trainer.barebones:  # which logs nothing, and warns where one tries
                 values = {name: value for name, value in self.history[-1].items() if name != "epoch"}
                 pl_module.log_dict({name: values.pop(name) for name in _SHOWN}, prog_bar=True)
@@ -257,21 +254,26 @@ class BoundaryUncertaintyMonitor(Callback):
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    def _show(self, trainer: "Trainer") -> None:
-        """Put what the check saw behind its numbers into the record and on TensorBoard."""
-        shown_by = writers(trainer)
+    def _count(self, started: float, step: int | None = None) -> None:
+        """Count what the last check has cost, and give it its row."""
+        now = time.perf_counter()
+        self.check_seconds += now - started
+        if self._table is not None:
+            self._table.append(self._row(self.history[-1], step, now - self._training_began))
+
+    def _show(self, epoch: int, shown_by: list[Any], step: int = 0) -> None:
+        """Put what the check saw behind its numbers into the record, and on TensorBoard by these writers."""
         is_recorded = self._table is not None and self._table.path is not None
         if self._signals is None or not (shown_by or is_recorded):
             return
         details = self._signals.details()
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # where Lightning logs this epoch's scalars
         for writer in shown_by:
             show(writer, details, step)
         if self._table is not None:
             self._table.tell(
                 {
                     "kind": "check",
-                    "epoch": trainer.current_epoch,
+                    "epoch": epoch,
                     "ceiling": details.ceiling,
                     "pairs": details.pairs,
                     "n_pairs_left_out": details.n_pairs_left_out,
@@ -312,52 +314,45 @@ class BoundaryUncertaintyMonitor(Callback):
                 f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
                 f" {n_draws * len(inputs)} forward passes ({n_draws} a sample)."
             )
-            signals = Signals(
-                self.n_neighbors,
-                n_draws,
-                self.seed,
-                feature_extractor=self.feature_extractor,
-                n_components=self.n_components,
-            )
-            signals = self._fit(signals, inputs, labels, trainer)
+            signals = self._fit(self._signals_of(n_draws), inputs, labels, trainer)
         except (TypeError, ValueError) as error:
             source = "`reference`" if self.reference is not None else "the training data"
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
-        self._signals = signals.to(pl_module.device)
+        self._hold(signals.to(pl_module.device), data)
+
+    def _signals_of(self, n_draws: int) -> Signals:
+        return Signals(
+            self.n_neighbors,
+            n_draws,
+            self.seed,
+            feature_extractor=self.feature_extractor,
+            n_components=self.n_components,
+        )
+
+    def _hold(self, signals: Signals, data: TrainingData) -> None:
+        """Keep what was prepared, and what is told of it."""
+        self._signals = signals
         self._rows = data.rows
         self._about = {
             "data": {
-                "n_samples": len(inputs),
-                "n_draws": n_draws,
+                "n_samples": len(data.inputs),
+                "n_draws": self._plan.n_draws if self._plan is not None else None,
                 "n_training": data.n_training,
-                "n_classes": int(labels.max()) + 1,
-                "shape": list(inputs.shape[1:]),
+                "n_classes": int(data.labels.max()) + 1,
+                "shape": list(data.inputs.shape[1:]),
             },
             "classes": data.classes,
         }
 
     def _fit(self, signals: Signals, inputs: Tensor, labels: Tensor, trainer: "Trainer") -> Signals:
-        """Fit, or take what an earlier run saved."""
-        cache = None if trainer.fast_dev_run else self.cache
-        if cache is not None and cache.exists():
-            rank_zero_info(f"Boundary uncertainty takes them from {cache}.")
-            return signals.load(cache, inputs, labels)
-        is_hidden = trainer.progress_bar_callback is None or not trainer.is_global_zero
-        with (
-            tqdm(
-                desc="Boundary uncertainty prepares",
-                total=signals.n_comparisons(len(inputs)),
-                delay=_BAR_DELAY,
-                disable=is_hidden,
-                leave=False,
-                bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-            ) as bar,
-            shown_on(bar),
-        ):
-            signals.fit(inputs, labels)
-        if cache is not None and trainer.is_global_zero:
-            signals.save(cache)
-        return signals
+        return fit_or_load(
+            signals,
+            inputs,
+            labels,
+            None if trainer.fast_dev_run else self.cache,
+            is_shown=trainer.progress_bar_callback is not None and trainer.is_global_zero,
+            is_saved=trainer.is_global_zero,
+        )
 
     def _read(self, trainer: "Trainer", pl_module: "LightningModule") -> tuple[TrainingData, int]:
         """The samples to look at, and the number of draws."""
@@ -429,7 +424,7 @@ class BoundaryUncertaintyMonitor(Callback):
         try:
             with evaluation_mode(module), precision.forward_context():
                 outputs = [module(precision.convert_input(batch.to(dtype))) for batch in batches]
-            return torch.cat([_logits_of(output) for output in outputs])
+            return torch.cat([logits_of(output) for output in outputs])
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise MisconfigurationException(
                 f"Boundary uncertainty passes inputs of shape {tuple(batches[0].shape)} and dtype {dtype} to"
@@ -444,6 +439,30 @@ class BoundaryUncertaintyMonitor(Callback):
                 f"The run resumes after epoch {due} without the check of that epoch: the checkpoint was saved before"
                 " it, and Lightning does not end the epoch again. That epoch cannot be kept."
             )
+
+
+def fit_or_load(
+    signals: Signals, inputs: Tensor, labels: Tensor, cache: Path | None, *, is_shown: bool, is_saved: bool
+) -> Signals:
+    """Fit, with a progress bar where that takes long, or take what an earlier run saved."""
+    if cache is not None and cache.exists():
+        rank_zero_info(f"Boundary uncertainty takes them from {cache}.")
+        return signals.load(cache, inputs, labels)
+    with (
+        tqdm(
+            desc="Boundary uncertainty prepares",
+            total=signals.n_comparisons(len(inputs)),
+            delay=_BAR_DELAY,
+            disable=not is_shown,
+            leave=False,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+        ) as bar,
+        shown_on(bar),
+    ):
+        signals.fit(inputs, labels)
+    if cache is not None and is_saved:
+        signals.save(cache)
+    return signals
 
 
 def scored_module(trainer: "Trainer", pl_module: "LightningModule") -> torch.nn.Module:
@@ -464,16 +483,3 @@ def told(exception: BaseException) -> str:
     if isinstance(exception, KeyboardInterrupt):
         return "Training was interrupted (KeyboardInterrupt)."
     return f"Training failed: {type(exception).__name__}: {exception}"
-
-
-def _logits_of(output: Any) -> Tensor:
-    logits = output
-    if isinstance(output, Mapping):
-        logits = output.get("logits")
-    elif not isinstance(output, Tensor):
-        logits = getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
-        raise MisconfigurationException(
-            f"The module's `forward` must give logits (n, J), or an output with `logits`, got {type(output).__name__}."
-        )
-    return as_logits(logits, "the output of `forward`")

@@ -177,7 +177,7 @@ class TestConsensus:
         rows = [[rng.random() * (1 + t % 5) for _ in range(4)] for t in range(20)]
 
         class Rows(BoundaryUncertaintyStopping):
-            def _show(self, trainer):
+            def _show(self, *arguments):
                 """There is nothing behind these numbers."""
 
             def _measure(self, trainer, pl_module):
