@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch._inputs import as_features, as_labels
-from bu_torch.boundary import FITTED, BoundaryUncertainty
+from bu_torch.boundary import FITTED, BoundaryUncertainty, Perturbation
 from bu_torch.details import Details, describe
 from bu_torch.functional._checks import as_logits
 from bu_torch.functional.omission import cluster_counts, omission_of_counts
@@ -36,6 +36,7 @@ class Signals:
         seed: Seed of all random choices, >= 0.
         feature_extractor: As for `BoundaryUncertainty`; class distances are those between its features too.
         n_components: As for `BoundaryUncertainty`, likewise.
+        perturbation: As for `BoundaryUncertainty`.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
@@ -78,9 +79,15 @@ class Signals:
         *,
         feature_extractor: Callable[[Tensor], Any] | None = None,
         n_components: int | None = None,
+        perturbation: Perturbation | None = None,
     ) -> None:
         self.boundary = BoundaryUncertainty(
-            n_neighbors, n_draws, seed, feature_extractor=feature_extractor, n_components=n_components
+            n_neighbors,
+            n_draws,
+            seed,
+            feature_extractor=feature_extractor,
+            n_components=n_components,
+            perturbation=perturbation,
         )
 
     def fit(self, features: Any, labels: Any) -> Self:
@@ -98,7 +105,7 @@ class Signals:
             ValueError: As for `BoundaryUncertainty.fit`.
             TypeError: As for `BoundaryUncertainty.fit`.
         """
-        inputs = as_features(features)
+        inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
         boundary = self.boundary.fit(inputs, labels)
         points = boundary.space.transform(inputs)
         trust = TrustScore().fit(points, boundary.labels)
@@ -224,7 +231,7 @@ class Signals:
             FileNotFoundError: If there is no such file.
             ValueError: If the file is none of ours or damaged, or was made of other samples or settings.
         """
-        inputs = as_features(features)
+        inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
         wanted = self._of(inputs, as_labels(labels, inputs.shape[0]))
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -259,8 +266,12 @@ class Signals:
         """Fingerprint of samples and settings."""
         settings = (self.boundary.n_neighbors, self.boundary.n_draws, self.boundary.seed)
         digest = hashlib.sha256(repr((_FORMAT, *settings, self.boundary.space.n_components)).encode())
-        # An extractor is told by what it makes of a few samples.
-        probe = [] if self.boundary.space.feature_extractor is None else [self.boundary.space.extract(inputs[:_PROBE])]
+        # An extractor and a perturbation are told by what they make of a few samples.
+        few = inputs[:_PROBE]
+        probe = [] if self.boundary.space.feature_extractor is None else [self.boundary.space.extract(few)]
+        if self.boundary.perturbation is not None:
+            generator = torch.Generator().manual_seed(self.boundary.seed)
+            probe.append(self.boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))
         for tensor in (inputs, labels, *probe):
             digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
             digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))

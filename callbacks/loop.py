@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import read_any_logits
 from bu_torch._inputs import as_features, as_labels
+from bu_torch.boundary import Perturbation
 from bu_torch.callbacks._budget import count_weights, plan
 from bu_torch.callbacks._companions import without_trainer
 from bu_torch.callbacks._lightning import MisconfigurationException
@@ -54,6 +55,7 @@ class BoundaryUncertaintyStopper:
         cache: See `BoundaryUncertaintyMonitor`.
         feature_extractor: See `BoundaryUncertaintyMonitor`.
         n_components: See `BoundaryUncertaintyMonitor`.
+        perturbation: See `BoundaryUncertaintyMonitor`.
         folder: Where to leave the record of the checks (see `BoundaryUncertaintyMonitor.record_path`); None for none.
 
     Attributes:
@@ -92,6 +94,7 @@ class BoundaryUncertaintyStopper:
         cache: str | Path | None = None,
         feature_extractor: Callable[[Tensor], Any] | None = None,
         n_components: int | None = None,
+        perturbation: Perturbation | None = None,
         folder: str | Path | None = None,
     ) -> None:
         try:
@@ -112,10 +115,11 @@ class BoundaryUncertaintyStopper:
                 cache=cache,
                 feature_extractor=feature_extractor,
                 n_components=n_components,
+                perturbation=perturbation,
             )
         except MisconfigurationException as error:
             raise ValueError(str(error)) from error
-        self._inputs = as_features(inputs, "inputs")
+        self._inputs = as_features(inputs, "inputs", keep_integers=perturbation is not None)
         self._labels = as_labels(labels, len(self._inputs))
         self._folder = None if folder is None else Path(folder)
         self._stopper, self._keeper = without_trainer(self._callback)
@@ -250,7 +254,7 @@ class BoundaryUncertaintyStopper:
         signals = self._callback._signals
         assert signals is not None  # noqa: S101  (`_prepare` has made it)
         inputs = signals.perturbed_inputs
-        if isinstance(model, nn.Module):
+        if isinstance(model, nn.Module) and inputs.is_floating_point():
             inputs = inputs.to(next((p.dtype for p in model.parameters() if p.is_floating_point()), inputs.dtype))
         logits = read_any_logits(model, inputs, _BATCH).to(inputs.device)
         before = self._callback._predictions.to(logits.device)

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from bu_torch._evaluation_mode import evaluation_mode, logits_of, preserved_random_state
 from bu_torch._progress import shown_on
+from bu_torch.boundary import Perturbation
 from bu_torch.callbacks._arguments import integer, number
 from bu_torch.callbacks._budget import Plan, count_weights, plan
 from bu_torch.callbacks._dashboards import lay_out, show, writers
@@ -92,6 +93,9 @@ class BoundaryUncertaintyMonitor(Callback):
             inputs themselves, standardised.
         n_components: Measure distances among so many principal components only, >= 1, which is faster where inputs have
             hundreds of values; None for all.
+        perturbation: Callable of inputs (n, ...), the distance of each to its nearest neighbour (n,) and a
+            `torch.Generator`, that gives moved inputs, for what cannot be moved along a straight line (token ids, say):
+            see `BoundaryUncertainty`. None moves inputs in a random direction by that distance.
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
@@ -135,6 +139,7 @@ class BoundaryUncertaintyMonitor(Callback):
         cache: str | Path | None = None,
         feature_extractor: Callable[[Tensor], Any] | None = None,
         n_components: int | None = None,
+        perturbation: Perturbation | None = None,
     ) -> None:
         adopt_imported_trees()
         super().__init__()
@@ -159,6 +164,12 @@ class BoundaryUncertaintyMonitor(Callback):
         except (TypeError, ValueError) as error:
             raise MisconfigurationException(str(error)) from error
         self.feature_extractor, self.n_components = space.feature_extractor, space.n_components
+        if perturbation is not None and not callable(perturbation):
+            raise MisconfigurationException(
+                "`perturbation` must be callable, (inputs, nearest_distance, generator) -> moved inputs, or None,"
+                f" got {type(perturbation).__name__}."
+            )
+        self.perturbation = perturbation
         self._clear()
 
     @property
@@ -327,6 +338,7 @@ class BoundaryUncertaintyMonitor(Callback):
             self.seed,
             feature_extractor=self.feature_extractor,
             n_components=self.n_components,
+            perturbation=self.perturbation,
         )
 
     def _hold(self, signals: Signals, data: TrainingData) -> None:
@@ -418,7 +430,9 @@ class BoundaryUncertaintyMonitor(Callback):
     def _read_logits(self, trainer: "Trainer", pl_module: "LightningModule", inputs: Tensor) -> Tensor:
         """Logits (n, J) of the module at `inputs` (n, ...), in batches."""
         module = scored_module(trainer, pl_module)
-        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), inputs.dtype)
+        dtype = inputs.dtype
+        if inputs.is_floating_point():
+            dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), dtype)
         batches = inputs.split(max(1, _BATCH_ELEMENTS // inputs[0].numel(), _training_batch_size(trainer)))
         precision = trainer.precision_plugin
         try:
