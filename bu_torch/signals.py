@@ -127,6 +127,12 @@ class Signals:
         self._check_fitted()
         return self.boundary.perturbed_inputs.flatten(0, 1)
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the samples and settings of `fit`, 64 hexadecimal digits."""
+        self._check_fitted()
+        return self._fingerprint
+
     def n_comparisons(self, n_samples: int) -> int:
         """How far `fit` moves a progress bar that is shown: the distances between N samples that it looks at."""
         return (1 + self.boundary.n_draws) * n_samples**2
