@@ -41,13 +41,15 @@ def evaluation_mode(model: object) -> Iterator[None]:
             module.training = mode
 
 
-def read_logits(model: Callable[[Tensor], Any], inputs: Tensor) -> Tensor:
-    """Finite logits (n, J) of any callable at `inputs` (n, ...), in batches, on the device of the model."""
+def read_logits(
+    model: Callable[[Tensor], Any], inputs: Tensor, batch_size: int = _BATCH, *, check_finite: bool = True
+) -> Tensor:
+    """Logits (n, J) of any callable at `inputs` (n, ...), in batches, on the device of the model."""
     check_callable(model)
     device = device_of(model, inputs)
     with evaluation_mode(model):
-        logits = torch.cat([_logits_of(model(batch.to(device)), len(batch)) for batch in inputs.split(_BATCH)])
-    if not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
+        logits = torch.cat([_logits_of(model(batch.to(device)), len(batch)) for batch in inputs.split(batch_size)])
+    if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
         raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
     return logits
