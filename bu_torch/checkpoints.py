@@ -121,7 +121,7 @@ def _read(path: Path, weights_only: bool) -> Any:
         raise
     except Exception as error:  # a damaged or crafted file may raise anything
         said = re.sub(r"\s+", " ", str(error))
-        if weights_only and (foreign := re.search(r"(?:GLOBAL|global) (\S+) was not an allowed", said)):
+        if weights_only and (foreign := re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", said)):
             raise ValueError(
                 f"`{path}` holds an object of {foreign[1]}, which is not read, for unpickling it can run any code. If"
                 " you trust the file, pass `weights_only=False` (on the command line `--no-weights-only`); if you"

@@ -235,7 +235,7 @@ def rank_checkpoints(
     check_choice("rule", rule, get_args(RuleName))
     check_integer("batch_size", batch_size, 1)
     files = find_checkpoints(paths)
-    signals = fit_signals(signals, *read_samples(dataset, max_samples, signals), cache)
+    signals = fit_signals(signals, dataset, max_samples, cache)
     return rank_files(files, module, signals, rule, weights_only, batch_size, device)
 
 
@@ -291,10 +291,9 @@ def rank_models(
     classes = None
     if labels is not None and all(is_estimator(model) for model in named.values()):
         classes, labels = encode(labels)
-    samples = read_samples(dataset if labels is None else (dataset, labels), max_samples, signals)
+    signals = fit_signals(signals, dataset if labels is None else (dataset, labels), max_samples, cache)
     if classes is None:
-        classes = np.arange(int(samples[1].max()) + 1)
-    signals = fit_signals(signals, *samples, cache)
+        classes = np.arange(int(signals.boundary.labels.max()) + 1)
     measured = []
     for name, model in named.items():
         read = estimator_logits(model, classes, frame) if is_estimator(model) else model
@@ -344,11 +343,16 @@ def rank_files(
     return _ranked(sorted(measured, key=_age), rule)
 
 
-def fit_signals(signals: Signals | None, inputs: Tensor, labels: Tensor, cache: str | Path | None = None) -> Signals:
-    """`signals`, or such of default settings, fitted on samples, or read from the file `cache`."""
+def fit_signals(
+    signals: Signals | None, dataset: Any, max_samples: int | None, cache: str | Path | None = None
+) -> Signals:
+    """`signals`, or such of default settings, fitted on the samples of a dataset, or read from the file `cache`."""
     signals = Signals() if signals is None else signals
     if not isinstance(signals, Signals):
         raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
+    inputs, labels = read_labelled(dataset, max_samples, signals.boundary.seed)
+    inputs = as_features(inputs, "dataset")
+    labels = as_labels(labels, len(inputs)).to(inputs.device)
     if signals.is_fitted:
         if not signals.is_of(inputs, labels):
             raise ValueError("`signals` must be fitted on the samples of `dataset`, or on none, got other samples.")
@@ -377,13 +381,6 @@ def standings(values: Sequence[Mapping[str, float]], rule: str) -> list[float]:
         counted = columns[is_finite]
         scores[is_finite] = standardized_standing(counted) if rule == "consensus" else counted.squeeze(1)
     return scores.tolist()
-
-
-def read_samples(dataset: Any, max_samples: int | None, signals: Signals | None) -> tuple[Tensor, Tensor]:
-    """Inputs and labels to fit `signals` on."""
-    inputs, labels = read_labelled(dataset, max_samples, 0 if signals is None else signals.boundary.seed)
-    inputs = as_features(inputs, "dataset")
-    return inputs, as_labels(labels, len(inputs)).to(inputs.device)
 
 
 def measure_model(signals: Signals, model: Callable[[Tensor], Any], batch_size: int, name: str) -> dict[str, float]:

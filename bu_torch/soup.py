@@ -23,7 +23,6 @@ from bu_torch.ranking import (
     looked_at,
     measure_model,
     rank_files,
-    read_samples,
 )
 from bu_torch.selection import RuleName
 from bu_torch.signals import Signals
@@ -131,9 +130,9 @@ def greedy_soup(
 
     The recipe of Wortsman et al. (2022), "Model soups", section 2, with the rule in place of held-out accuracy: the
     checkpoints are ranked, and beginning with the best, each is added to the average if the average does not become
-    worse by it; of files with the same weights one is. `"consensus"` compares two averages by the mean gain over its three signals, each in units of its
-    standard deviation over the ranked checkpoints; the others by their one number. See `average_checkpoints` for what
-    is averaged, and of what it makes sense.
+    worse by it; of files with the same weights one is. `"consensus"` compares two averages by the mean gain over its
+    three signals, each in units of its standard deviation over the ranked checkpoints; the others by their one number.
+    See `average_checkpoints` for what is averaged, and of what it makes sense.
 
     Args:
         paths: As for `rank_checkpoints`.
@@ -162,7 +161,7 @@ def greedy_soup(
     check_choice("rule", rule, get_args(RuleName))
     check_integer("batch_size", batch_size, 1)
     files = find_checkpoints(paths)
-    signals = fit_signals(signals, *read_samples(dataset, max_samples, signals), cache)
+    signals = fit_signals(signals, dataset, max_samples, cache)
     ranking = rank_files(files, module, signals, rule, weights_only, batch_size, device)
     candidates = [candidate for candidate in ranking if candidate.score == candidate.score]
     if not candidates:
