@@ -132,7 +132,8 @@ def greedy_soup(
     checkpoints are ranked, and beginning with the best, each is added to the average if the average does not become
     worse by it; of files with the same weights one is. `"consensus"` compares two averages by the mean gain over its
     three signals, each in units of its standard deviation over the ranked checkpoints; the others by their one number.
-    See `average_checkpoints` for what is averaged, and of what it makes sense.
+    See `average_checkpoints` for what is averaged, and of what it makes sense: while the error of a run still falls
+    from epoch to epoch, its last one is better than any average.
 
     Args:
         paths: As for `rank_checkpoints`.
