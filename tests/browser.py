@@ -25,7 +25,7 @@ class Browser:
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
         command = [
-            *("sh", "-c", f'exec "$@" 3<&{commands} 4>&{answers}', "sh"),
+            *("bash", "-c", f'exec "$@" 3<&{commands} 4>&{answers}', "bash"),  # other shells know one-digit files alone
             *(BINARY, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"),
             *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
             *(f"--user-data-dir={folder}", "about:blank"),

@@ -1,6 +1,7 @@
 """Records as a run leaves them, made up: curves and details that look like a training's."""
 
 import csv
+import itertools
 import json
 import math
 import random
@@ -163,5 +164,5 @@ def write_run(folder, n_checks=60, classes=None, n_classes=26, name="boundary_un
 def _histogram(edges, centre, spread, noise, n=10000):
     shown = [edge if edge is not None else math.inf * (1 if place else -1) for place, edge in enumerate(edges)]
     below = [0.5 * (1 + math.erf((edge - centre) / (spread * math.sqrt(2)))) for edge in shown]
-    counts = [round(n * max(0.0, b - a) * noise.uniform(0.95, 1.05)) for a, b in zip(below, below[1:], strict=False)]
+    counts = [round(n * max(0.0, b - a) * noise.uniform(0.95, 1.05)) for a, b in itertools.pairwise(below)]
     return {"edges": edges, "counts": counts}

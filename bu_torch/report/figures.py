@@ -17,10 +17,11 @@ from bu_torch.report.verdict import Verdict
 
 RULE_LABELS = {"consensus": "consensus", "boundary_uncertainty": "boundary uncertainty", "trust_score": "trust score"}
 _BLUE, _ORANGE, _VIOLET, _GREEN, _GREY = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2"
+# Of sizes that leave each to be seen where they coincide.
 _RULE_MARKS = {
-    "consensus": ("diamond", _VIOLET),
-    "boundary_uncertainty": ("circle", _BLUE),
-    "trust_score": ("square", _ORANGE),
+    "consensus": ("diamond", 19, _VIOLET),
+    "boundary_uncertainty": ("circle", 12, _BLUE),
+    "trust_score": ("square", 9, _ORANGE),
 }
 _MOST_COLUMNS = 300  # of a map over the epochs; more are narrower than a pixel
 _MOST_CLASSES = 40
@@ -51,8 +52,8 @@ THEMES = {
 }
 # The stronger the colour, the worse the boundary; a good one fades into the page.
 _WORSE = {
-    "light": [[0, "#8f2d0c"], [0.35, "#e2682a"], [0.7, "#fbc69c"], [1, "#fdf3e9"]],
-    "dark": [[0, "#ffb37a"], [0.35, "#cf6423"], [0.7, "#6b3617"], [1, "#2a211c"]],
+    "light": [[0, "#8f2d0c"], [0.35, "#e2682a"], [0.7, "#f9bd8d"], [1, "#fbe8d6"]],
+    "dark": [[0, "#ffb37a"], [0.35, "#cf6423"], [0.7, "#743b19"], [1, "#3a2a21"]],
 }
 _MORE = {
     "light": [[0, "#f5f8fd"], [0.25, "#a9c8f7"], [0.6, "#3b82f6"], [1, "#142f66"]],
@@ -70,6 +71,7 @@ class Figure(NamedTuple):
         drawing: `data` and `layout` for plotly, and `scales`, the colours of a map by theme.
         height: In pixels.
         least_width: In pixels; on a narrower screen it is scrolled.
+        most_width: In pixels; 0 for that of the page.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Figure(NamedTuple):
     drawing: dict[str, Any]
     height: int
     least_width: int = 0
+    most_width: int = 0
 
 
 def figures(record: Record, verdict: Verdict) -> list[Figure]:
@@ -171,7 +174,7 @@ def _marks(verdict: Verdict) -> list[dict[str, Any]]:
     for rule, check in verdict.by_rule.items():
         if check is None:
             continue
-        symbol, colour = _RULE_MARKS[rule]
+        symbol, size, colour = _RULE_MARKS[rule]
         for axis, name in (("y", "boundary_uncertainty"), ("y2", "trust_score")):
             traces.append(
                 {
@@ -183,7 +186,7 @@ def _marks(verdict: Verdict) -> list[dict[str, Any]]:
                     "name": f"rule: {RULE_LABELS[rule]}",
                     "legendgroup": rule,
                     "showlegend": axis == "y",
-                    "marker": {"symbol": f"{symbol}-open", "size": 13, "color": colour, "line": {"width": 2.5}},
+                    "marker": {"symbol": f"{symbol}-open", "size": size, "color": colour, "line": {"width": 2.5}},
                     "hovertemplate": "epoch %{x}: %{y:.4g}",
                 }
             )
@@ -210,7 +213,7 @@ def _agreement(record: Record, verdict: Verdict) -> Figure | None:
         "What the consensus rule looks at",
         "Shares of the moved samples. Predictions should agree with labels, votes and nearest classes, and change"
         " little; agreement with the labels that still rises while the others fall is the sign of overfitting."
-        " Omission, where is better, decides nothing.",
+        " Omission, where smaller is better, decides nothing.",
         _drawn(go, curves, layout, verdict),
         380,
     )
@@ -241,7 +244,6 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
         "ticktext": [class_name(record, index, 14) for index in classes],
         "showgrid": False,
         "zeroline": False,
-        "constrain": "domain",
     }
     reached = [value for row in values for value in row if value is not None]
     trace = {
@@ -258,10 +260,11 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
         trace["texttemplate"] = "%{z:.2f}"
     layout = {
         "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
-        "yaxis": {**ticks, "autorange": "reversed", "scaleanchor": "x"},
-        "coloraxis": {"cmin": 0, "cmax": max([*reached, 1e-9]), "colorbar": _COLOUR_BAR | {"title": {"text": "U"}}},
+        "yaxis": {**ticks, "autorange": "reversed"},
+        "coloraxis": {"cmin": 0, "cmax": max([*reached, 1e-9]), "colorbar": _COLOUR_BAR | _BELOW},
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
     }
+    side = max(22, 240 // len(classes)) * len(classes)
     left_out = (
         f" The {len(classes)} classes with the worst boundaries are shown, {n_left_out} are not." if n_left_out else ""
     )
@@ -271,8 +274,9 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
         "The stronger the colour, the less do the two classes mix along the boundary between them; a pair that no"
         f" sample lies between is blank.{left_out}",
         _drawn(go, [trace], layout, None, _WORSE),
-        min(760, 150 + max(30 if len(classes) < 12 else 22, 240 // len(classes)) * len(classes)),
-        0 if len(classes) <= 8 else 140 + 20 * len(classes),
+        160 + side,
+        least_width=0 if len(classes) <= 8 else 100 + 20 * len(classes),
+        most_width=max(420, 160 + 3 * side // 2),
     )
 
 
@@ -334,6 +338,9 @@ def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, 
     columns = [_shares(found[epoch]) for epoch in epochs]
     n_bins = len(edges) - 1
     ranges = [f"{_edge(low, '-∞')} to {_edge(high, '∞')}" for low, high in itertools.pairwise(edges)]
+    # An open bin may hold half of all: the others are to be told apart.
+    closed = [place for place in range(n_bins) if math.isfinite(edges[place] + edges[place + 1])]
+    most = max([column[place] for column in columns for place in closed] + [1e-9])
     step = max(1, math.ceil(n_bins / 8))
     trace = {
         "type": "heatmap",
@@ -353,7 +360,7 @@ def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, 
             "showgrid": False,
             "zeroline": False,
         },
-        "coloraxis": {"cmin": 0, "colorbar": _COLOUR_BAR | {"tickformat": ".0%"}},
+        "coloraxis": {"cmin": 0, "cmax": most, "colorbar": _COLOUR_BAR | {"tickformat": ".0%"}},
     }
     return Figure(name, title, reading, _drawn(go, [trace], layout, verdict, _MORE), 340)
 
@@ -364,34 +371,33 @@ def _cost(record: Record, verdict: Verdict) -> Figure | None:
     training = [total - check for total, check in zip(between, checks, strict=True)]
     if not any(math.isfinite(value) for value in training):
         return None
-    bars = [
-        {
-            "type": "bar",
-            "x": record.values("epoch"),
-            "y": _known(values),
-            "name": label,
-            "marker": {"color": colour, "line": {"width": 0}},
-            "hovertemplate": "%{y:.3~s}s",
-        }
-        for label, values, colour in (("checks", checks, _BLUE), ("all else", training, _GREY))
-    ]
+    epochs = record.values("epoch")
+    curves = [_curve(epochs, checks, "check", _BLUE), _curve(epochs, training, "all else", _GREY)]
+    for curve in curves:
+        curve["hovertemplate"] = "%{y:.3~s}s"
     layout = {
-        "barmode": "stack",
-        "bargap": 0.15,
-        "hovermode": "x unified",
         "xaxis": {"title": {"text": "epoch"}},
-        "yaxis": {"title": {"text": "seconds"}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": "seconds"}, "type": "log", "minor": {"showgrid": False}},
     }
     return Figure(
         "cost",
         "What the checks cost",
-        "The time from check to check, and the blue part of it that the check itself took. The first bar has all since"
-        " training began.",
-        _drawn(go, bars, layout, verdict),
+        "Seconds that each check took, beside all else since the one before: training, and what its callbacks do. Each"
+        " line of the grid is ten times the one below.",
+        _drawn(go, curves, layout, verdict),
         320,
     )
 
 
+_BELOW = {
+    "orientation": "h",
+    "title": {"text": "U", "side": "top"},
+    "len": 0.5,
+    "x": 0,
+    "xanchor": "left",
+    "y": 0,
+    "yanchor": "top",
+}
 _COLOUR_BAR = {"thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
 
 
@@ -406,7 +412,7 @@ def _drawn(
     layout = {
         "margin": {"l": 8, "r": 12, "t": 24, "b": 8},
         "hovermode": "closest" if scales else "x unified",
-        "legend": {"orientation": "h", "yanchor": "top", "y": -0.14, "xanchor": "left", "x": 0},
+        "legend": {"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "xanchor": "left", "x": 0},
         "uirevision": "kept",  # a page that is drawn again keeps what was zoomed to
     } | layout
     if verdict is not None and verdict.kept is not None:

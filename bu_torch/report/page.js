@@ -13,10 +13,13 @@
       layout.template = themes[theme];
       if (scales) layout.coloraxis.colorscale = scales[theme];
       if (touched.matches) layout.dragmode = false; // a finger scrolls the page
-      Plotly.react(document.getElementById(name), data, layout, {
-        responsive: true, displaylogo: false, displayModeBar: touched.matches ? false : "hover",
-        modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
-      });
+      const box = document.getElementById(name);
+      try {
+        Plotly.react(box, data, layout, { responsive: true, displayModeBar: false, showTips: false });
+      } catch (error) {
+        box.textContent = `This figure could not be drawn: ${error.message}`;
+        console.error(error);
+      }
     }
   }
 

@@ -17,7 +17,7 @@ from typing import Any
 from bu_torch.report.figures import RULE_LABELS, THEMES, Figure, class_name, figures, plotly_script, shown_details
 from bu_torch.report.reading import Doubt, Record
 from bu_torch.report.text import duration, escaped, figure
-from bu_torch.report.verdict import DEFAULT_RULE, Verdict, headline, level
+from bu_torch.report.verdict import Verdict, headline, level
 
 _MOST_PAIRS = 10
 
@@ -223,7 +223,8 @@ def _tiles(record: Record, verdict: Verdict) -> str:
 
 
 def _figure(one: Figure) -> str:
-    size = f"height:{one.height}px" + (f";min-width:{one.least_width}px" if one.least_width else "")
+    widths = (("min-width", one.least_width), ("max-width", one.most_width))
+    size = f"height:{one.height}px" + "".join(f";{name}:{width}px" for name, width in widths if width)
     return (
         f'<section><h2>{escaped(one.title)}</h2><p>{escaped(one.reading)}</p><div class="scroll">'
         f'<div class="plot" id="{one.name}" style="{size}"></div></div></section>'
@@ -235,7 +236,7 @@ def _rules(record: Record, verdict: Verdict) -> str:
         return ""
     rows = []
     for rule, label in RULE_LABELS.items():
-        name = escaped(label) + {verdict.rule: " <b>(this run's)</b>", DEFAULT_RULE: " (default)"}.get(rule, "")
+        name = f"<strong>{escaped(label)}</strong>, this run's" if rule == verdict.rule else escaped(label)
         check = verdict.by_rule.get(rule)
         if check is None:
             why = "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
@@ -305,8 +306,8 @@ def _doubtful(record: Record, verdict: Verdict) -> str:
     after = f"<p>Indices of those whose nearest class is not their label:</p>{indices}" if suspects else ""
     return _section(
         f"Samples that trust doubts most, at epoch {epoch}",
-        "Lowest trust first. Where the network has learned a label that the samples around do not have, the label may"
-        " be wrong: look there first, and more so where a sample is listed in many checks.",
+        f"{len(rows)} samples, lowest trust first. Where the network has learned a label that the samples around do not"
+        " have, the label may be wrong: look there first, and more so where a sample is listed in many checks.",
         ("index", "label", "prediction", "nearest class", "trust", "listed in", "what speaks against what"),
         rows,
         numbers=(0, 4, 5),

@@ -1,14 +1,14 @@
 """The page of a run that goes on, served to this machine alone."""
 
 import hashlib
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from os import PathLike
 from pathlib import Path
-from typing import ClassVar
-from urllib.parse import urlsplit
+from typing import Any, ClassVar
 
 from bu_torch.report.page import Content, content, message, page
 from bu_torch.report.reading import details_path, find_records, read_record
@@ -91,6 +91,11 @@ class PageServer(ThreadingHTTPServer):
                 return message("The record cannot be read", str(error))
             return self._shown
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that has gone away."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
     def _look(self) -> object:
         """What the page follows from, so that nothing is read that was read before."""
         tables = find_records(self._folder)
@@ -120,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_for_us():
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", "This page is served to its own address alone.\n")
             return
-        if urlsplit(self.path).path != "/":
+        if self.path.partition("?")[0] != "/":
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", "There is one page here: /\n")
             return
         shown = self.server.shown()

@@ -63,7 +63,7 @@ def level(record: Record, verdict: Verdict) -> str:
     check = next((check for check in record.checks if check["epoch"] == verdict.kept), None)
     if check is None or not math.isfinite(check["boundary_uncertainty"]):
         return ""
-    value = f"There, boundary uncertainty is {check['boundary_uncertainty']:.3f}"
+    value = f"At epoch {verdict.kept}, boundary uncertainty is {check['boundary_uncertainty']:.3f}"
     details = record.details.get(check["epoch"])
     if details is None or not details.ceiling > 0:
         return f"{value}."
