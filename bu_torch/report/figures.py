@@ -141,7 +141,8 @@ def _graph_objects() -> Any:
 def _scores(record: Record, verdict: Verdict) -> Figure:
     go = _graph_objects()
     epochs = record.values("epoch")
-    ceilings = [record.details[e].ceiling if e in record.details else math.nan for e in epochs]
+    known = [record.details.get(check["epoch"]) for check in record.checks]
+    ceilings = [math.nan if details is None else details.ceiling for details in known]
     curves = [
         _curve(epochs, record.values("boundary_uncertainty"), "boundary uncertainty", _BLUE),
         _curve(epochs, ceilings, "its ceiling", _GREY, dash="dot"),

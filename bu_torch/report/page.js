@@ -61,7 +61,10 @@
       setTimeout(look, 1000 * seconds);
     }
     if (shown.hasEnded) say("The run has ended; this page is not refreshed.");
-    else setTimeout(look, 1000 * seconds);
+    else {
+      say("Watching: refreshed when a check is made.");
+      setTimeout(look, 1000 * seconds);
+    }
   }
 
   draw();

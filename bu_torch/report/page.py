@@ -289,19 +289,19 @@ def _doubtful(record: Record, verdict: Verdict) -> str:
     epoch, details = shown
     times: dict[int, int] = {}
     for one in record.details.values():
-        for index in {doubt.index for doubt in one.doubtful}:
+        for index in {doubt.sample for doubt in one.doubtful}:
             times[index] = times.get(index, 0) + 1
     rows = [
         [
-            str(doubt.index),
+            str(doubt.sample),
             *(class_name(record, index) for index in (doubt.label, doubt.prediction, doubt.nearest)),
             figure(doubt.trust),
-            f"{times[doubt.index]} of {len(record.details)}",
+            f"{times[doubt.sample]} of {len(record.details)}",
             _suspicion(doubt),
         ]
         for doubt in details.doubtful
     ]
-    suspects = dict.fromkeys(str(doubt.index) for doubt in details.doubtful if doubt.label != doubt.nearest)
+    suspects = dict.fromkeys(str(doubt.sample) for doubt in details.doubtful if doubt.label != doubt.nearest)
     indices = f'<pre class="scroll">[{", ".join(suspects)}]</pre>'
     after = f"<p>Indices of those whose nearest class is not their label:</p>{indices}" if suspects else ""
     return _section(

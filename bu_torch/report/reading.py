@@ -37,7 +37,7 @@ class Histogram(NamedTuple):
 class Doubt(NamedTuple):
     """A sample that trust doubts: its index in the data set, three classes, and the trust ratio."""
 
-    index: int
+    sample: int
     label: int
     prediction: int
     nearest: int
@@ -264,8 +264,8 @@ def _read_check(entry: dict[str, Any], record: Record) -> None:
         pairs=pairs,
         histograms={str(name): _histogram(value) for name, value in entry["histograms"].items()},
         doubtful=[
-            Doubt(*(_integer(value) for value in (index, label, prediction, nearest)), _number(trust))
-            for index, label, prediction, nearest, trust in entry["doubtful"]
+            Doubt(_integer(sample), _integer(label), _integer(prediction), _integer(nearest), _number(trust))
+            for sample, label, prediction, nearest, trust in entry["doubtful"]
         ],
     )
 

@@ -58,7 +58,7 @@ def test_what_a_finished_run_shows(tmp_path):
     assert f"Samples that trust doubts most, at epoch {kept}" in said
     assert "consensus, this run's" in said
     for doubt in record.details[kept].doubtful:
-        assert str(doubt.index) in said
+        assert str(doubt.sample) in said
     for setting in (*record.settings, *record.versions, *record.data):
         assert setting in said
     for file in (path, tmp_path / "older.csv", record.end.best_model_path):

@@ -59,9 +59,7 @@ def test_this_host_by_name(server):
     assert ask(server, Host=f"localhost:{server.server_port}")[0].status == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/boundary_uncertainty.csv", "/../../etc/passwd", "/favicon.ico", "/x?/", "http://[", "/%2e%2e/"]
-)
+@pytest.mark.parametrize("path", ["/boundary_uncertainty.csv", "/../../etc/passwd", "/favicon.ico", "/x?/", "/%2e%2e/"])
 def test_there_is_one_page(server, tmp_path, path):
     records.write_run(tmp_path, n_checks=2, n_classes=2)
     answer, text = ask(server, path)
