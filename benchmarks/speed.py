@@ -184,7 +184,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     row["of it: width"] = median_ms(width, repeats)
     row["of it: counts"] = median_ms(count, repeats)
     row["of it: sums by pair"] = median_ms(
-        lambda: [stages._sum_by_pair(gap[:, 0].abs(), pair_index, len(pairs)) for _ in range(2)], repeats
+        lambda: [stages.sum_by_pair(gap[:, 0].abs(), pair_index, len(pairs)) for _ in range(2)], repeats
     )
     row["trust"] = median_ms(
         lambda: functional.mean_trust_score(functional.trust_score(distances, predictions, validate_args=False)),

@@ -10,6 +10,7 @@ from bu_torch import functional
 from bu_torch._evaluation_mode import read_logits
 from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes
 from bu_torch.functional._checks import as_logits, check_choice
+from bu_torch.functional.boundary import PairTerms, pair_terms
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.graph import NeighborGraph, first_positive
 from bu_torch.perturbation import perturb
@@ -63,6 +64,7 @@ class BoundaryUncertainty:
     mean_: Tensor
     scale_: Tensor
     logits: Tensor | None = None
+    _terms: list[PairTerms]  # one a draw, of the logits scored last
 
     def __init__(
         self,
@@ -193,15 +195,11 @@ class BoundaryUncertainty:
                 f"`logits` must have one row for each of the {self.n_draws} x {n_samples} perturbed inputs,"
                 f" got {logits.shape[0]}."
             )
-        values = [
-            torch.dot(
-                *functional.pair_uncertainty(
-                    draw, self.labels, self._members, self._pairs, self._pair_index, bandwidth=self.bandwidth
-                )
-            )
+        self._terms = [
+            pair_terms(draw, self.labels, self._members, self._pairs, self._pair_index, bandwidth=self.bandwidth)
             for draw in logits.split(n_samples)
         ]
-        return torch.stack(values).mean().to(logits.dtype)
+        return torch.stack([torch.dot(terms.values, terms.shares) for terms in self._terms]).mean().to(logits.dtype)
 
     def update(self, logits: Tensor, index: Tensor) -> None:
         """Take in the logits at some of the perturbed inputs.

@@ -13,6 +13,7 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch._inputs import as_features, as_labels
 from bu_torch.boundary import FITTED, BoundaryUncertainty
+from bu_torch.details import Details, describe
 from bu_torch.functional._checks import as_logits
 from bu_torch.functional.omission import cluster_counts, omission_of_counts
 from bu_torch.trust import TrustScore, widen_distances
@@ -66,6 +67,7 @@ class Signals:
     left_out_distances: Tensor
     votes: Tensor
     _counts: tuple[Tensor, Tensor, Tensor]  # of the labels in each cluster
+    _last: tuple[Tensor, Tensor]  # predictions and trust scores of the last check
     _fingerprint: str
 
     def __init__(
@@ -158,9 +160,24 @@ class Signals:
             torch.ones_like(uncertainty).double() if before is None else (predictions != before).double().mean(),
             omission_of_counts(*self._counts, predictions, self.boundary._members),
         )
+        self._last = predictions, left_out
         is_finite = uncertainty.isfinite()
         named = zip(self.NAMES, values, strict=True)
         return {name: torch.where(is_finite, value, torch.nan) for name, value in named}, predictions
+
+    def details(self, n_doubtful: int = 50) -> Details:
+        """What the last call of `measure` saw, by pair of classes and by sample; waits for the device once.
+
+        Args:
+            n_doubtful: So many of the least trusted samples are told, >= 1.
+
+        Raises:
+            RuntimeError: If nothing has been measured yet.
+        """
+        if not hasattr(self, "_last"):
+            raise RuntimeError("These Signals have measured nothing yet: call `measure` first.")
+        predictions, trust = self._last
+        return describe(self.boundary, predictions, trust, self.left_out_distances, n_doubtful)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""

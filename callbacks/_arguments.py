@@ -3,9 +3,8 @@
 import math
 from typing import Any, TypeVar
 
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-
 from bu_torch._inputs import check_integer
+from bu_torch.callbacks._lightning import MisconfigurationException
 from bu_torch.functional._checks import check_choice
 
 T = TypeVar("T")

@@ -6,20 +6,23 @@ Thin subclasses, for the plain classes fall short where they follow a callback t
 """
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
-from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from bu_torch.callbacks._lightning import FITTING, Library, library_of
 from bu_torch.callbacks.monitor import scored_module
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
+
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
+else:  # the bases are the trainer's own: `_classes` adds them
+    Callback = Checkpoint = EarlyStopping = ModelCheckpoint = object
 
 
 class Companion(Callback):
@@ -31,14 +34,14 @@ class Companion(Callback):
     def state_key(self) -> str:
         return self._generate_state_key(owner=self.owner.state_key)
 
-    def score_of(self, trainer: Trainer) -> float | None:
+    def score_of(self, trainer: "Trainer") -> float | None:
         """What decides in this epoch; None if there is nothing to decide."""
         if trainer.fast_dev_run or self.owner not in trainer.callbacks:
             return None
         return self.owner.score_of(trainer.current_epoch)
 
 
-class Stopper(Companion, EarlyStopping):
+class StopperMixin(Companion, EarlyStopping):
     """Lightning's `EarlyStopping` on the score of an epoch with a check; other epochs do not count."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
@@ -54,7 +57,7 @@ class Stopper(Companion, EarlyStopping):
         self.owner = owner
         self.has_stopped = False
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         score = self.score_of(trainer)
         if score is None or self._should_skip_check(trainer):
             return
@@ -63,7 +66,8 @@ class Stopper(Companion, EarlyStopping):
             self.min_delta = self.owner.min_delta * abs(best) if math.isfinite(best) else 0.0
         should_stop, _ = self._evaluate_stopping_criteria(torch.tensor(score, dtype=torch.float64))
         if not should_stop and self.owner.rule == "consensus" and self.owner.passes_threshold(trainer.current_epoch):
-            should_stop, self.stopping_reason = True, EarlyStoppingReason.STOPPING_THRESHOLD
+            should_stop = True
+            self.stopping_reason: Any = type(self.stopping_reason).STOPPING_THRESHOLD
         should_stop = trainer.strategy.reduce_boolean_decision(should_stop, all=False)
         # `trainer.should_stop` is never taken back, so it is not set before `min_epochs` and `min_steps` allow a stop:
         # the metric may recover by then.
@@ -77,7 +81,7 @@ class Stopper(Companion, EarlyStopping):
             super().load_state_dict({**state_dict, "patience": self.patience})  # of this run, not of the last
 
 
-class Keeper(Companion, ModelCheckpoint):
+class KeeperMixin(Companion, ModelCheckpoint):
     """Lightning's `ModelCheckpoint` on the score of an epoch with a check; one file, with a name of its own."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
@@ -89,25 +93,25 @@ class Keeper(Companion, ModelCheckpoint):
         )
         self.owner = owner
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
             super().setup(trainer, pl_module, stage)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         score = self.score_of(trainer)
         if score is not None and math.isfinite(score):
             super().on_train_epoch_end(trainer, pl_module)
 
-    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
+    def _monitor_candidates(self, trainer: "Trainer") -> dict[str, Tensor]:
         candidates = super()._monitor_candidates(trainer)
         score = self.score_of(trainer)
         if score is not None:
             candidates[self.owner.rule] = torch.tensor(score, dtype=torch.float64)
         return candidates
 
-    def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
+    def _should_skip_saving_checkpoint(self, trainer: "Trainer") -> bool:
         # Without Lightning's comparison of step counts, which stand still where a module steps its optimiser itself.
-        return bool(trainer.fast_dev_run) or trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking
+        return bool(trainer.fast_dev_run) or trainer.state.fn != FITTING or trainer.sanity_checking
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.owner.is_comparable:
@@ -123,7 +127,7 @@ class Keeper(Companion, ModelCheckpoint):
         super().load_state_dict({**state_dict, "dirpath": self.dirpath})
 
 
-class MemoryKeeper(Companion, Checkpoint):
+class MemoryKeeperMixin(Companion, Checkpoint):
     """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
 
     best_model_path = ""
@@ -133,7 +137,7 @@ class MemoryKeeper(Companion, Checkpoint):
         self.best_model_score: Tensor | None = None
         self.best_weights: dict[str, Any] = {}
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         score = self.score_of(trainer)
         if score is None or not math.isfinite(score):
             return
@@ -154,22 +158,35 @@ class MemoryKeeper(Companion, Checkpoint):
         self.best_weights = state_dict["best_weights"]
 
 
-class Concluder(Companion):
+class ConcluderMixin(Companion):
     """Kept last in the trainer's list, so that all others have seen and saved the weights as training left them."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
         self.owner = owner
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self.owner in trainer.callbacks:
             self.owner.conclude(trainer)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         if self.owner in trainer.callbacks:
             self.owner.conclude(trainer, exception)
 
 
-def install(trainer: Trainer, owner: "BoundaryUncertaintyStopping") -> tuple[Stopper, Keeper | MemoryKeeper]:
+@cache
+def _classes(library: Library) -> tuple[Any, Any, Any, Any]:
+    """Stopper, keeper, memory keeper and concluder as subclasses of a trainer's own."""
+    return (
+        type("Stopper", (StopperMixin, library.early_stopping), {"__doc__": StopperMixin.__doc__}),
+        type("Keeper", (KeeperMixin, library.model_checkpoint), {"__doc__": KeeperMixin.__doc__}),
+        type("MemoryKeeper", (MemoryKeeperMixin, library.checkpoint), {"__doc__": MemoryKeeperMixin.__doc__}),
+        type("Concluder", (ConcluderMixin, library.callback), {"__doc__": ConcluderMixin.__doc__}),
+    )
+
+
+def install(
+    trainer: "Trainer", owner: "BoundaryUncertaintyStopping"
+) -> tuple[StopperMixin, KeeperMixin | MemoryKeeperMixin]:
     """Put fresh companions into `trainer.callbacks`, and take out those of an earlier fit.
 
     The list is replaced, not changed: Lightning walks over it while this runs. Stopper and keeper stand right after
@@ -180,8 +197,10 @@ def install(trainer: Trainer, owner: "BoundaryUncertaintyStopping") -> tuple[Sto
         for callback in trainer.callbacks
         if not isinstance(callback, Companion) or (callback.owner is not owner and callback.owner in trainer.callbacks)
     ]
+    library = library_of(trainer)
+    Stopper, Keeper, MemoryKeeper, Concluder = _classes(library)
     writes_checkpoints = any(
-        isinstance(callback, Checkpoint) and not isinstance(callback, MemoryKeeper) for callback in present
+        isinstance(callback, library.checkpoint) and not isinstance(callback, MemoryKeeperMixin) for callback in present
     )
     stopper = Stopper(owner)
     keeper = Keeper(owner) if writes_checkpoints else MemoryKeeper(owner)
@@ -190,5 +209,5 @@ def install(trainer: Trainer, owner: "BoundaryUncertaintyStopping") -> tuple[Sto
     return stopper, keeper
 
 
-def _may_stop(trainer: Trainer) -> bool:
+def _may_stop(trainer: "Trainer") -> bool:
     return trainer.current_epoch + 1 >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)

@@ -1,13 +1,20 @@
-"""The table of checks that a run leaves beside its checkpoints."""
+"""The record of checks that a run leaves beside its checkpoints."""
 
 import csv
+import io
+import json
+import math
 import os
+import platform
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 _NAME = "boundary_uncertainty"
 
@@ -15,16 +22,18 @@ _NAME = "boundary_uncertainty"
 class Record:
     """A CSV file with one row a check, each on disk before training goes on, so that a killed run keeps them all.
 
-    An earlier file is never written over: the name gets a version, as those of Lightning's checkpoints do. A run that
-    resumes in the middle of an epoch may end it a second time: of two rows of an epoch the later one counts. A file
-    that can no longer be written is given up with a warning; training goes on.
+    Beside it, under the same name with `.jsonl`, lies what does not fit a table: a line with the settings, one for each
+    check, and one for the end. An earlier file is never written over: the name gets a version, as those of Lightning's
+    checkpoints do. A run that resumes in the middle of an epoch may end it a second time: of two rows of an epoch the
+    later one counts. A file that can no longer be written is given up with a warning; training goes on.
 
     Args:
         folder: Where to write; made if need be.
+        header: The first line beside the table.
         rows: Checks of the run that this one resumes, written first.
     """
 
-    def __init__(self, folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, folder: Path, header: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> None:
         self._columns: list[str] | None = None
         self.path: Path | None = None
         try:
@@ -32,32 +41,70 @@ class Record:
             self.path = _new_file(folder)
         except OSError as error:
             self._give_up(folder, error)
+        self.tell({"kind": "header", "format": 1, **header})
         for row in rows:
             self.append(row)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row; the first decides on the columns."""
-        if self.path is None:
-            return
         is_first = self._columns is None
         self._columns = self._columns or list(row)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, extrasaction="ignore")
+        if is_first:
+            writer.writeheader()
+        writer.writerow(row)
+        self._write(self.path, text.getvalue())
+
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """Write one line beside the table."""
+        text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
+        self._write(None if self.path is None else self.path.with_suffix(".jsonl"), f"{text}\n")
+
+    def _write(self, path: Path | None, text: str) -> None:
+        if path is None:
+            return
         try:
-            with self.path.open("a", newline="") as file:
-                writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
-                if is_first:
-                    writer.writeheader()
-                writer.writerow(row)
+            with path.open("a", encoding="utf-8", newline="") as file:
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            self._give_up(self.path, error)
+            self._give_up(path, error)
 
     def _give_up(self, path: Path, error: OSError) -> None:
         self.path = None
         rank_zero_warn(f"The record of the checks cannot be written to {path}: {error}. Training goes on without it.")
 
 
-def folder_of(trainer: Trainer) -> Path | None:
+def plain(value: Any) -> Any:
+    """A setting as JSON has it; of what JSON does not have, the name of its type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value) if isinstance(value, Path) else type(value).__name__
+
+
+def versions() -> dict[str, str]:
+    """Of what a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("bu-torch", "torch", "lightning", "pytorch-lightning", "faiss-cpu", "scikit-learn", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """The same with null in place of numbers that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def folder_of(trainer: "Trainer") -> Path | None:
     """Where this run's checkpoints are, or its logs; None where it keeps nothing on this machine's disk."""
     if trainer.fast_dev_run or trainer.barebones:
         return None
@@ -74,6 +121,7 @@ def _new_file(folder: Path) -> Path:
     while True:
         path = folder / (f"{_NAME}-v{version}.csv" if version else f"{_NAME}.csv")
         try:
+            path.with_suffix(".jsonl").touch(exist_ok=False)
             path.touch(exist_ok=False)
         except FileExistsError:
             version += 1

@@ -3,14 +3,11 @@
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -25,21 +22,36 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from bu_torch.callbacks._lightning import MisconfigurationException, library_of
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
 _WAY_OUT = "Pass the training samples as `reference=(inputs, labels)`, two tensors."
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 _READ_BATCH = 256
 
 
+class TrainingData(NamedTuple):
+    """Samples to look at."""
+
+    inputs: Tensor  # (n, ...)
+    labels: Tensor  # (n, ...)
+    rows: Tensor  # (n,) where they are in the dataset
+    n_training: int  # how many there are to choose from
+    classes: list[str] | None = None  # names, where the dataset tells them
+
+
 def read_training_data(
-    trainer: Trainer,
+    trainer: "Trainer",
     *,
     how_many: Callable[[int], int],
     most: int | None,
     input_key: str | None,
     label_key: str | None,
     seed: int,
-) -> tuple[Tensor, Tensor]:
-    """Inputs (n, ...) and labels (n, ...) of the trainer's training data, on the device the dataset gives them on.
+) -> TrainingData:
+    """Samples of the trainer's training data, on the device the dataset gives them on.
 
     `how_many` says how many of the training samples are wanted, given how many there are. A map-style dataset is read
     in order at the indices that training visits, or at a random subset of them drawn with `seed`: stratified where the
@@ -56,25 +68,35 @@ def read_training_data(
         )
     if isinstance(loader.dataset, IterableDataset):
         inputs, labels = _read_stream(loader, most, input_key, label_key)
-        rows = choose(len(inputs), how_many(len(inputs)), seed, labels)
-        return (inputs, labels) if rows is None else (inputs[rows], labels[rows])
+        return choose_among(inputs, labels, how_many, seed)
     indices = _trained_indices(trainer, loader)
     if not indices:
         raise MisconfigurationException(f"The training data holds no sample. {_WAY_OUT}")
+    n_training = len(indices)
     dataset = _reading_copy(loader.dataset)
     known = _known_labels(dataset)
     of_indices = known if known is None else known[indices]
     if (chosen := choose(len(indices), how_many(len(indices)), seed, of_indices)) is not None:
         indices = [indices[i] for i in chosen.tolist()]
     batches: Iterable[Any]
-    if _asks_for_lists(loader):  # then the dataset makes the batches
+    if _asks_for_lists(trainer, loader):  # then the dataset makes the batches
         blocks = BatchSampler(indices, _READ_BATCH, drop_last=False)
         batches = DataLoader(
             dataset, sampler=blocks, batch_size=None, collate_fn=loader.collate_fn, generator=torch.Generator()
         )
     else:
         batches = _own_loader(loader, Subset(dataset, indices))
-    return _concatenate(_split(batch, input_key, label_key) for batch in batches)
+    inputs, labels = _concatenate(_split(batch, input_key, label_key) for batch in batches)
+    rows = torch.as_tensor(indices) if len(indices) == len(inputs) else torch.arange(len(inputs))
+    return TrainingData(inputs, labels, rows, n_training, _class_names(loader.dataset))
+
+
+def choose_among(inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int) -> TrainingData:
+    """Of samples that are at hand, as many as are wanted; lengths that differ are left for the user to be told of."""
+    rows = choose(len(inputs), how_many(len(inputs)), seed, labels)
+    if rows is None or len(labels) != len(inputs):
+        return TrainingData(inputs, labels, torch.arange(len(inputs)), len(inputs))
+    return TrainingData(inputs[rows], labels[rows], rows, len(inputs))
 
 
 def choose(n_samples: int, n_chosen: int, seed: int, labels: Tensor | None) -> Tensor | None:
@@ -101,6 +123,17 @@ def choose(n_samples: int, n_chosen: int, seed: int, labels: Tensor | None) -> T
         order = torch.cat((first, rest[places.long()]))
     rank_zero_info(f"Boundary uncertainty looks at a {kind} {n_chosen} of the {n_samples} training samples.")
     return order[:n_chosen].sort().values
+
+
+def _class_names(dataset: Any) -> list[str] | None:
+    """Names of the classes, as torchvision's datasets hold them in `classes`."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    try:
+        names = list(dataset.classes)
+    except Exception:  # a user's property may raise anything, and nothing but a page's wording depends on it
+        return None
+    return names if all(isinstance(name, str) for name in names) else None
 
 
 def _known_labels(dataset: Any) -> Tensor | None:
@@ -148,13 +181,15 @@ def _own_loader(loader: DataLoader[Any], dataset: Dataset[Any]) -> DataLoader[An
     )
 
 
-def _trained_indices(trainer: Trainer, loader: DataLoader[Any]) -> list[int]:
+def _trained_indices(trainer: "Trainer", loader: DataLoader[Any]) -> list[int]:
     """Indices of the dataset that training visits, ascending."""
     n_samples = len(loader.dataset)  # type: ignore[arg-type]
-    batch_sampler: Any = _unwrapped(loader.sampler) if _asks_for_lists(loader) else loader.batch_sampler
+    batch_sampler: Any = (
+        _unwrapped(loader.sampler, trainer) if _asks_for_lists(trainer, loader) else loader.batch_sampler
+    )
     if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
         return sorted({index for batch in _own_pass(batch_sampler, loader) for index in batch})
-    sampler = _unwrapped(loader.sampler if batch_sampler is None else batch_sampler.sampler)
+    sampler = _unwrapped(loader.sampler if batch_sampler is None else batch_sampler.sampler, trainer)
     if isinstance(sampler, SequentialSampler):
         # In order, a limit on the batches leaves out the same samples in every epoch.
         batch_size = 1 if batch_sampler is None else batch_sampler.batch_size
@@ -166,11 +201,11 @@ def _trained_indices(trainer: Trainer, loader: DataLoader[Any]) -> list[int]:
     return sorted(set(_own_pass(sampler, loader)))
 
 
-def _asks_for_lists(loader: DataLoader[Any]) -> bool:
+def _asks_for_lists(trainer: "Trainer", loader: DataLoader[Any]) -> bool:
     """Whether the dataset makes the batches: `DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`."""
     if loader.batch_sampler is not None:
         return False
-    sampler = _unwrapped(loader.sampler)
+    sampler = _unwrapped(loader.sampler, trainer)
     if isinstance(sampler, BatchSampler):
         return True
     if isinstance(sampler, SequentialSampler | RandomSampler | WeightedRandomSampler | DistributedSampler):
@@ -178,9 +213,10 @@ def _asks_for_lists(loader: DataLoader[Any]) -> bool:
     return any(isinstance(index, list | tuple) for index in _own_pass(sampler, loader)[:1])
 
 
-def _unwrapped(sampler: Any) -> Any:
+def _unwrapped(sampler: Any, trainer: "Trainer") -> Any:
     """The user's own sampler, where Lightning has put its own around it to share it out."""
-    while isinstance(sampler, DistributedSamplerWrapper):
+    wrapper = library_of(trainer).distributed_sampler_wrapper
+    while isinstance(sampler, wrapper):
         sampler = sampler.dataset._sampler
     return sampler
 

@@ -1,18 +1,16 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
 import dataclasses
+import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import WeightAveraging
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -20,11 +18,16 @@ from bu_torch._evaluation_mode import evaluation_mode, preserved_random_state
 from bu_torch._progress import shown_on
 from bu_torch.callbacks._arguments import integer, number
 from bu_torch.callbacks._budget import Plan, count_weights, plan
-from bu_torch.callbacks._record import Record, folder_of
-from bu_torch.callbacks._training_data import choose, read_training_data
+from bu_torch.callbacks._dashboards import lay_out, show, writers
+from bu_torch.callbacks._lightning import FITTING, Callback, MisconfigurationException, adopt_imported_trees, library_of
+from bu_torch.callbacks._record import Record, folder_of, plain, versions
+from bu_torch.callbacks._training_data import TrainingData, choose_among, read_training_data
 from bu_torch.functional._checks import as_logits
 from bu_torch.signals import Signals
 from bu_torch.space import FeatureSpace
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
 
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 _SHOWN = ("boundary_uncertainty", "trust_score")  # in the progress bar
@@ -114,6 +117,8 @@ class BoundaryUncertaintyMonitor(Callback):
     _predictions: Tensor  # at the last check, (n_draws * N,)
     _plan: Plan | None
     _table: Record | None
+    _about: dict[str, Any]  # the samples looked at, in words and numbers
+    _rows: Tensor  # where they are in the dataset
     _training_began: float
 
     def __init__(
@@ -132,6 +137,7 @@ class BoundaryUncertaintyMonitor(Callback):
         feature_extractor: Callable[[Tensor], Any] | None = None,
         n_components: int | None = None,
     ) -> None:
+        adopt_imported_trees()
         super().__init__()
         self.n_neighbors = integer("n_neighbors", n_neighbors, 2)
         self.n_draws = None if n_draws is None else integer("n_draws", n_draws, 1)
@@ -160,29 +166,29 @@ class BoundaryUncertaintyMonitor(Callback):
     def state_key(self) -> str:
         return self._generate_state_key()
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not isinstance(trainer, Trainer):
-            raise MisconfigurationException(
-                f"{type(self).__name__} works with the `Trainer` of `lightning.pytorch`, got one of"
-                f" `{type(trainer).__module__.split('.')[0]}`."
-            )
-        if stage == TrainerFn.FITTING:
+    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+        library_of(trainer)
+        if stage == FITTING:
             self._clear()
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         started = time.perf_counter()
         with preserved_random_state():
             self._prepare(trainer, pl_module)
         self._warn_of_a_missed_check(trainer)
-        folder = folder_of(trainer)
-        self._table = None if folder is None else Record(folder, [self._row(entry) for entry in self.history])
         self._training_began = time.perf_counter()
         self.setup_seconds = self._training_began - started
+        folder = folder_of(trainer)
+        if folder is not None:
+            self._table = Record(folder, self._header(), [self._row(entry) for entry in self.history])
+        for writer in writers(trainer):
+            lay_out(writer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             started = time.perf_counter()
             self._record({"epoch": trainer.current_epoch, **self._measure(trainer, pl_module)})
+            self._show(trainer)
             now = time.perf_counter()
             self.check_seconds += now - started
             if self._table is not None:
@@ -192,11 +198,17 @@ class BoundaryUncertaintyMonitor(Callback):
                 pl_module.log_dict({name: values.pop(name) for name in _SHOWN}, prog_bar=True)
                 pl_module.log_dict(values)
 
+    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        self._end("Training ended.")
+
+    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
+        self._end(told(exception))
+
     @property
     def record_path(self) -> str:
         return "" if self._table is None or self._table.path is None else str(self._table.path)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         self._signals = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,12 +234,59 @@ class BoundaryUncertaintyMonitor(Callback):
         self._predictions = torch.empty(0, dtype=torch.int64)
         self._plan = None
         self._table = None
+        self._about = {}
+        self._rows = torch.empty(0, dtype=torch.int64)
         self._training_began = time.perf_counter()
 
     def _row(self, entry: dict[str, Any], step: int | None = None, seconds: float | None = None) -> dict[str, Any]:
         """A check as the table has it; what it cost is not known of checks before a resume."""
         cost = None if seconds is None else self.check_seconds
         return {"epoch": entry["epoch"], "step": step, "seconds": seconds, "check_seconds": cost, **entry}
+
+    def _header(self) -> dict[str, Any]:
+        """What the record of this run begins with."""
+        # Of a user's subclass, too, whose own arguments need not be attributes.
+        given = {name: None for cls in type(self).__mro__ for name in inspect.signature(cls).parameters}
+        settings = {name: plain(value) for name in given if (value := vars(self).get(name, self)) is not self}
+        settings.pop("reference", None)
+        return {
+            "settings": {"rule": None, **settings},
+            "versions": versions(),
+            **self._about,
+            "setup_seconds": self.setup_seconds,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def _show(self, trainer: "Trainer") -> None:
+        """Put what the check saw behind its numbers into the record and on TensorBoard."""
+        shown_by = writers(trainer)
+        is_recorded = self._table is not None and self._table.path is not None
+        if self._signals is None or not (shown_by or is_recorded):
+            return
+        details = self._signals.details()
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # where Lightning logs this epoch's scalars
+        for writer in shown_by:
+            show(writer, details, step)
+        if self._table is not None:
+            self._table.tell(
+                {
+                    "kind": "check",
+                    "epoch": trainer.current_epoch,
+                    "ceiling": details.ceiling,
+                    "pairs": details.pairs,
+                    "n_pairs_left_out": details.n_pairs_left_out,
+                    "histograms": {
+                        name: getattr(details, name)._asdict()
+                        for name in ("near_boundary", "local_uncertainty", "log_trust")
+                    },
+                    "doubtful": [[int(self._rows[one.row]), *one[1:]] for one in details.doubtful],
+                }
+            )
+
+    def _end(self, reason: str, **kept: Any) -> None:
+        """The last line of the record."""
+        if self._table is not None:
+            self._table.tell({"kind": "end", "reason": reason, **kept})
 
     def _cost(self) -> str:
         """What the checks of this fit have cost, in words."""
@@ -241,12 +300,13 @@ class BoundaryUncertaintyMonitor(Callback):
         """What a plan follows from, the training data aside."""
         return [self.budget, self.n_draws, self.max_samples, self.n_neighbors]
 
-    def _prepare(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _prepare(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Read the samples and compute all that does not depend on the network."""
         if trainer.reload_dataloaders_every_n_epochs and self.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
         try:
-            inputs, labels, n_draws = self._read(trainer, pl_module)
+            data, n_draws = self._read(trainer, pl_module)
+            inputs, labels = data.inputs, data.labels
             shape = " x ".join(str(size) for size in inputs.shape)
             rank_zero_info(
                 f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
@@ -264,8 +324,19 @@ class BoundaryUncertaintyMonitor(Callback):
             source = "`reference`" if self.reference is not None else "the training data"
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
         self._signals = signals.to(pl_module.device)
+        self._rows = data.rows
+        self._about = {
+            "data": {
+                "n_samples": len(inputs),
+                "n_draws": n_draws,
+                "n_training": data.n_training,
+                "n_classes": int(labels.max()) + 1,
+                "shape": list(inputs.shape[1:]),
+            },
+            "classes": data.classes,
+        }
 
-    def _fit(self, signals: Signals, inputs: Tensor, labels: Tensor, trainer: Trainer) -> Signals:
+    def _fit(self, signals: Signals, inputs: Tensor, labels: Tensor, trainer: "Trainer") -> Signals:
         """Fit, or take what an earlier run saved."""
         cache = None if trainer.fast_dev_run else self.cache
         if cache is not None and cache.exists():
@@ -288,8 +359,8 @@ class BoundaryUncertaintyMonitor(Callback):
             signals.save(cache)
         return signals
 
-    def _read(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor, Tensor, int]:
-        """Inputs and labels to look at, and the number of draws."""
+    def _read(self, trainer: "Trainer", pl_module: "LightningModule") -> tuple[TrainingData, int]:
+        """The samples to look at, and the number of draws."""
         trial = max(_TRIAL_SAMPLES, self.n_neighbors) if trainer.fast_dev_run else None
 
         def how_many(n_training: int) -> int:
@@ -298,11 +369,9 @@ class BoundaryUncertaintyMonitor(Callback):
 
         if self.reference is not None:
             inputs, labels = (torch.as_tensor(part) for part in self.reference)
-            rows = choose(len(inputs), how_many(len(inputs)), self.seed, labels)
-            if rows is not None and len(labels) == len(inputs):  # else told when they are used
-                inputs, labels = inputs[rows], labels[rows]
+            data = choose_among(inputs, labels, how_many, self.seed)
         else:
-            inputs, labels = read_training_data(
+            data = read_training_data(
                 trainer,
                 how_many=how_many,
                 most=self.max_samples if trial is None else min(self.max_samples or trial, trial),
@@ -310,9 +379,9 @@ class BoundaryUncertaintyMonitor(Callback):
                 label_key=self.label_key,
                 seed=self.seed,
             )
-        return inputs, labels, self._planned(trainer, pl_module, len(inputs)).n_draws
+        return data, self._planned(trainer, pl_module, len(data.inputs)).n_draws
 
-    def _planned(self, trainer: Trainer, pl_module: LightningModule, n_training: int) -> Plan:
+    def _planned(self, trainer: "Trainer", pl_module: "LightningModule", n_training: int) -> Plan:
         """The plan, made at the first call unless a resumed run has one; the same in all processes."""
         if self._plan is None:
             most = n_training if self.max_samples is None and self.reference is not None else self.max_samples
@@ -330,7 +399,7 @@ class BoundaryUncertaintyMonitor(Callback):
             )
         return self._plan
 
-    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+    def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
         """One check: a forward pass over the perturbed inputs, and what it says."""
         signals = self._signals
         if signals is None:
@@ -351,7 +420,7 @@ class BoundaryUncertaintyMonitor(Callback):
             self.history.pop()  # an epoch that a resumed run ends a second time
         self.history.append(entry)
 
-    def _read_logits(self, trainer: Trainer, pl_module: LightningModule, inputs: Tensor) -> Tensor:
+    def _read_logits(self, trainer: "Trainer", pl_module: "LightningModule", inputs: Tensor) -> Tensor:
         """Logits (n, J) of the module at `inputs` (n, ...), in batches."""
         module = scored_module(trainer, pl_module)
         dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), inputs.dtype)
@@ -367,7 +436,7 @@ class BoundaryUncertaintyMonitor(Callback):
                 f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}: {error}"
             ) from error
 
-    def _warn_of_a_missed_check(self, trainer: Trainer) -> None:
+    def _warn_of_a_missed_check(self, trainer: "Trainer") -> None:
         """A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check."""
         due = trainer.current_epoch // self.every_n_epochs * self.every_n_epochs - 1
         if self.history and self.history[-1]["epoch"] < due:
@@ -377,16 +446,24 @@ class BoundaryUncertaintyMonitor(Callback):
             )
 
 
-def scored_module(trainer: Trainer, pl_module: LightningModule) -> torch.nn.Module:
+def scored_module(trainer: "Trainer", pl_module: "LightningModule") -> torch.nn.Module:
     """The weights that a checkpoint of this moment would hold: the average, where `WeightAveraging` keeps one."""
+    weight_averaging = library_of(trainer).weight_averaging
     for callback in trainer.callbacks:
-        if isinstance(callback, WeightAveraging) and callback._average_model is not None:
+        if isinstance(callback, weight_averaging) and callback._average_model is not None:
             return callback._average_model.module
     return pl_module
 
 
-def _training_batch_size(trainer: Trainer) -> int:
+def _training_batch_size(trainer: "Trainer") -> int:
     return getattr(trainer.train_dataloader, "batch_size", None) or 1
+
+
+def told(exception: BaseException) -> str:
+    """Why training ended early, in words."""
+    if isinstance(exception, KeyboardInterrupt):
+        return "Training was interrupted (KeyboardInterrupt)."
+    return f"Training failed: {type(exception).__name__}: {exception}"
 
 
 def _logits_of(output: Any) -> Tensor:

@@ -2,20 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging, Timer
-from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from bu_torch.callbacks._arguments import choice, flag, integer, number
-from bu_torch.callbacks._companions import Keeper, MemoryKeeper, Stopper, install
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+from bu_torch.callbacks._companions import KeeperMixin, MemoryKeeperMixin, StopperMixin, install
+from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, told
 from bu_torch.selection import RuleName, SelectionRule
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
 
 
 class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
@@ -87,8 +86,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     stopping_reason: str
     is_comparable: bool  # whether scores of the checkpoint that this run resumes from are on this run's scale
     _n_before: int  # checks in `history` that are not
-    _stopper: Stopper | None
-    _keeper: Keeper | MemoryKeeper | None
+    _stopper: StopperMixin | None
+    _keeper: KeeperMixin | MemoryKeeperMixin | None
 
     def __init__(
         self,
@@ -171,10 +170,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def stopped_epoch(self) -> int | None:
         return self._stopper.stopped_epoch if self._stopper is not None and self._stopper.has_stopped else None
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == TrainerFn.FITTING:
-            if self.restore_best_weights and any(isinstance(c, StochasticWeightAveraging) for c in trainer.callbacks):
+        if stage == FITTING:
+            if self.restore_best_weights and any(
+                isinstance(c, library_of(trainer).stochastic_weight_averaging) for c in trainer.callbacks
+            ):
                 rank_zero_warn(
                     "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
                     " the kept epoch are put back over it: `restore_best_weights=False` leaves the average."
@@ -182,6 +183,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             self._stopper, self._keeper = install(trainer, self)
             for companion in (self._stopper, self._keeper):
                 companion.setup(trainer, pl_module, stage)
+
+    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Nothing yet: `conclude` comes when all other callbacks have ended."""
+
+    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
+        """Likewise."""
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "settings": self._settings()}
@@ -213,11 +220,17 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return False
         return self.history[-1][self._selection.shown_name] > self.stopping_threshold
 
-    def conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
+    def conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
-        if trainer.state.fn != TrainerFn.FITTING or trainer.fast_dev_run:
+        if trainer.state.fn != FITTING or trainer.fast_dev_run:
             return
         self.stopping_reason = self._reason(trainer, exception)
+        self._end(
+            self.stopping_reason,
+            kept_epoch=self.best_epoch,
+            stopped_epoch=self.stopped_epoch,
+            best_model_path=self.best_model_path,
+        )
         kept = self._kept()
         if kept is None:
             if self.history:
@@ -270,9 +283,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         counted = (entry for entry in self._comparable() if entry["epoch"] >= self.start_from_epoch)
         return next((entry for entry in counted if entry.get(self._selection.score_name) == best), None)
 
-    def _restore(self, trainer: Trainer) -> bool:
+    def _restore(self, trainer: "Trainer") -> bool:
         module = trainer.lightning_module
-        if isinstance(self._keeper, MemoryKeeper):
+        if isinstance(self._keeper, MemoryKeeperMixin):
             module.load_state_dict(self._keeper.best_weights, strict=module.strict_loading)
             return True
         try:
@@ -285,15 +298,17 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
         return True
 
-    def _reason(self, trainer: Trainer, exception: BaseException | None) -> str:
-        if isinstance(exception, KeyboardInterrupt):
-            return "Training was interrupted (KeyboardInterrupt)."
+    def _reason(self, trainer: "Trainer", exception: BaseException | None) -> str:
         if exception is not None:
-            return f"Training failed: {type(exception).__name__}: {exception}"
+            return told(exception)
         if self._stopper is not None and self._stopper.has_stopped:
             return self._own_reason(self._stopper)
         for callback in trainer.callbacks:
-            if isinstance(callback, Timer) and (left := callback.time_remaining()) is not None and left <= 0:
+            if (
+                isinstance(callback, library_of(trainer).timer)
+                and (left := callback.time_remaining()) is not None
+                and left <= 0
+            ):
                 return "Training ran until `max_time`."
         if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
             return f"Training ran until `max_epochs={trainer.max_epochs}`."
@@ -301,11 +316,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             return f"Training ran until `max_steps={trainer.max_steps}`."
         return "Training was stopped from elsewhere (`trainer.should_stop`)."
 
-    def _own_reason(self, stopper: Stopper) -> str:
+    def _own_reason(self, stopper: StopperMixin) -> str:
         start = f"Stopped in epoch {stopper.stopped_epoch}: {self._selection.shown_name}"
-        if stopper.stopping_reason == EarlyStoppingReason.NON_FINITE_METRIC:
+        reasons = type(stopper.stopping_reason)
+        if stopper.stopping_reason == reasons.NON_FINITE_METRIC:
             return f"{start} is not finite ({self.history[-1][self._selection.shown_name]})."
-        if stopper.stopping_reason == EarlyStoppingReason.STOPPING_THRESHOLD:
+        if stopper.stopping_reason == reasons.STOPPING_THRESHOLD:
             return f"{start} exceeds the stopping threshold {self.stopping_threshold}."
         checks = f"in the last {stopper.wait_count} checks"
         if self.every_n_epochs > 1:

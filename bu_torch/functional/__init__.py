@@ -7,6 +7,7 @@ from bu_torch.functional.boundary import (
     local_uncertainty,
     pair_uncertainty,
     top_pairs,
+    uncertainty_ceiling,
 )
 from bu_torch.functional.consensus import standardized_gain
 from bu_torch.functional.omission import omission
@@ -33,5 +34,6 @@ __all__ = [
     "standardized_gain",
     "top_pairs",
     "trust_score",
+    "uncertainty_ceiling",
     "vote_agreement",
 ]

@@ -4,6 +4,9 @@ Equation numbers are those of Ha, Katagiri, Watanabe and Ohsaki (2021), "An impr
 estimation for classifier evaluation", Journal of Signal Processing Systems, doi:10.1007/s11265-021-01671-1.
 """
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -108,7 +111,8 @@ def local_uncertainty(
     """
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
-    return _local_uncertainty(logits, top_pairs(logits), labels, neighbors, bayes_pairs, bandwidth)
+    local, counts, _ = _local_uncertainty(logits, top_pairs(logits), labels, neighbors, bayes_pairs, bandwidth)
+    return local, counts
 
 
 def top_pairs(scores: Tensor) -> Tensor:
@@ -189,14 +193,40 @@ def pair_uncertainty(
     Raises:
         ValueError: If `min_weight` is negative or `bandwidth` is unknown.
     """
+    terms = pair_terms(logits, labels, neighbors, pairs, pair_index, min_weight=min_weight, bandwidth=bandwidth)
+    return terms.values, terms.shares
+
+
+class PairTerms(NamedTuple):
+    """What boundary uncertainty is made of, by pair of classes and by sample."""
+
+    values: Tensor  # U_kl (P,), float64
+    shares: Tensor  # of the samples (P,), float64
+    weights: Tensor  # effective number of samples near the boundary of the pair (P,), float64
+    local: Tensor  # u of each sample (N,)
+    counts: Tensor  # k of each sample (N,)
+    nearness: Tensor  # kernel exp(-(F/h)^2 / 2) of each sample in its own cluster (N,): 1 on the boundary
+
+
+def pair_terms(
+    logits: Tensor,
+    labels: Tensor,
+    neighbors: Tensor,
+    pairs: Tensor,
+    pair_index: Tensor,
+    *,
+    min_weight: float = 1e-6,
+    bandwidth: Bandwidth = "silverman",
+) -> PairTerms:
+    """`pair_uncertainty` with all that it is made of; same arguments, same errors."""
     if not min_weight >= 0:
         raise ValueError(f"`min_weight` must be >= 0, got {min_weight}.")
     logits = as_logits(logits)
     n_pairs = pairs.shape[0]
     top = top_pairs(logits)
-    local, counts = _local_uncertainty(logits, top, labels, neighbors, pairs[pair_index], bandwidth)
-    weight = _sum_by_pair(counts, pair_index, n_pairs)
-    uncertain = _sum_by_pair(counts * local, pair_index, n_pairs)
+    local, counts, nearness = _local_uncertainty(logits, top, labels, neighbors, pairs[pair_index], bandwidth)
+    weight = sum_by_pair(counts, pair_index, n_pairs)
+    uncertain = sum_by_pair(counts * local, pair_index, n_pairs)
     size = _count_by_pair(torch.ones_like(pair_index), pair_index, n_pairs)
     lower, upper = logits.gather(1, top).unbind(1)
     predicted = torch.where(lower >= upper, top[:, 0], top[:, 1])
@@ -207,13 +237,48 @@ def pair_uncertainty(
     values = torch.where(is_separable, (wrong == 0).double(), mixed.clamp(max=1.0))
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     values = torch.where(is_finite, values, torch.full_like(values, torch.nan))
-    return values, size.double() / labels.shape[0]
+    return PairTerms(values, size.double() / labels.shape[0], weight, local, counts, nearness)
+
+
+def uncertainty_ceiling(counts: Tensor, n_neighbors: int) -> Tensor:
+    """Local uncertainty that a sample with k effective neighbours near the boundary has on average at its best.
+
+    That is, where both classes are equally likely: with n members drawn from two classes of probability 1/2,
+    E(1 - |2 n_i / n - 1|) = 1 - 2 ceil(n/2) binom(n, ceil(n/2)) / (n 2^n), for the mean absolute deviation of a
+    binomial variable (De Moivre); between whole numbers it is interpolated. It is below 1 because the smaller of two
+    small counts is biased down, and says how much of a low U is due to few neighbours. An estimate of this project's
+    own, which takes members of unequal weight for fewer of equal weight.
+
+    Args:
+        counts: Effective counts k, any shape, in [0, n_neighbors], floating point, any device.
+        n_neighbors: Size M of a cluster, >= 1.
+
+    Returns:
+        Same shape, dtype and device as `counts`, in [0, 1).
+
+    Raises:
+        ValueError: If `n_neighbors` is less than 1.
+
+    Example:
+        >>> uncertainty_ceiling(torch.tensor([1.0, 2.0, 40.0]), 40)
+        tensor([0.0000, 0.5000, 0.8746])
+    """
+    if n_neighbors < 1:
+        raise ValueError(f"`n_neighbors` must be >= 1, got {n_neighbors}.")
+    best = [0.0]
+    for n in range(1, n_neighbors + 1):
+        half = (n + 1) // 2
+        best.append(1 - 2 * half * math.comb(n, half) / (n * 2**n))
+    table = torch.tensor([*best, best[-1]], dtype=counts.dtype, device=counts.device)
+    low = counts.clamp(0, n_neighbors).floor()
+    place = low.nan_to_num(nan=0.0).long()
+    return torch.lerp(table[place], table[place + 1], counts.clamp(0, n_neighbors) - low)
 
 
 def _local_uncertainty(
     logits: Tensor, top: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, bandwidth: Bandwidth
-) -> tuple[Tensor, Tensor]:
-    """Local uncertainty (N,) and counts (N,) without checks, in blocks of rows: memory does not grow with N M."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Local uncertainty, counts and own kernel (N,) without checks, in blocks of rows: memory grows not with N M."""
     # Halving is exact and keeps differences of huge logits in range; nothing here depends on the scale.
     halved = torch.where(logits.isfinite().all(dim=1, keepdim=True), logits * 0.5, torch.nan)
     flat = halved.reshape(-1)
@@ -233,13 +298,14 @@ def _local_uncertainty(
     is_bayes_pair = (top == bayes_pairs).all(dim=1) & (counts != 0)
     # 1 - |2 k_i / k - 1| = 2 min(k_i, k_j) / k, which loses no digits near 0.
     local = 2 * torch.minimum(count_i, count_j) / torch.where(counts == 0, torch.ones_like(counts), counts)
-    return torch.where(is_bayes_pair, local, torch.zeros_like(local)), counts
+    nearness = torch.cat([block[2] for block in blocks])
+    return torch.where(is_bayes_pair, local, torch.zeros_like(local)), counts, nearness
 
 
 def _count_block(
     flat: Tensor, n_classes: int, top: Tensor, labels: Tensor, members: Tensor, bandwidth: Bandwidth
-) -> tuple[Tensor, Tensor]:
-    """k_i and k_j (rows,) of Eq. 27 for one block; `flat` is the logits (N, J) in one line."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """k_i and k_j of Eq. 27 and the first member's kernel (rows,) for one block; `flat` is the logits in one line."""
     start = members * n_classes
     gap = flat.index_select(0, (start + top[:, :1]).view(-1))
     gap -= flat.index_select(0, (start + top[:, 1:]).view(-1))  # Eq. 12
@@ -248,10 +314,10 @@ def _count_block(
     # Bytes multiply faster than truth values do.
     count_i = (kernel * (member_labels == top[:, :1]).view(torch.uint8)).sum(dim=1)
     count_j = (kernel * (member_labels == top[:, 1:]).view(torch.uint8)).sum(dim=1)
-    return count_i, count_j
+    return count_i, count_j, kernel[:, 0].clone()  # not the whole block
 
 
-def _sum_by_pair(values: Tensor, pair_index: Tensor, n_pairs: int) -> Tensor:
+def sum_by_pair(values: Tensor, pair_index: Tensor, n_pairs: int) -> Tensor:
     """Sum of non-negative `values` (N,) within each pair, (n_pairs,) float64, the same for every order of the samples.
 
     Floating-point addition depends on the order, integer addition does not: values become 62-bit fixed point, with a

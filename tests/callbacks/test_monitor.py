@@ -46,8 +46,9 @@ class Reading(BoundaryUncertaintyMonitor):
     """Keeps what was read, to look at after the fit."""
 
     def _read(self, trainer, pl_module):
-        *self.read, self.draws = super()._read(trainer, pl_module)
-        return *self.read, self.draws
+        data, self.draws = super()._read(trainer, pl_module)
+        self.read = [data.inputs, data.labels]
+        return data, self.draws
 
 
 def test_history_holds_what_the_estimators_say(tmp_path):
@@ -255,12 +256,12 @@ class TestFindingTheData:
         blocks = BatchSampler(SubsetRandomSampler(range(60)), 30, drop_last=False)
         wrapped = DistributedSamplerWrapper(blocks, num_replicas=2, rank=0)
         data = DataLoader(TensorDataset(features, labels), sampler=wrapped, batch_size=None)
-        assert _trained_indices(None, data) == list(range(60))
+        assert _trained_indices(trainer(tmp_path), data) == list(range(60))
 
-    def test_lightning_s_wrapper_of_a_sampler_is_looked_into(self):
+    def test_lightning_s_wrapper_of_a_sampler_is_looked_into(self, tmp_path):
         dataset = TensorDataset(*blobs())
         wrapped = DistributedSamplerWrapper(SubsetRandomSampler(range(60)), num_replicas=2, rank=0)
-        assert _trained_indices(None, DataLoader(dataset, sampler=wrapped)) == list(range(60))
+        assert _trained_indices(trainer(tmp_path), DataLoader(dataset, sampler=wrapped)) == list(range(60))
 
     def test_a_sampler_is_copied_without_the_dataset_it_holds(self, tmp_path):
         class Unpicklable(TensorDataset):

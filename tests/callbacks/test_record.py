@@ -1,5 +1,6 @@
 """The table of checks beside the checkpoints."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from problems import Classifier, blobs, loader, trainer
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 
@@ -41,6 +44,103 @@ def test_each_check_has_its_row_as_soon_as_it_is_measured(tmp_path):
     assert (table.seconds.diff()[1:] > 0).all()
     assert (table.check_seconds < table.seconds).all()
     assert table.check_seconds.iloc[-1] == stopping.check_seconds
+
+
+def lines(callback):
+    return [json.loads(line) for line in Path(callback.record_path).with_suffix(".jsonl").read_text().splitlines()]
+
+
+def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
+    stopping = fit(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, min_delta=0.1))
+    header, *checks, end = lines(stopping)
+    assert header["kind"] == "header"
+    assert header["format"] == 1
+    assert header["settings"]["rule"] == "consensus"
+    assert header["settings"]["min_delta"] == 0.1
+    assert header["settings"]["n_draws"] == 2
+    assert header["settings"]["cache"] is None
+    assert "reference" not in header["settings"]
+    assert header["data"] == {"n_samples": 120, "n_draws": 2, "n_training": 120, "n_classes": 3, "shape": [4]}
+    assert header["classes"] is None
+    assert {"python", "torch", "bu-torch"} <= set(header["versions"])
+    assert header["setup_seconds"] == stopping.setup_seconds
+    assert [check["epoch"] for check in checks] == [0, 1, 2]
+    for check in checks:
+        assert sum(check["histograms"]["near_boundary"]["counts"]) == 240
+        assert len(check["doubtful"]) == 50
+        assert 0 < check["ceiling"] < 1
+    assert end["kind"] == "end"
+    assert end["kept_epoch"] == stopping.best_epoch
+    assert end["best_model_path"] == stopping.best_model_path
+    assert end["reason"] == stopping.stopping_reason
+
+
+class Failing(Classifier):
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch == 1:
+            raise RuntimeError("no more")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("kind", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])
+def test_the_record_ends_with_why_training_did(tmp_path, kind):
+    callback = fit(tmp_path, kind(n_neighbors=20))
+    assert [line["kind"] for line in lines(callback)] == ["header", *["check"] * 3, "end"]
+    failed = kind(n_neighbors=20)
+    with pytest.raises(RuntimeError, match="no more"):
+        trainer(tmp_path, failed).fit(Failing(), loader(*blobs()))
+    assert [line["kind"] for line in lines(failed)] == ["header", "check", "end"]
+    assert lines(failed)[-1]["reason"] == "Training failed: RuntimeError: no more"
+
+
+def test_doubtful_samples_are_told_by_their_place_in_the_dataset(tmp_path):
+    class Named(TensorDataset):
+        classes = ("low", "<b>middle</b>", "high")
+
+    features, labels = blobs(n=400)
+    features = torch.nn.functional.one_hot(labels, 3) * 30.0 + 0.1 * features[:, :3]
+    labels[333] = (labels[333] + 1) % 3
+    data = Subset(Named(features, labels), list(range(100, 400)))
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, max_samples=290)
+    trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(d=3), DataLoader(data, batch_size=50))
+    header, check, _ = lines(monitor)
+    assert header["classes"] == ["low", "<b>middle</b>", "high"]
+    assert header["data"]["n_training"] == 300
+    index, label, _, nearest, _ = check["doubtful"][0]
+    assert index == 233  # of the dataset that was given, which is a subset
+    assert label == int(labels[333])
+    assert nearest != label
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    class Broken(Classifier):
+        def forward(self, x):
+            return super().forward(x) * (torch.nan if not self.training else 1)
+
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=20)
+    trainer(tmp_path, monitor, max_epochs=1).fit(Broken(), loader(*blobs()))
+    _, check, _ = lines(monitor)
+    assert {pair[4] for pair in check["pairs"]} == {None}
+
+
+def test_tensorboard_shows_what_is_behind_the_numbers(tmp_path):
+    from lightning.pytorch.loggers import TensorBoardLogger
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = TensorBoardLogger(tmp_path, name="tb")
+    stopping = fit(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), logger=logger)
+    events = EventAccumulator(logger.log_dir, size_guidance={"tensors": 0, "histograms": 0, "scalars": 0}).Reload()
+    tags = events.Tags()
+    shown = [(event.step, event.value) for event in events.Scalars("boundary_uncertainty")]
+    assert [value for _, value in shown] == pytest.approx([e["boundary_uncertainty"] for e in stopping.history])
+    for name in ("near_boundary", "local_uncertainty", "log_trust"):
+        histograms = events.Histograms(f"boundary/{name}")
+        assert [one.step for one in histograms] == [step for step, _ in shown]
+        assert all(sum(one.histogram_value.bucket) == 480 for one in histograms)
+    assert "boundary/pairs/text_summary" in tags["tensors"]
+    text = events.Tensors("boundary/pairs/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert text.startswith("| classes | U |")
+    assert "custom_scalars__config__" in tags["tensors"]
 
 
 def test_a_killed_run_keeps_all_rows(tmp_path):

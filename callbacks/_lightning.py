@@ -1,0 +1,95 @@
+"""Lightning goes by two names, `lightning.pytorch` and `pytorch_lightning`, each with a class tree of its own.
+
+Both are often installed, and importing the second has side effects on the log of the first. So what a user's code asks
+`isinstance(..., Callback)` belongs to the trees that this process has imported, whichever came first, and what must be
+the trainer's own (an `EarlyStopping`, which Lightning calls after all other callbacks) is found by the trainer.
+"""
+
+import sys
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+_TREES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
+FITTING = "fit"  # `TrainerFn.FITTING`, in either tree
+
+
+def _imported() -> list[str]:
+    return [tree for tree in _TREES if tree in sys.modules]
+
+
+if not _imported():
+    installed = [tree for tree in _TREES if find_spec(tree.split(".")[0]) is not None]
+    if not installed:
+        raise ImportError("The callbacks need Lightning: `pip install lightning`.")
+    import_module(installed[0])
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback as Callback
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException as MisconfigurationException
+else:
+
+    class Callback(*(sys.modules[tree].Callback for tree in _imported())):
+        """A callback of each tree that is imported."""
+
+    class MisconfigurationException(
+        *(import_module(f"{tree}.utilities.exceptions").MisconfigurationException for tree in _imported())
+    ):
+        """The exception of each tree that is imported."""
+
+
+def adopt_imported_trees() -> None:
+    """Make `Callback` and `MisconfigurationException` those of a tree that was imported after this module, too."""
+    for tree in _imported():
+        exceptions = import_module(f"{tree}.utilities.exceptions")
+        for own, base in (
+            (Callback, sys.modules[tree].Callback),
+            (MisconfigurationException, exceptions.MisconfigurationException),
+        ):
+            if not issubclass(own, base):
+                own.__bases__ += (base,)
+
+
+class Library(NamedTuple):
+    """The classes of one tree that are subclassed, or asked for by `isinstance`."""
+
+    callback: Any
+    checkpoint: Any
+    early_stopping: Any
+    model_checkpoint: Any
+    timer: Any
+    stochastic_weight_averaging: Any
+    weight_averaging: Any
+    distributed_sampler_wrapper: Any  # which Lightning puts around a user's sampler to share it out
+
+
+def library_of(trainer: Any) -> Library:
+    """The tree of a trainer.
+
+    Raises:
+        MisconfigurationException: If it is no trainer of Lightning's.
+    """
+    for cls in type(trainer).__mro__:
+        for tree in _TREES:
+            if cls.__name__ == "Trainer" and cls.__module__.startswith(f"{tree}."):
+                return _library(tree)
+    raise MisconfigurationException(
+        f"This callback works with a `Trainer` of {' or '.join(f'`{tree}`' for tree in _TREES)}, got"
+        f" {type(trainer).__module__}.{type(trainer).__qualname__}."
+    )
+
+
+@cache
+def _library(tree: str) -> Library:
+    callbacks = import_module(f"{tree}.callbacks")
+    return Library(
+        callback=callbacks.Callback,
+        checkpoint=callbacks.Checkpoint,
+        early_stopping=callbacks.EarlyStopping,
+        model_checkpoint=callbacks.ModelCheckpoint,
+        timer=callbacks.Timer,
+        stochastic_weight_averaging=callbacks.StochasticWeightAveraging,
+        weight_averaging=callbacks.WeightAveraging,
+        distributed_sampler_wrapper=import_module(f"{_TREES[tree]}.utilities.distributed").DistributedSamplerWrapper,
+    )

@@ -1,0 +1,84 @@
+"""`lightning.pytorch` and `pytorch_lightning`: either, both, and in any order of imports."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys
+{first}
+{second}
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+    def forward(self, x):
+        return self.net(x)
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+torch.manual_seed(0)
+labels = torch.arange(120) % 3
+loader = DataLoader(TensorDataset(torch.randn(120, 4) + labels.unsqueeze(1), labels), batch_size=20, shuffle=True)
+stopping = BoundaryUncertaintyStopping(patience=2, n_neighbors=20)
+trainer = pl.Trainer(max_epochs=8, callbacks=stopping, accelerator="cpu", logger=False, default_root_dir={folder!r},
+                     enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Module(), loader)
+assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
+assert isinstance(stopping, pl.Callback)
+names = [type(callback).__name__ for callback in trainer.callbacks]
+stopper, keeper = trainer.callbacks[names.index("Stopper")], trainer.callbacks[names.index("Keeper")]
+assert isinstance(stopper, pl.callbacks.EarlyStopping) and isinstance(keeper, pl.callbacks.ModelCheckpoint)
+assert trainer.checkpoint_callback is keeper
+resumed = BoundaryUncertaintyStopping(patience=3, n_neighbors=20)
+again = pl.Trainer(max_epochs=12, callbacks=[resumed], accelerator="cpu", logger=False, default_root_dir={folder!r},
+                   enable_progress_bar=False, enable_model_summary=False)
+again.fit(Module(), loader, ckpt_path=keeper.best_model_path)
+assert [entry["epoch"] for entry in resumed.history[: stopping.best_epoch]] == list(range(stopping.best_epoch))
+try:
+    BoundaryUncertaintyStopping(patience=0)
+except pl.utilities.exceptions.MisconfigurationException:
+    print("fine")
+{last}
+"""
+OURS = "from bu_torch import BoundaryUncertaintyStopping"
+THEIRS = "import pytorch_lightning as pl"
+NO_LIGHTNING = """
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "lightning":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+import importlib.machinery
+sys.meta_path.insert(0, Nothing())
+import importlib.util
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "lightning" else find_spec(name, package)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "last"),
+    [
+        (OURS, THEIRS, ""),
+        (THEIRS, OURS, "assert 'lightning' not in sys.modules"),
+        (NO_LIGHTNING + OURS, THEIRS, "assert 'lightning' not in sys.modules"),
+        ("import lightning.pytorch", OURS + "\n" + THEIRS, ""),
+    ],
+    ids=["ours first", "theirs first", "pytorch_lightning alone", "both"],
+)
+def test_a_trainer_of_pytorch_lightning_is_stopped_by_its_own_classes(tmp_path, first, second, last):
+    pytest.importorskip("pytorch_lightning")
+    script = SCRIPT.format(first=first, second=second, last=last, folder=str(tmp_path))
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300, cwd=Path.cwd()
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip().endswith("fine")
