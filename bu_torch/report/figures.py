@@ -265,6 +265,10 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
         "coloraxis": {"cmin": 0, "cmax": max([*reached, 1e-9]), "colorbar": _COLOUR_BAR | _BELOW},
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
     }
+    n_unrecorded = details.n_pairs_left_out
+    unrecorded = (
+        f" {n_unrecorded} pairs with fewer samples near their boundary are not in the record." if n_unrecorded else ""
+    )
     side = max(22, 240 // len(classes)) * len(classes)
     left_out = (
         f" The {len(classes)} classes with the worst boundaries are shown, {n_left_out} are not." if n_left_out else ""
@@ -273,7 +277,7 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
         "pairs",
         f"Which boundaries are bad: pairs of classes at epoch {epoch}",
         "The stronger the colour, the less do the two classes mix along the boundary between them; a pair that no"
-        f" sample lies between is blank.{left_out}",
+        f" sample lies between is blank.{left_out}{unrecorded}",
         _drawn(go, [trace], layout, None, _WORSE),
         160 + side,
         least_width=0 if len(classes) <= 8 else 100 + 20 * len(classes),
@@ -299,8 +303,8 @@ def _near_boundary(record: Record, verdict: Verdict) -> Figure | None:
         "Distance from the boundary",
         "kernel widths",
         "Each column is a check: how many of the moved samples lie how far from the decision boundary, in kernel"
-        " widths; those at the bottom are on it. A network that grows certain pushes them up, and few are left to"
-        " measure at.",
+        " widths. Those at the bottom are on it, and the top row has all that are farther. A network that grows certain"
+        " pushes them up, and few are left to measure at.",
     )
 
 
@@ -312,7 +316,7 @@ def _local_uncertainty(record: Record, verdict: Verdict) -> Figure | None:
         "Local uncertainty",
         "u",
         "How evenly both classes mix around each sample, by check: at the top both are equally likely there, at the"
-        " bottom one of them is alone.",
+        " bottom one of them is alone, or the boundary is too far to tell.",
     )
 
 
@@ -323,8 +327,8 @@ def _log_trust(record: Record, verdict: Verdict) -> Figure | None:
         "log_trust",
         "Trust of single samples",
         "log trust",
-        "Below 0 the nearest class is another one than was predicted. A tail that stays there holds samples worth a"
-        " look, listed below.",
+        "Trust in the predictions, by check: below 0 the nearest class is another one than was predicted. A tail that"
+        " stays there holds samples worth a look; those trusted least are listed below.",
     )
 
 
@@ -339,9 +343,9 @@ def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, 
     columns = [_shares(found[epoch]) for epoch in epochs]
     n_bins = len(edges) - 1
     ranges = [f"{_edge(low, '-∞')} to {_edge(high, '∞')}" for low, high in itertools.pairwise(edges)]
-    # An open bin may hold half of all: the others are to be told apart.
-    closed = [place for place in range(n_bins) if math.isfinite(edges[place] + edges[place + 1])]
-    most = max([column[place] for column in columns for place in closed] + [1e-9])
+    # One row may hold nearly all, such as that of all beyond an edge: the others are to be told apart.
+    fullest = sorted(max(column[place] for column in columns) for place in range(n_bins))
+    most = next((share for share in (fullest[-2:-1] or fullest) if share > 0), 1.0)
     step = max(1, math.ceil(n_bins / 8))
     trace = {
         "type": "heatmap",

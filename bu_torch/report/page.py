@@ -306,8 +306,9 @@ def _doubtful(record: Record, verdict: Verdict) -> str:
     after = f"<p>Indices of those whose nearest class is not their label:</p>{indices}" if suspects else ""
     return _section(
         f"Samples that trust doubts most, at epoch {epoch}",
-        f"{len(rows)} samples, lowest trust first. Where the network has learned a label that the samples around do not"
-        " have, the label may be wrong: look there first, and more so where a sample is listed in many checks.",
+        f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower. Where the"
+        " neighbours are against the label it may be wrong: look there first, and more so where a sample is listed in"
+        " many checks.",
         ("index", "label", "prediction", "nearest class", "trust", "listed in", "what speaks against what"),
         rows,
         numbers=(0, 4, 5),
@@ -317,13 +318,12 @@ def _doubtful(record: Record, verdict: Verdict) -> str:
 
 
 def _suspicion(doubt: Doubt) -> str:
-    if doubt.prediction == doubt.nearest:
-        return ""
-    if doubt.label == doubt.prediction:
-        return "its neighbours against its label"
-    if doubt.label == doubt.nearest:
-        return "label and neighbours against the prediction"
-    return "all three differ"
+    is_label, is_prediction = doubt.nearest == doubt.label, doubt.nearest == doubt.prediction
+    if is_label:
+        return "" if is_prediction else "label and neighbours against the prediction"
+    if is_prediction:
+        return "prediction and neighbours against the label"
+    return "neighbours against the label, which was learned" if doubt.label == doubt.prediction else "all three differ"
 
 
 def _settings(record: Record) -> str:

@@ -28,14 +28,14 @@ _MOST_BINS = 1000
 
 
 class Histogram(NamedTuple):
-    """Counts of what lies between each two edges; an outer edge that is not finite is NaN."""
+    """Counts of what lies between each two edges, the outer ones with all beyond; an edge that is not finite is NaN."""
 
     edges: list[float]
     counts: list[float]
 
 
 class Doubt(NamedTuple):
-    """A sample that trust doubts: its index in the data set, three classes, and the trust ratio."""
+    """A sample by its index in the data set, with the trust in its label or the prediction, whichever is lower."""
 
     sample: int
     label: int
@@ -52,12 +52,14 @@ class Details:
         ceiling: What a boundary with both classes equally likely would reach on average with these counts.
         pairs: One row a pair of classes k < l: k, l, share of the samples, effective number of samples near the
             boundary, boundary uncertainty.
+        n_pairs_left_out: How many more there are, with fewer samples near their boundary.
         histograms: By name.
         doubtful: Lowest trust first.
     """
 
     ceiling: float
     pairs: np.ndarray
+    n_pairs_left_out: int
     histograms: dict[str, Histogram]
     doubtful: list[Doubt]
 
@@ -262,6 +264,7 @@ def _read_check(entry: dict[str, Any], record: Record) -> None:
     record.details[_integer(entry["epoch"])] = Details(
         ceiling=_number(entry.get("ceiling")),
         pairs=pairs,
+        n_pairs_left_out=_integer(entry.get("n_pairs_left_out", 0)),
         histograms={str(name): _histogram(value) for name, value in entry["histograms"].items()},
         doubtful=[
             Doubt(_integer(sample), _integer(label), _integer(prediction), _integer(nearest), _number(trust))

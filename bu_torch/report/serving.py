@@ -3,6 +3,7 @@
 import hashlib
 import sys
 import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,7 @@ from bu_torch.report.reading import details_path, find_records, read_record
 
 _ADDRESS = "127.0.0.1"
 _REFRESH_SECONDS = 2.0
+_PATIENCE = 10  # a record is left alone so many times as long as reading it took: the training wants the processor too
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -74,6 +76,7 @@ class PageServer(ThreadingHTTPServer):
         self._folder = folder
         self._lock = threading.Lock()
         self._seen: object = None
+        self._next_look = 0.0
         self._shown = message("No check yet", "")
         super().__init__((_ADDRESS, port), _Handler)
         self.address = f"http://{_ADDRESS}:{self.server_port}/"
@@ -82,12 +85,16 @@ class PageServer(ThreadingHTTPServer):
         """What there is to show now; made anew where a file has changed."""
         with self._lock:
             try:
-                seen = self._look()
+                began = time.monotonic()
+                seen = self._look() if began >= self._next_look else self._seen
                 if seen != self._seen:
                     self._shown = self._read()
                     self._seen = seen
+                    ended = time.monotonic()
+                    self._next_look = ended + _PATIENCE * (ended - began)
             except (OSError, ValueError) as error:
                 self._seen = None
+                self._next_look = 0.0
                 return message("The record cannot be read", str(error))
             return self._shown
 
