@@ -338,9 +338,9 @@ def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, 
     if not found:
         return None
     go = _graph_objects()
-    edges = found[max(found)].edges
-    epochs = _thinned([epoch for epoch, one in found.items() if _same(one.edges, edges)], verdict.kept)
-    columns = [_shares(found[epoch]) for epoch in epochs]
+    all_edges = found[max(found)].edges
+    epochs = _thinned([epoch for epoch, one in found.items() if _same(one.edges, all_edges)], verdict.kept)
+    edges, columns = _trimmed(all_edges, [_shares(found[epoch]) for epoch in epochs])
     n_bins = len(edges) - 1
     ranges = [f"{_edge(low, '-∞')} to {_edge(high, '∞')}" for low, high in itertools.pairwise(edges)]
     # One row may hold nearly all, such as that of all beyond an edge: the others are to be told apart.
@@ -365,7 +365,7 @@ def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, 
             "showgrid": False,
             "zeroline": False,
         },
-        "coloraxis": {"cmin": 0, "cmax": most, "colorbar": _COLOUR_BAR | {"tickformat": ".0%"}},
+        "coloraxis": {"cmin": 0, "cmax": most, "colorbar": _COLOUR_BAR | {"tickformat": ".2~%"}},
     }
     return Figure(name, title, reading, _drawn(go, [trace], layout, verdict, _MORE), 340)
 
@@ -387,8 +387,8 @@ def _cost(record: Record, verdict: Verdict) -> Figure | None:
     return Figure(
         "cost",
         "What the checks cost",
-        "Seconds that each check took, beside all else since the one before: training, and what its callbacks do. Each"
-        " line of the grid is ten times the one below.",
+        "Seconds that each check took, beside all else since the one before: training, and what its callbacks do. The"
+        " axis is logarithmic.",
         _drawn(go, curves, layout, verdict),
         320,
     )
@@ -476,6 +476,13 @@ def _thinned(epochs: list[int], kept: int | None) -> list[int]:
 def _shares(histogram: Histogram) -> list[float]:
     total = sum(count for count in histogram.counts if math.isfinite(count))
     return [count / total if total > 0 else 0.0 for count in histogram.counts]
+
+
+def _trimmed(edges: list[float], columns: list[list[float]]) -> tuple[list[float], list[list[float]]]:
+    """Edges and columns without the outer bins that are always empty."""
+    filled = [place for place in range(len(edges) - 1) if any(column[place] for column in columns)] or [0]
+    start, stop = filled[0], filled[-1] + 1
+    return edges[start : stop + 1], [column[start:stop] for column in columns]
 
 
 def _same(edges: list[float], others: list[float]) -> bool:

@@ -328,15 +328,14 @@ def _suspicion(doubt: Doubt) -> str:
 
 def _settings(record: Record) -> str:
     groups = (("Settings", record.settings), ("Data", record.data), ("Versions", record.versions))
-    tables = [
-        f"<h3>{title}</h3>"
-        + _table(("", ""), [[escaped(name, 80), escaped(_value(v), 300)] for name, v in group.items()])
-        for title, group in groups
-        if group
-    ]
+    tables = []
+    for title, group in groups:
+        rows = [[escaped(name, 80), escaped(_value(value), 300)] for name, value in group.items()]
+        if rows:
+            tables.append(f"<div><h3>{title}</h3>{_table(('', ''), rows)}</div>")
     if not tables:
         return ""
-    return f"<section><h2>Settings and versions</h2>{''.join(tables)}</section>"
+    return f'<section><h2>Settings and versions</h2><div class="groups">{"".join(tables)}</div></section>'
 
 
 def _sources(record: Record, others: Sequence[Path]) -> str:
@@ -382,7 +381,11 @@ def _table(
 
 
 def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """A setting as Python writes it, all but the quotes."""
+    try:
+        return value if isinstance(value, str) else repr(value)
+    except RecursionError:
+        return "nested too deeply to be shown"
 
 
 def _json(value: Any) -> str:

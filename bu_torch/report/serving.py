@@ -86,10 +86,11 @@ class PageServer(ThreadingHTTPServer):
         with self._lock:
             try:
                 began = time.monotonic()
-                seen = self._look() if began >= self._next_look else self._seen
-                if seen != self._seen:
-                    self._shown = self._read()
-                    self._seen = seen
+                if began >= self._next_look:
+                    seen = self._look()
+                    if seen != self._seen:
+                        self._shown = self._read()
+                        self._seen = seen
                     ended = time.monotonic()
                     self._next_look = ended + _PATIENCE * (ended - began)
             except (OSError, ValueError) as error:

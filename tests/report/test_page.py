@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import re
 import stat
 from html.parser import HTMLParser
@@ -187,6 +188,28 @@ def test_settings_that_no_rule_takes_are_refused(tmp_path, settings):
     records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header(**settings)])
     with pytest.raises(ValueError, match="settings"):
         render(read_record(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["boundary_uncertainty.csv", "boundary_uncertainty.jsonl"])
+def test_a_spoilt_file_is_shown_or_refused_with_its_name(tmp_path, name):
+    records.write_run(tmp_path, n_checks=4, n_classes=3)
+    whole = (tmp_path / name).read_bytes()
+    draw = random.Random(0)
+    n_shown = 0
+    for _ in range(60):
+        spoilt = bytearray(whole)
+        for _ in range(draw.choice((1, 1, 5))):
+            place = draw.randrange(len(spoilt))
+            spoilt[place : place + draw.choice((0, 1, 10))] = draw.choice(
+                (b"", b"9", b"-", b"null", b'"', b"\n", b"\xff", b"]")
+            )
+        (tmp_path / name).write_bytes(bytes(spoilt))
+        try:
+            content(read_record(tmp_path))
+            n_shown += 1
+        except ValueError as error:
+            assert str(tmp_path) in str(error)  # noqa: PT017
+    assert 0 < n_shown < 60
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):

@@ -2,16 +2,22 @@
 
 import http.client
 import json
+import signal
+import subprocess
+import sys
 import threading
+import urllib.request
 
 import pytest
 import records
 
+from bu_torch.report import serving
 from bu_torch.report.serving import PageServer, watch
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "_PATIENCE", 0)
     with PageServer(tmp_path) as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -104,6 +110,28 @@ def test_a_record_that_cannot_be_read_is_said_and_seen_again_once_it_can(server,
     assert "The record cannot be read" in text
     records.write_run(tmp_path, n_checks=2, n_classes=2)
     assert "was kept" in ask(server)[1]
+
+
+def test_a_record_that_takes_long_to_read_is_left_alone_for_longer(server, tmp_path, monkeypatch):
+    records.write_run(tmp_path, n_checks=2, n_classes=2, ended=False)
+    monkeypatch.setattr(serving, "_PATIENCE", 10_000)
+    first = server.shown()
+    records.write_run(tmp_path, n_checks=9, n_classes=2)
+    assert server.shown() is first
+    server._next_look = 0.0
+    assert server.shown().has_ended
+
+
+def test_the_command_serves_until_it_is_interrupted(tmp_path):
+    records.write_run(tmp_path, n_checks=2, n_classes=2)
+    command = [sys.executable, "-m", "bu_torch", "watch", tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        address = process.stdout.readline().split()[0]
+        with urllib.request.urlopen(address, timeout=60) as answer:  # noqa: S310
+            assert b"was kept" in answer.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
 
 
 def test_a_folder_there_must_be(tmp_path):
