@@ -1,86 +1,40 @@
-"""The figures of a page: plotly's, without colours that hold in light or in dark alone.
-
-Backgrounds, grids and text come from `THEMES`, which the page puts in as it is read; curves are seen on both.
-"""
+"""The figures of a page: what each shows of a record, and how it is read."""
 
 import itertools
-import json
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from bu_torch.report.reading import Details, Histogram, Record
+from bu_torch.report.drawing import (
+    BELOW,
+    BLUE,
+    COLOUR_BAR,
+    GREEN,
+    GREY,
+    MORE,
+    ORANGE,
+    VIOLET,
+    WORSE,
+    Figure,
+    curve,
+    drawn,
+    known,
+)
+from bu_torch.report.reading import Histogram, Record
 from bu_torch.report.text import escaped, figure
-from bu_torch.report.verdict import Verdict
+from bu_torch.report.verdict import RULE_LABELS, Verdict, shown_details
 
-RULE_LABELS = {"consensus": "consensus", "boundary_uncertainty": "boundary uncertainty", "trust_score": "trust score"}
-_BLUE, _ORANGE, _VIOLET, _GREEN, _GREY = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2"
 # Of sizes that leave each to be seen where they coincide.
 _RULE_MARKS = {
-    "consensus": ("diamond", 19, _VIOLET),
-    "boundary_uncertainty": ("circle", 12, _BLUE),
-    "trust_score": ("square", 9, _ORANGE),
+    "consensus": ("diamond", 19, VIOLET),
+    "boundary_uncertainty": ("circle", 12, BLUE),
+    "trust_score": ("square", 9, ORANGE),
 }
 _MOST_COLUMNS = 300  # of a map over the epochs; more are narrower than a pixel
 _MOST_CLASSES = 40
-_FEW_CHECKS = 40  # up to so many, each is marked
 _BLANK_WEIGHT = 1e-6  # effective samples; with fewer near its boundary a pair counts as separable
-
-
-def _theme(text: str, grid: str, panel: str, mark: str) -> dict[str, Any]:
-    axis = {"gridcolor": grid, "zerolinecolor": grid, "linecolor": grid, "tickcolor": grid, "automargin": True}
-    return {
-        "layout": {
-            "paper_bgcolor": "rgba(0,0,0,0)",
-            "plot_bgcolor": "rgba(0,0,0,0)",
-            "font": {"color": text, "family": "system-ui, sans-serif", "size": 13},
-            "xaxis": axis,
-            "yaxis": axis,
-            "hoverlabel": {"bgcolor": panel, "bordercolor": grid, "font": {"color": text}, "align": "left"},
-            "shapedefaults": {"line": {"color": mark, "width": 1.5, "dash": "dash"}},
-            "annotationdefaults": {"font": {"color": mark, "size": 12}, "bgcolor": panel},
-            "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": grid, "activecolor": text},
-        }
-    }
-
-
-THEMES = {
-    "light": _theme(text="#1c2430", grid="#dfe4ea", panel="#ffffff", mark="#0f1720"),
-    "dark": _theme(text="#e3e8ef", grid="#333c48", panel="#191f27", mark="#f4f7fb"),
-}
-# The stronger the colour, the worse the boundary; a good one fades into the page.
-_WORSE = {
-    "light": [[0, "#8f2d0c"], [0.35, "#e2682a"], [0.7, "#f9bd8d"], [1, "#fbe8d6"]],
-    "dark": [[0, "#ffb37a"], [0.35, "#cf6423"], [0.7, "#743b19"], [1, "#3a2a21"]],
-}
-_MORE = {
-    "light": [[0, "#f5f8fd"], [0.25, "#a9c8f7"], [0.6, "#3b82f6"], [1, "#142f66"]],
-    "dark": [[0, "#171d26"], [0.25, "#1f3e74"], [0.6, "#3b82f6"], [1, "#d6e6ff"]],
-}
-
-
-class Figure(NamedTuple):
-    """A figure with what it says.
-
-    Attributes:
-        name: Its own in the page.
-        title: Of its section.
-        reading: How to read it, one sentence or two.
-        drawing: `data` and `layout` for plotly, and `scales`, the colours of a map by theme.
-        height: In pixels.
-        least_width: In pixels; on a narrower screen it is scrolled.
-        most_width: In pixels; 0 for that of the page.
-    """
-
-    name: str
-    title: str
-    reading: str
-    drawing: dict[str, Any]
-    height: int
-    least_width: int = 0
-    most_width: int = 0
 
 
 def figures(record: Record, verdict: Verdict) -> list[Figure]:
@@ -106,57 +60,28 @@ def figures(record: Record, verdict: Verdict) -> list[Figure]:
 
 def class_name(record: Record, index: int, most: int = 60) -> str:
     """A class in words, escaped: plotly understands some HTML in its labels."""
-    known = record.classes is not None and index < len(record.classes)
-    return escaped(record.classes[index] if known and record.classes else index, most)
-
-
-def shown_details(record: Record, verdict: Verdict) -> tuple[int, Details] | None:
-    """The details of the kept epoch; where there are none, the last there are."""
-    if not record.details:
-        return None
-    epoch = verdict.kept if verdict.kept in record.details else max(record.details)
-    return epoch, record.details[epoch]
-
-
-def plotly_script() -> str:
-    """The code of plotly.js.
-
-    Raises:
-        ImportError: If plotly is not installed.
-    """
-    _graph_objects()
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
-
-
-def _graph_objects() -> Any:
-    try:
-        from plotly import graph_objects
-    except ImportError:
-        raise ImportError("The page is drawn with plotly: pip install 'bu-torch[report]'.") from None
-    return graph_objects
+    has_name = record.classes is not None and index < len(record.classes)
+    return escaped(record.classes[index] if has_name and record.classes else index, most)
 
 
 def _scores(record: Record, verdict: Verdict) -> Figure:
-    go = _graph_objects()
     epochs = record.values("epoch")
-    known = [record.details.get(check["epoch"]) for check in record.checks]
-    ceilings = [math.nan if details is None else details.ceiling for details in known]
+    details = [record.details.get(check["epoch"]) for check in record.checks]
+    ceilings = [math.nan if one is None else one.ceiling for one in details]
     curves = [
-        _curve(epochs, record.values("boundary_uncertainty"), "boundary uncertainty", _BLUE),
-        _curve(epochs, ceilings, "its ceiling", _GREY, dash="dot"),
-        _curve(epochs, _smoothed(record, "boundary_uncertainty"), "smoothed", _BLUE, dash="dash"),
-        _curve(epochs, record.values("trust_score"), "trust score", _ORANGE, yaxis="y2"),
-        _curve(epochs, _smoothed(record, "trust_score"), "smoothed", _ORANGE, dash="dash", yaxis="y2"),
+        curve(epochs, record.values("boundary_uncertainty"), "boundary uncertainty", BLUE),
+        curve(epochs, ceilings, "its ceiling", GREY, dash="dot"),
+        curve(epochs, _smoothed(record, "boundary_uncertainty"), "smoothed", BLUE, dash="dash"),
+        curve(epochs, record.values("trust_score"), "trust score", ORANGE, yaxis="y2"),
+        curve(epochs, _smoothed(record, "trust_score"), "smoothed", ORANGE, dash="dash", yaxis="y2"),
     ]
     layout = {
         "xaxis": {"title": {"text": "epoch"}, "anchor": "y2"},
         "yaxis": {"title": {"text": "U"}, "domain": [0.46, 1], "rangemode": "tozero"},
         "yaxis2": {"title": {"text": "trust"}, "domain": [0, 0.4], "anchor": "x"},
     }
-    drawing = _drawn(
-        go, [curve for curve in curves if any(v is not None for v in curve["y"])] + _marks(verdict), layout, verdict
+    drawing = drawn(
+        [one for one in curves if any(value is not None for value in one["y"])] + _marks(verdict), layout, verdict
     )
     return Figure(
         "scores",
@@ -182,7 +107,7 @@ def _marks(verdict: Verdict) -> list[dict[str, Any]]:
                     "type": "scatter",
                     "mode": "markers",
                     "x": [check["epoch"]],
-                    "y": _known([check[name]]),
+                    "y": known([check[name]]),
                     "yaxis": axis,
                     "name": f"rule: {RULE_LABELS[rule]}",
                     "legendgroup": rule,
@@ -195,17 +120,16 @@ def _marks(verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def _agreement(record: Record, verdict: Verdict) -> Figure | None:
-    go = _graph_objects()
     epochs = record.values("epoch")
     signals = (
-        ("label_agreement", "with the labels", _BLUE),
-        ("vote_agreement", "with the votes nearby", _GREEN),
-        ("neighbor_agreement", "with the nearest class", _ORANGE),
-        ("prediction_changes", "changed since the last check", _GREY),
-        ("omission", "boundary left out (omission)", _VIOLET),
+        ("label_agreement", "with the labels", BLUE),
+        ("vote_agreement", "with the votes nearby", GREEN),
+        ("neighbor_agreement", "with the nearest class", ORANGE),
+        ("prediction_changes", "changed since the last check", GREY),
+        ("omission", "boundary left out (omission)", VIOLET),
     )
-    curves = [_curve(epochs, record.values(name), label, colour) for name, label, colour in signals]
-    curves = [curve for curve in curves if any(value is not None for value in curve["y"])]
+    curves = [curve(epochs, record.values(name), label, colour) for name, label, colour in signals]
+    curves = [one for one in curves if any(value is not None for value in one["y"])]
     if not curves:
         return None
     layout = {"xaxis": {"title": {"text": "epoch"}}, "yaxis": {"title": {"text": "share"}}}
@@ -215,7 +139,7 @@ def _agreement(record: Record, verdict: Verdict) -> Figure | None:
         "Shares of the moved samples. Predictions should agree with labels, votes and nearest classes, and change"
         " little; agreement with the labels that still rises while the others fall is the sign of overfitting."
         " Omission, where smaller is better, decides nothing.",
-        _drawn(go, curves, layout, verdict),
+        drawn(curves, layout, verdict),
         380,
     )
 
@@ -224,7 +148,6 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
     shown = shown_details(record, verdict)
     if shown is None or not len(shown[1].pairs):
         return None
-    go = _graph_objects()
     epoch, details = shown
     classes, n_left_out = _classes_shown(details.pairs)
     place = {index: position for position, index in enumerate(classes)}
@@ -262,7 +185,7 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
     layout = {
         "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
         "yaxis": {**ticks, "autorange": "reversed"},
-        "coloraxis": {"cmin": 0, "cmax": max([*reached, 1e-9]), "colorbar": _COLOUR_BAR | _BELOW},
+        "coloraxis": {"cmin": 0, "cmax": max([*reached, 1e-9]), "colorbar": COLOUR_BAR | BELOW},
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
     }
     n_unrecorded = details.n_pairs_left_out
@@ -278,7 +201,7 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
         f"Which boundaries are bad: pairs of classes at epoch {epoch}",
         "The stronger the colour, the less do the two classes mix along the boundary between them; a pair that no"
         f" sample lies between is blank.{left_out}{unrecorded}",
-        _drawn(go, [trace], layout, None, _WORSE),
+        drawn([trace], layout, None, WORSE),
         160 + side,
         least_width=0 if len(classes) <= 8 else 100 + 20 * len(classes),
         most_width=max(420, 160 + 3 * side // 2),
@@ -337,7 +260,6 @@ def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, 
     found = {epoch: one.histograms[name] for epoch, one in sorted(record.details.items()) if name in one.histograms}
     if not found:
         return None
-    go = _graph_objects()
     all_edges = found[max(found)].edges
     epochs = _thinned([epoch for epoch, one in found.items() if _same(one.edges, all_edges)], verdict.kept)
     edges, columns = _trimmed(all_edges, [_shares(found[epoch]) for epoch in epochs])
@@ -365,21 +287,20 @@ def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, 
             "showgrid": False,
             "zeroline": False,
         },
-        "coloraxis": {"cmin": 0, "cmax": most, "colorbar": _COLOUR_BAR | {"tickformat": ".2~%"}},
+        "coloraxis": {"cmin": 0, "cmax": most, "colorbar": COLOUR_BAR | {"tickformat": ".2~%"}},
     }
-    return Figure(name, title, reading, _drawn(go, [trace], layout, verdict, _MORE), 340)
+    return Figure(name, title, reading, drawn([trace], layout, verdict, MORE), 340)
 
 
 def _cost(record: Record, verdict: Verdict) -> Figure | None:
-    go = _graph_objects()
     between, checks = _differences(record.values("seconds")), _differences(record.values("check_seconds"))
     training = [total - check for total, check in zip(between, checks, strict=True)]
     if not any(math.isfinite(value) for value in training):
         return None
     epochs = record.values("epoch")
-    curves = [_curve(epochs, checks, "check", _BLUE), _curve(epochs, training, "all else", _GREY)]
-    for curve in curves:
-        curve["hovertemplate"] = "%{y:.3~s}s"
+    curves = [curve(epochs, checks, "check", BLUE), curve(epochs, training, "all else", GREY)]
+    for one in curves:
+        one["hovertemplate"] = "%{y:.3~s}s"
     layout = {
         "xaxis": {"title": {"text": "epoch"}},
         "yaxis": {"title": {"text": "seconds"}, "type": "log", "minor": {"showgrid": False}},
@@ -389,73 +310,13 @@ def _cost(record: Record, verdict: Verdict) -> Figure | None:
         "What the checks cost",
         "Seconds that each check took, beside all else since the one before: training, and what its callbacks do. The"
         " axis is logarithmic.",
-        _drawn(go, curves, layout, verdict),
+        drawn(curves, layout, verdict),
         320,
     )
 
 
-_BELOW = {
-    "orientation": "h",
-    "title": {"text": "U", "side": "top"},
-    "len": 0.5,
-    "x": 0,
-    "xanchor": "left",
-    "y": 0,
-    "yanchor": "top",
-}
-_COLOUR_BAR = {"thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
-
-
-def _drawn(
-    go: Any,
-    traces: list[dict[str, Any]],
-    layout: dict[str, Any],
-    verdict: Verdict | None,
-    scales: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """A figure that plotly has checked, as JSON; `verdict` marks the kept epoch."""
-    layout = {
-        "margin": {"l": 8, "r": 12, "t": 24, "b": 8},
-        "hovermode": "closest" if scales else "x unified",
-        "legend": {"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "xanchor": "left", "x": 0},
-        "uirevision": "kept",  # a page that is drawn again keeps what was zoomed to
-    } | layout
-    if verdict is not None and verdict.kept is not None:
-        mark = {"x0": verdict.kept, "x1": verdict.kept, "y0": 0, "y1": 1, "yref": "paper"}
-        layout["shapes"] = [{"type": "line", **mark}]
-        text = f"{'kept' if verdict.rule else 'would be kept'}: {verdict.kept}"
-        layout["annotations"] = [
-            {"x": verdict.kept, "y": 1, "yref": "paper", "yanchor": "bottom", "text": text, "showarrow": False}
-        ]
-    made = json.loads(go.Figure({"data": traces, "layout": layout}).to_json())
-    made["layout"].pop("template", None)
-    return {"data": made["data"], "layout": made["layout"], "scales": scales}
-
-
-def _curve(
-    x: list[Any], y: Sequence[float], name: str, colour: str, dash: str = "solid", yaxis: str = "y"
-) -> dict[str, Any]:
-    mode = "lines+markers" if len(x) <= _FEW_CHECKS and dash == "solid" else "lines"
-    return {
-        "type": "scatter",
-        "mode": mode,
-        "x": x,
-        "y": _known(y),
-        "name": name,
-        "yaxis": yaxis,
-        "line": {"color": colour, "dash": dash, "width": 2},
-        "marker": {"size": 5},
-        "hovertemplate": "%{y:.4g}",
-    }
-
-
 def _smoothed(record: Record, name: str) -> list[float]:
     return record.values(f"{name}_smoothed")
-
-
-def _known(values: Sequence[float]) -> list[float | None]:
-    """`values` with a gap where one is not finite, which JSON cannot say."""
-    return [value if math.isfinite(value) else None for value in values]
 
 
 def _differences(totals: list[float]) -> list[float]:

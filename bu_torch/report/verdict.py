@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from bu_torch.report.reading import Record
+from bu_torch.report.reading import Details, Record
 from bu_torch.selection import RuleName, SelectionRule
 
 DEFAULT_RULE: RuleName = "consensus"
+RULE_LABELS = {"consensus": "consensus", "boundary_uncertainty": "boundary uncertainty", "trust_score": "trust score"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,14 @@ def level(record: Record, verdict: Verdict) -> str:
         f"{value}; a boundary with both classes equally likely along it would reach {details.ceiling:.3f} on average"
         " with as many samples near it."
     )
+
+
+def shown_details(record: Record, verdict: Verdict) -> tuple[int, Details] | None:
+    """The details of the kept epoch; where there are none, the last there are."""
+    if not record.details:
+        return None
+    epoch = verdict.kept if verdict.kept in record.details else max(record.details)
+    return epoch, record.details[epoch]
 
 
 def _ending(record: Record) -> str:

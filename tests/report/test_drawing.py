@@ -84,6 +84,17 @@ def test_a_phone(tmp_path, many):
         assert page.complaints() == []
 
 
+def test_a_phone_with_few_classes_of_long_names(tmp_path):
+    records.write_run(tmp_path / "run", n_checks=4, classes=["a very long name of a class", "versicolor", "virginica"])
+    report = write_report(read_record(tmp_path / "run"), tmp_path / "report.html")
+    with browser.Browser(tmp_path / "profile", width=360, height=740, phone=True, dark=True) as page:
+        page.open(report.as_uri())
+        assert overflow(page) <= 0
+        assert drawn(page, "pairs")["cells"] == 6
+        assert page.evaluate("document.getElementById('pairs').clientWidth") <= 360
+        assert page.complaints() == []
+
+
 def test_markup_is_drawn_as_it_is_written(tmp_path):
     names = ["</script><b>x</b>", "<a href='javascript:alert(1)'>y</a>", "&lt;i&gt;"]
     records.write_run(tmp_path / "run", n_checks=4, classes=names)
