@@ -289,6 +289,8 @@ def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, 
         },
         "coloraxis": {"cmin": 0, "cmax": most, "colorbar": COLOUR_BAR | {"tickformat": ".2~%"}},
     }
+    if fullest[-1] > most:
+        reading += f" The fullest row, with up to {fullest[-1]:.0%}, is beyond the colours."
     return Figure(name, title, reading, drawn([trace], layout, verdict, MORE), 340)
 
 
