@@ -1,7 +1,7 @@
 """Reading a model without leaving a trace."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,27 +41,37 @@ def evaluation_mode(model: object) -> Iterator[None]:
             module.training = mode
 
 
-def read_logits(model: Callable[[Tensor], Any], inputs: Tensor) -> Tensor:
-    """Finite logits (n, J) of any callable at `inputs` (n, ...), in batches, on the device of the model."""
+def read_logits(
+    model: Callable[[Tensor], Any], inputs: Tensor, batch_size: int = _BATCH, *, check_finite: bool = True
+) -> Tensor:
+    """Logits (n, J) of any callable at `inputs` (n, ...), in batches, on the device of the model."""
     check_callable(model)
     device = device_of(model, inputs)
+    parts = []
     with evaluation_mode(model):
-        logits = torch.cat([_logits_of(model(batch.to(device)), len(batch)) for batch in inputs.split(_BATCH)])
-    if not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
+        for batch in inputs.split(batch_size):
+            part = logits_of(model(batch.to(device)))
+            if len(part) != len(batch):
+                raise ValueError(f"`model` must give one row of logits an input, {len(batch)}, got {len(part)}.")
+            parts.append(part)
+    logits = torch.cat(parts)
+    if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
         raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
     return logits
 
 
-def _logits_of(output: Any, n_inputs: int) -> Tensor:
+def logits_of(output: Any) -> Tensor:
+    """Logits (n, J) of what a model gave: a tensor or an array, or an output with an entry or attribute `logits`."""
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     try:
-        output = torch.as_tensor(output)
+        found = torch.as_tensor(found)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"`model` must give a tensor or an array of logits, got {type(output).__name__}.") from error
-    logits = as_logits(output)
-    if len(logits) != n_inputs:
-        raise ValueError(f"`model` must give one row of logits an input, {n_inputs}, got {len(logits)}.")
-    return logits
+        raise TypeError(
+            f"`model` must give a tensor or an array of logits (n, J), or an output with `logits`,"
+            f" got {type(output).__name__}."
+        ) from error
+    return as_logits(found)
 
 
 def check_callable(model: object) -> None:

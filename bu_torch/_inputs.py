@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 
-def as_features(features: Any, name: str = "features") -> Tensor:
-    """Return `features` as a finite floating-point tensor (N, ...), float32 or float64, on the device it came on."""
+def as_features(features: Any, name: str = "features", *, keep_integers: bool = False) -> Tensor:
+    """Return `features` as a finite floating-point tensor (N, ...), float32 or float64, on the device it came on.
+
+    With `keep_integers`, integers (token ids) stay what they are.
+    """
     features = as_tensor(features, name)
     if features.is_complex():
         raise TypeError(f"`{name}` must be real, got {features.dtype}.")
@@ -18,7 +21,8 @@ def as_features(features: Any, name: str = "features") -> Tensor:
             f"`{name}` must have shape (N, d), or (N, ...) with at least one value a sample,"
             f" got {tuple(features.shape)}."
         )
-    if features.dtype not in (torch.float32, torch.float64):
+    is_kept = keep_integers and not features.is_floating_point()
+    if features.dtype not in (torch.float32, torch.float64) and not is_kept:
         features = features.float()
     n_bad = int((~features.isfinite().flatten(1).all(dim=1)).sum())
     if n_bad:

@@ -19,6 +19,7 @@ from bu_torch.space import FeatureSpace, standardization, standardize
 
 FITTED = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
 _DERIVED = ("_pairs", "_pair_index", "_members")
+Perturbation = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 
 
@@ -37,6 +38,11 @@ class BoundaryUncertainty:
             gives. Samples are moved in input space all the same, by the distance there to the nearest of the neighbours
             found.
         n_components: As for `FeatureSpace`, likewise.
+        perturbation: How to move samples that cannot be moved along a straight line (token ids, graphs as tensors): a
+            callable of the inputs (N, ...), the distance of each to its nearest neighbour (N,) in the space where
+            neighbours are found, and a `torch.Generator` on the CPU with `seed`, that gives inputs of the same shape;
+            called once a draw. Integer inputs stay integers then. None moves them as Algorithm 1 does. (Ha et al.,
+            section 4.2.2, leave the operation open where inputs are no vectors.)
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
 
@@ -75,12 +81,19 @@ class BoundaryUncertainty:
         feature_extractor: Callable[[Tensor], Any] | None = None,
         n_components: int | None = None,
         bandwidth: Bandwidth = "silverman",
+        perturbation: Perturbation | None = None,
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.n_draws = check_integer("n_draws", n_draws, 1)
         self.seed = check_integer("seed", seed, 0)
         self.space = FeatureSpace(feature_extractor, n_components, seed)
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
+        if perturbation is not None and not callable(perturbation):
+            raise TypeError(
+                "`perturbation` must be callable, (inputs, nearest_distance, generator) -> moved inputs, or None,"
+                f" got {type(perturbation).__name__}."
+            )
+        self.perturbation = perturbation
 
     def fit(self, features: Any, labels: Any) -> Self:
         """Compute all that does not depend on the classifier.
@@ -98,28 +111,21 @@ class BoundaryUncertainty:
                 finite, or there is only one class.
             TypeError: If an argument is not made of real numbers.
         """
-        inputs = as_features(features)
+        inputs = as_features(features, keep_integers=self.perturbation is not None)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         check_two_classes(labels)
-        flat = inputs.flatten(1)
         points = self.space.fit(inputs).transform(inputs)
         graph = NeighborGraph(self.n_neighbors).fit(points)
         classifier = PrototypeClassifier(seed=self.seed).fit(points, labels)
-        if self.space.is_of_inputs:
-            self.mean_, self.scale_ = self.space.mean_, self.space.scale_
-            standardized, nearest_distance = points, graph.nearest_distance
-        else:
-            self.mean_, self.scale_ = standardization(flat)
-            standardized = self.standardize(flat)
-            nearest_distance = _nearest_distance(standardized, graph.neighbors)
-
         generator = torch.Generator().manual_seed(self.seed)
-        draws = []
-        for _ in range(self.n_draws):
-            moved = perturb(standardized, nearest_distance, generator)
-            # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
-            step = (moved - standardized) * self.scale_.to(flat.dtype)
-            draws.append((flat + step).reshape(inputs.shape))
+        if self.perturbation is None:
+            draws = self._moved(inputs, points, graph, generator)
+        else:
+            self.mean_, self.scale_ = standardization(inputs.flatten(1))
+            draws = [
+                _checked(self.perturbation(inputs.clone(), graph.nearest_distance, generator), inputs)
+                for _ in range(self.n_draws)
+            ]
         self.perturbed_inputs = torch.stack(draws)
         self.labels = labels
         self.neighbors = graph.neighbors
@@ -257,6 +263,24 @@ class BoundaryUncertainty:
             setattr(self, name, getattr(self, name).to(device))
         return self
 
+    def _moved(self, inputs: Tensor, points: Tensor, graph: NeighborGraph, generator: torch.Generator) -> list[Tensor]:
+        """Draws of the inputs, moved in the units of their standard deviations."""
+        flat = inputs.flatten(1)
+        if self.space.is_of_inputs:
+            self.mean_, self.scale_ = self.space.mean_, self.space.scale_
+            standardized, nearest_distance = points, graph.nearest_distance
+        else:
+            self.mean_, self.scale_ = standardization(flat)
+            standardized = self.standardize(flat)
+            nearest_distance = _nearest_distance(standardized, graph.neighbors)
+        draws = []
+        for _ in range(self.n_draws):
+            moved = perturb(standardized, nearest_distance, generator)
+            # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
+            step = (moved - standardized) * self.scale_.to(flat.dtype)
+            draws.append((flat + step).reshape(inputs.shape))
+        return draws
+
     def _restore(self, tensors: dict[str, Tensor]) -> Self:
         """Take what `fit` computed from elsewhere."""
         for name, tensor in tensors.items():
@@ -282,6 +306,18 @@ class BoundaryUncertainty:
     def _check_fitted(self) -> None:
         if not hasattr(self, "mean_"):
             raise RuntimeError("This BoundaryUncertainty is not fitted yet: call `fit` first.")
+
+
+def _checked(moved: Any, inputs: Tensor) -> Tensor:
+    """What a user's perturbation gave, of the shape, dtype and device of the inputs."""
+    if not isinstance(moved, Tensor) or moved.shape != inputs.shape:
+        got = tuple(moved.shape) if isinstance(moved, Tensor) else type(moved).__name__
+        raise ValueError(
+            f"`perturbation` must give a tensor of the shape of the inputs, {tuple(inputs.shape)}, got {got}."
+        )
+    if not bool(moved.isfinite().all()):
+        raise ValueError("`perturbation` must give finite inputs, got NaN or infinity.")
+    return moved.detach().to(inputs)
 
 
 def _nearest_distance(standardized: Tensor, neighbors: Tensor) -> Tensor:

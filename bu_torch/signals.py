@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch._inputs import as_features, as_labels
-from bu_torch.boundary import FITTED, BoundaryUncertainty
+from bu_torch.boundary import FITTED, BoundaryUncertainty, Perturbation
 from bu_torch.details import Details, describe
 from bu_torch.functional._checks import as_logits
 from bu_torch.functional.omission import cluster_counts, omission_of_counts
@@ -36,6 +36,7 @@ class Signals:
         seed: Seed of all random choices, >= 0.
         feature_extractor: As for `BoundaryUncertainty`; class distances are those between its features too.
         n_components: As for `BoundaryUncertainty`, likewise.
+        perturbation: As for `BoundaryUncertainty`.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
@@ -78,9 +79,15 @@ class Signals:
         *,
         feature_extractor: Callable[[Tensor], Any] | None = None,
         n_components: int | None = None,
+        perturbation: Perturbation | None = None,
     ) -> None:
         self.boundary = BoundaryUncertainty(
-            n_neighbors, n_draws, seed, feature_extractor=feature_extractor, n_components=n_components
+            n_neighbors,
+            n_draws,
+            seed,
+            feature_extractor=feature_extractor,
+            n_components=n_components,
+            perturbation=perturbation,
         )
 
     def fit(self, features: Any, labels: Any) -> Self:
@@ -98,7 +105,7 @@ class Signals:
             ValueError: As for `BoundaryUncertainty.fit`.
             TypeError: As for `BoundaryUncertainty.fit`.
         """
-        inputs = as_features(features)
+        inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
         boundary = self.boundary.fit(inputs, labels)
         points = boundary.space.transform(inputs)
         trust = TrustScore().fit(points, boundary.labels)
@@ -119,6 +126,24 @@ class Signals:
         """Where a classifier is read, (n_draws * N, ...), in the units and the shape of the inputs."""
         self._check_fitted()
         return self.boundary.perturbed_inputs.flatten(0, 1)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the samples and settings of `fit`, 64 hexadecimal digits."""
+        self._check_fitted()
+        return self._fingerprint
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether `fit` or `load` has been called."""
+        return hasattr(self, "votes")
+
+    def is_of(self, features: Any, labels: Any) -> bool:
+        """Whether these Signals are fitted, and on just these samples: `features` and `labels` as for `fit`."""
+        if not self.is_fitted:
+            return False
+        inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
+        return self._fingerprint == self._of(inputs, as_labels(labels, inputs.shape[0]))
 
     def n_comparisons(self, n_samples: int) -> int:
         """How far `fit` moves a progress bar that is shown: the distances between N samples that it looks at."""
@@ -224,7 +249,7 @@ class Signals:
             FileNotFoundError: If there is no such file.
             ValueError: If the file is none of ours or damaged, or was made of other samples or settings.
         """
-        inputs = as_features(features)
+        inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
         wanted = self._of(inputs, as_labels(labels, inputs.shape[0]))
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -252,15 +277,19 @@ class Signals:
         return self
 
     def _check_fitted(self) -> None:
-        if not hasattr(self, "votes"):
+        if not self.is_fitted:
             raise RuntimeError("These Signals are not fitted yet: call `fit` first.")
 
     def _of(self, inputs: Tensor, labels: Tensor) -> str:
         """Fingerprint of samples and settings."""
         settings = (self.boundary.n_neighbors, self.boundary.n_draws, self.boundary.seed)
         digest = hashlib.sha256(repr((_FORMAT, *settings, self.boundary.space.n_components)).encode())
-        # An extractor is told by what it makes of a few samples.
-        probe = [] if self.boundary.space.feature_extractor is None else [self.boundary.space.extract(inputs[:_PROBE])]
+        # An extractor and a perturbation are told by what they make of a few samples.
+        few = inputs[:_PROBE]
+        probe = [] if self.boundary.space.feature_extractor is None else [self.boundary.space.extract(few)]
+        if self.boundary.perturbation is not None:
+            generator = torch.Generator().manual_seed(self.boundary.seed)
+            probe.append(self.boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))
         for tensor in (inputs, labels, *probe):
             digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
             digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))

@@ -84,7 +84,8 @@ class FeatureSpace:
     def extract(self, inputs: Tensor) -> Tensor:
         """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
         if self.feature_extractor is None:
-            return inputs.flatten(1)
+            flat = inputs.flatten(1)
+            return flat if flat.is_floating_point() else flat.float()
         device = device_of(self.feature_extractor, inputs)
         with evaluation_mode(self.feature_extractor):
             parts = [torch.as_tensor(self.feature_extractor(part.to(device))) for part in inputs.split(_BATCH)]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
-from bu_torch.callbacks._lightning import FITTING, Library, library_of
+from bu_torch.callbacks._lightning import FITTING, Library, any_library, library_of
 from bu_torch.callbacks.monitor import scored_module
 
 if TYPE_CHECKING:
@@ -61,13 +61,7 @@ class StopperMixin(Companion, EarlyStopping):
         score = self.score_of(trainer)
         if score is None or self._should_skip_check(trainer):
             return
-        if self.owner.min_delta_mode == "rel":
-            best = float(self.best_score)
-            self.min_delta = self.owner.min_delta * abs(best) if math.isfinite(best) else 0.0
-        should_stop, _ = self._evaluate_stopping_criteria(torch.tensor(score, dtype=torch.float64))
-        if not should_stop and self.owner.rule == "consensus" and self.owner.passes_threshold(trainer.current_epoch):
-            should_stop = True
-            self.stopping_reason: Any = type(self.stopping_reason).STOPPING_THRESHOLD
+        should_stop = self.decide(score, trainer.current_epoch)
         should_stop = trainer.strategy.reduce_boolean_decision(should_stop, all=False)
         # `trainer.should_stop` is never taken back, so it is not set before `min_epochs` and `min_steps` allow a stop:
         # the metric may recover by then.
@@ -75,6 +69,17 @@ class StopperMixin(Companion, EarlyStopping):
             trainer.should_stop = True
             self.has_stopped = True
             self.stopped_epoch = trainer.current_epoch
+
+    def decide(self, score: float, epoch: int) -> bool:
+        """Whether training may end with the check of `epoch`."""
+        if self.owner.min_delta_mode == "rel":
+            best = float(self.best_score)
+            self.min_delta = self.owner.min_delta * abs(best) if math.isfinite(best) else 0.0
+        should_stop, _ = self._evaluate_stopping_criteria(torch.tensor(score, dtype=torch.float64))
+        if not should_stop and self.owner.rule == "consensus" and self.owner.passes_threshold(epoch):
+            should_stop = True
+            self.stopping_reason: Any = type(self.stopping_reason).STOPPING_THRESHOLD
+        return bool(should_stop)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.owner.is_comparable:
@@ -138,14 +143,17 @@ class MemoryKeeperMixin(Companion, Checkpoint):
         self.best_weights: dict[str, Any] = {}
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        score = self.score_of(trainer)
+        self.keep(self.score_of(trainer), scored_module(trainer, pl_module))
+
+    def keep(self, score: float | None, module: object) -> None:
+        """Keep the weights of a module, if it has some, where its score is the best so far."""
         if score is None or not math.isfinite(score):
             return
         if self.best_model_score is None or score > float(self.best_model_score):
             self.best_model_score = torch.tensor(score, dtype=torch.float64)
             self.best_weights = {
                 name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
-                for name, value in scored_module(trainer, pl_module).state_dict().items()
+                for name, value in (module.state_dict() if isinstance(module, nn.Module) else {}).items()
             }
 
     def state_dict(self) -> dict[str, Any]:
@@ -207,6 +215,12 @@ def install(
     after = present.index(owner) + 1
     trainer.callbacks = [*present[:after], stopper, keeper, *present[after:], Concluder(owner)]
     return stopper, keeper
+
+
+def without_trainer(owner: "BoundaryUncertaintyStopping") -> tuple[StopperMixin, MemoryKeeperMixin]:
+    """Stopper and keeper for a loop of one's own; of whichever tree is at hand, for none of its trainers is asked."""
+    stopper, _, memory_keeper, _ = _classes(any_library())
+    return stopper(owner), memory_keeper(owner)
 
 
 def _may_stop(trainer: "Trainer") -> bool:

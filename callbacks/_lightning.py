@@ -80,6 +80,11 @@ def library_of(trainer: Any) -> Library:
     )
 
 
+def any_library() -> Library:
+    """A tree that is imported."""
+    return _library(_imported()[0])
+
+
 @cache
 def _library(tree: str) -> Library:
     callbacks = import_module(f"{tree}.callbacks")

@@ -3,26 +3,29 @@
 import dataclasses
 import inspect
 import math
+import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bu_torch._evaluation_mode import evaluation_mode, preserved_random_state
+from bu_torch._evaluation_mode import evaluation_mode, logits_of, preserved_random_state
 from bu_torch._progress import shown_on
+from bu_torch.boundary import Perturbation
 from bu_torch.callbacks._arguments import integer, number
 from bu_torch.callbacks._budget import Plan, count_weights, plan
 from bu_torch.callbacks._dashboards import lay_out, show, writers
 from bu_torch.callbacks._lightning import FITTING, Callback, MisconfigurationException, adopt_imported_trees, library_of
+from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_first, share
 from bu_torch.callbacks._record import Record, folder_of, plain, versions
 from bu_torch.callbacks._training_data import TrainingData, choose_among, read_training_data
-from bu_torch.functional._checks import as_logits
 from bu_torch.signals import Signals
 from bu_torch.space import FeatureSpace
 
@@ -75,8 +78,8 @@ class BoundaryUncertaintyMonitor(Callback):
         max_samples: Look at no more than so many training samples, a subset drawn with `seed`, stratified where labels
             can be told without reading the samples; at least `n_neighbors`. None chooses within the budget. (Of an
             `IterableDataset` the first `max_samples` are read, or 10,000.)
-        budget: Price of a check in forward passes: at most this fraction of the training samples that an epoch of one
-            process visits, > 0, which bounds what `n_draws` and `max_samples` choose by themselves. A training sample
+        budget: Price of a check in forward passes, which several processes share: at most this fraction of the training
+            samples that an epoch visits, > 0. It bounds what `n_draws` and `max_samples` choose by themselves. A sample
             costs two to three forward passes, so that 0.15 is below a tenth of a training epoch. Small data has a
             floor: 6000 passes, fewer for networks of more than 33,000 weights (2e8 passes times weights), but no fewer
             than 1000. None for no bound. Counted, not timed: runs repeat.
@@ -93,6 +96,9 @@ class BoundaryUncertaintyMonitor(Callback):
             inputs themselves, standardised.
         n_components: Measure distances among so many principal components only, >= 1, which is faster where inputs have
             hundreds of values; None for all.
+        perturbation: Callable of inputs (n, ...), the distance of each to its nearest neighbour (n,) and a
+            `torch.Generator`, that gives moved inputs, for what cannot be moved along a straight line (token ids, say):
+            see `BoundaryUncertainty`. None moves inputs in a random direction by that distance.
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
@@ -113,9 +119,12 @@ class BoundaryUncertaintyMonitor(Callback):
     history: list[dict[str, Any]]
     setup_seconds: float
     check_seconds: float
-    _signals: Signals | None
+    _signals: Signals | None  # in the first process
     _predictions: Tensor  # at the last check, (n_draws * N,)
     _plan: Plan | None
+    _share: Tensor | None  # where this process reads the network, if it is one of several
+    _n_rows: int  # where all of them do
+    _fingerprint: str | None  # of the samples
     _table: Record | None
     _about: dict[str, Any]  # the samples looked at, in words and numbers
     _rows: Tensor  # where they are in the dataset
@@ -136,6 +145,7 @@ class BoundaryUncertaintyMonitor(Callback):
         cache: str | Path | None = None,
         feature_extractor: Callable[[Tensor], Any] | None = None,
         n_components: int | None = None,
+        perturbation: Perturbation | None = None,
     ) -> None:
         adopt_imported_trees()
         super().__init__()
@@ -160,6 +170,12 @@ class BoundaryUncertaintyMonitor(Callback):
         except (TypeError, ValueError) as error:
             raise MisconfigurationException(str(error)) from error
         self.feature_extractor, self.n_components = space.feature_extractor, space.n_components
+        if perturbation is not None and not callable(perturbation):
+            raise MisconfigurationException(
+                "`perturbation` must be callable, (inputs, nearest_distance, generator) -> moved inputs, or None,"
+                f" got {type(perturbation).__name__}."
+            )
+        self.perturbation = perturbation
         self._clear()
 
     @property
@@ -188,11 +204,9 @@ class BoundaryUncertaintyMonitor(Callback):
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             started = time.perf_counter()
             self._record({"epoch": trainer.current_epoch, **self._measure(trainer, pl_module)})
-            self._show(trainer)
-            now = time.perf_counter()
-            self.check_seconds += now - started
-            if self._table is not None:
-                self._table.append(self._row(self.history[-1], trainer.global_step, now - self._training_began))
+            # Lightning logs this epoch's scalars at the step before.
+            self._show(trainer.current_epoch, writers(trainer), trainer.fit_loop.epoch_loop._batches_that_stepped - 1)
+            self._count(started, trainer.global_step)
             if not trainer.barebones:  # which logs nothing, and warns where one tries
                 values = {name: value for name, value in self.history[-1].items() if name != "epoch"}
                 pl_module.log_dict({name: values.pop(name) for name in _SHOWN}, prog_bar=True)
@@ -210,6 +224,7 @@ class BoundaryUncertaintyMonitor(Callback):
 
     def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         self._signals = None
+        self._share = None
 
     def state_dict(self) -> dict[str, Any]:
         made = None if self._plan is None else dataclasses.astuple(self._plan)
@@ -218,6 +233,7 @@ class BoundaryUncertaintyMonitor(Callback):
             "predictions": self._predictions.cpu().to(torch.int32),
             "plan": made,
             "asked": self._asked(),
+            "samples": self._fingerprint,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -225,6 +241,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self._predictions = state_dict.get("predictions", torch.empty(0)).long()
         if state_dict.get("plan") is not None and state_dict["asked"] == self._asked():
             self._plan = Plan(*state_dict["plan"])
+        self._fingerprint = state_dict.get("samples")
 
     def _clear(self) -> None:
         self.history = []
@@ -233,6 +250,9 @@ class BoundaryUncertaintyMonitor(Callback):
         self._signals = None
         self._predictions = torch.empty(0, dtype=torch.int64)
         self._plan = None
+        self._share = None
+        self._n_rows = 0
+        self._fingerprint = None
         self._table = None
         self._about = {}
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -257,21 +277,26 @@ class BoundaryUncertaintyMonitor(Callback):
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    def _show(self, trainer: "Trainer") -> None:
-        """Put what the check saw behind its numbers into the record and on TensorBoard."""
-        shown_by = writers(trainer)
+    def _count(self, started: float, step: int | None = None) -> None:
+        """Count what the last check has cost, and give it its row."""
+        now = time.perf_counter()
+        self.check_seconds += now - started
+        if self._table is not None:
+            self._table.append(self._row(self.history[-1], step, now - self._training_began))
+
+    def _show(self, epoch: int, shown_by: list[Any], step: int = 0) -> None:
+        """Put what the check saw behind its numbers into the record, and on TensorBoard by these writers."""
         is_recorded = self._table is not None and self._table.path is not None
         if self._signals is None or not (shown_by or is_recorded):
             return
         details = self._signals.details()
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1  # where Lightning logs this epoch's scalars
         for writer in shown_by:
             show(writer, details, step)
         if self._table is not None:
             self._table.tell(
                 {
                     "kind": "check",
-                    "epoch": trainer.current_epoch,
+                    "epoch": epoch,
                     "ceiling": details.ceiling,
                     "pairs": details.pairs,
                     "n_pairs_left_out": details.n_pairs_left_out,
@@ -301,63 +326,82 @@ class BoundaryUncertaintyMonitor(Callback):
         return [self.budget, self.n_draws, self.max_samples, self.n_neighbors]
 
     def _prepare(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Read the samples and compute all that does not depend on the network."""
+        """Read the samples and compute all that does not depend on the network; in the first process, for all."""
         if trainer.reload_dataloaders_every_n_epochs and self.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
-        try:
-            data, n_draws = self._read(trainer, pl_module)
-            inputs, labels = data.inputs, data.labels
-            shape = " x ".join(str(size) for size in inputs.shape)
-            rank_zero_info(
-                f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
-                f" {n_draws * len(inputs)} forward passes ({n_draws} a sample)."
-            )
-            signals = Signals(
-                self.n_neighbors,
-                n_draws,
-                self.seed,
-                feature_extractor=self.feature_extractor,
-                n_components=self.n_components,
-            )
-            signals = self._fit(signals, inputs, labels, trainer)
-        except (TypeError, ValueError) as error:
-            source = "`reference`" if self.reference is not None else "the training data"
-            raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
-        self._signals = signals.to(pl_module.device)
+
+        def work() -> tuple[Tensor, Plan | None, str]:
+            # A dataset that augments at random is read at the same draw each time.
+            random.seed(self.seed)
+            np.random.seed(self.seed % 2**32)  # noqa: NPY002  (which datasets use, and which is put back)
+            torch.manual_seed(self.seed)
+            try:
+                data, n_draws = self._read(trainer, pl_module)
+                shape = " x ".join(str(size) for size in data.inputs.shape)
+                rank_zero_info(
+                    f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
+                    f" {n_draws * len(data.inputs)} forward passes ({n_draws} a sample)."
+                )
+                signals = self._fit(self._signals_of(n_draws), data.inputs, data.labels, trainer)
+            except (TypeError, ValueError) as error:
+                source = "`reference`" if self.reference is not None else "the training data"
+                raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
+            self._hold(signals, data)
+            inputs = signals.perturbed_inputs
+            return inputs if trainer.world_size == 1 else inputs.cpu(), self._plan, signals.fingerprint
+
+        inputs, self._plan, fingerprint = in_first(trainer, work)
+        self._n_rows = len(inputs)
+        if trainer.world_size > 1:
+            self._share = share(inputs, trainer.global_rank, trainer.world_size).to(pl_module.device)
+        if self._signals is not None:
+            self._signals.to(pl_module.device)
+        if self.history and self._fingerprint not in (None, fingerprint):
+            self._begin_anew(trainer, pl_module)
+        self._fingerprint = fingerprint
+
+    def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Compare nothing that is measured now with what the checkpoint holds."""
+        self._predictions = self._predictions[:0]
+        rank_zero_warn(
+            "The run resumes with other training samples than it began with: what is measured now cannot be compared"
+            " with the checks before."
+        )
+
+    def _signals_of(self, n_draws: int) -> Signals:
+        return Signals(
+            self.n_neighbors,
+            n_draws,
+            self.seed,
+            feature_extractor=self.feature_extractor,
+            n_components=self.n_components,
+            perturbation=self.perturbation,
+        )
+
+    def _hold(self, signals: Signals, data: TrainingData) -> None:
+        """Keep what was prepared, and what is told of it."""
+        self._signals = signals
         self._rows = data.rows
         self._about = {
             "data": {
-                "n_samples": len(inputs),
-                "n_draws": n_draws,
+                "n_samples": len(data.inputs),
+                "n_draws": self._plan.n_draws if self._plan is not None else None,
                 "n_training": data.n_training,
-                "n_classes": int(labels.max()) + 1,
-                "shape": list(inputs.shape[1:]),
+                "n_classes": int(data.labels.max()) + 1,
+                "shape": list(data.inputs.shape[1:]),
             },
             "classes": data.classes,
         }
 
     def _fit(self, signals: Signals, inputs: Tensor, labels: Tensor, trainer: "Trainer") -> Signals:
-        """Fit, or take what an earlier run saved."""
-        cache = None if trainer.fast_dev_run else self.cache
-        if cache is not None and cache.exists():
-            rank_zero_info(f"Boundary uncertainty takes them from {cache}.")
-            return signals.load(cache, inputs, labels)
-        is_hidden = trainer.progress_bar_callback is None or not trainer.is_global_zero
-        with (
-            tqdm(
-                desc="Boundary uncertainty prepares",
-                total=signals.n_comparisons(len(inputs)),
-                delay=_BAR_DELAY,
-                disable=is_hidden,
-                leave=False,
-                bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-            ) as bar,
-            shown_on(bar),
-        ):
-            signals.fit(inputs, labels)
-        if cache is not None and trainer.is_global_zero:
-            signals.save(cache)
-        return signals
+        return fit_or_load(
+            signals,
+            inputs,
+            labels,
+            None if trainer.fast_dev_run else self.cache,
+            is_shown=trainer.progress_bar_callback is not None and trainer.is_global_zero,
+            is_saved=trainer.is_global_zero,
+        )
 
     def _read(self, trainer: "Trainer", pl_module: "LightningModule") -> tuple[TrainingData, int]:
         """The samples to look at, and the number of draws."""
@@ -382,38 +426,42 @@ class BoundaryUncertaintyMonitor(Callback):
         return data, self._planned(trainer, pl_module, len(data.inputs)).n_draws
 
     def _planned(self, trainer: "Trainer", pl_module: "LightningModule", n_training: int) -> Plan:
-        """The plan, made at the first call unless a resumed run has one; the same in all processes."""
+        """The plan, made at the first call unless a resumed run has one."""
         if self._plan is None:
             most = n_training if self.max_samples is None and self.reference is not None else self.max_samples
             batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
-            self._plan = trainer.strategy.broadcast(
-                plan(
-                    n_training,
-                    int(min(n_training, trainer.num_training_batches * batch_size)),
-                    count_weights(pl_module),
-                    budget=self.budget,
-                    n_draws=self.n_draws,
-                    max_samples=most,
-                    n_neighbors=self.n_neighbors,
-                )
+            self._plan = plan(
+                n_training,
+                int(min(n_training, trainer.num_training_batches * batch_size * trainer.world_size)),
+                count_weights(pl_module),
+                budget=self.budget,
+                n_draws=self.n_draws,
+                max_samples=most,
+                n_neighbors=self.n_neighbors,
             )
         return self._plan
 
     def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
-        """One check: a forward pass over the perturbed inputs, and what it says."""
+        """One check: a forward pass over the perturbed inputs, shared out among the processes, and what it says."""
         signals = self._signals
-        if signals is None:
+        inputs = self._share if signals is None or trainer.world_size > 1 else signals.perturbed_inputs
+        if inputs is None:
             raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
-        logits = self._read_logits(trainer, pl_module, signals.perturbed_inputs)
-        before = self._predictions.to(logits.device) if len(self._predictions) == len(logits) else None
-        try:
-            values, self._predictions = signals.measure(logits, before)
-        except ValueError as error:
-            raise MisconfigurationException(f"The module's `forward` gives too few outputs: {error}") from error
-        # The check's only wait for the device. Processes may differ, in running statistics say: the first one's weights
-        # are those that are saved.
-        numbers = trainer.strategy.broadcast(torch.stack(list(values.values())).tolist())
-        return dict(zip(values, numbers, strict=True))
+        module = scored_module(trainer, pl_module)
+        with buffers_of_the_first(trainer, module):
+            logits = gather(trainer, lambda: self._read_logits(trainer, pl_module, inputs), self._n_rows)
+
+        def work() -> dict[str, float]:
+            assert signals is not None  # noqa: S101  (the first process has it)
+            before = self._predictions.to(logits.device) if len(self._predictions) == len(logits) else None
+            try:
+                values, self._predictions = signals.measure(logits, before)
+            except ValueError as error:
+                raise MisconfigurationException(f"The module's `forward` gives too few outputs: {error}") from error
+            numbers = torch.stack(list(values.values())).tolist()  # the check's only wait for the device
+            return dict(zip(values, numbers, strict=True))
+
+        return in_first(trainer, work)
 
     def _record(self, entry: dict[str, Any]) -> None:
         if self.history and self.history[-1]["epoch"] == entry["epoch"]:
@@ -423,13 +471,15 @@ class BoundaryUncertaintyMonitor(Callback):
     def _read_logits(self, trainer: "Trainer", pl_module: "LightningModule", inputs: Tensor) -> Tensor:
         """Logits (n, J) of the module at `inputs` (n, ...), in batches."""
         module = scored_module(trainer, pl_module)
-        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), inputs.dtype)
+        dtype = inputs.dtype
+        if inputs.is_floating_point():
+            dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), dtype)
         batches = inputs.split(max(1, _BATCH_ELEMENTS // inputs[0].numel(), _training_batch_size(trainer)))
         precision = trainer.precision_plugin
         try:
             with evaluation_mode(module), precision.forward_context():
                 outputs = [module(precision.convert_input(batch.to(dtype))) for batch in batches]
-            return torch.cat([_logits_of(output) for output in outputs])
+            return torch.cat([logits_of(output) for output in outputs])
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise MisconfigurationException(
                 f"Boundary uncertainty passes inputs of shape {tuple(batches[0].shape)} and dtype {dtype} to"
@@ -444,6 +494,30 @@ class BoundaryUncertaintyMonitor(Callback):
                 f"The run resumes after epoch {due} without the check of that epoch: the checkpoint was saved before"
                 " it, and Lightning does not end the epoch again. That epoch cannot be kept."
             )
+
+
+def fit_or_load(
+    signals: Signals, inputs: Tensor, labels: Tensor, cache: Path | None, *, is_shown: bool, is_saved: bool
+) -> Signals:
+    """Fit, with a progress bar where that takes long, or take what an earlier run saved."""
+    if cache is not None and cache.exists():
+        rank_zero_info(f"Boundary uncertainty takes them from {cache}.")
+        return signals.load(cache, inputs, labels)
+    with (
+        tqdm(
+            desc="Boundary uncertainty prepares",
+            total=signals.n_comparisons(len(inputs)),
+            delay=_BAR_DELAY,
+            disable=not is_shown,
+            leave=False,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+        ) as bar,
+        shown_on(bar),
+    ):
+        signals.fit(inputs, labels)
+    if cache is not None and is_saved:
+        signals.save(cache)
+    return signals
 
 
 def scored_module(trainer: "Trainer", pl_module: "LightningModule") -> torch.nn.Module:
@@ -464,16 +538,3 @@ def told(exception: BaseException) -> str:
     if isinstance(exception, KeyboardInterrupt):
         return "Training was interrupted (KeyboardInterrupt)."
     return f"Training failed: {type(exception).__name__}: {exception}"
-
-
-def _logits_of(output: Any) -> Tensor:
-    logits = output
-    if isinstance(output, Mapping):
-        logits = output.get("logits")
-    elif not isinstance(output, Tensor):
-        logits = getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
-        raise MisconfigurationException(
-            f"The module's `forward` must give logits (n, J), or an output with `logits`, got {type(output).__name__}."
-        )
-    return as_logits(logits, "the output of `forward`")

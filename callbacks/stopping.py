@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from bu_torch.boundary import Perturbation
 from bu_torch.callbacks._arguments import choice, flag, integer, number
 from bu_torch.callbacks._companions import KeeperMixin, MemoryKeeperMixin, StopperMixin, install
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
@@ -66,6 +67,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         cache: As for `BoundaryUncertaintyMonitor`.
         feature_extractor: As for `BoundaryUncertaintyMonitor`.
         n_components: As for `BoundaryUncertaintyMonitor`.
+        perturbation: As for `BoundaryUncertaintyMonitor`.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
@@ -113,6 +115,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         cache: str | Path | None = None,
         feature_extractor: Callable[[Tensor], Any] | None = None,
         n_components: int | None = None,
+        perturbation: Perturbation | None = None,
     ) -> None:
         self.patience = integer("patience", patience, 1)
         self.min_delta = number("min_delta", min_delta, 0)
@@ -146,6 +149,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             cache=cache,
             feature_extractor=feature_extractor,
             n_components=n_components,
+            perturbation=perturbation,
         )
 
     @property
@@ -207,6 +211,15 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
                 f"The run resumes with {now} where it had {was}: its scores cannot be compared with those before, so"
                 " patience and the best epoch start anew."
             )
+
+    def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        super()._begin_anew(trainer, pl_module)
+        rank_zero_warn("Patience and the best epoch start anew.")
+        self.is_comparable, self._n_before = False, len(self.history)
+        self._stopper, self._keeper = install(trainer, self)
+        for companion in (self._stopper, self._keeper):
+            companion.setup(trainer, pl_module, FITTING)
+            companion.on_train_start(trainer, pl_module)
 
     def score_of(self, epoch: int) -> float | None:
         """What decides in `epoch`, if its check was the last and counts; else None."""

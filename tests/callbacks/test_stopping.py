@@ -35,7 +35,10 @@ class Scripted(BoundaryUncertaintyStopping):
         self.script = script
 
     def _fit(self, signals, inputs, labels, trainer):
-        return SimpleNamespace(to=lambda device: None)  # nothing is asked of it
+        return SimpleNamespace(to=lambda device: None, perturbed_inputs=torch.zeros(1, 1), fingerprint="the same")
+
+    def _show(self, *arguments):
+        """There is nothing behind these numbers."""
 
     def _measure(self, trainer, pl_module):
         value = self.script[min(trainer.current_epoch, len(self.script) - 1)]
@@ -177,7 +180,7 @@ class TestConsensus:
         rows = [[rng.random() * (1 + t % 5) for _ in range(4)] for t in range(20)]
 
         class Rows(BoundaryUncertaintyStopping):
-            def _show(self, trainer):
+            def _show(self, *arguments):
                 """There is nothing behind these numbers."""
 
             def _measure(self, trainer, pl_module):

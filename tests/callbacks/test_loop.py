@@ -1,0 +1,181 @@
+"""A loop of one's own stops as a trainer does."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from problems import Classifier, blobs, loader, trainer
+from torch import nn
+
+from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+
+
+class Steps:
+    """The same training for a loop and a trainer: full batches, so that the order of samples plays no part."""
+
+    def __init__(self, seed=0):
+        torch.manual_seed(seed)
+        self.features, self.labels = blobs(n=200, n_classes=3)
+        self.model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+
+    def epoch(self):
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(self.features), self.labels).backward()
+        self.optimizer.step()
+
+
+class InLightning(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.net = Steps().model
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"patience": 3},
+        {"patience": 2, "rule": "boundary_uncertainty", "start_from_epoch": 3, "smoothing": 0.3},
+        {"patience": 4, "rule": "trust_score", "min_delta": 0.05, "min_delta_mode": "rel"},
+        {"stopping_threshold": 0.1},
+    ],
+)
+def test_a_loop_keeps_and_stops_where_a_trainer_does(tmp_path, arguments):
+    arguments |= {"n_neighbors": 20, "n_draws": 2}
+    steps = Steps()
+    stopping = BoundaryUncertaintyStopping(**arguments)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(steps.features, steps.labels), batch_size=200)
+    module = InLightning()
+    trainer(tmp_path, stopping, max_epochs=60).fit(module, data)
+
+    stopper = BoundaryUncertaintyStopper(steps.features, steps.labels, **arguments)
+    for _ in range(60):
+        steps.epoch()
+        if stopper.check(steps.model):
+            break
+    stopper.restore(steps.model)
+
+    assert stopper.stopped_epoch == stopping.stopped_epoch
+    assert stopper.best_epoch == stopping.best_epoch
+    if stopping.stopped_epoch is not None:
+        assert stopper.stopping_reason == stopping.stopping_reason
+    assert len(stopper.history) == len(stopping.history)
+    for ours, theirs in zip(stopper.history, stopping.history, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert list(ours.values()) == pytest.approx(list(theirs.values()), rel=1e-5)
+    for ours, theirs in zip(steps.model.parameters(), module.net.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_a_resumed_loop_goes_on(tmp_path):
+    def run(stopper, steps, epochs):
+        for _ in range(epochs):
+            steps.epoch()
+            if stopper.check(steps.model):
+                return
+
+    def new(steps):
+        return BoundaryUncertaintyStopper(steps.features, steps.labels, n_neighbors=20, patience=3)
+
+    whole = Steps()
+    uninterrupted = new(whole)
+    run(uninterrupted, whole, 50)
+    halved = Steps()
+    first = new(halved)
+    run(first, halved, 5)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    second = new(halved)
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    run(second, halved, 45)
+    assert second.history == uninterrupted.history
+    assert second.best_epoch == uninterrupted.best_epoch
+    assert second.stopped_epoch == uninterrupted.stopped_epoch is not None
+
+
+def test_nothing_of_the_model_or_of_chance_is_disturbed(random_states):
+    features, labels = blobs(n=200)
+    module = Classifier()
+    module.net[1].eval()
+    modes = [part.training for part in module.modules()]
+    weights = [value.clone() for value in module.state_dict().values()]
+    before = random_states()
+    BoundaryUncertaintyStopper(features, labels, n_neighbors=20).check(module)
+    after = random_states()
+    assert str(before) == str(after)
+    assert [part.training for part in module.modules()] == modes
+    assert all(torch.equal(a, b) for a, b in zip(weights, module.state_dict().values(), strict=True))
+
+
+def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
+    features, labels = blobs(n=200)
+    weights = torch.randn(4, 3)
+    plain, mapped = (BoundaryUncertaintyStopper(features, labels, n_neighbors=20) for _ in range(2))
+    plain.check(lambda x: (x @ weights).numpy())
+    mapped.check(lambda x: {"logits": x @ weights})
+    assert plain.history == mapped.history
+    with pytest.raises(RuntimeError, match="no weights to restore"):
+        plain.restore(nn.Linear(4, 3))
+
+
+def test_a_number_that_is_not_finite_stops_and_is_not_kept():
+    features, labels = blobs(n=200)
+    stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20)
+    assert not stopper.check(lambda x: x[:, :3])
+    assert stopper.check(lambda x: x[:, :3] * torch.nan)
+    assert stopper.best_epoch == 0
+    assert "not finite" in stopper.stopping_reason
+
+
+def test_the_record_of_a_loop(tmp_path):
+    steps = Steps()
+    stopper = BoundaryUncertaintyStopper(steps.features, steps.labels, n_neighbors=20, patience=2, folder=tmp_path)
+    while not stopper.check(steps.model):
+        steps.epoch()
+    stopper.restore(steps.model)
+    path = Path(stopper.record_path)
+    assert path == tmp_path / "boundary_uncertainty.csv"
+    assert pd.read_csv(path).epoch.tolist() == [entry["epoch"] for entry in stopper.history]
+    lines = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["header", *["check"] * len(stopper.history), "end"]
+    assert lines[-1]["kept_epoch"] == stopper.best_epoch
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x, y: BoundaryUncertaintyStopper(x, y, patience=0), ValueError, "`patience`"),
+        (lambda x, y: BoundaryUncertaintyStopper(x, y[:-1]), ValueError, "`labels`"),
+        (lambda x, y: BoundaryUncertaintyStopper(x.tolist()[0][0], y), ValueError, "`inputs`"),
+        (lambda x, y: BoundaryUncertaintyStopper(x, y).check(nn.Linear(4, 2)), ValueError, "`logits`"),
+        (lambda x, y: BoundaryUncertaintyStopper(x, y).check("model"), TypeError, "`model`"),
+        (lambda x, y: BoundaryUncertaintyStopper(x, y, n_neighbors=500).check(nn.Linear(4, 3)), ValueError, "500"),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call(*blobs(n=120))
+
+
+def test_epochs_go_forward():
+    features, labels = blobs(n=120)
+    stopper = BoundaryUncertaintyStopper(features, labels)
+    stopper.check(nn.Linear(4, 3), epoch=4)
+    stopper.check(nn.Linear(4, 3))
+    assert [entry["epoch"] for entry in stopper.history] == [4, 5]
+    with pytest.raises(ValueError, match=r"`epoch` must be larger .* 5, got 5"):
+        stopper.check(nn.Linear(4, 3), epoch=5)
+
+
+def test_the_state_is_small_where_lightning_saves_it_too(tmp_path):
+    features, labels = blobs(n=120)
+    data = loader(features, labels)
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    trainer(tmp_path, stopping).fit(Classifier(), data)
+    stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20)
+    stopper.check(nn.Linear(4, 3))
+    assert stopper.state_dict()["checks"].keys() == stopping.state_dict().keys()

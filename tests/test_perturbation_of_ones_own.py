@@ -1,0 +1,120 @@
+"""Samples that are moved by the user's own operation: token ids."""
+
+import pytest
+import torch
+from torch import nn
+
+from bu_torch import BoundaryUncertainty, BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, Signals
+
+N_TOKENS, LENGTH = 30, 8
+
+
+def sentences(n=240):
+    """Sentences of two subjects: tokens of the first half of the vocabulary mostly, or of the second."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % 2
+    tokens = torch.randint(0, N_TOKENS // 2, (n, LENGTH), generator=g)
+    return tokens + (N_TOKENS // 2) * (torch.rand(n, LENGTH, generator=g) < 0.2 + 0.6 * labels.unsqueeze(1)), labels
+
+
+def swap_one(inputs, nearest_distance, generator):
+    """Put a random token in one place; `nearest_distance` says how far, which one token does not follow."""
+    assert nearest_distance.shape == inputs.shape[:1]
+    places = torch.randint(0, LENGTH, (len(inputs), 1), generator=generator)
+    return inputs.scatter(1, places, torch.randint(0, N_TOKENS, (len(inputs), 1), generator=generator))
+
+
+def share_of_tokens(inputs):
+    assert inputs.dtype == torch.int64
+    return torch.nn.functional.one_hot(inputs, N_TOKENS).float().mean(dim=1)
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.EmbeddingBag(N_TOKENS, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+
+def test_token_ids_stay_integers_and_change_in_one_place_at_most():
+    tokens, labels = sentences()
+    uncertainty = BoundaryUncertainty(
+        20, n_draws=3, seed=5, feature_extractor=share_of_tokens, perturbation=swap_one
+    ).fit(tokens, labels)
+    moved = uncertainty.perturbed_inputs
+    assert moved.dtype == torch.int64
+    assert moved.shape == (3, *tokens.shape)
+    assert int((moved != tokens).sum(dim=2).max()) == 1
+    assert not torch.equal(moved[0], moved[1])
+    again = BoundaryUncertainty(20, n_draws=3, seed=5, feature_extractor=share_of_tokens, perturbation=swap_one)
+    assert torch.equal(again.fit(tokens, labels).perturbed_inputs, moved)
+    assert 0 <= float(uncertainty.score(Classifier())) <= 1
+
+
+def test_a_better_classifier_scores_higher():
+    tokens, labels = sentences()
+    signals = Signals(20, n_draws=4, feature_extractor=share_of_tokens, perturbation=swap_one).fit(tokens, labels)
+    half = (signals.perturbed_inputs >= N_TOKENS // 2).float().mean(dim=1)
+    good, _ = signals.measure(torch.stack((0.5 - half, half - 0.5), dim=1))
+    bad, _ = signals.measure(torch.randn(len(half), 2))
+    assert good["label_agreement"] > bad["label_agreement"]
+    assert good["neighbor_agreement"] > bad["neighbor_agreement"]
+
+
+def test_the_callback_and_the_loop_take_it(tmp_path):
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Classifier()
+
+        def forward(self, tokens):
+            return self.net(tokens)
+
+        def training_step(self, batch, batch_idx):
+            return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    tokens, labels = sentences()
+    given = {"n_neighbors": 20, "feature_extractor": share_of_tokens, "perturbation": swap_one}
+    monitor = BoundaryUncertaintyMonitor(**given)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(tokens, labels), batch_size=40, shuffle=True)
+    pl.Trainer(
+        max_epochs=3, callbacks=[monitor], accelerator="cpu", logger=False, default_root_dir=tmp_path,
+        enable_progress_bar=False, enable_model_summary=False,
+    ).fit(Module(), data)  # fmt: skip
+    assert len(monitor.history) == 3
+    assert monitor.history[-1]["label_agreement"] > 0.6
+    stopper = BoundaryUncertaintyStopper(tokens, labels, **given)
+    assert not stopper.check(Classifier())
+
+
+def test_a_saved_file_knows_the_perturbation(tmp_path):
+    tokens, labels = sentences()
+    given = {"feature_extractor": share_of_tokens, "n_draws": 1}
+    Signals(20, perturbation=swap_one, **given).fit(tokens, labels).save(tmp_path / "cache.npz")
+    assert Signals(20, perturbation=swap_one, **given).load(tmp_path / "cache.npz", tokens, labels)
+    with pytest.raises(ValueError, match="other samples or settings"):
+        Signals(20, perturbation=lambda x, d, g: x, **given).load(tmp_path / "cache.npz", tokens, labels)
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "error", "message"),
+    [
+        ("noise", TypeError, "`perturbation` must be callable"),
+        (lambda x, d, g: x[:, :2], ValueError, r"`perturbation` must give .* \(240, 8\), got \(240, 2\)"),
+        (lambda x, d, g: None, ValueError, "`perturbation` must give .* got NoneType"),
+        (lambda x, d, g: x * torch.nan, ValueError, "`perturbation` must give finite inputs"),
+    ],
+)
+def test_what_it_must_be_and_give(perturbation, error, message):
+    tokens, labels = sentences()
+    with pytest.raises(error, match=message):
+        BoundaryUncertainty(20, perturbation=perturbation).fit(tokens, labels)
