@@ -1,13 +1,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench-quality bench-why bench-speed clean
+.PHONY: demo test test-slow lint bench-quality bench-why bench-speed clean
 
 demo: .venv/demo
 	$(BIN)/python examples/letter_mlp.py
 
 test: .venv/test
 	$(BIN)/python -m pytest
+
+# What is too long for every change: a thousand checks, and ten thousand examples for each formula.
+test-slow: .venv/test
+	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest tests/functional/test_extremes.py --hypothesis-profile=thorough
 
 lint: .venv/test
 	$(BIN)/python -m pytest tests/test_style.py

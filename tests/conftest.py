@@ -3,6 +3,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# `make test-slow` runs the thorough one.
+settings.register_profile("brief", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("brief"), max_examples=10_000)
+settings.load_profile("brief")
 
 
 @pytest.fixture(autouse=True)

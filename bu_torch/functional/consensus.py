@@ -20,17 +20,18 @@ def standardized_gain(signals: Tensor, kept: int) -> Tensor:
         a value is not finite.
 
     Raises:
+        TypeError: If `signals` is not a floating-point tensor.
         ValueError: If `signals` is not of shape (T, S), or `kept` is out of range.
 
     Example:
         >>> standardized_gain(torch.tensor([[0.0, 5.0], [1.0, 4.0], [4.0, 4.0]]), kept=0)
         tensor(0.1160)
     """
-    if signals.ndim != 2 or 0 in signals.shape:
-        raise ValueError(f"`signals` must have shape (T, S) with T, S >= 1, got {tuple(signals.shape)}.")
+    scaled = _in_reach(signals)
     if not 0 <= kept < signals.shape[0]:
         raise ValueError(f"`kept` must be in [0, {signals.shape[0]}), got {kept}.")
-    return in_spreads(signals[-1] - signals[kept], signals).mean()
+    gain = in_spreads(scaled[-1] - scaled[kept], scaled, torch.finfo(signals.dtype).eps).mean()
+    return gain.to(signals.dtype)
 
 
 def standardized_standing(signals: Tensor) -> Tensor:
@@ -47,19 +48,32 @@ def standardized_standing(signals: Tensor) -> Tensor:
         Shape (T,), in standard deviations, dtype and device of `signals`; NaN if a value is not finite.
 
     Raises:
+        TypeError: If `signals` is not a floating-point tensor.
         ValueError: If `signals` is not of shape (T, S).
 
     Example:
         >>> standardized_standing(torch.tensor([[0.0, 5.0], [1.0, 4.0], [4.0, 4.0]]))
         tensor([ 0.2168, -0.5497,  0.3329])
     """
+    scaled = _in_reach(signals)
+    standing = in_spreads(scaled - scaled.mean(dim=0), scaled, torch.finfo(signals.dtype).eps).mean(dim=1)
+    return standing.to(signals.dtype)
+
+
+def _in_reach(signals: Tensor) -> Tensor:
+    """Checked signals in float64, each in a unit (a power of two, so exact) in which its squares are in range."""
+    if not isinstance(signals, Tensor) or not signals.is_floating_point():
+        got = signals.dtype if isinstance(signals, Tensor) else type(signals).__name__
+        raise TypeError(f"`signals` must be a floating-point tensor of shape (T, S), got {got}.")
     if signals.ndim != 2 or 0 in signals.shape:
         raise ValueError(f"`signals` must have shape (T, S) with T, S >= 1, got {tuple(signals.shape)}.")
-    return in_spreads(signals - signals.mean(dim=0), signals).mean(dim=1)
+    signals = signals.double()
+    exponent = torch.frexp(signals.abs().amax(dim=0)).exponent.clamp(-1000, 1000)
+    return signals * torch.exp2(-exponent.double())
 
 
-def in_spreads(differences: Tensor, signals: Tensor) -> Tensor:
-    """Differences (..., S) in standard deviations of `signals` (T, S); 0 for a signal that does not move."""
+def in_spreads(differences: Tensor, signals: Tensor, eps: float | None = None) -> Tensor:
+    """Differences (..., S) in standard deviations of `signals` (T, S); 0 for one that moves by less than rounding."""
     spread = signals.std(dim=0, correction=0)
-    rounding = 8 * torch.finfo(signals.dtype).eps * signals.abs().amax(dim=0)
+    rounding = 8 * (eps or torch.finfo(signals.dtype).eps) * signals.abs().amax(dim=0)
     return torch.where(spread <= rounding, torch.zeros_like(differences), differences / spread)

@@ -80,6 +80,8 @@ def omission_of_counts(
     """`omission` of what `cluster_counts` gave, without checks."""
     n_samples, n_classes = counts.shape
     members = neighbors.reshape(-1)
+    if members.dtype not in (torch.int32, torch.int64):
+        members = members.long()
     narrow = predictions.to(torch.int32).view(-1, n_samples)  # half of what has to be moved
     values = []
     for draw, narrow_draw in zip(predictions.long().view(-1, n_samples), narrow, strict=True):

@@ -44,7 +44,7 @@ def label_votes(
     n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
     check_range("labels", labels, n_classes, "classes")
     check_range("neighbors", neighbors, labels.shape[0], "rows of `labels`")
-    voters = neighbors[:, 1:] if leave_one_out else neighbors
+    voters = (neighbors[:, 1:] if leave_one_out else neighbors).long()  # uint8 would count as a mask
     weights = torch.arange(1, voters.shape[1] + 1, dtype=torch.float64).pow(-decay)
     votes = torch.zeros(labels.shape[0], n_classes, device=labels.device)
     for member, weight in zip(voters.unbind(dim=1), (weights / weights.sum()).tolist(), strict=True):

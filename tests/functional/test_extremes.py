@@ -1,0 +1,211 @@
+"""The functional core against references that count one by one, at any shape, dtype and scale.
+
+Each test tries the number of examples of the hypothesis profile; `make test-slow` takes the profile of ten thousand.
+Values are small whole numbers times a power of two: their differences are exact in every dtype, so that both sides see
+the same ties, down to the smallest and up to the largest numbers that the dtype has.
+"""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from oracles import anchors, proposal2
+
+from bu_torch.functional import (
+    boundary_uncertainty,
+    label_votes,
+    omission,
+    silverman_bandwidth,
+    standardized_gain,
+    trust_score,
+    uncertainty_ceiling,
+)
+
+# Smallest and largest power of two by which a whole number of up to 7 bits stays exact.
+EXPONENTS = {
+    torch.float16: (-24, 8),
+    torch.bfloat16: (-133, 120),
+    torch.float32: (-149, 120),
+    torch.float64: (-1074, 1016),
+}
+TOLERANCE = {torch.float64: 1e-6}
+SEEDS = st.integers(0, 2**32)
+DTYPES = st.sampled_from(list(EXPONENTS))
+KINDS = st.sampled_from(["spread", "ties", "equal", "zeros", "outlier"])
+
+
+@st.composite
+def scales(draw, dtype):
+    low, high = EXPONENTS[dtype]
+    return draw(st.sampled_from([low, low + 1, -3, 0, high]) | st.integers(low, high))
+
+
+def whole_numbers(shape, kind, g):
+    """Float64 whole numbers in [-127, 127]."""
+    reach = {"spread": 127, "ties": 2, "equal": 0, "zeros": 0, "outlier": 3}[kind]
+    values = torch.randint(-reach, reach + 1, shape, generator=g).double()
+    if kind == "equal":
+        values += torch.randint(-127, 128, shape[:1], generator=g).double().unsqueeze(1)
+    if kind == "outlier":
+        values.view(-1)[torch.randint(values.numel(), (1,), generator=g)] = 127.0
+    return values
+
+
+def in_units(found, exponent):
+    """`found` / 2^exponent in float64; in two steps, for the power may be out of range."""
+    half = exponent // 2
+    return found.double() * 2.0**-half * 2.0 ** -(exponent - half)
+
+
+@st.composite
+def values(draw, max_rows, min_columns, max_columns):
+    """A tensor (N, M), and the same without a unit in float64 with the power of two that is its unit."""
+    dtype = draw(DTYPES)
+    shape = (draw(st.integers(1, max_rows)), draw(st.integers(min_columns, max_columns)))
+    exponent = draw(scales(dtype))
+    exact = whole_numbers(shape, draw(KINDS), torch.Generator().manual_seed(draw(SEEDS)))
+    tensor = in_units(exact, -exponent).to(dtype)
+    assert torch.equal(in_units(tensor, exponent), exact)
+    return tensor, exact, exponent
+
+
+@st.composite
+def problems(draw):
+    logits, exact, _ = draw(values(25, 2, 6))
+    n, j = logits.shape
+    g = torch.Generator().manual_seed(draw(SEEDS))
+    labels = torch.randint(0, draw(st.integers(1, j)), (n,), generator=g)
+    neighbors = torch.randint(0, n, (n, draw(st.integers(2, 41))), generator=g)
+    neighbors[:, 0] = torch.arange(n)
+    pairs = torch.rand(n, j, generator=g).argsort(dim=1)[:, :2].sort(dim=1).values
+    likely = torch.tensor([proposal2.two_largest(row) for row in exact.tolist()])
+    return logits, exact, labels, neighbors, torch.where(torch.rand(n, 1, generator=g) < 0.7, likely, pairs)
+
+
+@given(problems())
+def test_boundary_uncertainty(problem):
+    logits, exact, *samples = problem
+    listed = [exact.tolist(), *(part.tolist() for part in samples)]
+    counts = proposal2.local_uncertainty(*listed[:3], list(map(tuple, listed[3])))[1]
+    assume(not any(1e-9 < k < 1e-4 for k in counts))  # so near `min_weight` a pair may fall on either side of it
+    expected = proposal2.boundary_uncertainty(*listed)
+    found = boundary_uncertainty(logits, *samples)
+    assert found.dtype == (torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    assert float(found) == pytest.approx(expected, abs=TOLERANCE.get(logits.dtype, 2e-4))
+
+
+@given(problems(), st.sampled_from([math.nan, math.inf, -math.inf]), SEEDS)
+def test_boundary_uncertainty_of_a_logit_that_is_not_finite(problem, bad, place):
+    logits, _, *samples = problem
+    logits.view(-1)[place % logits.numel()] = bad
+    assert boundary_uncertainty(logits, *samples).isnan()
+
+
+@given(values(6, 2, 41))
+def test_silverman_bandwidth(problem):
+    rows, exact, exponent = problem
+    found = in_units(silverman_bandwidth(rows), exponent)
+    expected = torch.tensor([proposal2.bandwidth(row) for row in exact.tolist()], dtype=torch.float64)
+    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    # Of subnormal numbers the last bit is as large as a unit.
+    smallest = 2.0 ** max(EXPONENTS[dtype][0] - exponent, -60)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 + smallest)
+    assert torch.equal(found == 0, expected == 0) or smallest > 1e-3
+
+
+@given(values(6, 2, 9), st.sampled_from([math.nan, math.inf, -math.inf]), SEEDS)
+def test_silverman_bandwidth_of_a_value_that_is_not_finite(problem, bad, place):
+    rows = problem[0]
+    row, column = place % rows.shape[0], place % rows.shape[1]
+    before = silverman_bandwidth(rows)
+    rows[row, column] = bad
+    after = silverman_bandwidth(rows)
+    assert after[row].isnan()
+    others = torch.arange(len(rows)) != row
+    assert torch.equal(after[others], before[others])
+
+
+@given(values(8, 1, 5), SEEDS)
+def test_trust_score(problem, seed):
+    distances, g = problem[0].abs(), torch.Generator().manual_seed(seed)
+    distances[torch.rand(distances.shape, generator=g) < 0.2] = math.inf
+    predictions = torch.randint(0, distances.shape[1], distances.shape[:1], generator=g)
+    found = trust_score(distances, predictions)
+    expected = [proposal2.trust_score(row, int(p)) for row, p in zip(distances.tolist(), predictions, strict=True)]
+    assert found.dtype == distances.dtype
+    eps = torch.finfo(found.dtype).eps
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64).to(found.dtype), rtol=2 * eps, atol=0)
+
+
+@given(values(20, 1, 5), SEEDS)
+def test_standardized_gain(problem, seed):
+    signals, exact, _ = problem
+    kept = seed % len(signals)
+    rows = [[Fraction(value) for value in row] for row in exact.tolist()]
+    gains, eps = [], torch.finfo(signals.dtype).eps
+    for column in zip(*rows, strict=True):
+        mean = sum(column) / len(column)
+        spread = math.sqrt(sum((value - mean) ** 2 for value in column) / len(column))
+        rounding = 8 * eps * max(map(abs, column))
+        assume(not 0.9 * rounding < spread < 1.1 * rounding)
+        gains.append(float(column[-1] - column[kept]) / spread if spread > rounding else 0.0)
+    found = standardized_gain(signals, kept)
+    assert found.dtype == signals.dtype
+    assert float(found) == pytest.approx(sum(gains) / len(gains), rel=50 * eps, abs=50 * eps)
+
+
+@st.composite
+def clusters(draw):
+    n, j = draw(st.integers(2, 25)), draw(st.integers(2, 5))
+    g = torch.Generator().manual_seed(draw(SEEDS))
+    dtype = draw(st.sampled_from([torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]))
+    labels = torch.randint(0, draw(st.integers(1, j)), (n,), generator=g)
+    neighbors = torch.rand(n, n, generator=g).fill_diagonal_(-1).argsort(dim=1)[:, : draw(st.integers(2, n))]
+    n_draws = draw(st.integers(1, 3))
+    predictions = torch.randint(0, draw(st.integers(1, j + 1)), (n_draws * n,), generator=g)
+    return labels.to(dtype), neighbors.to(dtype), predictions.to(dtype), j
+
+
+@given(clusters(), st.sampled_from([0.0, 0.5, 1.0]), DTYPES)
+def test_omission(problem, part_of_the_most, dtype):
+    labels, neighbors, predictions, j = problem
+    significance = part_of_the_most * math.sqrt(neighbors.shape[1]) * 0.99
+    shares = label_votes(labels, neighbors, 0.0, n_classes=j).to(dtype)
+    expected = anchors.omission(labels.tolist(), predictions.tolist(), neighbors.tolist(), significance)
+    assert float(omission(shares, predictions, neighbors, significance=significance)) == pytest.approx(expected)
+
+
+@given(clusters(), st.sampled_from([0.0, 1e-300, 0.5, 1.0, 30.0, 1e300, math.inf]), st.booleans())
+def test_label_votes(problem, decay, leave_one_out):
+    labels, neighbors, _, j = problem
+    expected = torch.zeros(len(labels), j, dtype=torch.float64)
+    given = labels.tolist()
+    for row, members in enumerate(neighbors.tolist()):
+        voters = members[leave_one_out:]
+        weights = [1.0 if rank == 1 else float(rank) ** -decay for rank in range(1, len(voters) + 1)]
+        for member, weight in zip(voters, weights, strict=True):
+            expected[row, given[member]] += weight / math.fsum(weights)
+    found = label_votes(labels, neighbors, decay, n_classes=j, leave_one_out=leave_one_out)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+
+
+@given(
+    DTYPES,
+    st.integers(1, 60),
+    st.lists(st.floats(0, 1) | st.sampled_from([0.0, 1e-300, 0.5, 1.0]), min_size=1, max_size=8),
+)
+def test_uncertainty_ceiling(dtype, size, parts):
+    counts = (torch.tensor(parts, dtype=torch.float64) * size).to(dtype).clamp(max=size)
+    best = [0.0]
+    for n in range(1, size + 1):
+        mean = sum(math.comb(n, i) * (1 - abs(Fraction(2 * i, n) - 1)) for i in range(n + 1)) / 2**n
+        best.append(float(mean))
+    found = uncertainty_ceiling(counts, size)
+    assert found.dtype == dtype
+    for k, value in zip(counts.tolist(), found.tolist(), strict=True):
+        low = math.floor(k)
+        expected = best[low] + (k - low) * (best[min(low + 1, size)] - best[low])
+        assert value == pytest.approx(expected, abs=2 * torch.finfo(dtype).eps)
