@@ -50,28 +50,43 @@ def read_logits(
     parts = []
     with evaluation_mode(model):
         for batch in inputs.split(batch_size):
-            part = logits_of(model(batch.to(device)))
-            if len(part) != len(batch):
-                raise ValueError(f"`model` must give one row of logits an input, {len(batch)}, got {len(part)}.")
-            parts.append(part)
-    logits = torch.cat(parts)
+            parts.append(logits_of(model(batch.to(device)), len(batch)))
+    logits = joined(parts)
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
         raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
     return logits
 
 
-def logits_of(output: Any) -> Tensor:
-    """Logits (n, J) of what a model gave: a tensor or an array, or an output with an entry or attribute `logits`."""
+def logits_of(output: Any, n_inputs: int, name: str = "`model`") -> Tensor:
+    """Logits (n, J) of what a model gave: a tensor or an array, or an output with an entry or attribute `logits`.
+
+    Of a single input they may come without the dimension of the batch, as a `squeeze` leaves them.
+    """
     found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     try:
         found = torch.as_tensor(found)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"`model` must give a tensor or an array of logits (n, J), or an output with `logits`,"
+            f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`,"
             f" got {type(output).__name__}."
         ) from error
-    return as_logits(found)
+    if found.layout != torch.strided:
+        raise TypeError(f"{name} must give dense logits, got a tensor of layout {found.layout}.")
+    if n_inputs == 1 and found.ndim < 2:
+        found = found.reshape(1, -1)
+    logits = as_logits(found)
+    if len(logits) != n_inputs:
+        raise ValueError(f"{name} must give one row of logits an input, {n_inputs}, got {len(logits)}.")
+    return logits
+
+
+def joined(parts: list[Tensor], name: str = "`model`") -> Tensor:
+    """Logits (n, J) of all batches."""
+    columns = sorted({part.shape[1] for part in parts})
+    if len(columns) > 1:
+        raise ValueError(f"{name} must give equally many logits for each input, got {columns} in one pass.")
+    return torch.cat(parts)
 
 
 def check_callable(model: object) -> None:

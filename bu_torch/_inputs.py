@@ -1,5 +1,6 @@
 """What an estimator accepts as features and labels, and what it says about the rest."""
 
+import math
 from numbers import Integral
 from typing import Any
 
@@ -7,11 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_EXACT_INTEGER = 2**24  # up to here float32 has all integers
+_MOST_CLASSES = 100_000
+
 
 def as_features(features: Any, name: str = "features", *, keep_integers: bool = False) -> Tensor:
     """Return `features` as a finite floating-point tensor (N, ...), float32 or float64, on the device it came on.
 
-    With `keep_integers`, integers (token ids) stay what they are.
+    Integers that float32 does not tell apart become float64, all other types but float64 become float32. With
+    `keep_integers`, integers (token ids) stay what they are.
     """
     features = as_tensor(features, name)
     if features.is_complex():
@@ -23,7 +28,7 @@ def as_features(features: Any, name: str = "features", *, keep_integers: bool = 
         )
     is_kept = keep_integers and not features.is_floating_point()
     if features.dtype not in (torch.float32, torch.float64) and not is_kept:
-        features = features.float()
+        features = features.to(torch.float64 if _exceeds_float32(features) else torch.float32)
     n_bad = int((~features.isfinite().flatten(1).all(dim=1)).sum())
     if n_bad:
         raise ValueError(f"`{name}` must be finite, got NaN or infinity in {n_bad} of {features.shape[0]} samples.")
@@ -38,24 +43,43 @@ def as_flat_features(features: Any, name: str = "features", n_features: int | No
     return flat
 
 
-def as_labels(labels: Any, n_samples: int, name: str = "labels") -> Tensor:
-    """Return `labels` as int64 classes (N,); whole-numbered floats and a column (N, 1) are taken as classes."""
+def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes: bool = True) -> Tensor:
+    """Return `labels` as int64 classes (N,); whole-numbered floats and a column (N, 1) are taken as classes.
+
+    Without `are_classes` they are rows or counts, which may be any number >= 0.
+    """
     labels = as_tensor(labels, name).detach()
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels.squeeze(1)
     if labels.ndim != 1:
-        hint = " One-hot labels: pass `labels.argmax(dim=1)`." if labels.ndim == 2 else ""
+        hint = _hint(labels) if labels.ndim == 2 else ""
         raise ValueError(f"`{name}` must hold one class a sample, shape (N,), got {tuple(labels.shape)}.{hint}")
     if labels.shape[0] != n_samples:
         raise ValueError(f"`{name}` must have one entry a sample, {n_samples}, got {labels.shape[0]}.")
     if labels.is_complex():
         raise TypeError(f"`{name}` must hold integer classes, got {labels.dtype}.")
+    n_bad = int((~labels.isfinite()).sum())
+    if n_bad:
+        raise ValueError(f"`{name}` must hold integer classes, got NaN or infinity in {n_bad} of {n_samples}.")
     if labels.is_floating_point() and not bool((labels == labels.round()).all()):
         raise ValueError(f"`{name}` must hold integer classes, got fractional {labels.dtype} values (a regression?).")
     labels = labels.long()
     if int(labels.min()) < 0:
         raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {int(labels.min())}.")
+    if are_classes and int(labels.max()) >= _MOST_CLASSES:
+        raise ValueError(
+            f"`{name}` must hold classes 0, 1, ..., below {_MOST_CLASSES}, got {int(labels.max())}: number them by"
+            " `torch.unique(labels, return_inverse=True)[1]`."
+        )
     return labels
+
+
+def safe_unit(*parts: Tensor) -> float:
+    """A power of two as whose multiples the squares of all values are in range; 1 where they are anyway."""
+    largest = max(float(part.abs().max()) for part in parts)
+    reach = 30 if parts[0].dtype == torch.float32 else 300
+    exponent = math.frexp(largest)[1] - 1
+    return 1.0 if largest == 0 or abs(exponent) <= reach else 2.0**exponent
 
 
 def check_integer(name: str, value: Any, low: int) -> int:
@@ -79,10 +103,45 @@ def check_two_classes(labels: Tensor) -> None:
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
-    """`value` as a tensor, whatever the order in memory of an array."""
+    """`value` as a dense tensor, whatever the order in memory of an array."""
     if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
+            kind = "nested" if value.is_nested else f"{value.layout}".removeprefix("torch.")
+            raise TypeError(
+                f"`{name}` must be a dense tensor that holds its values, got a tensor of layout {kind}, {value.dtype},"
+                f" on {value.device}."
+            )
         return value
+    is_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
     try:
-        return torch.as_tensor(np.asarray(value, order="C") if hasattr(value, "__array__") else value)
+        return torch.as_tensor(_as_array(value) if is_of_arrays or hasattr(value, "__array__") else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}.") from error
+        dtype = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
+        raise TypeError(
+            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{dtype}."
+        ) from error
+
+
+def _as_array(value: Any) -> Any:
+    """An array as torch takes it: in C order, in this machine's byte order, writable; a mask is not dropped."""
+    if np.ma.is_masked(value):
+        raise TypeError("Masked entries have no value.")
+    array = np.asarray(value, order="C")
+    if array.dtype.names is None:
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return array if array.flags.writeable else array.copy()
+
+
+def _exceeds_float32(features: Tensor) -> bool:
+    if features.dtype not in (torch.int32, torch.int64, torch.uint32, torch.uint64):
+        return False
+    return bool((features.double().abs() > _EXACT_INTEGER).any())
+
+
+def _hint(labels: Tensor) -> str:
+    """What labels of two dimensions probably are."""
+    values = labels.double()
+    is_share = bool(((values >= 0) & (values <= 1)).all())
+    if is_share and bool(((values.sum(dim=1) - 1).abs() < 1e-2).all()):
+        return " One-hot labels: pass `labels.argmax(dim=1)`, and so for probabilities."
+    return " Several labels or targets a sample are not a classification with one label."

@@ -1,6 +1,7 @@
 """Labelled samples out of what users have: two arrays, a dataset, a loader or a data module."""
 
 import copy
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -123,7 +124,14 @@ def _read(
         indices = [indices[row] for row in rows.tolist()]
     if isinstance(dataset, TensorDataset) and collate is default_collate:
         return _split(dataset[torch.tensor(indices)])  # all at once
-    return _concatenate(Subset(dataset, indices), _READ_BATCH, collate, None)
+    inputs, labels = _concatenate(Subset(dataset, indices), _READ_BATCH, collate, None)
+    if len(inputs) < len(indices):
+        warnings.warn(
+            f"The batches of `dataset` hold {len(inputs)} of the {len(indices)} samples that were read: those alone are"
+            " looked at.",
+            stacklevel=2,
+        )
+    return inputs, labels
 
 
 def _concatenate(dataset: Any, batch_size: int | None, collate: Any, most: int | None) -> tuple[Tensor, Tensor]:
@@ -131,6 +139,8 @@ def _concatenate(dataset: Any, batch_size: int | None, collate: Any, most: int |
     parts: list[tuple[Tensor, Tensor]] = []
     n_left = most
     for inputs, labels in map(_split, own):
+        if not len(inputs):
+            continue
         parts.append((inputs[:n_left], labels[:n_left]))
         if n_left is not None:
             n_left -= len(parts[-1][1])
@@ -138,9 +148,10 @@ def _concatenate(dataset: Any, batch_size: int | None, collate: Any, most: int |
                 break
     if not parts:
         raise ValueError("`dataset` must hold samples, got none.")
-    shapes = {tuple(inputs.shape[1:]) for inputs, _ in parts}
-    if len(shapes) > 1:
-        raise ValueError(f"`dataset` must hold inputs of one shape, got {sorted(shapes)[:3]}.")
+    for name, of_name in zip(("inputs", "labels"), zip(*parts, strict=True), strict=True):
+        shapes = {tuple(part.shape[1:]) for part in of_name}
+        if len(shapes) > 1:
+            raise ValueError(f"`dataset` must hold {name} of one shape, got {sorted(shapes)[:3]}.")
     return torch.cat([inputs for inputs, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
@@ -149,12 +160,13 @@ def _split(batch: Any) -> tuple[Tensor, Tensor]:
         what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
         raise ValueError(f"`dataset` must give samples (input, label), got a {what}. {_WAY_OUT}")
     inputs, labels = batch
-    if not (isinstance(inputs, Tensor) and isinstance(labels, Tensor) and labels.ndim and len(inputs) == len(labels)):
+    are_tensors = isinstance(inputs, Tensor) and isinstance(labels, Tensor)
+    if not (are_tensors and inputs.ndim and labels.ndim and len(inputs) == len(labels)):
         raise ValueError(
             "`dataset` must give an input and a label that can be stacked as tensors,"
             f" got {type(inputs).__name__} and {type(labels).__name__}. {_WAY_OUT}"
         )
-    return inputs, labels
+    return as_tensor(inputs, "inputs"), as_tensor(labels, "labels")
 
 
 def known_labels(dataset: Any) -> Tensor | None:

@@ -13,7 +13,7 @@ from bu_torch.functional._checks import as_logits, check_choice
 from bu_torch.functional.boundary import PairTerms, pair_terms
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.graph import NeighborGraph, first_positive
-from bu_torch.perturbation import perturb
+from bu_torch.perturbation import check_moved, perturb
 from bu_torch.prototypes import PrototypeClassifier
 from bu_torch.space import FeatureSpace, standardization, standardize
 
@@ -222,7 +222,7 @@ class BoundaryUncertainty:
         """
         self._check_fitted()
         logits = self._as_class_logits(logits)
-        index = as_labels(index, logits.shape[0], "index").to(logits.device)
+        index = as_labels(index, logits.shape[0], "index", are_classes=False).to(logits.device)
         n_rows = self.n_draws * self.labels.shape[0]
         if int(index.max()) >= n_rows:
             raise ValueError(f"`index` must hold rows in [0, {n_rows}), got {int(index.max())}.")
@@ -278,7 +278,7 @@ class BoundaryUncertainty:
             moved = perturb(standardized, nearest_distance, generator)
             # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
             step = (moved - standardized) * self.scale_.to(flat.dtype)
-            draws.append((flat + step).reshape(inputs.shape))
+            draws.append(check_moved(flat + step, flat).reshape(inputs.shape))
         return draws
 
     def _restore(self, tensors: dict[str, Tensor]) -> Self:

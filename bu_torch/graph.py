@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features, check_integer
+from bu_torch._inputs import as_flat_features, check_integer, safe_unit
 from bu_torch._progress import advance
 
 _log = logging.getLogger(__name__)
@@ -168,6 +168,8 @@ def nearest(
     is_approximate = inverted is not None
     search = inverted or (_faiss_search(base32) if backend == "faiss" else _torch_search(base32))
 
+    # Squares of float32 are in range in float64.
+    unit = safe_unit(base - centre, queries - centre) if base.dtype == torch.float64 else 1.0
     distances = torch.empty(queries.shape[0], k, dtype=torch.float64, device=base.device)
     rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
     todo = torch.arange(queries.shape[0], device=base.device)
@@ -181,7 +183,7 @@ def nearest(
             queries32 = to_float32(queries[part])
             approximate, candidates = search(queries32, n_candidates)
             own = None if exclude is None else exclude[part]
-            kept, found = _rerank(base, queries[part], candidates, own, k)
+            kept, found = _rerank(base, queries[part], candidates, own, k, unit)
             distances[part], rows[part] = kept, found
             if is_first_pass:
                 advance(len(part) * base.shape[0])
@@ -198,11 +200,15 @@ def nearest(
     return Neighbors(distances, rows, recall)
 
 
-def _rerank(base: Tensor, queries: Tensor, candidates: Tensor, own: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+def _rerank(
+    base: Tensor, queries: Tensor, candidates: Tensor, own: Tensor | None, k: int, unit: float
+) -> tuple[Tensor, Tensor]:
     """Exact distances (q, k) to the k nearest candidates and their rows, ties by row, `own` and -1 left out."""
     candidates = candidates.sort(dim=1).values  # a stable sort by distance then leaves ties in order of the rows
     difference = base[candidates].double() - queries.double().unsqueeze(1)  # (q, c, d)
-    exact = difference.square_().sum(dim=2).sqrt_()
+    if unit != 1:
+        difference /= unit
+    exact = difference.square_().sum(dim=2).sqrt_().mul_(unit)
     exact = exact.masked_fill(candidates < 0, torch.inf)
     if own is not None:
         exact = exact.masked_fill(candidates == own.unsqueeze(1), torch.inf)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features
+from bu_torch._inputs import as_flat_features, as_tensor
 
 
 def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | None = None) -> Tensor:
@@ -35,7 +35,10 @@ def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | N
         tensor([1., 2., 3.])
     """
     features = as_flat_features(features)
-    distance = torch.as_tensor(nearest_distance, device=features.device).to(features.dtype)
+    distance = as_tensor(nearest_distance, "nearest_distance").to(features.device)
+    if distance.is_complex():
+        raise TypeError(f"`nearest_distance` must be real, got {distance.dtype}.")
+    distance = distance.detach().to(features.dtype)
     if distance.shape != features.shape[:1]:
         raise ValueError(f"`nearest_distance` must have shape ({features.shape[0]},), got {tuple(distance.shape)}.")
     if not bool(((distance >= 0) & distance.isfinite()).all()):
@@ -47,4 +50,14 @@ def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | N
     direction *= features.amax(dim=0) != features.amin(dim=0)
     length = direction.norm(dim=1, keepdim=True)
     direction /= torch.where(length > 0, length, torch.ones_like(length))
-    return features + distance.unsqueeze(1) * direction
+    return check_moved(features + distance.unsqueeze(1) * direction, features)
+
+
+def check_moved(moved: Tensor, features: Tensor) -> Tensor:
+    """Return moved samples unless one has left the range of its dtype."""
+    if not bool(moved.isfinite().all()):
+        raise ValueError(
+            f"`features` must be small enough to be moved within the range of {features.dtype}, got a magnitude of"
+            f" {float(features.abs().max()):.3g}: scale them down."
+        )
+    return moved

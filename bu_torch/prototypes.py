@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_two_classes
+from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_two_classes, safe_unit
 from bu_torch.functional import top_pairs
 
 _BLOCK_ELEMENTS = 2**22
@@ -130,10 +130,11 @@ class PrototypeClassifier:
         from sklearn.cluster import KMeans
         from sklearn.exceptions import ConvergenceWarning
 
+        unit = safe_unit(features)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model = KMeans(n_clusters=k, n_init=1, random_state=self.seed).fit(features.cpu().numpy())
-        return torch.as_tensor(model.cluster_centers_).to(features), float(model.inertia_)
+            model = KMeans(n_clusters=k, n_init=1, random_state=self.seed).fit((features / unit).cpu().numpy())
+        return torch.as_tensor(model.cluster_centers_).to(features) * unit, float(model.inertia_)
 
 
 def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:
@@ -144,4 +145,5 @@ def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:
 
 
 def _cdist(features: Tensor, prototypes: Tensor) -> Tensor:
-    return torch.cdist(features, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+    unit = safe_unit(features, prototypes)
+    return torch.cdist(features / unit, prototypes / unit, compute_mode="donot_use_mm_for_euclid_dist") * unit

@@ -99,13 +99,23 @@ class FeatureSpace:
 
 def standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each feature, (d,) float64; scale 1 for a constant feature."""
+    unit = _unit(flat)
     blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
-    mean = torch.stack([block.double().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
+    mean = torch.stack([(block.double() / unit).sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
     scale = (
-        torch.stack([(block.double() - mean).square().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
+        torch.stack([(block.double() / unit - mean).square().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
     ).sqrt()
+    mean, scale = mean * unit, scale * unit
     is_constant = flat.amax(dim=0) == flat.amin(dim=0)
     return mean, torch.where(is_constant | (scale == 0), torch.ones_like(scale), scale)
+
+
+def _unit(flat: Tensor) -> Tensor:
+    """A power of two for each feature as whose multiples squares are in range: dividing by it is exact."""
+    if flat.dtype != torch.float64:  # squares of float32 are in range in float64
+        return torch.ones((), dtype=torch.float64, device=flat.device)
+    exponent = torch.frexp(flat.abs().amax(dim=0)).exponent
+    return torch.exp2(exponent.double().clamp(-1000, 1000))
 
 
 def standardize(inputs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ class TrustScore:
         features = as_flat_features(features, n_features=self._classes[0].shape[1])
         place = None
         if left_out is not None:
-            left_out = as_labels(left_out, features.shape[0], "left_out").to(self._place.device)
+            left_out = as_labels(left_out, features.shape[0], "left_out", are_classes=False).to(self._place.device)
             if int(left_out.max()) >= len(self._place):
                 raise ValueError(f"`left_out` must hold rows in [0, {len(self._place)}), got {int(left_out.max())}.")
             place = self._place[left_out].to(features.device)

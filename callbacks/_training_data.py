@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -21,6 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from bu_torch._inputs import as_tensor
 from bu_torch._labelled_data import known_labels, stratified_rows
 from bu_torch.callbacks._lightning import MisconfigurationException, library_of
 
@@ -87,6 +88,11 @@ def read_training_data(
     else:
         batches = _own_loader(loader, Subset(dataset, indices))
     inputs, labels = _concatenate(_split(batch, input_key, label_key) for batch in batches)
+    if len(inputs) < len(indices):
+        rank_zero_warn(
+            f"The loader's batches hold {len(inputs)} of the {len(indices)} training samples that were read: boundary"
+            " uncertainty looks at those alone."
+        )
     rows = torch.as_tensor(indices) if len(indices) == len(inputs) else torch.arange(len(inputs))
     return TrainingData(inputs, labels, rows, n_training, _class_names(loader.dataset))
 
@@ -257,6 +263,7 @@ def _split(batch: Any, input_key: str | None, label_key: str | None) -> tuple[Te
             raise MisconfigurationException(
                 f"The {name} of a training batch must be a tensor, got {type(value).__name__}. {_WAY_OUT}"
             )
+        as_tensor(value, name)  # a dense one
     if labels.ndim == 0 or inputs.ndim == 0 or len(inputs) != len(labels):
         raise MisconfigurationException(
             "The inputs and labels of a training batch must be equally long,"
@@ -269,9 +276,10 @@ def _concatenate(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tens
     parts = [(inputs, labels) for inputs, labels in batches if len(inputs)]
     if not parts:
         raise MisconfigurationException(f"The training data gave no sample. {_WAY_OUT}")
-    shapes = {tuple(inputs.shape[1:]) for inputs, _ in parts}
-    if len(shapes) > 1:
-        raise MisconfigurationException(
-            f"All inputs must have one shape to be compared, got {sorted(shapes)[:3]}. {_WAY_OUT}"
-        )
+    for name, of_name in zip(("inputs", "labels"), zip(*parts, strict=True), strict=True):
+        shapes = {tuple(part.shape[1:]) for part in of_name}
+        if len(shapes) > 1:
+            raise MisconfigurationException(
+                f"All {name} must have one shape to be compared, got {sorted(shapes)[:3]}. {_WAY_OUT}"
+            )
     return torch.cat([inputs for inputs, _ in parts]), torch.cat([labels for _, labels in parts])

@@ -16,7 +16,8 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bu_torch._evaluation_mode import evaluation_mode, logits_of, preserved_random_state
+from bu_torch._evaluation_mode import evaluation_mode, joined, logits_of, preserved_random_state
+from bu_torch._inputs import as_features, as_labels
 from bu_torch._progress import shown_on
 from bu_torch.boundary import Perturbation
 from bu_torch.callbacks._arguments import integer, number
@@ -412,7 +413,8 @@ class BoundaryUncertaintyMonitor(Callback):
             return made if trial is None else min(made, trial)
 
         if self.reference is not None:
-            inputs, labels = (torch.as_tensor(part) for part in self.reference)
+            inputs = as_features(self.reference[0], "inputs", keep_integers=self.perturbation is not None)
+            labels = as_labels(self.reference[1], len(inputs))
             data = choose_among(inputs, labels, how_many, self.seed)
         else:
             data = read_training_data(
@@ -457,7 +459,7 @@ class BoundaryUncertaintyMonitor(Callback):
             try:
                 values, self._predictions = signals.measure(logits, before)
             except ValueError as error:
-                raise MisconfigurationException(f"The module's `forward` gives too few outputs: {error}") from error
+                raise MisconfigurationException(f"The module's `forward` does not fit the labels: {error}") from error
             numbers = torch.stack(list(values.values())).tolist()  # the check's only wait for the device
             return dict(zip(values, numbers, strict=True))
 
@@ -479,7 +481,8 @@ class BoundaryUncertaintyMonitor(Callback):
         try:
             with evaluation_mode(module), precision.forward_context():
                 outputs = [module(precision.convert_input(batch.to(dtype))) for batch in batches]
-            return torch.cat([logits_of(output) for output in outputs])
+            parts = [logits_of(output, len(batch)) for output, batch in zip(outputs, batches, strict=True)]
+            return joined(parts)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise MisconfigurationException(
                 f"Boundary uncertainty passes inputs of shape {tuple(batches[0].shape)} and dtype {dtype} to"

@@ -131,7 +131,7 @@ def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
     """
     sample = _as_sample(features, labels)
     n_samples = len(sample.targets)
-    counts = as_labels(counts, n_samples, "counts")
+    counts = as_labels(counts, n_samples, "counts", are_classes=False)
     if int(counts.sum()) != n_samples:
         raise ValueError(f"`counts` must sum to the number of samples, {n_samples}, got {int(counts.sum())}.")
     return _supremum(sample, counts.cpu())

@@ -344,7 +344,7 @@ def sigma_epsilon_of_replicates(z: Any, groups: Any, sigma_delta: Any) -> Tensor
         tensor(1., dtype=torch.float64)
     """
     z = _measurements(z)
-    group = as_labels(groups, len(z), "groups").to(z.device).unique(return_inverse=True)[1]
+    group = as_labels(groups, len(z), "groups", are_classes=False).to(z.device).unique(return_inverse=True)[1]
     size = torch.bincount(group)
     if len(size) == len(z):
         raise ValueError("`groups` must hold at least one group of two objects or more, got none.")

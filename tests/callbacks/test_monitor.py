@@ -485,7 +485,7 @@ class TestFindingTheData:
         [
             (loader(*blobs(30)), {}, "cannot use the training data: `features` must hold at least n_neighbors=40"),
             (loader(blobs()[0], torch.rand(120)), {}, "`labels` must hold integer classes, got fractional"),
-            (loader(blobs()[0], torch.zeros(120, 3)), {}, "One-hot labels: pass"),
+            (loader(blobs()[0], torch.eye(3)[blobs()[1]]), {}, "One-hot labels: pass"),
             (loader(blobs()[0], torch.zeros(120).long()), {}, "at least two classes, got class 0 alone"),
             (loader(blobs()[0] / 0, blobs()[1]), {}, "NaN or infinity in 120 of 120 samples"),
             (loader(*blobs()), {"reference": (["a"], [0])}, "cannot use `reference`: "),
