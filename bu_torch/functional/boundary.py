@@ -279,8 +279,11 @@ def _local_uncertainty(
     logits: Tensor, top: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, bandwidth: Bandwidth
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Local uncertainty, counts and own kernel (N,) without checks, in blocks of rows: memory grows not with N M."""
-    # Halving is exact and keeps differences of huge logits in range; nothing here depends on the scale.
-    halved = torch.where(logits.isfinite().all(dim=1, keepdim=True), logits * 0.5, torch.nan)
+    # Halving keeps differences of huge logits in range, and is exact but for the smallest numbers; nothing here depends
+    # on the scale.
+    low, high = torch.aminmax(logits)
+    factor = torch.where(torch.maximum(-low, high) < 1, 1.0, 0.5)
+    halved = torch.where(logits.isfinite().all(dim=1, keepdim=True), logits * factor, torch.nan)
     flat = halved.reshape(-1)
     elements = _BLOCK_ELEMENTS.get(logits.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // neighbors.shape[1])

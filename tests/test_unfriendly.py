@@ -1,0 +1,434 @@
+"""Bad and odd samples by every way in that needs no trainer: handled to the same numbers, or refused by name."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from problems import blobs
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from bu_torch import (
+    BoundaryUncertainty,
+    NeighborGraph,
+    PrototypeClassifier,
+    Signals,
+    TrustScore,
+    functional,
+    perturb,
+    rank_models,
+)
+from bu_torch.callbacks import BoundaryUncertaintyStopper
+
+X, Y = blobs()
+M = 10
+
+
+def linear(x):
+    """Three classes, of inputs of any scale."""
+    x = torch.as_tensor(x).flatten(1).double()
+    return (x[:, :3] - x[:, :3].mean()) / x.std()
+
+
+def signals_of(x, y):
+    signals = Signals(M, 2).fit(x, y)
+    return [float(value) for value in signals.measure(linear(signals.perturbed_inputs))[0].values()]
+
+
+def stopped(x, y):
+    stopper = BoundaryUncertaintyStopper(x, y, n_neighbors=M, n_draws=2)
+    stopper.check(linear)
+    return [value for name, value in stopper.history[0].items() if name not in ("epoch", "replacements")]
+
+
+def ranked(x, y):
+    ranking = rank_models({"one": linear, "other": lambda v: -linear(v)}, x, y, signals=Signals(M, 2))
+    return [ranking.best.score, *ranking.best.signals.values()]
+
+
+OF_SAMPLES = {
+    "BoundaryUncertainty": lambda x, y: [float(BoundaryUncertainty(M, 2).fit(x, y).score(linear))],
+    "Signals": signals_of,
+    "BoundaryUncertaintyStopper": stopped,
+    "rank_models": ranked,
+}
+OF_FEATURES = {
+    "NeighborGraph": lambda x, y: NeighborGraph(M).fit(x).neighbors.tolist(),
+    "PrototypeClassifier": lambda x, y: PrototypeClassifier().fit(x, y).top_pairs(x).tolist(),
+    "TrustScore": lambda x, y: TrustScore().fit(x, y).class_distances(x).argsort(dim=1, stable=True).tolist(),
+}
+EVERY_WAY = OF_SAMPLES | OF_FEATURES
+
+
+def ways(these):
+    return pytest.mark.parametrize("way", list(these.values()), ids=list(these))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """What each way says of well-behaved samples."""
+    return {way: way(X, Y) for way in EVERY_WAY.values()}
+
+
+KINDS_OF_THE_SAME = {
+    "float64": (X.double(), Y),
+    "arrays": (X.numpy(), Y.numpy()),
+    "lists": (X.tolist(), Y.tolist()),
+    "a list of arrays": (list(X.numpy()), Y.tolist()),
+    "frames": (pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), index=range(500, 620))),
+    "negative strides": (X.numpy()[::-1].copy()[::-1], Y.numpy()[::-1].copy()[::-1]),
+    "in columns": (np.asfortranarray(X.numpy()), Y),
+    "transposed": (X.T.contiguous().T, Y),
+    "of the other byte order": (X.numpy().astype(">f4"), Y.numpy().astype(">i4")),
+    "read-only": (np.broadcast_to(X.numpy(), X.shape), np.broadcast_to(Y.numpy(), Y.shape)),
+    "a mask that hides nothing": (np.ma.masked_array(X.numpy(), mask=False), Y),
+    "with a gradient": (X.clone().requires_grad_(), Y.float().requires_grad_()),
+    "int8 labels": (X, Y.to(torch.int8)),
+    "uint8 labels": (X, Y.numpy().astype(np.uint8)),
+    "float labels": (X, Y.double()),
+    "a column of labels": (X, Y.unsqueeze(1)),
+}
+
+
+@ways(EVERY_WAY)
+@pytest.mark.parametrize("samples", list(KINDS_OF_THE_SAME.values()), ids=list(KINDS_OF_THE_SAME))
+def test_the_kind_of_tensor_or_array_does_not_matter(way, samples, plain, recwarn):
+    found, expected = way(*samples), plain[way]
+    assert found == (expected if way in OF_FEATURES.values() else pytest.approx(expected, abs=1e-4))
+    assert not [str(warning.message) for warning in recwarn if "NumPy" in str(warning.message)]
+
+
+@ways(EVERY_WAY)
+@pytest.mark.parametrize(("exponent", "dtype"), [(100, torch.float32), (-90, torch.float32), (-664, torch.float64)])
+def test_a_power_of_two_as_the_unit_changes_nothing_to_the_bit(way, exponent, dtype):
+    x = X.to(dtype)
+    assert way(x * 2.0**exponent, Y) == way(x, Y)
+
+
+@ways(OF_FEATURES)
+def test_the_largest_numbers_are_compared_too(way):
+    assert way(X.double() * 2.0**1000, Y) == way(X.double(), Y)
+
+
+def test_features_of_very_different_scales_are_standardised():
+    scales = torch.tensor([2.0**-600, 1.0, 2.0**600, 2.0**900], dtype=torch.float64)
+    apart = BoundaryUncertainty(M).fit(X.double() * scales, Y)
+    together = BoundaryUncertainty(M).fit(X.double(), Y)
+    assert torch.equal(apart.neighbors, together.neighbors)
+    assert torch.equal(apart.perturbed_inputs / scales, together.perturbed_inputs)
+
+
+def test_a_large_offset_leaves_the_neighbours_that_are_there():
+    x = (X.double() * 2**8).round()
+    assert torch.equal(
+        NeighborGraph(M).fit((x + 2.0**20 * 2**8) / 2**8).neighbors, NeighborGraph(M).fit(x / 2**8).neighbors
+    )
+
+
+@ways(OF_SAMPLES)
+def test_no_room_to_move_is_refused(way):
+    x = X / X.abs().max() * 3.4e38
+    with pytest.raises(ValueError, match=r"`features` must be small enough to be moved .*float32, got .*3\.4e\+38"):
+        way(x, Y)
+    with pytest.raises(ValueError, match="`features` must be small enough to be moved"):
+        perturb(x, x.norm(dim=1).clamp(max=3e38))
+
+
+def test_integers_that_float32_does_not_tell_apart_become_float64():
+    x = (X * 100).long()
+    far = NeighborGraph(M).fit(x + 10**12)
+    assert far.nearest_distance.dtype == torch.float64
+    assert torch.equal(far.neighbors, NeighborGraph(M).fit(x).neighbors)
+    assert NeighborGraph(M).fit(x).nearest_distance.dtype == torch.float32
+    images = (X * 20 + 100).clamp(0, 255).to(torch.uint8).reshape(120, 1, 2, 2)
+    assert BoundaryUncertainty(M).fit(images, Y).perturbed_inputs.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@ways(OF_SAMPLES)
+def test_half_precision_is_computed_in_float32(way, dtype):
+    x = X.to(dtype)
+    assert way(x, Y) == way(x.float(), Y)
+
+
+class TestDegenerateSamples:
+    @ways(OF_SAMPLES)
+    def test_all_equal(self, way):
+        assert np.isfinite(way(torch.ones(120, 4), Y)).all()
+        fitted = BoundaryUncertainty(M).fit(torch.ones(120, 4), Y)
+        assert torch.equal(fitted.perturbed_inputs[0], torch.ones(120, 4))
+        assert fitted.score(lambda x: x[:, :3]) == 0
+
+    @ways(OF_SAMPLES)
+    def test_one_distinct_sample_a_class(self, way):
+        assert np.isfinite(way(torch.eye(3)[Y], Y)).all()
+        fitted = BoundaryUncertainty(M).fit(torch.eye(3)[Y], Y)
+        moved = (fitted.standardize(fitted.perturbed_inputs[0]) - fitted.standardize(torch.eye(3)[Y])).norm(dim=1)
+        nearest = torch.pdist(fitted.standardize(torch.eye(3))).min()
+        torch.testing.assert_close(moved, nearest.expand(120))
+
+    @ways(OF_SAMPLES)
+    def test_a_constant_feature(self, way, plain):
+        constant = torch.cat((X, torch.full((120, 1), 0.1)), dim=1)
+        assert np.isfinite(way(constant, Y)).all()
+        fitted = BoundaryUncertainty(M).fit(constant, Y)
+        assert torch.equal(fitted.neighbors, BoundaryUncertainty(M).fit(X, Y).neighbors)
+        assert (fitted.perturbed_inputs[..., 4] == constant[0, 4]).all()
+
+    @ways(EVERY_WAY)
+    def test_a_class_of_one_sample(self, way):
+        labels = torch.where(torch.arange(120) == 5, 2, Y % 2)
+        assert len(way(X, labels)) > 0
+
+    def test_absent_classes_are_in_no_pair_and_are_never_near(self):
+        labels = (Y > 0).long() * 7
+        signals = Signals(M, 1).fit(X, labels)
+        assert signals.boundary.bayes_pairs.unique(dim=0).tolist() == [[0, 7]]
+        assert signals.class_distances[:, 1:7].isinf().all()
+        two = Signals(M, 1).fit(X, labels // 7)
+        logits = linear(X)[:, :2]
+        wide = torch.full((120, 8), -1e3, dtype=logits.dtype)
+        wide[:, [0, 7]] = logits
+        expected = two.measure(logits)[0]
+        for name, value in signals.measure(wide)[0].items():
+            torch.testing.assert_close(value, expected[name])
+
+
+BAD_LABELS = {
+    "one class": (Y * 0 + 4, "at least two classes, got class 4 alone"),
+    "negative": (Y - 1, "classes 0, 1, ..., got -1"),
+    "fractional": (Y + 0.5, r"integer classes, got fractional torch\.float32 values \(a regression\?\)"),
+    "NaN": (torch.where(Y == 1, torch.nan, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
+    "infinite": (torch.where(Y == 1, torch.inf, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
+    "missing in a column": (pd.Series([0, 1, None] * 40, dtype="Int64"), "NaN or infinity in 40 of 120|got Series"),
+    "numbers that are no classes": (Y * 10**9, "below 100000, got 2000000000: number them by `torch.unique"),
+    "one-hot": (torch.eye(3)[Y].long(), r"got \(120, 3\)\. One-hot labels: pass `labels.argmax"),
+    "smoothed": (torch.eye(3)[Y] * 0.9 + 0.1 / 3, r"One-hot labels: pass `labels.argmax\(dim=1\)`, and so for prob"),
+    "several a sample": (torch.ones(120, 3).long(), r"got \(120, 3\)\. Several labels or targets a sample are not"),
+    "several targets": (X[:, :2], r"got \(120, 2\)\. Several labels or targets a sample are not"),
+    "one a pixel": (Y.view(-1, 1, 1).expand(-1, 2, 2), r"one class a sample, shape \(N,\), got \(120, 2, 2\)"),
+    "complex": (Y.to(torch.complex64), r"integer classes, got torch\.complex64"),
+    "too few": (Y[:-5], r"one entry a sample, 120, got 115|of one length, got \(120, 4\) and \(115,\)"),
+    "strings": (np.array(list("abc") * 40), "an array of numbers, got ndarray of <U1"),
+    "categories": (pd.Series(list("abc") * 40, dtype="category"), "an array of numbers, got Series"),
+    "a set": ({0, 1}, "an array of numbers, got set"),
+    "sparse": (Y.to_sparse(), "must be a dense tensor that holds its values, got a tensor of layout sparse_coo"),
+}
+
+
+@ways(OF_SAMPLES | {"PrototypeClassifier": OF_FEATURES["PrototypeClassifier"]})
+@pytest.mark.parametrize(("labels", "message"), list(BAD_LABELS.values()), ids=list(BAD_LABELS))
+def test_labels_that_are_no_classes_are_refused(way, labels, message):
+    with pytest.raises((TypeError, ValueError), match=f"`(labels|dataset)` must .*(?:{message})"):
+        way(X, labels)
+
+
+def with_bad_values():
+    x = X.clone()
+    x[3, 1], x[7, 0], x[9, 0] = torch.nan, torch.inf, -torch.inf
+    return x
+
+
+BAD_FEATURES = {
+    "NaN and infinity in a few": (with_bad_values(), "finite, got NaN or infinity in 3 of 120 samples"),
+    "one number a sample": (X[:, 0], r"shape \(N, d\), .*got \(120,\)"),
+    "no features": (X[:, :0], r"shape \(N, d\), .*got \(120, 0\)"),
+    "complex": (X.to(torch.complex64), r"real, got torch\.complex64"),
+    "strings": (["a"] * 120, "an array of numbers, got list"),
+    "objects": (X.numpy().astype(object), "an array of numbers, got ndarray of object"),
+    "a record": (np.zeros(120, dtype=[("a", "f4"), ("b", "f4")]), "an array of numbers, got ndarray of "),
+    "a frame with words": (pd.DataFrame({"a": ["x"] * 120, "b": 0.0}), "an array of numbers, got DataFrame"),
+    "masked": (np.ma.masked_array(X.numpy(), mask=X.numpy() > 3), "an array of numbers, got MaskedArray"),
+    "a dict": ({"x": X}, "an array of numbers, got dict"),
+    "sparse": (X.to_sparse(), "dense tensor that holds its values, got a tensor of layout sparse_coo"),
+    "sparse in rows": (X.to_sparse_csr(), "dense tensor that holds its values, got a tensor of layout sparse_csr"),
+    "without values": (X.to("meta"), "dense tensor that holds its values, got .* on meta"),
+}
+
+
+@ways(EVERY_WAY)
+@pytest.mark.parametrize(("features", "message"), list(BAD_FEATURES.values()), ids=list(BAD_FEATURES))
+def test_features_that_are_no_numbers_are_refused(way, features, message):
+    with pytest.raises((TypeError, ValueError), match=f"`(features|inputs|dataset)` must .*{message}"):
+        way(features, Y)
+
+
+@ways(OF_SAMPLES | {"NeighborGraph": OF_FEATURES["NeighborGraph"]})
+def test_fewer_samples_than_neighbours_are_refused(way):
+    with pytest.raises(ValueError, match="at least n_neighbors=10 samples, got 9: pass a smaller `n_neighbors`"):
+        way(X[:9], Y[:9])
+
+
+class TestOutputs:
+    """What a network gives."""
+
+    @pytest.mark.parametrize(
+        ("output", "error", "message"),
+        [
+            (lambda z: z[:, :, None, None], ValueError, r"`logits` must have shape \(N, J\) .*got \(240, 3, 1, 1\)"),
+            (lambda z: z[:, :2], ValueError, "`logits` must have at least 3 columns"),
+            (lambda z: z[:, 0], ValueError, "`logits` must have at least 3 columns, .*got 2"),
+            (lambda z: z[:, :0], ValueError, r"`logits` must have shape \(N, J\) .*got \(240, 0\)"),
+            (lambda z: z.sum(), ValueError, r"`logits` must have shape \(N, J\) .*got \(\)"),
+            (lambda z: torch.cat((z, z)), ValueError, "`model` must give one row of logits an input, 240, got 480"),
+            (lambda z: z.argmax(dim=1), TypeError, r"`logits` must have a floating-point dtype, got torch\.int64"),
+            (lambda z: z.to(torch.complex64), TypeError, r"floating-point dtype, got torch\.complex64"),
+            (lambda z: z.to_sparse(), TypeError, r"`model` must give dense logits, got .*sparse_coo"),
+            (lambda z: None, TypeError, r"`model` must give a tensor or an array of logits \(n, J\).*got NoneType"),
+            (lambda z: {"out": z}, TypeError, r"or an output with `logits`, got dict"),
+        ],
+    )
+    def test_what_is_no_logits_is_refused(self, output, error, message):
+        def model(x):
+            return output(linear(x))
+
+        with pytest.raises(error, match=message):
+            BoundaryUncertainty(M, 2).fit(X, Y).score(model)
+        with pytest.raises(error, match=message):
+            BoundaryUncertaintyStopper(X, Y, n_neighbors=M, n_draws=2).check(model)
+        with pytest.raises(error, match=message):
+            rank_models([model], X, Y, signals=Signals(M, 2))
+
+    @pytest.mark.parametrize("n_classes", [2, 3])
+    def test_a_last_batch_of_one_may_lose_its_dimension(self, n_classes):
+        labels = Y.clamp(max=n_classes - 1)
+
+        def squeezed(x):
+            return linear(x)[:, :n_classes, None, None].squeeze()
+
+        def one_logit(x):
+            return (linear(x)[:, 1] - linear(x)[:, 0]).squeeze()
+
+        class Whole(nn.Module):
+            def forward(self, x):
+                return linear(x)[:, :n_classes]
+
+        def by(model):
+            return rank_models([model], X, labels, signals=signals, batch_size=119)[0].signals
+
+        signals = Signals(M, 2).fit(X, labels)  # 240 rows: batches of 119, 119 and 2
+        assert by(squeezed).keys() == by(Whole()).keys()
+        few = Signals(M, 1).fit(X, labels)
+        rows = [rank_models([model], X, labels, signals=few, batch_size=119) for model in (squeezed, Whole())]
+        for name, value in rows[1][0].signals.items():  # 120 rows: 119 and 1, which `std` of its own makes another
+            assert np.isfinite(value)
+            assert rows[0][0].signals[name] == pytest.approx(value)
+        if n_classes == 2:
+            assert np.isfinite(
+                list(rank_models([one_logit], X, labels, signals=few, batch_size=119)[0].signals.values())
+            ).all()
+
+    def test_batches_of_unequal_width_are_refused(self):
+        def model(x):
+            return linear(X)[: len(x)] if len(x) == 119 else torch.zeros(len(x), 5)
+
+        with pytest.raises(ValueError, match=r"`model` must give equally many logits for each input, got \[3, 5\]"):
+            rank_models([model], X, Y, signals=Signals(M, 1), batch_size=119)
+
+    @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+    def test_a_few_that_are_not_finite(self, bad):
+        def model(x):
+            return torch.where(torch.arange(len(x)).unsqueeze(1) % 50 == 0, bad, linear(x))
+
+        with pytest.raises(
+            ValueError, match="`model` must give finite logits, got NaN or infinity for 5 of 240 inputs"
+        ):
+            BoundaryUncertainty(M, 2).fit(X, Y).score(model)
+        stopper = BoundaryUncertaintyStopper(X, Y, n_neighbors=M, n_draws=2)
+        assert stopper.check(model)
+        assert "not finite" in stopper.stopping_reason
+        assert stopper.best_epoch is None
+        assert rank_models([model, linear], X, Y, signals=Signals(M, 2)).best.name.startswith("1")
+
+    def test_equal_logits_have_no_boundary(self):
+        values = signals_of(X, Y)
+        assert values != [0.0] * len(values)
+        fitted = BoundaryUncertainty(M).fit(X, Y)
+        assert fitted.score(lambda x: torch.zeros(len(x), 3)) == 0
+        local, counts = functional.local_uncertainty(torch.zeros(120, 3), Y, fitted.neighbors, fitted.bayes_pairs)
+        assert (local == 0).all()
+        assert (counts == 0).all()
+
+    def test_a_module_without_parameters(self):
+        assert 0 <= BoundaryUncertainty(M).fit(X, Y).score(nn.Identity()) <= 1
+        assert BoundaryUncertaintyStopper(X, Y, n_neighbors=M).check(nn.Identity()) is False
+
+
+class TestDatasets:
+    """What `rank_models` reads samples from."""
+
+    def read(self, item, collate=None):
+        class Made(Dataset):
+            def __len__(self):
+                return 120
+
+            def __getitem__(self, i):
+                return item(i)
+
+        dataset = Made() if collate is None else DataLoader(Made(), batch_size=30, collate_fn=collate)
+        return rank_models([linear], dataset, signals=Signals(M, 1))
+
+    @pytest.mark.parametrize(
+        ("item", "message"),
+        [
+            (
+                lambda i: ("word", 0),
+                "`dataset` must give an input and a label that can be stacked .*got tuple and Tensor",
+            ),
+            (lambda i: (X[i], "word"), "that can be stacked as tensors, got Tensor and tuple"),
+            (lambda i: X[i], "`dataset` must give samples .*got a Tensor"),
+            (lambda i: (X[i], Y[i], i), "`dataset` must give samples .*got a list of 3"),
+        ],
+    )
+    def test_samples_of_another_kind_are_refused(self, item, message):
+        with pytest.raises(ValueError, match=message):
+            self.read(item)
+
+    def test_shapes_that_differ_are_refused(self):
+        def collate(samples):
+            x, y = default_collate(samples)
+            return x, y if bool((x == X[0]).all(dim=1).any()) else y.unsqueeze(1)
+
+        class Many(Dataset):
+            def __len__(self):
+                return 600
+
+            def __getitem__(self, i):
+                return X[i % 120] + 1e-3 * (i >= 120), Y[i % 120]
+
+        with pytest.raises(ValueError, match=r"`dataset` must hold labels of one shape, got \[\(\), \(1,\)\]"):
+            rank_models([linear], DataLoader(Many(), batch_size=30, collate_fn=collate), signals=Signals(M, 1))
+
+    def test_samples_that_a_loader_drops_are_counted(self):
+        def collate(samples):
+            x, y = default_collate(samples)
+            return x[y < 2], y[y < 2]
+
+        with pytest.warns(UserWarning, match="hold 80 of the 120 samples that were read: those alone"):
+            ranking = self.read(lambda i: (X[i], Y[i]), collate)
+        assert np.isfinite(ranking.best.signals["trust_score"])
+
+    def test_none_left_is_refused(self):
+        with pytest.raises(ValueError, match="`dataset` must hold samples, got none"):
+            self.read(lambda i: (X[i], Y[i]), lambda samples: (torch.zeros(0, 4), torch.zeros(0).long()))
+
+
+@pytest.mark.parametrize(
+    ("distance", "error", "message"),
+    [
+        ("far", TypeError, "`nearest_distance` must be a tensor or an array of numbers, got str"),
+        (torch.ones(120, dtype=torch.complex64), TypeError, "`nearest_distance` must be real, got torch.complex64"),
+        (torch.ones(120).to_sparse(), TypeError, "`nearest_distance` must be a dense tensor"),
+        (torch.full((120,), torch.inf), ValueError, "`nearest_distance` must be finite and >= 0"),
+    ],
+)
+def test_distances_that_are_none_are_refused(distance, error, message):
+    with pytest.raises(error, match=message):
+        perturb(X, distance)
+
+
+def test_rows_beyond_the_number_of_classes_that_are_understood():
+    n = 100_200
+    trust = TrustScore().fit(torch.arange(n).unsqueeze(1).float(), torch.arange(n) % 2)
+    distances = trust.class_distances(torch.tensor([[100_150.0]]), left_out=[100_150])
+    assert distances.tolist() == [[2.0, 1.0]]
