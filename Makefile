@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint bench-quality bench-why bench-speed clean
+.PHONY: demo test test-slow test-oldest lint bench-quality bench-why bench-speed clean
 
 demo: .venv/demo
 	$(BIN)/python examples/letter_mlp.py
@@ -13,6 +13,16 @@ test: .venv/test
 test-slow: .venv/test
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest tests/functional/test_extremes.py --hypothesis-profile=thorough
+
+# In an environment of its own, with the oldest versions that are allowed; style is checked with the newest.
+test-oldest: .venv-oldest/test
+	.venv-oldest/bin/python -m pytest --ignore tests/test_style.py --ignore tests/test_packaging.py --ignore tests/docs
+
+.venv-oldest/test: pyproject.toml tests/oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
+	.venv-oldest/bin/python -m pip install --quiet --constraint tests/oldest.txt --editable ".[test]"
+	touch $@
 
 lint: .venv/test
 	$(BIN)/python -m pytest tests/test_style.py
@@ -30,7 +40,7 @@ lint: .venv/test
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-oldest build *.egg-info
 
 bench-quality: .venv/demo
 	$(BIN)/python benchmarks/quality.py
