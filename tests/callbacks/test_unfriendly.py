@@ -1,0 +1,326 @@
+"""Bad and odd training data and outputs, in a real fit: handled, or refused by name before the first epoch."""
+
+import lightning.pytorch as pl
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from problems import Classifier, blobs, loader, trainer
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+
+X, Y = blobs()
+
+
+class Lenient(Classifier):
+    """Trains on anything, so that what comes is what the callback says of it."""
+
+    def __init__(self, output=None, **kwargs):
+        super().__init__(**kwargs)
+        self.output = output or (lambda z: z)
+
+    def forward(self, x):
+        return self.output(self.net(x.reshape(len(x), -1).float()))
+
+    def training_step(self, batch, batch_idx):
+        return self.net[0].weight.square().sum()
+
+
+class Made(Dataset):
+    def __init__(self, item, length=120):
+        self.item, self.length = item, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        return self.item(i)
+
+
+def of(item, **kwargs):
+    return DataLoader(Made(item), batch_size=30, **kwargs)
+
+
+def collated(change, **kwargs):
+    return of(lambda i: (X[i], Y[i]), collate_fn=lambda samples: change(*default_collate(samples)), **kwargs)
+
+
+def fit(folder, data, module=None, max_epochs=1, **kwargs):
+    callback = BoundaryUncertaintyStopping(n_neighbors=10, n_draws=1, **kwargs)
+    trainer(folder, callback, max_epochs=max_epochs).fit(Lenient() if module is None else module, data)
+    return callback
+
+
+def is_measured(callback):
+    return all(np.isfinite(list(entry.values())).all() for entry in callback.history) and callback.history != []
+
+
+class Picture:
+    """As an image library has them, which no collate function knows."""
+
+
+class Empty(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+class Stream(IterableDataset):
+    """Says more samples than it has."""
+
+    def __iter__(self):
+        return iter(zip(X, Y, strict=True))
+
+    def __len__(self):
+        return 1000
+
+
+def infinite_values():
+    x = X.clone()
+    x[3, 1], x[7, 0] = torch.nan, -torch.inf
+    return x
+
+
+REFUSED = {
+    "words": (of(lambda i: ("word", 0)), "The inputs of a training batch must be a tensor, got tuple"),
+    "words as labels": (of(lambda i: (X[i], "word")), "The labels of a training batch must be a tensor, got tuple"),
+    "pictures": (of(lambda i: (Picture(), 0)), "cannot use the training data: .*Picture"),
+    "no label": (of(lambda i: (X[i], None)), "cannot use the training data: .*NoneType"),
+    "inputs alone": (of(lambda i: X[i]), r"must be \(inputs, labels\), .*got a Tensor\. Pass .*`reference="),
+    "several inputs": (of(lambda i: ((X[i], X[i]), 0)), "The inputs of a training batch must be a tensor, got list"),
+    "inputs by name": (of(lambda i: ({"x": X[i]}, 0)), "The inputs of a training batch must be a tensor, got dict"),
+    "one number a sample": (of(lambda i: (float(X[i, 0]), 0)), r"`features` must have shape \(N, d\), .*got \(120,\)"),
+    "inputs of several shapes": (
+        of(lambda i: (X[i, : 2 + i // 60], 0)),
+        r"inputs must have one shape .*\(2,\), \(3,\)",
+    ),
+    "labels of several shapes": (
+        of(lambda i: (X[i], Y[i].expand(1 + i // 60))),
+        r"labels must have one shape .*\(1,\), \(2,\)",
+    ),
+    "lengths that differ": (collated(lambda x, y: (x, y[1:])), r"equally long, got \(30, 4\) and \(29,\)"),
+    "no batch": (collated(lambda x, y: None), "got a NoneType"),
+    "nothing": (collated(lambda x, y: (x[:0], y[:0])), "The training data gave no sample"),
+    "an empty stream": (DataLoader(Empty(), batch_size=30), "The training data gave no sample"),
+    "sparse": (collated(lambda x, y: (x.to_sparse(), y)), "`inputs` must be a dense tensor .*sparse_coo"),
+    "sparse in rows": (collated(lambda x, y: (x.to_sparse_csr(), y)), "`inputs` must be a dense tensor .*sparse_csr"),
+    "complex": (loader(X.to(torch.complex64), Y), r"`features` must be real, got torch\.complex64"),
+    "a few not finite": (loader(infinite_values(), Y), "`features` must be finite, got NaN or infinity in 2 of 120"),
+    "no room to move": (loader(X.sign() * 3.4e38, Y), "`features` must be small enough to be moved"),
+    "negative labels": (loader(X, Y - 1), "`labels` must hold classes 0, 1, ..., got -1"),
+    "NaN labels": (loader(X, Y / 0.0), "`labels` must hold integer classes, got NaN or infinity in 120 of 120"),
+    "numbers as labels": (loader(X, Y * 10**9), "`labels` must hold classes .*below 100000, got 2000000000"),
+    "a regression": (loader(X, X[:, :1]), "`labels` must hold integer classes, got fractional .*a regression"),
+    "several labels": (loader(X, torch.ones(120, 3)), "Several labels or targets a sample are not"),
+    "smoothed labels": (loader(X, torch.eye(3)[Y] * 0.9 + 0.1 / 3), "One-hot labels: pass"),
+    "a list of loaders": ([loader(X, Y), loader(X, Y)], "single `torch.utils.data.DataLoader`, got list"),
+    "loaders in turn": (CombinedLoader([loader(X, Y), loader(X, Y)], "sequential"), "single .*, got list"),
+    "batches without a loader": ([(X[:60], Y[:60]), (X[60:], Y[60:])], "single .*DataLoader`, got list"),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), list(REFUSED.values()), ids=list(REFUSED))
+def test_what_is_no_classification_is_refused_before_it_trains(tmp_path, data, message):
+    module = Lenient()
+    with pytest.raises(MisconfigurationException, match=message):
+        fit(tmp_path, data, module)
+    assert module.trainer.global_step == 0
+
+
+HANDLED = {
+    "labels that are numbers": of(lambda i: (X[i], int(Y[i]))),
+    "labels of two types": of(lambda i: (X[i], Y[i] if i < 60 else Y[i].float())),
+    "true and false": loader(X, Y > 0),
+    "a column of float labels": loader(X, Y.float().unsqueeze(1)),
+    "pictures of bytes": loader((X * 20 + 100).clamp(0, 255).byte().reshape(120, 1, 2, 2), Y),
+    "half precision": loader(X.half(), Y),
+    "double precision": loader(X.double(), Y),
+    "large integers": loader((X * 100).long() + 10**12, Y),
+    "huge": loader(X * 1e30, Y),
+    "tiny": loader(X * 1e-30, Y),
+    "all equal": loader(torch.ones(120, 4), Y),
+    "one distinct sample a class": loader(torch.eye(4)[Y], Y),
+    "a class of one sample": loader(X, torch.where(torch.arange(120) == 5, 2, Y % 2)),
+    "with a gradient": of(lambda i: (X[i].clone().requires_grad_(), Y[i])),
+    "transposed": collated(lambda x, y: (x.T.contiguous().T, y)),
+    "a stream of a wrong length": DataLoader(Stream(), batch_size=32),
+    "one loader in a combined one": CombinedLoader(loader(X, Y), "min_size"),
+}
+
+
+@pytest.mark.parametrize("data", list(HANDLED.values()), ids=list(HANDLED))
+def test_odd_samples_are_measured(tmp_path, data):
+    assert is_measured(fit(tmp_path, data))
+
+
+def test_absent_classes_are_measured(tmp_path):
+    assert is_measured(fit(tmp_path, loader(X, (Y > 0).long() * 7), Lenient(n_outputs=8)))
+
+
+def test_empty_batches_are_left_out(tmp_path):
+    def collate(samples):
+        x, y = default_collate(samples)
+        is_first = bool((x == X[0]).all(dim=1).any())
+        return (x[:0], y[:0]) if is_first else (x, y)
+
+    with pytest.warns(UserWarning, match="batches hold 90 of the 120 training samples that were read"):
+        callback = fit(tmp_path, of(lambda i: (X[i], Y[i]), collate_fn=collate))
+    assert callback._about["data"]["n_samples"] == 90
+    assert is_measured(callback)
+
+
+def test_a_dataset_that_grows_and_moves_is_read_once(tmp_path):
+    class Growing(Dataset):
+        length = 120
+
+        def __len__(self):
+            return self.length
+
+        def __getitem__(self, i):
+            return X[i % 120] + 0.1 * torch.randn(4), Y[i % 120]
+
+    class Module(Classifier):
+        def on_train_epoch_end(self):
+            self.trainer.train_dataloader.dataset.length += 30
+
+    histories = []
+    for _ in range(2):
+        pl.seed_everything(3, verbose=False)
+        callback = fit(tmp_path, DataLoader(Growing(), batch_size=30, shuffle=True), Module(), max_epochs=3)
+        assert callback._about["data"]["n_samples"] == 120
+        assert is_measured(callback)
+        histories.append(callback.history)
+    assert histories[0] == histories[1]
+
+
+class TestReference:
+    @pytest.mark.parametrize(
+        "reference",
+        [
+            (X.numpy()[::-1].copy()[::-1], Y.numpy()[::-1].copy()[::-1]),
+            (pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), index=range(7, 127))),
+            (X.tolist(), Y.tolist()),
+            (X.clone().requires_grad_(), Y.float()),
+        ],
+        ids=["negative strides", "frames", "lists", "tensors with a gradient"],
+    )
+    def test_of_any_kind_is_the_same(self, tmp_path, reference):
+        found, expected = [], []
+        for pair, history in ((reference, found), ((X, Y), expected)):
+            pl.seed_everything(3, verbose=False)
+            history += fit(tmp_path, loader(X, Y), reference=pair).history
+        assert found == expected
+
+    @pytest.mark.parametrize(
+        ("reference", "message"),
+        [
+            ((None, None), "`inputs` must be a tensor or an array of numbers, got NoneType"),
+            ((torch.tensor(1.0), Y), r"`inputs` must have shape \(N, d\), .*got \(\)"),
+            ((X.to_sparse(), Y), "`inputs` must be a dense tensor"),
+            ((X, torch.eye(3)[Y]), "`labels` must hold one class a sample.*One-hot labels"),
+            ((X, Y[:7]), "`labels` must have one entry a sample, 120, got 7"),
+            ((X[:7], Y[:7]), "at least n_neighbors=10 samples, got 7"),
+        ],
+    )
+    def test_that_does_not_fit_is_refused(self, tmp_path, reference, message):
+        with pytest.raises(MisconfigurationException, match=f"cannot use `reference`: .*{message}"):
+            fit(tmp_path, loader(X, Y), reference=reference)
+
+    def test_of_another_shape_than_the_network_takes_is_said(self, tmp_path):
+        with pytest.raises(MisconfigurationException, match=r"passes inputs of shape \(120, 3\) .*`Lenient\.forward`"):
+            fit(tmp_path, loader(X, Y), reference=(X[:, :3], Y))
+
+
+class TestOutputs:
+    @pytest.mark.parametrize(
+        ("output", "message"),
+        [
+            (lambda z: z[:, 0], "`forward` does not fit the labels: `logits` must have at least 3 columns, .*got 2"),
+            (lambda z: z[:, :, None, None], r"needs logits: .*`logits` must have shape .*got \(120, 3, 1, 1\)"),
+            (lambda z: z.unsqueeze(0), r"needs logits: .*`logits` must have shape .*got \(1, 120, 3\)"),
+            (lambda z: z[:, :0], r"needs logits: .*`logits` must have shape .*got \(120, 0\)"),
+            (lambda z: z.sum(), r"needs logits: .*`logits` must have shape .*got \(\)"),
+            (lambda z: torch.cat((z, z)), "`forward` must give one row of logits an input, 120, got 240"),
+            (lambda z: z.argmax(dim=1), r"`logits` must have a floating-point dtype, got torch\.int64"),
+            (lambda z: z.to(torch.complex64), r"`logits` must have a floating-point dtype, got torch\.complex64"),
+            (lambda z: z.to_sparse(), "`forward` must give dense logits, got .*sparse_coo"),
+            (lambda z: None, "`forward` must give a tensor .*got NoneType"),
+            (lambda z: {"scores": z}, "an output with `logits`, got dict"),
+        ],
+    )
+    def test_what_is_no_logits_is_refused(self, tmp_path, output, message):
+        with pytest.raises(MisconfigurationException, match=message):
+            fit(tmp_path, loader(X, Y), Lenient(output))
+
+    @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+    def test_a_few_that_are_not_finite_end_the_training(self, tmp_path, bad):
+        def output(z):
+            return torch.where(torch.arange(len(z)).unsqueeze(1) % 50 == 0, bad, z)
+
+        callback = fit(tmp_path, loader(X, Y), Lenient(output), max_epochs=3)
+        assert callback.stopped_epoch == 0
+        assert callback.stopping_reason == "Stopped in epoch 0: boundary_uncertainty is not finite (nan)."
+        assert callback.best_epoch is None
+
+    @pytest.mark.parametrize(
+        "output",
+        [lambda z: z.half(), lambda z: z * 1e30, lambda z: z * 1e-42, lambda z: z * 0, lambda z: z.detach().numpy()],
+        ids=["half", "huge", "tiny", "equal", "an array"],
+    )
+    def test_odd_logits_are_measured(self, tmp_path, output):
+        assert is_measured(fit(tmp_path, loader(X, Y), Lenient(output)))
+
+    @pytest.mark.parametrize("n_classes", [2, 3])
+    def test_a_last_batch_of_one_may_lose_its_dimension(self, tmp_path, n_classes):
+        """121 rows in batches of 120 leave one."""
+        features, labels = blobs(121, n_classes=n_classes)
+        values = []
+        for output in (lambda z: z, lambda z: z[:, :, None, None].squeeze()):
+            pl.seed_everything(3, verbose=False)
+            data = loader(features, labels, batch_size=120)
+            module = Lenient(output, n_outputs=n_classes)
+            monitor = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("bu_torch.callbacks.monitor._BATCH_ELEMENTS", 1)
+                trainer(tmp_path, monitor, max_epochs=1).fit(module, data)
+            values.append(monitor.history)
+        assert values[0] == values[1]
+        assert is_measured(monitor)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_a_module_without_parameters(self, tmp_path, dtype):
+        class Fixed(pl.LightningModule):
+            def forward(self, x):
+                return x[:, :3]
+
+            def training_step(self, batch, batch_idx):
+                return None
+
+            def configure_optimizers(self):
+                return None
+
+        monitor = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1)
+        trainer(tmp_path, monitor, max_epochs=1).fit(Fixed(), loader(X.to(dtype), Y))
+        assert is_measured(monitor)
+
+    def test_token_ids_need_a_perturbation(self, tmp_path):
+        class Words(Lenient):
+            def __init__(self):
+                super().__init__()
+                self.words = nn.Embedding(50, 4)
+
+            def forward(self, x):
+                return self.net(self.words(x).mean(dim=1))
+
+        tokens = (X.abs() * 5).long()
+        with pytest.raises(MisconfigurationException, match=r"dtype torch\.float32 to `Words\.forward` .*RuntimeError"):
+            fit(tmp_path, loader(tokens, Y), Words())
+
+        def swapped(inputs, nearest_distance, generator):
+            place = torch.rand(inputs.shape, generator=generator) < 0.3
+            return torch.where(place, inputs.roll(1, dims=0), inputs)
+
+        assert is_measured(fit(tmp_path, loader(tokens, Y), Words(), perturbation=swapped))
