@@ -100,15 +100,16 @@ class BoundaryUncertainty:
 
         Args:
             features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, tensor or array of numbers,
-                finite. Inputs of more dimensions (images) are flattened for distances.
-            labels: Classes, shape (N,), integers >= 0; at least two different ones.
+                finite. Inputs of more dimensions (images) are flattened for distances. Integers beyond 2^24 are computed
+                in float64, half precision and all other integers in float32.
+            labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
 
         Returns:
             The fitted estimator, on the device of the features.
 
         Raises:
             ValueError: If shapes do not fit, N < n_neighbors, features (also those of `feature_extractor`) are not
-                finite, or there is only one class.
+                finite or too large to be moved, or there is only one class.
             TypeError: If an argument is not made of real numbers.
         """
         inputs = as_features(features, keep_integers=self.perturbation is not None)

@@ -23,10 +23,12 @@ def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | N
             directions for float32 and float64 and on every device.
 
     Returns:
-        The perturbed samples, shape (N, d), float64 for float64 features and float32 for all others, on their device.
+        The perturbed samples, shape (N, d), on the device of the features; float64 for float64 features and integers
+        beyond 2^24, float32 for all others.
 
     Raises:
-        ValueError: If shapes do not fit, or a distance is negative or not finite.
+        ValueError: If shapes do not fit, a distance is negative or not finite, or a moved sample would leave the range
+            of its dtype.
         TypeError: If an argument is not made of real numbers.
 
     Example:

@@ -432,3 +432,11 @@ def test_rows_beyond_the_number_of_classes_that_are_understood():
     trust = TrustScore().fit(torch.arange(n).unsqueeze(1).float(), torch.arange(n) % 2)
     distances = trust.class_distances(torch.tensor([[100_150.0]]), left_out=[100_150])
     assert distances.tolist() == [[2.0, 1.0]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("of_features", "of_labels"), [("cpu", "cuda"), ("cuda", "cpu")])
+@ways(OF_SAMPLES)
+def test_labels_on_another_device(way, of_features, of_labels):
+    assert way(X.to(of_features), Y.to(of_labels)) == pytest.approx(way(X.to(of_features), Y.to(of_features)))
