@@ -100,8 +100,8 @@ class BoundaryUncertainty:
 
         Args:
             features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, tensor or array of numbers,
-                finite. Inputs of more dimensions (images) are flattened for distances. Integers beyond 2^24 are computed
-                in float64, half precision and all other integers in float32.
+                finite. Inputs of more dimensions (images) are flattened for distances. Integers beyond 2^24 are
+                computed in float64, half precision and all other integers in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
 
         Returns:

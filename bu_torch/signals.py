@@ -14,7 +14,7 @@ from bu_torch import functional
 from bu_torch._inputs import as_features, as_labels
 from bu_torch.boundary import FITTED, BoundaryUncertainty, Perturbation
 from bu_torch.details import Details, describe
-from bu_torch.functional._checks import as_logits
+from bu_torch.functional._checks import as_logits, check_index
 from bu_torch.functional.omission import cluster_counts, omission_of_counts
 from bu_torch.trust import TrustScore, widen_distances
 from bu_torch.votes import LabelVotes
@@ -163,10 +163,13 @@ class Signals:
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            TypeError: If the logits are not a floating-point tensor.
-            ValueError: If the logits have the wrong shape.
+            TypeError: If the logits are not a floating-point tensor, or `before` not an integer one.
+            ValueError: If one of them has the wrong shape.
         """
         self._check_fitted()
+        if before is not None:
+            n_rows = self.boundary.n_draws * len(self.boundary.labels)
+            check_index("before", before, (n_rows,), self.votes.device)
         uncertainty = self.boundary.score_logits(logits)
         predictions = as_logits(logits).argmax(dim=1)
         n_columns = max(2, logits.shape[1] if logits.ndim == 2 else 1)
@@ -180,7 +183,7 @@ class Signals:
             uncertainty.double(),
             functional.mean_trust_score(trust),
             (predictions.view(self.boundary.n_draws, -1) == self.boundary.labels).double().mean(),
-            functional.vote_agreement(self.votes, predictions),
+            functional.vote_agreement(self.votes, predictions, validate_args=False),
             functional.neighbor_agreement(left_out),
             torch.ones_like(uncertainty).double() if before is None else (predictions != before).double().mean(),
             omission_of_counts(*self._counts, predictions, self.boundary._members),

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bu_torch._evaluation_mode import device_of, evaluation_mode
-from bu_torch._inputs import as_flat_features, check_integer
+from bu_torch._inputs import as_flat_features, as_tensor, check_integer
 
 _BATCH = 1024
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
@@ -70,9 +71,9 @@ class FeatureSpace:
             from sklearn.decomposition import PCA
 
             n_components = min(self.n_components, *flat.shape)
-            pca = PCA(n_components, random_state=self.seed).fit(
-                standardize(flat, self.mean_, self.scale_).cpu().numpy()
-            )
+            points = standardize(flat, self.mean_, self.scale_).cpu().numpy()
+            with np.errstate(invalid="ignore"):  # shares of a variance of 0, where all samples are equal
+                pca = PCA(n_components, random_state=self.seed).fit(points)
             self.components_ = torch.as_tensor(pca.components_).to(flat)
         return self
 
@@ -88,7 +89,10 @@ class FeatureSpace:
             return flat if flat.is_floating_point() else flat.float()
         device = device_of(self.feature_extractor, inputs)
         with evaluation_mode(self.feature_extractor):
-            parts = [torch.as_tensor(self.feature_extractor(part.to(device))) for part in inputs.split(_BATCH)]
+            parts = [
+                as_tensor(self.feature_extractor(part.to(device)), "feature_extractor(inputs)")
+                for part in inputs.split(_BATCH)
+            ]
         features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")
         if len(features) != len(inputs):
             raise ValueError(

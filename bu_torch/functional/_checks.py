@@ -15,6 +15,8 @@ def as_logits(logits: Tensor, name: str = "logits") -> Tensor:
         raise TypeError(f"`{name}` must be a tensor of shape (N, J), got {type(logits).__name__}.")
     if not logits.is_floating_point():
         raise TypeError(f"`{name}` must have a floating-point dtype, got {logits.dtype}.")
+    if logits.layout != torch.strided:
+        raise TypeError(f"`{name}` must be dense, got a tensor of layout {logits.layout}.")
     if logits.ndim == 1:
         logits = logits.unsqueeze(1)
     if logits.ndim != 2 or logits.shape[0] == 0 or logits.shape[1] == 0:
@@ -26,16 +28,39 @@ def as_logits(logits: Tensor, name: str = "logits") -> Tensor:
     return logits
 
 
+def check_floating(name: str, value: Tensor, shape: tuple[int | str, ...] | None = None) -> None:
+    """Raise unless `value` is a floating-point tensor of `shape` (a str in it is a free length), None for any."""
+    expected = "" if shape is None else f" of shape {_show(shape)}"
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"`{name}` must be a floating-point tensor{expected}, got {got}.")
+    if shape is not None and not _fits(value, shape):
+        raise ValueError(f"`{name}` must have shape {_show(shape)}, got {tuple(value.shape)}.")
+
+
+def check_integer(name: str, value: Any, low: int) -> None:
+    """Raise unless `value` is an integer of at least `low`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"`{name}` must be an integer >= {low}, got {value!r}.")
+    if value < low:
+        raise ValueError(f"`{name}` must be >= {low}, got {value}.")
+
+
+def check_not_negative(name: str, value: Any) -> None:
+    """Raise unless `value` is a number >= 0."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"`{name}` must be a number >= 0, got {value!r}.")
+    if not value >= 0:
+        raise ValueError(f"`{name}` must be >= 0, got {value}.")
+
+
 def check_index(name: str, value: Tensor, shape: tuple[int | str, ...], device: torch.device) -> None:
     """Raise unless `value` is an integer tensor of `shape` (a str in `shape` is a free length) on `device`."""
     if not isinstance(value, Tensor):
         raise TypeError(f"`{name}` must be an integer tensor of shape {_show(shape)}, got {type(value).__name__}.")
     if value.dtype not in _INDEX_DTYPES:
         raise TypeError(f"`{name}` must have an integer dtype, got {value.dtype}.")
-    fits = value.ndim == len(shape) and all(
-        isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True)
-    )
-    if not fits:
+    if not _fits(value, shape):
         raise ValueError(f"`{name}` must have shape {_show(shape)}, got {tuple(value.shape)}.")
     if value.device != device:
         raise ValueError(f"`{name}` must be on {device}, as the values it indexes are, got {value.device}.")
@@ -54,6 +79,12 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}.")
     return value
+
+
+def _fits(value: Tensor, shape: tuple[int | str, ...]) -> bool:
+    return value.ndim == len(shape) and all(
+        isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True)
+    )
 
 
 def _show(shape: tuple[int | str, ...]) -> str:

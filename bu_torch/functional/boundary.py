@@ -10,7 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import as_logits, check_index, check_range
+from bu_torch.functional._checks import (
+    as_logits,
+    check_floating,
+    check_index,
+    check_integer,
+    check_not_negative,
+    check_range,
+)
 from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 
 # Entries of one (rows, M) block, whatever N: on a CPU its temporaries stay in cache, on a GPU it fills the device.
@@ -125,6 +132,7 @@ def top_pairs(scores: Tensor) -> Tensor:
         Class indices, shape (N, 2), int64, each row ascending, on the device of `scores`.
 
     Raises:
+        TypeError: If `scores` is not a tensor of real numbers.
         ValueError: If `scores` is not of shape (N, J) with J >= 2.
 
     Example:
@@ -132,6 +140,9 @@ def top_pairs(scores: Tensor) -> Tensor:
         tensor([[0, 2],
                 [0, 1]])
     """
+    if not isinstance(scores, Tensor) or scores.is_complex() or scores.dtype == torch.bool:
+        got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+        raise TypeError(f"`scores` must be a tensor of real numbers of shape (N, J), got {got}.")
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ValueError(f"`scores` must have shape (N, J) with J >= 2, got {tuple(scores.shape)}.")
     first = scores.argmax(dim=1, keepdim=True)
@@ -154,9 +165,12 @@ def index_pairs(bayes_pairs: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises:
         TypeError: If `bayes_pairs` is not an integer tensor.
-        ValueError: If `bayes_pairs` is not of shape (N, 2).
+        ValueError: If `bayes_pairs` is not of shape (N, 2) with N >= 1, or holds a negative number.
     """
-    check_index("bayes_pairs", bayes_pairs, ("N", 2), bayes_pairs.device)
+    check_index("bayes_pairs", bayes_pairs, ("N", 2), getattr(bayes_pairs, "device", torch.device("cpu")))
+    if len(bayes_pairs) == 0 or int(bayes_pairs.min()) < 0:
+        got = "none" if len(bayes_pairs) == 0 else int(bayes_pairs.min())
+        raise ValueError(f"`bayes_pairs` must hold at least one pair of classes 0, 1, ..., got {got}.")
     n_classes = int(bayes_pairs.max()) + 1
     code = bayes_pairs[:, 0].long() * n_classes + bayes_pairs[:, 1]
     distinct, index = torch.unique(code, return_inverse=True)
@@ -219,8 +233,7 @@ def pair_terms(
     bandwidth: Bandwidth = "silverman",
 ) -> PairTerms:
     """`pair_uncertainty` with all that it is made of; same arguments, same errors."""
-    if not min_weight >= 0:
-        raise ValueError(f"`min_weight` must be >= 0, got {min_weight}.")
+    check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)
     n_pairs = pairs.shape[0]
     top = top_pairs(logits)
@@ -257,14 +270,15 @@ def uncertainty_ceiling(counts: Tensor, n_neighbors: int) -> Tensor:
         Same shape, dtype and device as `counts`, in [0, 1).
 
     Raises:
+        TypeError: If an argument has the wrong type.
         ValueError: If `n_neighbors` is less than 1.
 
     Example:
         >>> uncertainty_ceiling(torch.tensor([1.0, 2.0, 40.0]), 40)
         tensor([0.0000, 0.5000, 0.8746])
     """
-    if n_neighbors < 1:
-        raise ValueError(f"`n_neighbors` must be >= 1, got {n_neighbors}.")
+    check_floating("counts", counts)
+    check_integer("n_neighbors", n_neighbors, 1)
     best = [0.0]
     for n in range(1, n_neighbors + 1):
         half = (n + 1) // 2

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from bu_torch.functional._checks import check_floating
+
 
 def standardized_gain(signals: Tensor, kept: int) -> Tensor:
     """By how much the last epoch is better than the kept one: the mean over the signals of the gain in units of spread.
@@ -28,6 +30,8 @@ def standardized_gain(signals: Tensor, kept: int) -> Tensor:
         tensor(0.1160)
     """
     scaled = _in_reach(signals)
+    if isinstance(kept, bool) or not hasattr(kept, "__index__"):
+        raise TypeError(f"`kept` must be an integer, got {kept!r}.")
     if not 0 <= kept < signals.shape[0]:
         raise ValueError(f"`kept` must be in [0, {signals.shape[0]}), got {kept}.")
     gain = in_spreads(scaled[-1] - scaled[kept], scaled, torch.finfo(signals.dtype).eps).mean()
@@ -62,9 +66,7 @@ def standardized_standing(signals: Tensor) -> Tensor:
 
 def _in_reach(signals: Tensor) -> Tensor:
     """Checked signals in float64, each in a unit (a power of two, so exact) in which its squares are in range."""
-    if not isinstance(signals, Tensor) or not signals.is_floating_point():
-        got = signals.dtype if isinstance(signals, Tensor) else type(signals).__name__
-        raise TypeError(f"`signals` must be a floating-point tensor of shape (T, S), got {got}.")
+    check_floating("signals", signals)
     if signals.ndim != 2 or 0 in signals.shape:
         raise ValueError(f"`signals` must have shape (T, S) with T, S >= 1, got {tuple(signals.shape)}.")
     signals = signals.double()

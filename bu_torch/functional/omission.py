@@ -49,6 +49,8 @@ def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, signific
         raise ValueError(
             f"`shares` must be floating point of shape (N, J) with J >= 2, got {shares.dtype}, {tuple(shares.shape)}."
         )
+    if not bool(shares.isfinite().all()):
+        raise ValueError("`shares` must be finite, got NaN or infinity.")
     n_samples = shares.shape[0]
     check_index("predictions", predictions, ("D * N",), shares.device)
     check_index("neighbors", neighbors, (n_samples, "M"), shares.device)

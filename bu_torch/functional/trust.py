@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import check_index, check_range
+from bu_torch.functional._checks import check_floating, check_index, check_range
 
 
 def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: bool = True) -> Tensor:
@@ -19,7 +19,7 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
         class_distances: Distance from each point to the (high-density) set of each class, shape (N, J), >= 0, inf for
             an empty class, floating point, any device.
         predictions: Predicted classes, shape (N,), integer, values in [0, J), on the same device.
-        validate_args: Check the values of `predictions`, which waits for the device; shapes and dtypes are always
+        validate_args: Check the values of the arguments, which waits for the device; shapes and dtypes are always
             checked.
 
     Returns:
@@ -38,6 +38,8 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
     check_index("predictions", predictions, (class_distances.shape[0],), class_distances.device)
     if validate_args and predictions.numel():
         check_range("predictions", predictions, class_distances.shape[1], "classes")
+        if bool((class_distances < 0).any()):
+            raise ValueError(f"`class_distances` must be >= 0, got {float(class_distances.nan_to_num().min())}.")
     column = predictions.long().unsqueeze(1)
     own = class_distances.gather(1, column).squeeze(1)
     other = class_distances.scatter(1, column, math.inf).amin(dim=1)
@@ -84,12 +86,14 @@ def mean_trust_score(scores: Tensor) -> Tensor:
         Scalar in [1e-3, 1e3], float64, on the device of `scores`.
 
     Raises:
+        TypeError: If `scores` is not a floating-point tensor.
         ValueError: If `scores` is empty.
 
     Example:
         >>> mean_trust_score(torch.tensor([4.0, 0.25]))
         tensor(1., dtype=torch.float64)
     """
+    check_floating("scores", scores)
     if scores.numel() == 0:
         raise ValueError("`scores` must hold at least one trust score, got none.")
     return scores.double().clamp(1e-3, 1e3).log().mean().exp()
@@ -109,12 +113,14 @@ def neighbor_agreement(scores: Tensor) -> Tensor:
         Scalar in [0, 1], float64, on the device of `scores`.
 
     Raises:
+        TypeError: If `scores` is not a floating-point tensor.
         ValueError: If `scores` is empty.
 
     Example:
         >>> neighbor_agreement(torch.tensor([3.0, 1.0, math.inf, 0.0]))
         tensor(0.5625, dtype=torch.float64)
     """
+    check_floating("scores", scores)
     if scores.numel() == 0:
         raise ValueError("`scores` must hold at least one trust score, got none.")
     scores = scores.double()

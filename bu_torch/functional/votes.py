@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import check_index, check_range
+from bu_torch.functional._checks import check_floating, check_index, check_integer, check_not_negative, check_range
 
 
 def label_votes(
@@ -39,9 +39,9 @@ def label_votes(
     check_index("neighbors", neighbors, (labels.shape[0], "M"), labels.device)
     if labels.numel() == 0 or neighbors.shape[1] < 2:
         raise ValueError(f"`neighbors` must have shape (N, M) with N >= 1, M >= 2, got {tuple(neighbors.shape)}.")
-    if not decay >= 0:
-        raise ValueError(f"`decay` must be >= 0, got {decay}.")
+    check_not_negative("decay", decay)
     n_classes = int(labels.max()) + 1 if n_classes is None else n_classes
+    check_integer("n_classes", n_classes, 1)
     check_range("labels", labels, n_classes, "classes")
     check_range("neighbors", neighbors, labels.shape[0], "rows of `labels`")
     voters = (neighbors[:, 1:] if leave_one_out else neighbors).long()  # uint8 would count as a mask
@@ -64,43 +64,51 @@ def brier_score(votes: Tensor, labels: Tensor) -> Tensor:
         Scalar in [0, 2], float64, device of the votes.
 
     Raises:
-        TypeError: If `labels` is not an integer tensor.
+        TypeError: If an argument has the wrong dtype.
         ValueError: If a shape or a value does not fit.
 
     Example:
         >>> brier_score(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([0, 0]))
         tensor(0.2500, dtype=torch.float64)
     """
+    check_floating("votes", votes, ("N", "J"))
     check_index("labels", labels, (votes.shape[0],), votes.device)
+    if labels.numel() == 0:
+        raise ValueError("`votes` must have shape (N, J) with N >= 1, got no row.")
     check_range("labels", labels, votes.shape[1], "classes")
     own = votes.gather(1, labels.long().unsqueeze(1)).double()
     return (votes.double().square().sum(dim=1, keepdim=True) - 2 * own + 1).mean()
 
 
-def vote_agreement(votes: Tensor, predictions: Tensor) -> Tensor:
+def vote_agreement(votes: Tensor, predictions: Tensor, *, validate_args: bool = True) -> Tensor:
     """Mean share of the votes that went to the predicted class: the accuracy to be expected if the votes are right.
 
     Args:
         votes: Class probabilities at N samples, shape (N, J), floating point.
         predictions: Predicted classes at D * N points, those of the N samples one draw after another, shape (D * N,),
             integer, >= 0, on the same device. A class from J on had no vote.
+        validate_args: Check the values of `predictions`, which waits for the device; shapes and dtypes are always
+            checked.
 
     Returns:
         Scalar in [0, 1], float64, device of the votes.
 
     Raises:
-        TypeError: If `predictions` is not an integer tensor.
-        ValueError: If its length is not a multiple of N, or it is on another device.
+        TypeError: If an argument has the wrong dtype.
+        ValueError: If a shape does not fit, a prediction is negative, or the devices differ.
 
     Example:
         >>> vote_agreement(torch.tensor([[0.75, 0.25]]), torch.tensor([0, 1, 5]))
         tensor(0.3333, dtype=torch.float64)
     """
+    check_floating("votes", votes, ("N", "J"))
     check_index("predictions", predictions, ("D * N",), votes.device)
-    if predictions.numel() == 0 or predictions.shape[0] % votes.shape[0]:
+    if predictions.numel() == 0 or votes.shape[0] == 0 or predictions.shape[0] % votes.shape[0]:
         raise ValueError(
             f"`predictions` must hold a multiple of the {votes.shape[0]} samples, got {predictions.shape[0]}."
         )
+    if validate_args and int(predictions.min()) < 0:
+        raise ValueError(f"`predictions` must hold classes 0, 1, ..., got {int(predictions.min())}.")
     column = predictions.long().view(-1, votes.shape[0]).T
     share = votes.gather(1, column.clamp(max=votes.shape[1] - 1))
     return torch.where(column < votes.shape[1], share, torch.zeros_like(share)).double().mean()
