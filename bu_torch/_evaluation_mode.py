@@ -41,27 +41,24 @@ def evaluation_mode(model: object) -> Iterator[None]:
             module.training = mode
 
 
-def read_logits(model: Callable[[Tensor], Any], inputs: Tensor) -> Tensor:
-    """Finite logits (n, J) of any callable at `inputs` (n, ...), in batches, on the device of the model."""
-    logits = read_any_logits(model, inputs)
-    if not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
-        n_bad = int((~logits.isfinite().all(dim=1)).sum())
-        raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
-    return logits
-
-
-def read_any_logits(model: Callable[[Tensor], Any], inputs: Tensor, batch_size: int = _BATCH) -> Tensor:
-    """Logits (n, J), finite or not, otherwise as `read_logits`."""
+def read_logits(
+    model: Callable[[Tensor], Any], inputs: Tensor, batch_size: int = _BATCH, *, check_finite: bool = True
+) -> Tensor:
+    """Logits (n, J) of any callable at `inputs` (n, ...), in batches, on the device of the model."""
     check_callable(model)
     device = device_of(model, inputs)
     parts = []
     with evaluation_mode(model):
         for batch in inputs.split(batch_size):
-            logits = logits_of(model(batch.to(device)))
-            if len(logits) != len(batch):
-                raise ValueError(f"`model` must give one row of logits an input, {len(batch)}, got {len(logits)}.")
-            parts.append(logits)
-    return torch.cat(parts)
+            part = logits_of(model(batch.to(device)))
+            if len(part) != len(batch):
+                raise ValueError(f"`model` must give one row of logits an input, {len(batch)}, got {len(part)}.")
+            parts.append(part)
+    logits = torch.cat(parts)
+    if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
+        n_bad = int((~logits.isfinite().all(dim=1)).sum())
+        raise ValueError(f"`model` must give finite logits, got NaN or infinity for {n_bad} of {len(logits)} inputs.")
+    return logits
 
 
 def logits_of(output: Any) -> Tensor:

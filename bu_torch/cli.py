@@ -5,8 +5,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bu_torch._rank_command import add_rank
+
 # Each adds one command, whose `run` is given the options.
-_COMMANDS: tuple[Callable[[Any], None], ...] = ()
+_COMMANDS: tuple[Callable[[Any], None], ...] = (add_rank,)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

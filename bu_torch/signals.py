@@ -127,6 +127,24 @@ class Signals:
         self._check_fitted()
         return self.boundary.perturbed_inputs.flatten(0, 1)
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the samples and settings of `fit`, 64 hexadecimal digits."""
+        self._check_fitted()
+        return self._fingerprint
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether `fit` or `load` has been called."""
+        return hasattr(self, "votes")
+
+    def is_of(self, features: Any, labels: Any) -> bool:
+        """Whether these Signals are fitted, and on just these samples: `features` and `labels` as for `fit`."""
+        if not self.is_fitted:
+            return False
+        inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
+        return self._fingerprint == self._of(inputs, as_labels(labels, inputs.shape[0]))
+
     def n_comparisons(self, n_samples: int) -> int:
         """How far `fit` moves a progress bar that is shown: the distances between N samples that it looks at."""
         return (1 + self.boundary.n_draws) * n_samples**2
@@ -259,7 +277,7 @@ class Signals:
         return self
 
     def _check_fitted(self) -> None:
-        if not hasattr(self, "votes"):
+        if not self.is_fitted:
             raise RuntimeError("These Signals are not fitted yet: call `fit` first.")
 
     def _of(self, inputs: Tensor, labels: Tensor) -> str:

@@ -18,10 +18,10 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     Subset,
-    TensorDataset,
     WeightedRandomSampler,
 )
 
+from bu_torch._labelled_data import known_labels, stratified_rows
 from bu_torch.callbacks._lightning import MisconfigurationException, library_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def read_training_data(
         raise MisconfigurationException(f"The training data holds no sample. {_WAY_OUT}")
     n_training = len(indices)
     dataset = _reading_copy(loader.dataset)
-    known = _known_labels(dataset)
+    known = known_labels(dataset)
     of_indices = known if known is None else known[indices]
     if (chosen := choose(len(indices), how_many(len(indices)), seed, of_indices)) is not None:
         indices = [indices[i] for i in chosen.tolist()]
@@ -106,23 +106,11 @@ def choose(n_samples: int, n_chosen: int, seed: int, labels: Tensor | None) -> T
     """
     if n_samples <= n_chosen:
         return None
-    order = torch.randperm(n_samples, generator=torch.Generator().manual_seed(seed))
-    kind = "random"
-    if labels is not None and labels.shape == (n_samples,):
-        kind = "stratified random"
-        order = order[labels.cpu()[order].argsort(stable=True)]
-        of_class = labels.cpu()[order]
-        is_first = torch.ones_like(of_class, dtype=torch.bool)
-        is_first[1:] = of_class[1:] != of_class[:-1]
-        if int(is_first.sum()) > n_chosen:
-            is_first[:] = False
-        first, rest = order[is_first], order[~is_first]
-        n_rest = n_chosen - len(first)
-        # Evenly spaced among the samples in order of their classes: each class gets its share, rounded.
-        places = (torch.arange(n_rest, dtype=torch.float64) + 0.5) * (len(rest) / max(n_rest, 1))
-        order = torch.cat((first, rest[places.long()]))
+    if labels is not None and labels.shape != (n_samples,):
+        labels = None
+    kind = "random" if labels is None else "stratified random"
     rank_zero_info(f"Boundary uncertainty looks at a {kind} {n_chosen} of the {n_samples} training samples.")
-    return order[:n_chosen].sort().values
+    return stratified_rows(n_samples, n_chosen, seed, labels)
 
 
 def _class_names(dataset: Any) -> list[str] | None:
@@ -134,22 +122,6 @@ def _class_names(dataset: Any) -> list[str] | None:
     except Exception:  # a user's property may raise anything, and nothing but a page's wording depends on it
         return None
     return names if all(isinstance(name, str) for name in names) else None
-
-
-def _known_labels(dataset: Any) -> Tensor | None:
-    """Labels (N,) of a map-style dataset, where they can be told without reading its samples; else None."""
-    try:
-        if isinstance(dataset, Subset):
-            known = _known_labels(dataset.dataset)
-            return None if known is None else known[torch.as_tensor(dataset.indices)]
-        if isinstance(dataset, TensorDataset):
-            labels = dataset.tensors[1]
-        else:
-            labels = torch.as_tensor(np.asarray(dataset.targets))  # as torchvision's datasets name them
-        whole = labels.long()
-        return whole if labels.shape == (len(dataset),) and bool((whole == labels).all()) else None
-    except Exception:  # a user's property may raise anything, and nothing but the strata depends on it
-        return None
 
 
 def _reading_copy(dataset: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from bu_torch._evaluation_mode import read_any_logits
+from bu_torch._evaluation_mode import read_logits
 from bu_torch._inputs import as_features, as_labels
 from bu_torch.boundary import Perturbation
 from bu_torch.callbacks._budget import count_weights, plan
@@ -19,8 +19,6 @@ from bu_torch.callbacks._training_data import choose_among
 from bu_torch.callbacks.monitor import fit_or_load
 from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
 from bu_torch.selection import RuleName
-
-_BATCH = 4096
 
 
 class BoundaryUncertaintyStopper:
@@ -256,7 +254,7 @@ class BoundaryUncertaintyStopper:
         inputs = signals.perturbed_inputs
         if isinstance(model, nn.Module) and inputs.is_floating_point():
             inputs = inputs.to(next((p.dtype for p in model.parameters() if p.is_floating_point()), inputs.dtype))
-        logits = read_any_logits(model, inputs, _BATCH).to(inputs.device)
+        logits = read_logits(model, inputs, check_finite=False).to(inputs.device)
         before = self._callback._predictions.to(logits.device)
         values, self._callback._predictions = signals.measure(logits, before if len(before) == len(logits) else None)
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))

@@ -3,12 +3,14 @@
 import dataclasses
 import inspect
 import math
+import random
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -21,6 +23,7 @@ from bu_torch.callbacks._arguments import integer, number
 from bu_torch.callbacks._budget import Plan, count_weights, plan
 from bu_torch.callbacks._dashboards import lay_out, show, writers
 from bu_torch.callbacks._lightning import FITTING, Callback, MisconfigurationException, adopt_imported_trees, library_of
+from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_first, share
 from bu_torch.callbacks._record import Record, folder_of, plain, versions
 from bu_torch.callbacks._training_data import TrainingData, choose_among, read_training_data
 from bu_torch.signals import Signals
@@ -75,8 +78,8 @@ class BoundaryUncertaintyMonitor(Callback):
         max_samples: Look at no more than so many training samples, a subset drawn with `seed`, stratified where labels
             can be told without reading the samples; at least `n_neighbors`. None chooses within the budget. (Of an
             `IterableDataset` the first `max_samples` are read, or 10,000.)
-        budget: Price of a check in forward passes: at most this fraction of the training samples that an epoch of one
-            process visits, > 0, which bounds what `n_draws` and `max_samples` choose by themselves. A training sample
+        budget: Price of a check in forward passes, which several processes share: at most this fraction of the training
+            samples that an epoch visits, > 0. It bounds what `n_draws` and `max_samples` choose by themselves. A sample
             costs two to three forward passes, so that 0.15 is below a tenth of a training epoch. Small data has a
             floor: 6000 passes, fewer for networks of more than 33,000 weights (2e8 passes times weights), but no fewer
             than 1000. None for no bound. Counted, not timed: runs repeat.
@@ -116,9 +119,12 @@ class BoundaryUncertaintyMonitor(Callback):
     history: list[dict[str, Any]]
     setup_seconds: float
     check_seconds: float
-    _signals: Signals | None
+    _signals: Signals | None  # in the first process
     _predictions: Tensor  # at the last check, (n_draws * N,)
     _plan: Plan | None
+    _share: Tensor | None  # where this process reads the network, if it is one of several
+    _n_rows: int  # where all of them do
+    _fingerprint: str | None  # of the samples
     _table: Record | None
     _about: dict[str, Any]  # the samples looked at, in words and numbers
     _rows: Tensor  # where they are in the dataset
@@ -218,6 +224,7 @@ class BoundaryUncertaintyMonitor(Callback):
 
     def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         self._signals = None
+        self._share = None
 
     def state_dict(self) -> dict[str, Any]:
         made = None if self._plan is None else dataclasses.astuple(self._plan)
@@ -226,6 +233,7 @@ class BoundaryUncertaintyMonitor(Callback):
             "predictions": self._predictions.cpu().to(torch.int32),
             "plan": made,
             "asked": self._asked(),
+            "samples": self._fingerprint,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -233,6 +241,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self._predictions = state_dict.get("predictions", torch.empty(0)).long()
         if state_dict.get("plan") is not None and state_dict["asked"] == self._asked():
             self._plan = Plan(*state_dict["plan"])
+        self._fingerprint = state_dict.get("samples")
 
     def _clear(self) -> None:
         self.history = []
@@ -241,6 +250,9 @@ class BoundaryUncertaintyMonitor(Callback):
         self._signals = None
         self._predictions = torch.empty(0, dtype=torch.int64)
         self._plan = None
+        self._share = None
+        self._n_rows = 0
+        self._fingerprint = None
         self._table = None
         self._about = {}
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -314,22 +326,47 @@ class BoundaryUncertaintyMonitor(Callback):
         return [self.budget, self.n_draws, self.max_samples, self.n_neighbors]
 
     def _prepare(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Read the samples and compute all that does not depend on the network."""
+        """Read the samples and compute all that does not depend on the network; in the first process, for all."""
         if trainer.reload_dataloaders_every_n_epochs and self.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
-        try:
-            data, n_draws = self._read(trainer, pl_module)
-            inputs, labels = data.inputs, data.labels
-            shape = " x ".join(str(size) for size in inputs.shape)
-            rank_zero_info(
-                f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
-                f" {n_draws * len(inputs)} forward passes ({n_draws} a sample)."
-            )
-            signals = self._fit(self._signals_of(n_draws), inputs, labels, trainer)
-        except (TypeError, ValueError) as error:
-            source = "`reference`" if self.reference is not None else "the training data"
-            raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
-        self._hold(signals.to(pl_module.device), data)
+
+        def work() -> tuple[Tensor, Plan | None, str]:
+            # A dataset that augments at random is read at the same draw each time.
+            random.seed(self.seed)
+            np.random.seed(self.seed % 2**32)  # noqa: NPY002  (which datasets use, and which is put back)
+            torch.manual_seed(self.seed)
+            try:
+                data, n_draws = self._read(trainer, pl_module)
+                shape = " x ".join(str(size) for size in data.inputs.shape)
+                rank_zero_info(
+                    f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
+                    f" {n_draws * len(data.inputs)} forward passes ({n_draws} a sample)."
+                )
+                signals = self._fit(self._signals_of(n_draws), data.inputs, data.labels, trainer)
+            except (TypeError, ValueError) as error:
+                source = "`reference`" if self.reference is not None else "the training data"
+                raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
+            self._hold(signals, data)
+            inputs = signals.perturbed_inputs
+            return inputs if trainer.world_size == 1 else inputs.cpu(), self._plan, signals.fingerprint
+
+        inputs, self._plan, fingerprint = in_first(trainer, work)
+        self._n_rows = len(inputs)
+        if trainer.world_size > 1:
+            self._share = share(inputs, trainer.global_rank, trainer.world_size).to(pl_module.device)
+        if self._signals is not None:
+            self._signals.to(pl_module.device)
+        if self.history and self._fingerprint not in (None, fingerprint):
+            self._begin_anew(trainer, pl_module)
+        self._fingerprint = fingerprint
+
+    def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Compare nothing that is measured now with what the checkpoint holds."""
+        self._predictions = self._predictions[:0]
+        rank_zero_warn(
+            "The run resumes with other training samples than it began with: what is measured now cannot be compared"
+            " with the checks before."
+        )
 
     def _signals_of(self, n_draws: int) -> Signals:
         return Signals(
@@ -389,38 +426,42 @@ class BoundaryUncertaintyMonitor(Callback):
         return data, self._planned(trainer, pl_module, len(data.inputs)).n_draws
 
     def _planned(self, trainer: "Trainer", pl_module: "LightningModule", n_training: int) -> Plan:
-        """The plan, made at the first call unless a resumed run has one; the same in all processes."""
+        """The plan, made at the first call unless a resumed run has one."""
         if self._plan is None:
             most = n_training if self.max_samples is None and self.reference is not None else self.max_samples
             batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
-            self._plan = trainer.strategy.broadcast(
-                plan(
-                    n_training,
-                    int(min(n_training, trainer.num_training_batches * batch_size)),
-                    count_weights(pl_module),
-                    budget=self.budget,
-                    n_draws=self.n_draws,
-                    max_samples=most,
-                    n_neighbors=self.n_neighbors,
-                )
+            self._plan = plan(
+                n_training,
+                int(min(n_training, trainer.num_training_batches * batch_size * trainer.world_size)),
+                count_weights(pl_module),
+                budget=self.budget,
+                n_draws=self.n_draws,
+                max_samples=most,
+                n_neighbors=self.n_neighbors,
             )
         return self._plan
 
     def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
-        """One check: a forward pass over the perturbed inputs, and what it says."""
+        """One check: a forward pass over the perturbed inputs, shared out among the processes, and what it says."""
         signals = self._signals
-        if signals is None:
+        inputs = self._share if signals is None or trainer.world_size > 1 else signals.perturbed_inputs
+        if inputs is None:
             raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
-        logits = self._read_logits(trainer, pl_module, signals.perturbed_inputs)
-        before = self._predictions.to(logits.device) if len(self._predictions) == len(logits) else None
-        try:
-            values, self._predictions = signals.measure(logits, before)
-        except ValueError as error:
-            raise MisconfigurationException(f"The module's `forward` gives too few outputs: {error}") from error
-        # The check's only wait for the device. Processes may differ, in running statistics say: the first one's weights
-        # are those that are saved.
-        numbers = trainer.strategy.broadcast(torch.stack(list(values.values())).tolist())
-        return dict(zip(values, numbers, strict=True))
+        module = scored_module(trainer, pl_module)
+        with buffers_of_the_first(trainer, module):
+            logits = gather(trainer, lambda: self._read_logits(trainer, pl_module, inputs), self._n_rows)
+
+        def work() -> dict[str, float]:
+            assert signals is not None  # noqa: S101  (the first process has it)
+            before = self._predictions.to(logits.device) if len(self._predictions) == len(logits) else None
+            try:
+                values, self._predictions = signals.measure(logits, before)
+            except ValueError as error:
+                raise MisconfigurationException(f"The module's `forward` gives too few outputs: {error}") from error
+            numbers = torch.stack(list(values.values())).tolist()  # the check's only wait for the device
+            return dict(zip(values, numbers, strict=True))
+
+        return in_first(trainer, work)
 
     def _record(self, entry: dict[str, Any]) -> None:
         if self.history and self.history[-1]["epoch"] == entry["epoch"]:

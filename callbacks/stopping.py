@@ -212,6 +212,15 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
                 " patience and the best epoch start anew."
             )
 
+    def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        super()._begin_anew(trainer, pl_module)
+        rank_zero_warn("Patience and the best epoch start anew.")
+        self.is_comparable, self._n_before = False, len(self.history)
+        self._stopper, self._keeper = install(trainer, self)
+        for companion in (self._stopper, self._keeper):
+            companion.setup(trainer, pl_module, FITTING)
+            companion.on_train_start(trainer, pl_module)
+
     def score_of(self, epoch: int) -> float | None:
         """What decides in `epoch`, if its check was the last and counts; else None."""
         if not self.history or self.history[-1]["epoch"] != epoch:

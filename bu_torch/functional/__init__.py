@@ -9,7 +9,7 @@ from bu_torch.functional.boundary import (
     top_pairs,
     uncertainty_ceiling,
 )
-from bu_torch.functional.consensus import standardized_gain
+from bu_torch.functional.consensus import standardized_gain, standardized_standing
 from bu_torch.functional.omission import omission
 from bu_torch.functional.parzen import cvml_bandwidth, silverman_bandwidth
 from bu_torch.functional.trust import mean_trust_score, nearest_class_ratio, neighbor_agreement, trust_score
@@ -32,6 +32,7 @@ __all__ = [
     "pair_uncertainty",
     "silverman_bandwidth",
     "standardized_gain",
+    "standardized_standing",
     "top_pairs",
     "trust_score",
     "uncertainty_ceiling",

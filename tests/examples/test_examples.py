@@ -40,6 +40,19 @@ def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, caps
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_choose_checkpoint_ranks_what_a_run_saved(load, capsys):
+    table = load("choose_checkpoint").main(["--smoke"])
+    errors = table.attrs["errors"]
+    assert len(errors) == 4
+    assert list(table.index) == ["consensus", "boundary_uncertainty", "trust_score"]
+    assert table["test error"].tolist() == [errors[epoch] for epoch in table["epoch"]]
+    assert (table["of the average"] < 1).all()
+    assert (table["averaged"] >= 1).all()
+    said = capsys.readouterr().out
+    assert "4 candidates by consensus" in said
+    assert f"best epoch in hindsight: {min(errors):.4f}" in said
+
+
 def test_two_gaussians_are_best_cut_where_they_meet(load, capsys):
     values = load("two_gaussians").main(["--smoke"])
     assert len(values) == 5

@@ -3,7 +3,7 @@ import statistics
 import pytest
 import torch
 
-from bu_torch.functional import standardized_gain
+from bu_torch.functional import standardized_gain, standardized_standing
 
 
 def test_agrees_with_the_definition(dtype, device):
@@ -52,3 +52,24 @@ def test_nan_stays_nan():
 def test_bad_arguments_are_named(signals, kept, message):
     with pytest.raises(ValueError, match=message):
         standardized_gain(signals, kept)
+
+
+def test_standings_differ_by_the_gain(dtype, device):
+    signals = torch.randn(12, 3, dtype=torch.float64).to(dtype)
+    standings = standardized_standing(signals.to(device))
+    assert standings.dtype == dtype
+    assert standings.device.type == device.type
+    assert float(standings.sum()) == pytest.approx(0, abs=1e-5)
+    for kept in range(12):
+        assert float(standings[-1] - standings[kept]) == pytest.approx(
+            float(standardized_gain(signals, kept)), abs=1e-5
+        )
+
+
+def test_standings_say_nothing_of_a_signal_that_never_moved():
+    signals = torch.tensor([[0.7, 0.0], [0.7, 1.0], [0.7, 5.0]])
+    torch.testing.assert_close(standardized_standing(signals), standardized_standing(signals[:, 1:]) / 2)
+    assert standardized_standing(signals[:1]).tolist() == [0.0]
+    assert standardized_standing(torch.tensor([[1.0], [float("nan")]])).isnan().all()
+    with pytest.raises(ValueError, match="`signals`"):
+        standardized_standing(torch.ones(3))

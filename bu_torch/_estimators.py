@@ -1,0 +1,94 @@
+"""Classifiers of scikit-learn as callables from inputs to logits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_PROBE = 200
+
+
+def is_estimator(model: object) -> bool:
+    """Whether `model` is a classifier as scikit-learn has them."""
+    if isinstance(model, nn.Module):
+        return False
+    return hasattr(model, "predict") and (hasattr(model, "decision_function") or hasattr(model, "predict_proba"))
+
+
+def encode(labels: Any) -> tuple[np.ndarray, Tensor]:
+    """Distinct labels of any kind (J,), ascending, and each label's place among them (N,)."""
+    values = np.asarray(labels)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise ValueError(f"`labels` must hold one class a sample, shape (N,), got {values.shape}.")
+    if values.dtype.kind == "f" and not bool((values == np.round(values)).all()):
+        raise ValueError(f"`labels` must hold classes, got fractional {values.dtype} values (a regression?).")
+    classes, places = np.unique(values, return_inverse=True)
+    return classes, torch.from_numpy(places.astype(np.int64))
+
+
+def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> Callable[[Tensor], Tensor]:
+    """A callable (n, d) -> (n, J) that gives a column for each of `classes`, and more for others that it knows.
+
+    `decision_function` is read where there is one, else the logarithm of `predict_proba`: the logits of a softmax up to
+    a constant. A probability of exactly 0, of trees and neighbours, counts as half the smallest positive one.
+
+    Args:
+        estimator: Fitted.
+        classes: Ascending.
+        frame: A pandas frame of the inputs that the estimator was fitted on, whose columns it expects; else None.
+
+    Raises:
+        ValueError: If the estimator is not fitted.
+    """
+    known = getattr(estimator, "classes_", None)
+    if known is None:
+        raise ValueError(f"`models` must be fitted, got a {type(estimator).__name__} without `classes_`.")
+    known = np.asarray(known)
+    n_extra = int((~np.isin(known, classes)).sum())
+    order = [*classes, *known[~np.isin(known, classes)]]
+    columns = [order.index(value) for value in known]
+
+    def logits(inputs: Tensor) -> Tensor:
+        rows: Any = inputs.cpu().numpy()
+        if frame is not None:
+            rows = type(frame)(rows, columns=frame.columns)
+        values = _scores(estimator, rows, len(known))
+        if len(columns) == len(order) and columns == sorted(columns):
+            return torch.from_numpy(values)
+        wide = np.full((len(values), len(classes) + n_extra), values.min() - 1.0)  # a class unknown is never predicted
+        wide[:, columns] = values
+        return torch.from_numpy(wide)
+
+    return logits
+
+
+def _scores(estimator: Any, rows: Any, n_classes: int) -> np.ndarray:
+    if hasattr(estimator, "decision_function"):
+        values = np.asarray(estimator.decision_function(rows), dtype=np.float64)
+        if values.ndim == 1 or values.shape[1] == 1:
+            return np.column_stack((np.zeros(len(values)), values.reshape(-1)))
+        if values.shape[1] == n_classes:
+            _check_columns(estimator, rows, values)
+            return values
+        raise ValueError(_NOT_ONE_A_CLASS.format(type(estimator).__name__, f"{n_classes} classes", values.shape[1]))
+    shares = np.asarray(estimator.predict_proba(rows), dtype=np.float64)
+    return np.log(np.maximum(shares, shares[shares > 0].min() / 2))
+
+
+_NOT_ONE_A_CLASS = (
+    "`decision_function` of {} must have one column for each of its classes, {}, got {}: for an SVC, set"
+    " `decision_function_shape='ovr'`."
+)
+
+
+def _check_columns(estimator: Any, rows: Any, values: np.ndarray) -> None:
+    """Three classes one against one have three columns too, and those mean something else."""
+    predicted = np.asarray(estimator.predict(rows[:_PROBE]))
+    agreement = np.mean(np.asarray(estimator.classes_)[values[:_PROBE].argmax(axis=1)] == predicted)
+    if agreement < 0.5:
+        got = f"columns whose largest is the predicted class for {agreement:.0%} of the inputs"
+        raise ValueError(_NOT_ONE_A_CLASS.format(type(estimator).__name__, f"{values.shape[1]} classes", got))

@@ -1,0 +1,173 @@
+"""Labelled samples out of what users have: two arrays, a dataset, a loader or a data module."""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+from bu_torch._evaluation_mode import preserved_random_state
+from bu_torch._inputs import as_tensor, check_integer
+
+_READ_BATCH = 256
+_WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
+
+
+def read_labelled(dataset: Any, max_samples: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs (n, ...) and labels (n,) of `dataset`, at most `max_samples` of them, in order.
+
+    A subset is random, and stratified where the labels can be told without reading the samples. No random number of the
+    dataset's loader is used, and none that the dataset draws globally shows outside.
+
+    Raises:
+        TypeError: If `dataset` is nothing that can be read.
+        ValueError: If samples are not (input, label), or there is none.
+    """
+    if max_samples is not None:
+        check_integer("max_samples", max_samples, 1)
+    with preserved_random_state():
+        if hasattr(dataset, "train_dataloader") and hasattr(dataset, "setup"):
+            dataset.prepare_data()
+            dataset.setup("fit")
+            dataset = dataset.train_dataloader()
+        if isinstance(dataset, tuple | list) and len(dataset) == 2 and hasattr(dataset[0], "__len__"):
+            dataset = _as_dataset(*dataset)
+        if isinstance(dataset, DataLoader):
+            return _read(dataset.dataset, _visited(dataset), dataset, max_samples, seed)
+        if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+            return _read(dataset, list(range(len(dataset))), None, max_samples, seed)
+        if isinstance(dataset, IterableDataset):
+            return _read(dataset, None, None, max_samples, seed)
+    raise TypeError(
+        "`dataset` must be a Dataset or DataLoader of (input, label), or a pair (inputs, labels) of tensors or arrays,"
+        f" got {type(dataset).__name__}."
+    )
+
+
+def stratified_rows(n_samples: int, n_chosen: int, seed: int, labels: Tensor | None) -> Tensor:
+    """Ascending rows of a random subset; with labels, each class keeps its share.
+
+    Each class has at least one sample in it where there is room for all classes.
+    """
+    order = torch.randperm(n_samples, generator=torch.Generator().manual_seed(seed))
+    if labels is not None:
+        order = order[labels.cpu()[order].argsort(stable=True)]
+        of_class = labels.cpu()[order]
+        is_first = torch.ones_like(of_class, dtype=torch.bool)
+        is_first[1:] = of_class[1:] != of_class[:-1]
+        if int(is_first.sum()) > n_chosen:
+            is_first[:] = False
+        first, rest = order[is_first], order[~is_first]
+        n_rest = n_chosen - len(first)
+        # Evenly spaced among the samples in order of their classes: each class gets its share, rounded.
+        places = (torch.arange(n_rest, dtype=torch.float64) + 0.5) * (len(rest) / max(n_rest, 1))
+        order = torch.cat((first, rest[places.long()]))
+    return order[:n_chosen].sort().values
+
+
+def _as_dataset(inputs: Any, labels: Any) -> TensorDataset:
+    inputs, labels = as_tensor(inputs, "inputs"), as_tensor(labels, "labels")
+    if inputs.ndim == 0 or labels.ndim == 0 or len(inputs) != len(labels):
+        raise ValueError(
+            f"`dataset` must be inputs and labels of one length, got {tuple(inputs.shape)} and {tuple(labels.shape)}."
+        )
+    return TensorDataset(inputs, labels)
+
+
+def _visited(loader: DataLoader[Any]) -> list[int] | None:
+    """Indices that a loader visits, ascending: what a sampler leaves out may be held out. None for a stream."""
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    everything = list(range(len(loader.dataset)))  # type: ignore[arg-type]
+    sampler: Any = loader.sampler
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+        sampler = loader.batch_sampler
+    if isinstance(sampler, WeightedRandomSampler):
+        return torch.nonzero(sampler.weights).flatten().tolist()
+    if isinstance(sampler, SequentialSampler | RandomSampler | DistributedSampler):
+        return everything
+    # A copy, so that random numbers of its own are left alone; the dataset that it may hold is not copied.
+    entries = list(copy.deepcopy(sampler, {id(loader.dataset): loader.dataset}))
+    return sorted({index for entry in entries for index in (entry if isinstance(entry, list | tuple) else [entry])})
+
+
+def _read(
+    dataset: Any, indices: list[int] | None, loader: DataLoader[Any] | None, most: int | None, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Samples at `indices` of a map-style dataset; the first of a stream, where those are None."""
+    collate = default_collate if loader is None else loader.collate_fn
+    makes_batches = loader is None or loader.batch_size is not None or loader.batch_sampler is not None
+    if indices is None:
+        return _concatenate(dataset, _READ_BATCH if makes_batches else None, collate, most)
+    if not makes_batches:
+        raise ValueError(f"`dataset` must be a loader that makes batches, got one of `batch_size=None`. {_WAY_OUT}")
+    if not indices:
+        raise ValueError("`dataset` must hold samples, got none.")
+    if most is not None and most < len(indices):
+        known = known_labels(dataset)
+        rows = stratified_rows(len(indices), most, seed, None if known is None else known[indices])
+        indices = [indices[row] for row in rows.tolist()]
+    if isinstance(dataset, TensorDataset) and collate is default_collate:
+        return _split(dataset[torch.tensor(indices)])  # all at once
+    return _concatenate(Subset(dataset, indices), _READ_BATCH, collate, None)
+
+
+def _concatenate(dataset: Any, batch_size: int | None, collate: Any, most: int | None) -> tuple[Tensor, Tensor]:
+    own: Iterable[Any] = DataLoader(dataset, batch_size=batch_size, collate_fn=collate, generator=torch.Generator())
+    parts: list[tuple[Tensor, Tensor]] = []
+    n_left = most
+    for inputs, labels in map(_split, own):
+        parts.append((inputs[:n_left], labels[:n_left]))
+        if n_left is not None:
+            n_left -= len(parts[-1][1])
+            if not n_left:
+                break
+    if not parts:
+        raise ValueError("`dataset` must hold samples, got none.")
+    shapes = {tuple(inputs.shape[1:]) for inputs, _ in parts}
+    if len(shapes) > 1:
+        raise ValueError(f"`dataset` must hold inputs of one shape, got {sorted(shapes)[:3]}.")
+    return torch.cat([inputs for inputs, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def _split(batch: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
+        raise ValueError(f"`dataset` must give samples (input, label), got a {what}. {_WAY_OUT}")
+    inputs, labels = batch
+    if not (isinstance(inputs, Tensor) and isinstance(labels, Tensor) and labels.ndim and len(inputs) == len(labels)):
+        raise ValueError(
+            "`dataset` must give an input and a label that can be stacked as tensors,"
+            f" got {type(inputs).__name__} and {type(labels).__name__}. {_WAY_OUT}"
+        )
+    return inputs, labels
+
+
+def known_labels(dataset: Any) -> Tensor | None:
+    """Labels (N,) of a map-style dataset, where they can be told without reading its samples; else None."""
+    try:
+        if isinstance(dataset, Subset):
+            known = known_labels(dataset.dataset)
+            return None if known is None else known[torch.as_tensor(dataset.indices)]
+        if isinstance(dataset, TensorDataset):
+            labels = dataset.tensors[1]
+        else:
+            labels = torch.as_tensor(np.asarray(dataset.targets))  # as torchvision's datasets name them
+        whole = labels.long()
+        return whole if labels.shape == (len(dataset),) and bool((whole == labels).all()) else None
+    except Exception:  # a user's property may raise anything, and nothing but the strata depends on it
+        return None

@@ -1,0 +1,151 @@
+"""`bu-torch rank`: checkpoints from the best to the worst."""
+
+import argparse
+import inspect
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args
+
+from torch import nn
+
+from bu_torch.ranking import Ranking, find_checkpoints, rank_checkpoints
+from bu_torch.selection import RuleName
+from bu_torch.signals import Signals
+from bu_torch.soup import Soup, greedy_soup
+
+_DESCRIPTION = """\
+Rank checkpoints by what the stopping callback measures, on the training samples alone, without validation data.
+
+    bu-torch rank --module my_project.model:Net --data my_project.data:training checkpoints/
+"""
+
+
+def add_rank(commands: Any) -> None:
+    """Add the command to `bu-torch`."""
+    parser = commands.add_parser(
+        "rank",
+        help="rank checkpoints without validation data",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CKPT", help="a file, or a folder of them")
+    parser.add_argument(
+        "--module",
+        required=True,
+        metavar="PKG.MOD:NAME",
+        help="a module, a class of them, or a function that gives one",
+    )
+    parser.add_argument(
+        "--data",
+        required=True,
+        metavar="PKG.MOD:NAME",
+        help="the training samples: a Dataset, DataLoader, LightningDataModule or pair (inputs, labels), or a class or"
+        " function that gives one",
+    )
+    parser.add_argument("--rule", choices=get_args(RuleName), default="consensus", help="default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ranking to this file")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
+    parser.add_argument("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="where --keep copies to; nothing there is overwritten")
+    parser.add_argument(
+        "--soup", type=Path, metavar="FILE", help="average the best as far as that is better, and write it to this file"
+    )
+    parser.add_argument("--max-samples", type=int, metavar="N", help="look at a random subset of so many samples")
+    parser.add_argument("--n-neighbors", type=int, default=40, metavar="M", help="samples in a cluster (%(default)s)")
+    parser.add_argument("--n-draws", type=int, default=4, metavar="N", help="moves of each sample (%(default)s)")
+    parser.add_argument("--n-components", type=int, metavar="N", help="find neighbours among so many components")
+    parser.add_argument("--seed", type=int, default=0, help="of all random choices (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=4096, metavar="N", help="of a forward pass (%(default)s)")
+    parser.add_argument("--device", help="where the module runs, such as cuda (where it is)")
+    parser.add_argument("--cache", type=Path, metavar="FILE", help="keep what is computed once in this file (npz)")
+    parser.add_argument(
+        "--no-weights-only",
+        action="store_true",
+        help="unpickle whatever the checkpoints hold, which can run any code: for files you trust",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if (options.keep is None) != (options.to is None):
+        raise ValueError("`--keep N` and `--to DIR` go together, got one of them.")
+    if options.soup is not None and options.soup.exists():
+        raise FileExistsError(f"`{options.soup}` is there already.")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        files = find_checkpoints(options.checkpoints)
+    for warning in said:
+        print(f"bu-torch: {warning.message}", file=sys.stderr)  # noqa: T201
+    with _current_folder_importable():
+        ranking, soup = _rank(files, options)
+    _say(str(ranking))
+    if options.json is not None:
+        ranking.to_json(options.json)
+    if options.csv is not None:
+        ranking.to_csv(options.csv)
+    if options.keep is not None:
+        for copy in ranking.copy_best(options.keep, options.to):
+            _say(f"kept {copy}")
+    if soup is not None:
+        soup.save(options.soup)
+        _say(_in_words(soup, options.soup))
+
+
+def _rank(files: list[Path], options: argparse.Namespace) -> tuple[Ranking, Soup | None]:
+    module, data = _find("--module", options.module), _find("--data", options.data)
+    if inspect.isclass(data) or inspect.isroutine(data):
+        data = data()
+    if options.device is not None and isinstance(module, nn.Module):
+        module.to(options.device)
+    signals = Signals(options.n_neighbors, options.n_draws, options.seed, n_components=options.n_components)
+    settings: dict[str, Any] = {
+        "rule": options.rule,
+        "weights_only": not options.no_weights_only,
+        "max_samples": options.max_samples,
+        "signals": signals,
+        "cache": options.cache,
+        "batch_size": options.batch_size,
+        "device": options.device,
+    }
+    if options.soup is None:
+        return rank_checkpoints(files, module, data, **settings), None
+    soup = greedy_soup(files, module, data, **settings)
+    return soup.ranking, soup
+
+
+def _find(option: str, place: str) -> Any:
+    module, _, path = place.partition(":")
+    if not module or not path:
+        raise ValueError(f"`{option}` must be of the form package.module:name, got {place!r}.")
+    value = import_module(module)
+    for name in path.split("."):
+        if not hasattr(value, name):
+            raise ValueError(f"`{option} {place}`: there is no {name!r} in {getattr(value, '__name__', module)}.")
+        value = getattr(value, name)
+    return value
+
+
+def _in_words(soup: Soup, path: Path) -> str:
+    if len(soup.members) == 1:
+        return f"no average was at least as good as {soup.members[0].name} alone: its weights are in {path}"
+    unit = " standard deviations" if soup.ranking.rule == "consensus" else ""
+    names = ", ".join(member.name for member in soup.members)
+    return f"the average of {len(soup.members)} is better by {soup.gain:.4f}{unit}: {path} (of {names})"
+
+
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _say(line: str) -> None:
+    print(line)  # noqa: T201

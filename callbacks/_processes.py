@@ -1,0 +1,84 @@
+"""Several processes: what one of them does for all, and what they share out. Nothing here happens in one alone.
+
+Each collective is reached by every process in the same order, also where one of them fails.
+"""
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+T = TypeVar("T")
+
+
+def in_first(trainer: "Trainer", work: Callable[[], T]) -> T:
+    """What `work` gives in the first process, in all of them; where it raises there, all raise."""
+    if trainer.world_size == 1:
+        return work()
+    outcome: tuple[Any, str] = (None, "")
+    error: Exception | None = None
+    if trainer.is_global_zero:
+        try:
+            outcome = (work(), "")
+        except Exception as raised:
+            error = raised
+            outcome = (None, "".join(traceback.format_exception_only(raised)).strip())
+    result, message = trainer.strategy.broadcast(outcome)
+    if error is not None:
+        raise error
+    if message:
+        raise RuntimeError(f"The first process failed: {message}")
+    return result
+
+
+def share(inputs: Tensor, rank: int, world_size: int) -> Tensor:
+    """Rows of `inputs` that one process looks at: equally many in each, the last row again where they do not go round.
+
+    So no process is without a row, and all make the same number of forward passes.
+    """
+    n_rows = -(-len(inputs) // world_size)
+    places = torch.arange(rank * n_rows, (rank + 1) * n_rows, device=inputs.device)
+    return inputs[places.clamp(max=len(inputs) - 1)]
+
+
+def gather(trainer: "Trainer", read: Callable[[], Tensor], n_rows: int) -> Tensor:
+    """The rows (n_rows, J) that all processes have read, in the order of `share`; where one fails, all raise."""
+    if trainer.world_size == 1:
+        return read()
+    part, error = None, None
+    try:
+        part = read()
+    except Exception as raised:
+        error = raised
+    if trainer.strategy.reduce_boolean_decision(error is not None, all=False):
+        raise error or RuntimeError("Another process could not read its share of the logits.")
+    assert part is not None  # noqa: S101  (there was no error)
+    if part.dtype not in (torch.float32, torch.float64):
+        part = part.float()  # exact, and known to every backend
+    return trainer.strategy.all_gather(part.contiguous()).flatten(0, 1)[:n_rows]
+
+
+@contextmanager
+def buffers_of_the_first(trainer: "Trainer", module: nn.Module) -> Iterator[None]:
+    """The running statistics of the first process, whose weights are those that are saved, in all of them."""
+    own = dict(module.named_buffers()) if trainer.world_size > 1 else {}
+    if not own:
+        yield
+        return
+    theirs = trainer.strategy.broadcast({name: buffer.cpu() for name, buffer in own.items()})
+    before = {name: buffer.clone() for name, buffer in own.items()}
+    try:
+        with torch.no_grad():
+            for name, buffer in own.items():
+                buffer.copy_(theirs[name])
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in own.items():
+                buffer.copy_(before[name])

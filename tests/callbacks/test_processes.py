@@ -1,0 +1,143 @@
+"""Two processes agree with each other and with one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bu_torch.callbacks._processes import share
+
+COMMON = """
+import json, os, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import torch
+from lightning.pytorch.callbacks import Callback
+from problems import Classifier, blobs, loader, trainer
+from bu_torch import BoundaryUncertaintyStopping, Signals
+folder = Path({folder!r})
+
+class Weights(Callback):
+    def __init__(self):
+        self.of_epoch = []
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.of_epoch.append({{name: value.clone() for name, value in pl_module.state_dict().items()}})
+
+def done(rank, **values):
+    (folder / f"rank{{rank}}.json").write_text(json.dumps(values))
+"""
+
+FIT = (
+    COMMON
+    + """
+torch.manual_seed(0)
+features, labels = blobs(n=151)
+stopping, weights = BoundaryUncertaintyStopping(n_neighbors=20, patience=1, n_draws=3), Weights()
+made = trainer(folder, stopping, weights, max_epochs=30, strategy={strategy!r}, devices=2)
+module = Classifier()
+made.fit(module, loader(features, labels))
+rank = made.global_rank
+again = []
+if rank == 0:
+    signals = Signals(n_neighbors=20, n_draws=3).fit(features, labels)
+    before = None
+    for state in weights.of_epoch:
+        one = Classifier()
+        one.load_state_dict(state)
+        one.eval()
+        with torch.no_grad():
+            values, before = signals.measure(one(signals.perturbed_inputs), before)
+        again.append({{name: float(value) for name, value in values.items()}})
+restored = {{name: value.double().sum().item() for name, value in module.state_dict().items()}}
+done(rank, history=stopping.history, again=again, best=stopping.best_epoch, path=stopping.best_model_path,
+     reason=stopping.stopping_reason, stopped=stopping.stopped_epoch, record=stopping.record_path, restored=restored)
+"""
+)
+
+FAIL = (
+    COMMON
+    + """
+features, labels = blobs(n=150)
+class Odd(Classifier):
+    def forward(self, x):
+        if not self.training and self.global_rank == {rank} and {where!r} == "forward":
+            raise RuntimeError("only here")
+        return super().forward(x)
+class Data(torch.utils.data.TensorDataset):
+    classes = ("a", "b", "c")
+    def __getitem__(self, index):
+        if {where!r} == "data" and int(os.environ.get("LOCAL_RANK", 0)) == 0:
+            raise OSError("no such file")
+        return super().__getitem__(index)
+stopping = BoundaryUncertaintyStopping(n_neighbors=20 if {where!r} != "settings" else 500)
+made = trainer(folder, stopping, max_epochs=3, strategy="ddp", devices=2)
+try:
+    made.fit(Odd(), torch.utils.data.DataLoader(Data(features, labels), batch_size=30))
+except BaseException as error:
+    done(made.global_rank, error=f"{{type(error).__name__}}: {{error}}")
+    os._exit(3)
+"""
+)
+
+
+def run(tmp_path, script, **arguments):
+    file = tmp_path / "script.py"
+    file.write_text(script.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path), **arguments))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        environment.pop(name, None)
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", file], capture_output=True, text=True, timeout=300, env=environment
+    )
+    ranks = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank*.json"))]
+    return found, ranks
+
+
+def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_path):
+    found, ranks = run(tmp_path, FIT, strategy="ddp")
+    assert found.returncode == 0, found.stderr
+    first, second = ranks
+    assert len(first["history"]) == len(first["again"]) > 3
+    for shared, alone in zip(first["history"], first["again"], strict=True):
+        for name, value in alone.items():
+            assert shared[name] == pytest.approx(value, abs=1e-5), name
+    for name in ("history", "best", "path", "reason", "stopped", "restored"):
+        if name != "restored":
+            assert first[name] == second[name], name
+        else:
+            assert first[name] == pytest.approx(second[name]), name
+    assert first["stopped"] is not None
+    assert Path(first["path"]).exists()
+    assert second["record"] == ""
+    assert Path(first["record"]).read_text().count("\n") == len(first["history"]) + 1
+    assert found.stderr.count("Boundary uncertainty kept epoch") == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "rank", "messages"),
+    [
+        ("forward", 1, ("Another process could not read", "only here")),
+        ("forward", 0, ("only here", "Another process could not read")),
+        ("data", 0, ("OSError: no such file", "The first process failed: OSError: no such file")),
+        ("settings", 0, ("n_neighbors=500", "n_neighbors=500")),
+    ],
+)
+def test_what_fails_in_one_process_ends_both(tmp_path, where, rank, messages):
+    found, ranks = run(tmp_path, FAIL, where=where, rank=rank)
+    assert found.returncode != 0
+    assert len(ranks) >= 1  # the other may have been ended by Lightning first
+    for one, message in zip(ranks, messages, strict=False):
+        assert any(message in one["error"] for message in messages), message
+
+
+@pytest.mark.parametrize(("n", "world_size"), [(7, 2), (8, 4), (3, 5), (1, 3), (5, 1)])
+def test_shares_are_equally_long_and_hold_every_row(n, world_size):
+    rows = torch.arange(n).unsqueeze(1)
+    shares = [share(rows, rank, world_size) for rank in range(world_size)]
+    assert len({len(one) for one in shares}) == 1
+    assert len(shares[0]) == -(-n // world_size)
+    assert torch.equal(torch.cat(shares)[:n], rows)

@@ -1,0 +1,216 @@
+import os
+import pickle
+import warnings
+from pathlib import Path
+
+import problems
+import pytest
+import torch
+from torch import nn
+
+from bu_torch import BoundaryUncertaintyStopping, load_checkpoint
+from bu_torch.checkpoints import holding
+
+
+class Mark:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+class Chosen(problems.Classifier):
+    def __init__(self, width=5, **others):
+        super().__init__()
+        self.save_hyperparameters()
+        self.last = nn.Linear(3, width)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A Lightning run with the stopping callback."""
+    folder = tmp_path_factory.mktemp("run")
+    stopping = BoundaryUncertaintyStopping()
+    module = Chosen(width=7, place=1)
+    problems.trainer(folder, stopping, max_epochs=2).fit(module, problems.loader(*problems.blobs()))
+    return stopping, module
+
+
+def weights(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_with_the_stopping_callback_is_read_without_unpickling_classes(run):
+    stopping, module = run
+    checkpoint = load_checkpoint(stopping.best_model_path)
+    assert checkpoint.epoch == stopping.best_epoch
+    assert checkpoint.step == 4 * (checkpoint.epoch + 1)
+    assert same(checkpoint.state_dict, weights(module))
+    assert checkpoint.content["hyper_parameters"] == {"width": 7, "place": 1}
+
+
+def test_a_class_is_built_from_the_hyperparameters_in_the_file(run, random_states):
+    checkpoint = load_checkpoint(run[0].best_model_path)
+    before = random_states()
+    with holding(Chosen, checkpoint) as module:
+        assert module.last.out_features == 7
+        assert same(weights(module), checkpoint.state_dict)
+    assert random_states() == before
+    named = checkpoint._replace(content={**checkpoint.content, "hparams_name": "others"})
+    with holding(Chosen, named) as module:
+        assert module.hparams["place"] == 1
+    crafted = {**checkpoint.content, "hyper_parameters": {"_instantiator": "os.system", "width": 7}}
+    with (
+        pytest.raises(ValueError, match="Pass a module instance"),
+        holding(Chosen, checkpoint._replace(content=crafted)),
+    ):
+        pass
+    wrong = {**checkpoint.content, "hyper_parameters": {"width": "seven"}}
+    with pytest.raises(ValueError, match="Chosen cannot be built"), holding(Chosen, checkpoint._replace(content=wrong)):
+        pass
+
+
+def test_a_function_that_gives_a_module_is_called(tmp_path):
+    torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "plain.pt")
+    checkpoint = load_checkpoint(tmp_path / "plain.pt")
+    assert (checkpoint.epoch, checkpoint.step) == (None, None)
+    with holding(lambda: nn.Linear(2, 3), checkpoint) as module:
+        assert same(weights(module), checkpoint.state_dict)
+    with pytest.raises(TypeError, match=r"must give a torch.nn.Module, got int"), holding(lambda: 1, checkpoint):
+        pass
+    with pytest.raises(TypeError, match=r"`module` must be a torch.nn.Module, a class"), holding(1, checkpoint):
+        pass
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+def test_weights_are_found_under_the_usual_names(tmp_path, key):
+    state = nn.BatchNorm1d(3).state_dict()
+    torch.save({key: state, "epoch": 4, "optimizer": {"lr": 1.0}}, tmp_path / "file.pth")
+    checkpoint = load_checkpoint(tmp_path / "file.pth")
+    assert same(checkpoint.state_dict, state)
+    assert checkpoint.epoch == 4
+
+
+def test_a_module_has_its_own_back_to_the_bit(tmp_path):
+    module = problems.Classifier()
+    other = problems.Classifier()
+    other(torch.randn(30, 4))
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    checkpoint = load_checkpoint(tmp_path / "other.pt")
+    module.net[0].weight.grad = torch.ones(16, 4)
+    before, parameters = weights(module), dict(module.named_parameters())
+    with holding(module, checkpoint) as held:
+        assert held is module
+        assert same(weights(held), weights(other))
+        held.net[1].running_mean = torch.zeros(5)  # as a hook of the user's may
+    assert same(weights(module), before)
+    with pytest.raises(ZeroDivisionError), holding(module, checkpoint):
+        1 / 0  # noqa: B018
+    assert same(weights(module), before)
+    assert all(value is parameters[name] for name, value in module.named_parameters())
+    assert torch.equal(module.net[0].weight.grad, torch.ones(16, 4))
+    checkpoint.state_dict["net.4.bias"] = torch.zeros(9)
+    with (
+        pytest.raises(ValueError, match=r"other.pt` does not fit Classifier: .*net.4.bias"),
+        holding(module, checkpoint),
+    ):
+        pass
+    assert same(weights(module), before)
+
+
+def test_extra_state_of_a_module_is_put_back(tmp_path):
+    class Counting(nn.Linear):
+        count = 1
+
+        def get_extra_state(self):
+            return {"count": self.count}
+
+        def set_extra_state(self, state):
+            self.count = state["count"]
+
+    module, other = Counting(2, 2), Counting(2, 2)
+    other.count = 5
+    torch.save(other.state_dict(), tmp_path / "file.pt")
+    with holding(module, load_checkpoint(tmp_path / "file.pt")):
+        assert module.count == 5
+    assert module.count == 1
+
+
+def test_lightning_hooks_see_the_checkpoint(run):
+    class Renaming(Chosen):
+        def on_load_checkpoint(self, checkpoint):
+            checkpoint["state_dict"] = {name.removeprefix("old."): v for name, v in checkpoint["state_dict"].items()}
+
+    checkpoint = load_checkpoint(run[0].best_model_path)
+    old = {f"old.{name}": value for name, value in checkpoint.state_dict.items()}
+    with holding(Renaming, checkpoint._replace(state_dict=old)) as module:
+        assert same(weights(module), checkpoint.state_dict)
+
+
+@pytest.mark.parametrize("wrap", [lambda mark: mark, lambda mark: {"state_dict": {"w": torch.ones(1)}, "x": mark}])
+def test_a_crafted_pickle_is_refused_and_not_run(tmp_path, wrap):
+    mark, file = tmp_path / "mark", tmp_path / "crafted.ckpt"
+    torch.save(wrap(Mark(mark)), file)
+    with pytest.raises(ValueError, match=r"crafted.ckpt` holds an object of .*mkdir.*weights_only=False"):
+        load_checkpoint(file)
+    file.write_bytes(pickle.dumps(wrap(Mark(mark))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match=r"crafted.ckpt"):
+            load_checkpoint(file)
+    assert not mark.exists()
+
+
+def test_a_hyperparameter_of_another_class_is_refused_unless_told(tmp_path):
+    content = {"state_dict": nn.Linear(1, 1).state_dict(), "hyper_parameters": {"folder": Path("x")}}
+    torch.save(content, tmp_path / "odd.ckpt")
+    with pytest.raises(ValueError, match=r"odd.ckpt` holds an object of pathlib.*`weights_only=False`"):
+        load_checkpoint(tmp_path / "odd.ckpt")
+    trusted = load_checkpoint(tmp_path / "odd.ckpt", weights_only=False)
+    assert trusted.content["hyper_parameters"] == {"folder": Path("x")}
+
+
+def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
+    whole = tmp_path / "whole.ckpt"
+    torch.save(nn.Linear(9, 9).state_dict(), whole)
+    cases = {"empty": b"", "text": b"hello", "half": whole.read_bytes()[: whole.stat().st_size // 2]}
+    for name, content in cases.items():
+        (tmp_path / name).write_bytes(content)
+    torch.jit.script(nn.Linear(1, 1)).save(tmp_path / "script")
+    torch.save(torch.ones(3), tmp_path / "tensor")
+    torch.save({"state_dict": {"weight": "text"}}, tmp_path / "words")
+    torch.save({"epoch": 3}, tmp_path / "nothing")
+    torch.save(nn.Linear(1, 1), tmp_path / "module")
+    for name in (*cases, "script", "tensor", "words", "nothing", "module"):
+        with pytest.raises(ValueError, match=f"{name}`"):
+            load_checkpoint(tmp_path / name)
+    for name in ("missing", "."):
+        with pytest.raises(FileNotFoundError, match="no checkpoint"):
+            load_checkpoint(tmp_path / name)
+
+
+def test_safetensors_files_are_read(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    state = nn.Linear(2, 3).state_dict()
+    safetensors.save_file(state, tmp_path / "file.safetensors")
+    assert same(load_checkpoint(tmp_path / "file.safetensors").state_dict, state)
+    (tmp_path / "bad.safetensors").write_bytes(b"hello")
+    with pytest.raises(ValueError, match=r"bad.safetensors` is no safetensors file"):
+        load_checkpoint(tmp_path / "bad.safetensors")
+
+
+def test_safetensors_files_ask_for_the_package(tmp_path, monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr("bu_torch.checkpoints.import_module", missing)
+    (tmp_path / "file.safetensors").write_bytes(b"")
+    with pytest.raises(ImportError, match="pip install safetensors"):
+        load_checkpoint(tmp_path / "file.safetensors")

@@ -1,0 +1,148 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import problems
+import pytest
+import torch
+from torch import nn
+
+from bu_torch import load_checkpoint, rank_checkpoints
+from bu_torch.cli import main
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+
+net = Net()
+inputs = torch.load("inputs.pt")
+labels = torch.arange(len(inputs)) % 3
+
+def training():
+    return inputs, labels
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with code and three checkpoints, the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ranked_project.py").write_text(CODE)
+    features, labels = problems.blobs()
+    torch.save(features, tmp_path / "inputs.pt")
+    (tmp_path / "checkpoints").mkdir()
+    module = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for epoch in range(3):
+        torch.save({"state_dict": module.state_dict(), "epoch": epoch}, tmp_path / "checkpoints" / f"{epoch}.ckpt")
+        for _ in range(10):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(features), labels).backward()
+            optimizer.step()
+    yield tmp_path
+    sys.modules.pop("ranked_project", None)
+
+
+def rank(*arguments, data="ranked_project:training", module="ranked_project:Net"):
+    return main(["rank", "--module", module, "--data", data, *map(str, arguments)])
+
+
+def test_ranks_writes_copies_and_averages(project, capsys):
+    path = list(sys.path)
+    status = rank(
+        *("checkpoints", "--json", "r.json", "--csv", "r.csv", "--keep", 2, "--to", "kept", "--soup", "soup.ckpt"),
+        *("--rule", "trust_score", "--cache", "cache.npz"),
+    )
+    assert status == 0
+    assert sys.path == path
+    ranking = rank_checkpoints(project / "checkpoints", nn.Linear(4, 3), problems.blobs(), rule="trust_score")
+    content = json.loads((project / "r.json").read_text())
+    assert [c["epoch"] for c in content["candidates"]] == [c.epoch for c in ranking]
+    assert [c["score"] for c in content["candidates"]] == [c.score for c in ranking]
+    assert len((project / "r.csv").read_text().splitlines()) == 4
+    assert {file.name for file in (project / "kept").iterdir()} == {c.path.name for c in ranking[:2]}
+    assert load_checkpoint(project / "soup.ckpt").state_dict.keys() == {"weight", "bias"}
+    assert (project / "cache.npz").exists()
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "3 candidates by trust_score, best first"
+    assert f"kept {Path('kept', ranking.best.path.name)}" in said
+    assert "soup.ckpt" in said[-1]
+
+
+@pytest.mark.parametrize("module", ["ranked_project:Net", "ranked_project:net"])
+def test_takes_classes_and_instances(project, capsys, module):
+    assert rank("checkpoints/0.ckpt", "checkpoints/2.ckpt", "--device", "cpu", module=module) == 0
+    assert capsys.readouterr().out.startswith("2 candidates by consensus")
+
+
+def test_settings_arrive(project, capsys):
+    options = ("--n-neighbors", 20, "--n-draws", 2, "--seed", 3, "--max-samples", 60, "--n-components", 2)
+    assert rank("checkpoints", *options, "--batch-size", 7) == 0
+    few = capsys.readouterr().out
+    assert rank("checkpoints", *options) == 0
+    assert capsys.readouterr().out == few
+    assert rank("checkpoints") == 0
+    assert capsys.readouterr().out != few
+
+
+def test_a_file_named_twice_is_said(project, capsys):
+    assert rank("checkpoints", "checkpoints/0.ckpt") == 0
+    said = capsys.readouterr()
+    assert "0.ckpt` is named twice and counts once" in said.err
+    assert said.out.startswith("3 candidates")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["missing.ckpt"], "no checkpoint `missing.ckpt`"),
+        (["checkpoints", "--keep", 2], "`--keep N` and `--to DIR`"),
+        (["checkpoints", "--keep", 9, "--to", "kept"], "`n_best`"),
+        (["checkpoints", "--soup", "inputs.pt"], "`inputs.pt` is there already"),
+        (["inputs.pt"], "`inputs.pt` must hold"),
+        (["ranked_project.py"], "`ranked_project.py` is no file"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(project, capsys, arguments, said):
+    assert rank(*arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("bu-torch: ")
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("place", ["ranked_project", "ranked_project:", ":x", "no_project:x", "ranked_project:missing"])
+@pytest.mark.parametrize("option", ["module", "data"])
+def test_a_name_that_leads_nowhere_is_said(project, capsys, option, place):
+    assert rank("checkpoints", **{option: place}) == 1
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert place.strip(":").split(":")[0] in error
+
+
+def test_a_pickle_is_run_only_if_told(project, capsys):
+    class Mark:
+        def __reduce__(self):
+            return (os.mkdir, ("mark",))
+
+    state = nn.Linear(4, 3).state_dict()
+    torch.save({"state_dict": state, "other": Mark()}, project / "crafted.ckpt")
+    assert rank("checkpoints", "crafted.ckpt") == 1
+    assert "--no-weights-only" in capsys.readouterr().err
+    assert not (project / "mark").exists()
+    assert rank("checkpoints", "crafted.ckpt", "--no-weights-only") == 0
+    assert (project / "mark").exists()
+
+
+def test_runs_as_a_command(project):
+    command = [sys.executable, "-m", "bu_torch", "rank", "--module", "ranked_project:Net"]
+    command += ["--data", "ranked_project:training", "checkpoints"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("3 candidates by consensus, best first")
