@@ -31,7 +31,6 @@ def stripes(n_images: int = 240, size: int = 32) -> tuple[Tensor, Tensor]:
     return (images + torch.randn(images.shape, generator=generator)).unsqueeze(1).repeat(1, 3, 1, 1), labels
 
 
-# --8<-- [start:module]
 class Head(L.LightningModule):
     """A linear head on a backbone that is not trained."""
 
@@ -53,18 +52,13 @@ class Head(L.LightningModule):
         return torch.optim.Adam(self.head.parameters(), lr=0.01)
 
 
-# --8<-- [end:module]
-
-
 def main(weights: Any = None, epochs: int = 8) -> BoundaryUncertaintyStopping:
     torch.manual_seed(0)
-    # --8<-- [start:callback]
     backbone = get_model("resnet18", weights=weights)
     n_features = backbone.fc.in_features
     backbone.fc = nn.Identity()
     module = Head(backbone, n_features)
     stopping = BoundaryUncertaintyStopping(feature_extractor=module.backbone, max_samples=120, n_draws=1)
-    # --8<-- [end:callback]
     data = DataLoader(TensorDataset(*stripes()), batch_size=40, shuffle=True)
     with tempfile.TemporaryDirectory() as folder:
         trainer(folder, epochs, logger=False, callbacks=[stopping]).fit(module, data)

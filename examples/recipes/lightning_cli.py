@@ -1,6 +1,6 @@
 """`LightningCLI`: the callback from a YAML file, by its `class_path`.
 
-python examples/recipes/lightning_cli.py fit --config examples/recipes/lightning_cli.yaml
+Run `python examples/recipes/lightning_cli.py fit --config examples/recipes/lightning_cli.yaml`.
 """
 
 import lightning as L

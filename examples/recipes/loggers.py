@@ -1,6 +1,6 @@
 """One run, two loggers of Lightning: CSV, and TensorBoard with a tab of its own.
 
-python examples/recipes/loggers.py     # then: tensorboard --logdir examples/runs/loggers
+Run `python examples/recipes/loggers.py`, then `tensorboard --logdir examples/runs/loggers`.
 """
 
 import csv

@@ -1,7 +1,6 @@
 """MLflow into a local database file.
 
-pip install mlflow
-python examples/recipes/mlflow_local.py
+Run `python examples/recipes/mlflow_local.py`. It needs `pip install mlflow`.
 """
 
 import tempfile

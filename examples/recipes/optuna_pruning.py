@@ -17,15 +17,11 @@ from shared import Classifier, loader, trainer
 from bu_torch import BoundaryUncertaintyStopping
 
 
-# --8<-- [start:callback]
 class PruningCallback(PyTorchLightningPruningCallback):
     """Optuna's, at the end of training epochs; list it behind ours."""
 
     def on_train_epoch_end(self, *args: Any) -> None:
         self.on_validation_end(*args)
-
-
-# --8<-- [end:callback]
 
 
 def objective(trial: optuna.Trial, folder: str, epochs: int) -> float:

@@ -1,6 +1,6 @@
 """Lightning's own callbacks on our key: the monitor measures, `EarlyStopping` and `ModelCheckpoint` decide.
 
-python examples/recipes/own_callbacks.py
+Run `python examples/recipes/own_callbacks.py`.
 """
 
 import tempfile
@@ -13,13 +13,11 @@ from bu_torch import BoundaryUncertaintyMonitor
 
 
 def main(epochs: int = 60) -> tuple[BoundaryUncertaintyMonitor, EarlyStopping, ModelCheckpoint]:
-    # --8<-- [start:callbacks]
     monitor = BoundaryUncertaintyMonitor()
     stopping = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=10)
     checkpoint = ModelCheckpoint(
         monitor="boundary_uncertainty", mode="max", save_top_k=3, filename="{epoch}-{boundary_uncertainty:.3f}"
     )
-    # --8<-- [end:callbacks]
     with tempfile.TemporaryDirectory() as folder:
         trainer(folder, epochs, logger=False, callbacks=[monitor, stopping, checkpoint]).fit(Classifier(), loader())
         kept = sorted(Path(path).name for path in checkpoint.best_k_models)

@@ -1,6 +1,6 @@
 """A plain PyTorch loop: three lines of it are bu-torch's.
 
-python examples/recipes/plain_loop.py
+Run `python examples/recipes/plain_loop.py`.
 """
 
 import torch
@@ -15,7 +15,6 @@ def main(epochs: int = 200) -> BoundaryUncertaintyStopper:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
-    # --8<-- [start:loop]
     stopper = BoundaryUncertaintyStopper(inputs, labels, patience=20)
     for _ in range(epochs):
         for rows in torch.randperm(len(inputs)).split(50):
@@ -26,7 +25,6 @@ def main(epochs: int = 200) -> BoundaryUncertaintyStopper:
             break
     print(f"test error of the last epoch: {test_error(model):.3f}")
     stopper.restore(model)
-    # --8<-- [end:loop]
     print(f"test error of the kept epoch: {test_error(model):.3f} (epoch {stopper.best_epoch})")
     print(stopper.stopping_reason)
     return stopper

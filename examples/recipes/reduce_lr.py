@@ -1,6 +1,6 @@
 """`ReduceLROnPlateau` on boundary uncertainty: the learning rate falls when the boundary gets no better.
 
-python examples/recipes/reduce_lr.py
+Run `python examples/recipes/reduce_lr.py`.
 """
 
 import tempfile
@@ -17,13 +17,10 @@ from bu_torch import BoundaryUncertaintyMonitor
 class Scheduled(Classifier):
     """The classifier, with a scheduler that reads what the callback logs."""
 
-    # --8<-- [start:scheduler]
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", factor=0.5, patience=3)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "boundary_uncertainty"}}
-
-    # --8<-- [end:scheduler]
 
 
 def main(epochs: int = 40) -> tuple[BoundaryUncertaintyMonitor, Scheduled]:

@@ -1,6 +1,6 @@
 """Resuming: a run that was cut short goes on with its history, its patience and its best epoch.
 
-python examples/recipes/resume.py
+Run `python examples/recipes/resume.py`.
 """
 
 import tempfile

@@ -1,7 +1,6 @@
 """skorch without a validation split: a callback of its, of a dozen lines, that holds the stopper.
 
-pip install skorch
-python examples/recipes/skorch_callback.py
+Run `python examples/recipes/skorch_callback.py`. It needs `pip install skorch`.
 """
 
 from typing import Any

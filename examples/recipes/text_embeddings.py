@@ -37,7 +37,6 @@ def reviews() -> tuple[list[str], Tensor]:
     return texts, torch.tensor(labels)
 
 
-# --8<-- [start:embed]
 def embed(texts: list[str], tokenizer: Any, encoder: nn.Module) -> Tensor:
     """Mean over the tokens of a sentence, of length 1, as sentence-transformers does for such encoders."""
     vectors = []
@@ -48,9 +47,6 @@ def embed(texts: list[str], tokenizer: Any, encoder: nn.Module) -> Tensor:
         mask = tokens["attention_mask"].unsqueeze(2)
         vectors.append(nn.functional.normalize((hidden * mask).sum(dim=1) / mask.sum(dim=1), dim=1))
     return torch.cat(vectors)
-
-
-# --8<-- [end:embed]
 
 
 def random_encoder(texts: list[str]) -> tuple[Any, nn.Module]:

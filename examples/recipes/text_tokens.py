@@ -23,7 +23,6 @@ def sentences(n_sentences: int, seed: int) -> tuple[Tensor, Tensor]:
     return tokens + (N_TOKENS // 2) * is_second_half, labels
 
 
-# --8<-- [start:operations]
 def swap(tokens: Tensor, nearest_distance: Tensor, generator: torch.Generator) -> Tensor:
     """Another token in one place; one token is the least there is, so the distance is not needed."""
     place = torch.randint(0, tokens.shape[1], (len(tokens), 1), generator=generator)
@@ -32,9 +31,6 @@ def swap(tokens: Tensor, nearest_distance: Tensor, generator: torch.Generator) -
 
 def share_of_tokens(tokens: Tensor) -> Tensor:
     return nn.functional.one_hot(tokens, N_TOKENS).float().mean(dim=1)
-
-
-# --8<-- [end:operations]
 
 
 class Classifier(nn.Module):

@@ -1,7 +1,6 @@
 """Weights & Biases, offline: `wandb sync` sends the run later, if ever.
 
-pip install wandb
-python examples/recipes/wandb_offline.py
+Run `python examples/recipes/wandb_offline.py`. It needs `pip install wandb`.
 """
 
 import tempfile

@@ -1,6 +1,6 @@
 """`EMAWeightAveraging`: the average is what is measured, what is saved and what is put back.
 
-python examples/recipes/weight_averaging.py
+Run `python examples/recipes/weight_averaging.py`.
 """
 
 import tempfile
