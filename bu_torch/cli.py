@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bu_torch._rank_command import add_rank
+from bu_torch.report.commands import add_report, add_watch
 
 # Each adds one command, whose `run` is given the options.
-_COMMANDS: tuple[Callable[[Any], None], ...] = (add_rank,)
+_COMMANDS: tuple[Callable[[Any], None], ...] = (add_rank, add_report, add_watch)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,8 +5,11 @@ Thin subclasses, for the plain classes fall short where they follow a callback t
 `ModelCheckpoint` forgets its best score when a resumed run writes to a new folder.
 """
 
+import copy
 import math
+import zipfile
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
 else:  # the bases are the trainer's own: `_classes` adds them
     Callback = Checkpoint = EarlyStopping = ModelCheckpoint = object
+
+
+_BEST = ("best_k_models", "kth_best_model_path", "kth_value", "best_model_path", "best_model_score", "current_score")
 
 
 class Companion(Callback):
@@ -97,6 +103,8 @@ class KeeperMixin(Companion, ModelCheckpoint):
             save_on_train_epoch_end=True,
         )
         self.owner = owner
+        self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
+        self._obsolete: str | None = None  # its file, once the newest is written
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
@@ -118,18 +126,69 @@ class KeeperMixin(Companion, ModelCheckpoint):
         # Without Lightning's comparison of step counts, which stand still where a module steps its optimiser itself.
         return bool(trainer.fast_dev_run) or trainer.state.fn != FITTING or trainer.sanity_checking
 
+    def _update_best_and_save(self, current: Tensor, trainer: "Trainer", monitor_candidates: dict[str, Tensor]) -> None:
+        self._before = {name: copy.copy(getattr(self, name)) for name in _BEST}
+        self._obsolete = None
+        try:
+            super()._update_best_and_save(current, trainer, monitor_candidates)
+        except OSError as error:
+            if trainer.world_size > 1:  # the others wait for this one within Lightning
+                raise
+            self._take_back()
+            rank_zero_warn(
+                f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training goes on, and the"
+                f" best one before stays{f': {self.best_model_path}' if self.best_model_path else ''}."
+            )
+
+    def _remove_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
+        # Not yet: checkpoints of this epoch that others save must not name a file that is gone.
+        self._obsolete = filepath
+
+    def on_train_epoch_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        super().on_train_epoch_start(trainer, pl_module)
+        self._settle(trainer)
+
+    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        super().on_train_end(trainer, pl_module)
+        self._settle(trainer)
+
+    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
+        super().on_exception(trainer, pl_module, exception)
+        self._settle(trainer)
+
+    def _settle(self, trainer: "Trainer") -> None:
+        """Delete the best file before the newest, or take the newest back if it is not whole."""
+        if self._before is None:
+            return
+        if trainer.is_global_zero and not _is_whole(self.best_model_path):
+            rank_zero_warn(f"The checkpoint {self.best_model_path} is damaged: the best one before is kept instead.")
+            self._take_back()
+        elif self._obsolete is not None:
+            super()._remove_checkpoint(trainer, self._obsolete)
+        self._before = self._obsolete = None
+
+    def _take_back(self) -> None:
+        for name, value in (self._before or {}).items():
+            setattr(self, name, value)
+        self._before = self._obsolete = None
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.owner.is_comparable:
             return
         path = state_dict["best_model_path"]
-        if path and not self._fs.exists(path):
+        if path and not (self._fs.exists(path) and _is_whole(path)):
             rank_zero_warn(
-                f"The checkpoint of the best epoch so far is gone: {path}."
+                f"The checkpoint of the best epoch so far is gone or damaged: {path}."
                 " The best of the epochs to come is kept instead."
             )
             return
         # A resumed run usually writes to a new folder; the best so far stays the one to beat.
         super().load_state_dict({**state_dict, "dirpath": self.dirpath})
+
+
+def _is_whole(path: str) -> bool:
+    """Whether a file of this machine's disk ends as torch ends its files; a folder, or a path elsewhere, may be."""
+    return not Path(path).is_file() or zipfile.is_zipfile(path)
 
 
 class MemoryKeeperMixin(Companion, Checkpoint):

@@ -241,7 +241,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self._predictions = state_dict.get("predictions", torch.empty(0)).long()
         if state_dict.get("plan") is not None and state_dict["asked"] == self._asked():
             self._plan = Plan(*state_dict["plan"])
-        self._fingerprint = state_dict.get("samples")
+            self._fingerprint = state_dict.get("samples")
 
     def _clear(self) -> None:
         self.history = []
@@ -322,8 +322,8 @@ class BoundaryUncertaintyMonitor(Callback):
         )
 
     def _asked(self) -> list[float | None]:
-        """What a plan follows from, the training data aside."""
-        return [self.budget, self.n_draws, self.max_samples, self.n_neighbors]
+        """Settings that decide what is looked at."""
+        return [self.budget, self.n_draws, self.max_samples, self.n_neighbors, self.seed, self.n_components]
 
     def _prepare(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Read the samples and compute all that does not depend on the network; in the first process, for all."""

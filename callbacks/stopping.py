@@ -17,6 +17,8 @@ from bu_torch.selection import RuleName, SelectionRule
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
+_SHARDED = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy")
+
 
 class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
@@ -298,6 +300,12 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     def _restore(self, trainer: "Trainer") -> bool:
         module = trainer.lightning_module
+        if type(trainer.strategy).__name__ in _SHARDED:
+            rank_zero_warn(
+                f"{type(trainer.strategy).__name__} shards the weights, which are not put back into such a module: the"
+                f" kept epoch is in {self.best_model_path}."
+            )
+            return False
         if isinstance(self._keeper, MemoryKeeperMixin):
             module.load_state_dict(self._keeper.best_weights, strict=module.strict_loading)
             return True

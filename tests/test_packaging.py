@@ -30,11 +30,12 @@ def test_packages_listed_are_the_folders_there_are():
     assert set(settings["packages"]) == folders | {"bu_torch.callbacks"}
 
 
-def test_wheel_holds_every_module_and_the_type_marker(wheel):
+def test_wheel_holds_every_module_the_page_and_the_type_marker(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(f.relative_to(ROOT)) for f in ROOT.glob("bu_torch/**/*.py")}
     modules |= {f"bu_torch/callbacks/{f.name}" for f in ROOT.glob("callbacks/*.py")}
-    assert modules | {"bu_torch/py.typed"} <= names
+    parts = {f"bu_torch/report/page.{kind}" for kind in ("css", "html", "js")}
+    assert modules | parts | {"bu_torch/py.typed"} <= names
     assert not {name for name in names if name.startswith(("tests", "examples", "benchmarks", "callbacks"))}
 
 

@@ -1,0 +1,146 @@
+"""How the figures of a page are drawn: by plotly, without colours that hold in light or in dark alone.
+
+Backgrounds, grids and text come from `THEMES`, which the page puts in as it is read; curves are seen on both.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from bu_torch.report.verdict import Verdict
+
+BLUE, ORANGE, VIOLET, GREEN, GREY = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2"
+_FEW_CHECKS = 40  # up to so many, each is marked
+
+
+def _theme(text: str, grid: str, panel: str, mark: str) -> dict[str, Any]:
+    axis = {"gridcolor": grid, "zerolinecolor": grid, "linecolor": grid, "tickcolor": grid, "automargin": True}
+    return {
+        "layout": {
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"color": text, "family": "system-ui, sans-serif", "size": 13},
+            "xaxis": axis,
+            "yaxis": axis,
+            "hoverlabel": {"bgcolor": panel, "bordercolor": grid, "font": {"color": text}, "align": "left"},
+            "shapedefaults": {"line": {"color": mark, "width": 1.5, "dash": "dash"}},
+            "annotationdefaults": {"font": {"color": mark, "size": 12}, "bgcolor": panel},
+        }
+    }
+
+
+THEMES = {
+    "light": _theme(text="#1c2430", grid="#dfe4ea", panel="#ffffff", mark="#0f1720"),
+    "dark": _theme(text="#e3e8ef", grid="#333c48", panel="#191f27", mark="#f4f7fb"),
+}
+# The stronger the colour, the worse the boundary; a good one fades into the page.
+WORSE = {
+    "light": [[0, "#8f2d0c"], [0.35, "#e2682a"], [0.7, "#f9bd8d"], [1, "#fbe8d6"]],
+    "dark": [[0, "#ffb37a"], [0.35, "#cf6423"], [0.7, "#743b19"], [1, "#3a2a21"]],
+}
+MORE = {
+    "light": [[0, "#f5f8fd"], [0.25, "#a9c8f7"], [0.6, "#3b82f6"], [1, "#142f66"]],
+    "dark": [[0, "#171d26"], [0.25, "#1f3e74"], [0.6, "#3b82f6"], [1, "#d6e6ff"]],
+}
+COLOUR_BAR = {"thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
+# Where a map is wider than a phone, a bar beside it would be out of sight.
+BELOW = {
+    "orientation": "h",
+    "title": {"text": "U", "side": "top"},
+    "len": 0.5,
+    "x": 0,
+    "xanchor": "left",
+    "y": 0,
+    "yanchor": "top",
+}
+
+
+class Figure(NamedTuple):
+    """A figure with what it says.
+
+    Attributes:
+        name: Its own in the page.
+        title: Of its section.
+        reading: How to read it, one sentence or two.
+        drawing: `data` and `layout` for plotly, and `scales`, the colours of a map by theme.
+        height: In pixels.
+        least_width: In pixels; on a narrower screen it is scrolled.
+        most_width: In pixels; 0 for that of the page.
+    """
+
+    name: str
+    title: str
+    reading: str
+    drawing: dict[str, Any]
+    height: int
+    least_width: int = 0
+    most_width: int = 0
+
+
+def plotly_script() -> str:
+    """The code of plotly.js.
+
+    Raises:
+        ImportError: If plotly is not installed.
+    """
+    _graph_objects()
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+def _graph_objects() -> Any:
+    try:
+        from plotly import graph_objects
+    except ImportError:
+        raise ImportError("The page is drawn with plotly: pip install 'bu-torch[report]'.") from None
+    return graph_objects
+
+
+def drawn(
+    traces: list[dict[str, Any]],
+    layout: dict[str, Any],
+    verdict: Verdict | None,
+    scales: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A figure that plotly has checked, as JSON; `verdict` marks the kept epoch."""
+    layout = {
+        "margin": {"l": 8, "r": 12, "t": 24, "b": 8},
+        "hovermode": "closest" if scales else "x unified",
+        "legend": {"orientation": "h", "yref": "container", "yanchor": "bottom", "y": 0, "xanchor": "left", "x": 0},
+        "uirevision": "kept",  # a page that is drawn again keeps what was zoomed to
+    } | layout
+    if verdict is not None and verdict.kept is not None:
+        mark = {"x0": verdict.kept, "x1": verdict.kept, "y0": 0, "y1": 1, "yref": "paper"}
+        layout["shapes"] = [{"type": "line", **mark}]
+        text = f"{'kept' if verdict.rule else 'would be kept'}: {verdict.kept}"
+        layout["annotations"] = [
+            {"x": verdict.kept, "y": 1, "yref": "paper", "yanchor": "bottom", "text": text, "showarrow": False}
+        ]
+    made = json.loads(_graph_objects().Figure({"data": traces, "layout": layout}).to_json())
+    made["layout"].pop("template", None)
+    return {"data": made["data"], "layout": made["layout"], "scales": scales}
+
+
+def curve(
+    x: list[Any], y: Sequence[float], name: str, colour: str, dash: str = "solid", yaxis: str = "y"
+) -> dict[str, Any]:
+    """A trace of values by epoch, with gaps where one is not finite."""
+    mode = "lines+markers" if len(x) <= _FEW_CHECKS and dash == "solid" else "lines"
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "x": x,
+        "y": known(y),
+        "name": name,
+        "yaxis": yaxis,
+        "line": {"color": colour, "dash": dash, "width": 2},
+        "marker": {"size": 5},
+        "hovertemplate": "%{y:.4g}",
+    }
+
+
+def known(values: Sequence[float]) -> list[float | None]:
+    """`values` with a gap where one is not finite, which JSON cannot say."""
+    return [value if math.isfinite(value) else None for value in values]

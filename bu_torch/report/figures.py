@@ -1,0 +1,356 @@
+"""The figures of a page: what each shows of a record, and how it is read."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bu_torch.report.drawing import (
+    BELOW,
+    BLUE,
+    COLOUR_BAR,
+    GREEN,
+    GREY,
+    MORE,
+    ORANGE,
+    VIOLET,
+    WORSE,
+    Figure,
+    curve,
+    drawn,
+    known,
+)
+from bu_torch.report.reading import Histogram, Record
+from bu_torch.report.text import escaped, figure
+from bu_torch.report.verdict import RULE_LABELS, Verdict, shown_details
+
+# Of sizes that leave each to be seen where they coincide.
+_RULE_MARKS = {
+    "consensus": ("diamond", 19, VIOLET),
+    "boundary_uncertainty": ("circle", 12, BLUE),
+    "trust_score": ("square", 9, ORANGE),
+}
+_MOST_COLUMNS = 300  # of a map over the epochs; more are narrower than a pixel
+_MOST_CLASSES = 40
+_BLANK_WEIGHT = 1e-6  # effective samples; with fewer near its boundary a pair counts as separable
+
+
+def figures(record: Record, verdict: Verdict) -> list[Figure]:
+    """All figures for which the record has something to show.
+
+    Raises:
+        ImportError: If plotly is not installed.
+    """
+    if not record.checks:
+        return []
+    makers: tuple[Callable[[Record, Verdict], Figure | None], ...] = (
+        _scores,
+        _agreement,
+        _pairs,
+        _near_boundary,
+        _local_uncertainty,
+        _log_trust,
+        _cost,
+    )
+    made = (make(record, verdict) for make in makers)
+    return [one for one in made if one is not None]
+
+
+def class_name(record: Record, index: int, most: int = 60) -> str:
+    """A class in words, escaped: plotly understands some HTML in its labels."""
+    has_name = record.classes is not None and index < len(record.classes)
+    return escaped(record.classes[index] if has_name and record.classes else index, most)
+
+
+def _scores(record: Record, verdict: Verdict) -> Figure:
+    epochs = record.values("epoch")
+    details = [record.details.get(check["epoch"]) for check in record.checks]
+    ceilings = [math.nan if one is None else one.ceiling for one in details]
+    curves = [
+        curve(epochs, record.values("boundary_uncertainty"), "boundary uncertainty", BLUE),
+        curve(epochs, ceilings, "its ceiling", GREY, dash="dot"),
+        curve(epochs, _smoothed(record, "boundary_uncertainty"), "smoothed", BLUE, dash="dash"),
+        curve(epochs, record.values("trust_score"), "trust score", ORANGE, yaxis="y2"),
+        curve(epochs, _smoothed(record, "trust_score"), "smoothed", ORANGE, dash="dash", yaxis="y2"),
+    ]
+    layout = {
+        "xaxis": {"title": {"text": "epoch"}, "anchor": "y2"},
+        "yaxis": {"title": {"text": "U"}, "domain": [0.46, 1], "rangemode": "tozero"},
+        "yaxis2": {"title": {"text": "trust"}, "domain": [0, 0.4], "anchor": "x"},
+    }
+    drawing = drawn(
+        [one for one in curves if any(value is not None for value in one["y"])] + _marks(verdict), layout, verdict
+    )
+    return Figure(
+        "scores",
+        "Boundary uncertainty and trust",
+        "Larger is better in both. Boundary uncertainty asks whether both classes mix along the decision boundary,"
+        " trust whether predictions agree with the nearest samples. The dotted curve is what boundary uncertainty could"
+        " reach with as many samples near the boundary as there are; the marks are what each rule would have kept.",
+        drawing,
+        520,
+    )
+
+
+def _marks(verdict: Verdict) -> list[dict[str, Any]]:
+    """What each rule would have kept, on both curves."""
+    traces = []
+    for rule, check in verdict.by_rule.items():
+        if check is None:
+            continue
+        symbol, size, colour = _RULE_MARKS[rule]
+        for axis, name in (("y", "boundary_uncertainty"), ("y2", "trust_score")):
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "x": [check["epoch"]],
+                    "y": known([check[name]]),
+                    "yaxis": axis,
+                    "name": f"rule: {RULE_LABELS[rule]}",
+                    "legendgroup": rule,
+                    "showlegend": axis == "y",
+                    "marker": {"symbol": f"{symbol}-open", "size": size, "color": colour, "line": {"width": 2.5}},
+                    "hovertemplate": "epoch %{x}: %{y:.4g}",
+                }
+            )
+    return traces
+
+
+def _agreement(record: Record, verdict: Verdict) -> Figure | None:
+    epochs = record.values("epoch")
+    signals = (
+        ("label_agreement", "with the labels", BLUE),
+        ("vote_agreement", "with the votes nearby", GREEN),
+        ("neighbor_agreement", "with the nearest class", ORANGE),
+        ("prediction_changes", "changed since the last check", GREY),
+        ("omission", "boundary left out (omission)", VIOLET),
+    )
+    curves = [curve(epochs, record.values(name), label, colour) for name, label, colour in signals]
+    curves = [one for one in curves if any(value is not None for value in one["y"])]
+    if not curves:
+        return None
+    layout = {"xaxis": {"title": {"text": "epoch"}}, "yaxis": {"title": {"text": "share"}}}
+    return Figure(
+        "agreement",
+        "What the consensus rule looks at",
+        "Shares of the moved samples. Predictions should agree with labels, votes and nearest classes, and change"
+        " little; agreement with the labels that still rises while the others fall is the sign of overfitting."
+        " Omission, where smaller is better, decides nothing.",
+        drawn(curves, layout, verdict),
+        380,
+    )
+
+
+def _pairs(record: Record, verdict: Verdict) -> Figure | None:
+    shown = shown_details(record, verdict)
+    if shown is None or not len(shown[1].pairs):
+        return None
+    epoch, details = shown
+    classes, n_left_out = _classes_shown(details.pairs)
+    place = {index: position for position, index in enumerate(classes)}
+    values: list[list[float | None]] = [[None] * len(classes) for _ in classes]
+    notes = [[""] * len(classes) for _ in classes]
+    for first, second, share, weight, value in details.pairs.tolist():
+        k, m = int(first), int(second)
+        if k not in place or m not in place:
+            continue
+        note = f"{class_name(record, k)} | {class_name(record, m)}<br>U {figure(value)}, {share:.2%} of the samples<br>"
+        near = "none near the boundary: counts as separable" if not weight >= _BLANK_WEIGHT else "near the boundary"
+        note += near if not weight >= _BLANK_WEIGHT else f"{weight:.1f} effective samples {near}"
+        for row, column in ((place[k], place[m]), (place[m], place[k])):
+            values[row][column] = value if math.isfinite(value) else None
+            notes[row][column] = note
+    ticks = {
+        "tickvals": list(range(len(classes))),
+        "ticktext": [class_name(record, index, 14) for index in classes],
+        "showgrid": False,
+        "zeroline": False,
+    }
+    reached = [value for row in values for value in row if value is not None]
+    trace = {
+        "type": "heatmap",
+        "z": values,
+        "hovertext": notes,
+        "hoverinfo": "text",
+        "hoverongaps": False,
+        "xgap": 1,
+        "ygap": 1,
+        "coloraxis": "coloraxis",
+    }
+    if len(classes) <= 8:
+        trace["texttemplate"] = "%{z:.2f}"
+    layout = {
+        "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
+        "yaxis": {**ticks, "autorange": "reversed"},
+        "coloraxis": {"cmin": 0, "cmax": max([*reached, 1e-9]), "colorbar": COLOUR_BAR | BELOW},
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+    }
+    n_unrecorded = details.n_pairs_left_out
+    unrecorded = (
+        f" {n_unrecorded} pairs with fewer samples near their boundary are not in the record." if n_unrecorded else ""
+    )
+    side = max(22, 240 // len(classes)) * len(classes)
+    left_out = (
+        f" The {len(classes)} classes with the worst boundaries are shown, {n_left_out} are not." if n_left_out else ""
+    )
+    return Figure(
+        "pairs",
+        f"Which boundaries are bad: pairs of classes at epoch {epoch}",
+        "The stronger the colour, the less do the two classes mix along the boundary between them; a pair that no"
+        f" sample lies between is blank.{left_out}{unrecorded}",
+        drawn([trace], layout, None, WORSE),
+        160 + side,
+        least_width=0 if len(classes) <= 8 else 100 + 20 * len(classes),
+        most_width=max(420, 160 + 3 * side // 2),
+    )
+
+
+def _classes_shown(pairs: np.ndarray) -> tuple[list[int], int]:
+    """Classes to show in ascending order, those with the most samples on bad boundaries, and how many are left out."""
+    loss: dict[int, float] = {}
+    for first, second, share, _, value in pairs.tolist():
+        for index in (int(first), int(second)):
+            loss[index] = loss.get(index, 0.0) + share * (1 - value if math.isfinite(value) else 0)
+    worst = sorted(loss, key=lambda index: -loss[index])[:_MOST_CLASSES]
+    return sorted(worst), len(loss) - len(worst)
+
+
+def _near_boundary(record: Record, verdict: Verdict) -> Figure | None:
+    return _spread(
+        record,
+        verdict,
+        "near_boundary",
+        "Distance from the boundary",
+        "kernel widths",
+        "Each column is a check: how many of the moved samples lie how far from the decision boundary, in kernel"
+        " widths. Those at the bottom are on it, and the top row has all that are farther. A network that grows certain"
+        " pushes them up, and few are left to measure at.",
+    )
+
+
+def _local_uncertainty(record: Record, verdict: Verdict) -> Figure | None:
+    return _spread(
+        record,
+        verdict,
+        "local_uncertainty",
+        "Local uncertainty",
+        "u",
+        "How evenly both classes mix around each sample, by check: at the top both are equally likely there, at the"
+        " bottom one of them is alone, or the boundary is too far to tell.",
+    )
+
+
+def _log_trust(record: Record, verdict: Verdict) -> Figure | None:
+    return _spread(
+        record,
+        verdict,
+        "log_trust",
+        "Trust of single samples",
+        "log trust",
+        "Trust in the predictions, by check: below 0 the nearest class is another one than was predicted. A tail that"
+        " stays there holds samples worth a look; those trusted least are listed below.",
+    )
+
+
+def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, reading: str) -> Figure | None:
+    """A histogram over the epochs, as a map; checks whose bins differ from the last one's are left out."""
+    found = {epoch: one.histograms[name] for epoch, one in sorted(record.details.items()) if name in one.histograms}
+    if not found:
+        return None
+    all_edges = found[max(found)].edges
+    epochs = _thinned([epoch for epoch, one in found.items() if _same(one.edges, all_edges)], verdict.kept)
+    edges, columns = _trimmed(all_edges, [_shares(found[epoch]) for epoch in epochs])
+    n_bins = len(edges) - 1
+    ranges = [f"{_edge(low, '-∞')} to {_edge(high, '∞')}" for low, high in itertools.pairwise(edges)]
+    # One row may hold nearly all, such as that of all beyond an edge: the others are to be told apart.
+    fullest = sorted(max(column[place] for column in columns) for place in range(n_bins))
+    most = next((share for share in (fullest[-2:-1] or fullest) if share > 0), 1.0)
+    step = max(1, math.ceil(n_bins / 8))
+    trace = {
+        "type": "heatmap",
+        "x": epochs,
+        "y": list(range(n_bins)),
+        "z": [list(row) for row in zip(*columns, strict=True)],
+        "hovertext": [[text] * len(epochs) for text in ranges],
+        "hovertemplate": f"epoch %{{x}}, {axis} %{{hovertext}}: %{{z:.1%}}<extra></extra>",
+        "coloraxis": "coloraxis",
+    }
+    layout = {
+        "xaxis": {"title": {"text": "epoch"}, "showgrid": False, "zeroline": False},
+        "yaxis": {
+            "title": {"text": axis},
+            "tickvals": [place - 0.5 for place in range(0, n_bins + 1, step)],
+            "ticktext": [_edge(edges[place], "-∞" if place == 0 else "∞") for place in range(0, n_bins + 1, step)],
+            "showgrid": False,
+            "zeroline": False,
+        },
+        "coloraxis": {"cmin": 0, "cmax": most, "colorbar": COLOUR_BAR | {"tickformat": ".2~%"}},
+    }
+    if fullest[-1] > most:
+        reading += f" The fullest row, with up to {fullest[-1]:.0%}, is beyond the colours."
+    return Figure(name, title, reading, drawn([trace], layout, verdict, MORE), 340)
+
+
+def _cost(record: Record, verdict: Verdict) -> Figure | None:
+    between, checks = _differences(record.values("seconds")), _differences(record.values("check_seconds"))
+    training = [total - check for total, check in zip(between, checks, strict=True)]
+    if not any(math.isfinite(value) for value in training):
+        return None
+    epochs = record.values("epoch")
+    curves = [curve(epochs, checks, "check", BLUE), curve(epochs, training, "all else", GREY)]
+    for one in curves:
+        one["hovertemplate"] = "%{y:.3~s}s"
+    layout = {
+        "xaxis": {"title": {"text": "epoch"}},
+        "yaxis": {"title": {"text": "seconds"}, "type": "log", "minor": {"showgrid": False}},
+    }
+    return Figure(
+        "cost",
+        "What the checks cost",
+        "Seconds that each check took, beside all else since the one before: training, and what its callbacks do. The"
+        " axis is logarithmic.",
+        drawn(curves, layout, verdict),
+        320,
+    )
+
+
+def _smoothed(record: Record, name: str) -> list[float]:
+    return record.values(f"{name}_smoothed")
+
+
+def _differences(totals: list[float]) -> list[float]:
+    """What each check adds to a total that starts at 0; NaN where it is not known, or falls as a clock must not."""
+    differences = []
+    before = 0.0
+    for total in totals:
+        differences.append(total - before if total >= before else math.nan)
+        before = total if math.isfinite(total) else before
+    return differences
+
+
+def _thinned(epochs: list[int], kept: int | None) -> list[int]:
+    step = math.ceil(len(epochs) / _MOST_COLUMNS)
+    return sorted({*epochs[::step], *epochs[-1:], *([kept] if kept in epochs else [])})
+
+
+def _shares(histogram: Histogram) -> list[float]:
+    total = sum(count for count in histogram.counts if math.isfinite(count))
+    return [count / total if total > 0 else 0.0 for count in histogram.counts]
+
+
+def _trimmed(edges: list[float], columns: list[list[float]]) -> tuple[list[float], list[list[float]]]:
+    """Edges and columns without the outer bins that are always empty."""
+    filled = [place for place in range(len(edges) - 1) if any(column[place] for column in columns)] or [0]
+    start, stop = filled[0], filled[-1] + 1
+    return edges[start : stop + 1], [column[start:stop] for column in columns]
+
+
+def _same(edges: list[float], others: list[float]) -> bool:
+    return len(edges) == len(others) and bool(np.allclose(edges, others, equal_nan=True))
+
+
+def _edge(value: float, infinite: str) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else infinite

@@ -1,0 +1,178 @@
+"""The page: one file with its figures, its style and all it runs in it, so that nothing is fetched."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from bu_torch.report.drawing import THEMES, plotly_script
+from bu_torch.report.figures import figures
+from bu_torch.report.reading import Record
+from bu_torch.report.sections import header, sections
+from bu_torch.report.text import escaped
+from bu_torch.report.verdict import Verdict, headline
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a page shows of a record: all of it but what draws it.
+
+    Attributes:
+        title: Of the window, escaped.
+        main: HTML.
+        drawings: For the script: a list of figures.
+        has_ended: Whether nothing will be added to the record.
+    """
+
+    title: str
+    main: str
+    drawings: list[dict[str, Any]]
+    has_ended: bool
+
+    def as_json(self) -> str:
+        """All of it, as the script of the page reads it."""
+        return _json({"title": self.title, "main": self.main, "drawings": self.drawings, "hasEnded": self.has_ended})
+
+
+def render(record: Record, others: Sequence[Path] = ()) -> str:
+    """The page of a record.
+
+    Args:
+        record: What `read_record` has read.
+        others: Other records nearby, to be listed.
+
+    Returns:
+        HTML that fetches nothing.
+
+    Raises:
+        ImportError: If plotly is not installed.
+        ValueError: If the record's settings are none that a rule takes.
+    """
+    return page(content(record, others))
+
+
+def write_report(record: Record, path: str | PathLike[str], others: Sequence[Path] = ()) -> Path:
+    """Write the page of a record; a file that is there is replaced as a whole or not at all.
+
+    Args:
+        record: What `read_record` has read.
+        path: Where to; folders are made if need be.
+        others: Other records nearby, to be listed.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: If plotly is not installed.
+        OSError: If it cannot be written.
+        ValueError: If the record's settings are none that a rule takes.
+    """
+    path = Path(path)
+    text = render(record, others).encode("utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}.", delete=False) as file:
+        unfinished = Path(file.name)
+        try:
+            file.write(text)
+            file.close()
+            unfinished.chmod(0o666 & ~_umask())
+            unfinished.replace(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+    return path
+
+
+def content(record: Record, others: Sequence[Path] = ()) -> Content:
+    """What the page of a record shows.
+
+    Args:
+        record: What `read_record` has read.
+        others: Other records nearby, to be listed.
+
+    Returns:
+        Its parts.
+
+    Raises:
+        ImportError: If plotly is not installed.
+        ValueError: If the record's settings are none that a rule takes.
+    """
+    verdict = Verdict.of(record)
+    drawn = figures(record, verdict)
+    said = headline(record, verdict)[0]
+    drawings = [{"name": one.name, **one.drawing} for one in drawn]
+    title = f"{escaped(said)} – boundary uncertainty"  # noqa: RUF001
+    return Content(title, sections(record, verdict, drawn, others), drawings, record.end is not None)
+
+
+def message(title: str, text: str) -> Content:
+    """A page that says why there is nothing to show.
+
+    Args:
+        title: In a few words.
+        text: All of it.
+
+    Returns:
+        Its parts.
+    """
+    return Content(escaped(title), header(title, text), [], has_ended=False)
+
+
+def page(shown: Content, refresh_seconds: float | None = None) -> str:
+    """The whole page.
+
+    Args:
+        shown: What it shows.
+        refresh_seconds: How often it asks where it came from for news; None: never.
+
+    Returns:
+        HTML. Its policy lets it run no script but the two it has, and fetch nothing, or from where it came alone.
+
+    Raises:
+        ImportError: If plotly is not installed.
+    """
+    scripts = plotly_script(), _resource("page.js")
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    connect = "'none'" if refresh_seconds is None else "'self'"
+    parts = {
+        "policy": f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
+        f" connect-src {connect}; base-uri 'none'; form-action 'none'",
+        "title": shown.title,
+        "style": _resource("page.css"),
+        "refresh": "" if refresh_seconds is None else f"{refresh_seconds:g}",
+        "main": shown.main,
+        "themes": _json(THEMES),
+        "content": _json({"drawings": shown.drawings, "hasEnded": shown.has_ended}),
+        "plotly": scripts[0],
+        "script": scripts[1],
+    }
+    # In one pass, so that nothing that is filled in is looked at again.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _resource("page.html"))
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand within a script element: it has no `<`, and no character beyond ASCII."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+
+
+def _resource(name: str) -> str:
+    return resources.files("bu_torch.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

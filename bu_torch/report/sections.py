@@ -1,0 +1,247 @@
+"""What stands on the page, in HTML: words, tables, and room for the figures."""
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bu_torch.report.drawing import Figure
+from bu_torch.report.figures import class_name
+from bu_torch.report.reading import Doubt, Record
+from bu_torch.report.text import duration, escaped, figure
+from bu_torch.report.verdict import RULE_LABELS, Verdict, headline, level, shown_details
+
+_MOST_PAIRS = 10
+
+
+def sections(record: Record, verdict: Verdict, drawn: Sequence[Figure], others: Sequence[Path]) -> str:
+    """All of a page, from its headline to where it comes from."""
+    said, why = headline(record, verdict)
+    plots = {one.name: _figure(one) for one in drawn}
+    parts = (
+        header(said, f"{why} {level(record, verdict)}"),
+        _missing(record),
+        _tiles(record, verdict),
+        plots.get("scores", ""),
+        _rules(record, verdict),
+        plots.get("agreement", ""),
+        plots.get("pairs", ""),
+        _worst_pairs(record, verdict),
+        *(plots.get(name, "") for name in ("near_boundary", "local_uncertainty", "log_trust")),
+        _doubtful(record, verdict),
+        plots.get("cost", ""),
+        _settings(record),
+        _sources(record, others),
+    )
+    return "".join(parts)
+
+
+def header(title: str, text: str) -> str:
+    """The top of a page."""
+    kind = '<p class="kind">Boundary uncertainty report</p>'
+    return f"<header>{kind}<h1>{escaped(title)}</h1><p>{escaped(text)}</p></header>"
+
+
+def _missing(record: Record) -> str:
+    notes = list(record.missing)
+    if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
+        notes.append(
+            f"Boundary uncertainty is not finite in {n_bad} of {len(record.checks)} checks: gaps in the curve."
+        )
+    without = [check["epoch"] for check in record.checks if check["epoch"] not in record.details]
+    if record.details and without:
+        notes.append(f"Of {len(without)} of {len(record.checks)} checks no details were written.")
+    return f'<ul class="notes">{"".join(f"<li>{escaped(note)}</li>" for note in notes)}</ul>' if notes else ""
+
+
+def _tiles(record: Record, verdict: Verdict) -> str:
+    if not record.checks:
+        return ""
+    check = next((check for check in record.checks if check["epoch"] == verdict.kept), None)
+    last = record.checks[-1]
+    tiles = [("checks", str(len(record.checks)), f"last: epoch {last['epoch']}")]
+    if check is not None:
+        shown = record.details.get(check["epoch"])
+        ceiling = f"ceiling {figure(shown.ceiling)}" if shown and math.isfinite(shown.ceiling) else "of at most 1"
+        tiles = [
+            ("kept epoch" if verdict.rule else "default rule", str(check["epoch"]), f"of {last['epoch']}"),
+            ("boundary uncertainty", figure(check["boundary_uncertainty"]), ceiling),
+            ("trust score", figure(check["trust_score"]), "above 1: agrees with the nearest class"),
+            *tiles,
+        ]
+    spent, total = last.get("check_seconds", math.nan), last.get("seconds", math.nan)
+    if total > 0 and math.isfinite(spent):
+        tiles.append(("checks took", f"{spent / total:.1%}", f"{duration(spent)} of {duration(total)}"))
+    if math.isfinite(record.setup_seconds):
+        tiles.append(("preparation", duration(record.setup_seconds), "once, before the first epoch"))
+    cells = (
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
+        for name, value, note in tiles
+    )
+    return f'<dl class="tiles">{"".join(cells)}</dl>'
+
+
+def _figure(one: Figure) -> str:
+    widths = (("min-width", one.least_width), ("max-width", one.most_width))
+    size = f"height:{one.height}px" + "".join(f";{name}:{width}px" for name, width in widths if width)
+    return (
+        f'<section><h2>{escaped(one.title)}</h2><p>{escaped(one.reading)}</p><div class="scroll">'
+        f'<div class="plot" id="{one.name}" style="{size}"></div></div></section>'
+    )
+
+
+def _rules(record: Record, verdict: Verdict) -> str:
+    if not record.checks:
+        return ""
+    rows = []
+    for rule, label in RULE_LABELS.items():
+        name = f"<strong>{escaped(label)}</strong>, this run's" if rule == verdict.rule else escaped(label)
+        check = verdict.by_rule.get(rule)
+        if check is None:
+            why = "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
+            rows.append([name, escaped(why), "", "", ""])
+            continue
+        names = ("boundary_uncertainty", "trust_score", "label_agreement")
+        rows.append([name, str(check["epoch"]), *(figure(check.get(column, math.nan)) for column in names)])
+    note = "Each rule replayed on the checks of this run, patience aside, with its smoothing and first epoch."
+    kept_by_rule = verdict.by_rule.get(verdict.rule or "")
+    if record.end and kept_by_rule and kept_by_rule["epoch"] != verdict.kept:
+        note += " What the run kept differs from its own rule here where it resumed from elsewhere."
+    return _section(
+        "What each rule would have kept",
+        note,
+        ("rule", "epoch", "U", "trust", "label agreement"),
+        rows,
+        numbers=(1, 2, 3, 4),
+    )
+
+
+def _worst_pairs(record: Record, verdict: Verdict) -> str:
+    shown = shown_details(record, verdict)
+    if shown is None or not len(shown[1].pairs):
+        return ""
+    found = sorted(shown[1].pairs.tolist(), key=lambda pair: -pair[2] * (1 - pair[4] if math.isfinite(pair[4]) else 0))
+    rows = [
+        [
+            class_name(record, int(first)),
+            class_name(record, int(second)),
+            figure(value),
+            f"{share:.2%}" if math.isfinite(share) else "",
+            f"{weight:.1f}" if math.isfinite(weight) else "",
+        ]
+        for first, second, share, weight, value in found[:_MOST_PAIRS]
+    ]
+    return _section(
+        "The pairs that cost most",
+        "Those with the largest share of samples, times what their boundary uncertainty lacks to 1. Few samples near a"
+        " boundary make its number noisy.",
+        ("class", "and class", "U", "samples", "near the boundary"),
+        rows,
+        numbers=(2, 3, 4),
+    )
+
+
+def _doubtful(record: Record, verdict: Verdict) -> str:
+    shown = shown_details(record, verdict)
+    if shown is None or not shown[1].doubtful:
+        return ""
+    epoch, details = shown
+    times: dict[int, int] = {}
+    for one in record.details.values():
+        for index in {doubt.sample for doubt in one.doubtful}:
+            times[index] = times.get(index, 0) + 1
+    rows = [
+        [
+            str(doubt.sample),
+            *(class_name(record, index) for index in (doubt.label, doubt.prediction, doubt.nearest)),
+            figure(doubt.trust),
+            f"{times[doubt.sample]} of {len(record.details)}",
+            _suspicion(doubt),
+        ]
+        for doubt in details.doubtful
+    ]
+    suspects = dict.fromkeys(str(doubt.sample) for doubt in details.doubtful if doubt.label != doubt.nearest)
+    indices = f'<pre class="scroll">[{", ".join(suspects)}]</pre>'
+    after = f"<p>Indices of those whose nearest class is not their label:</p>{indices}" if suspects else ""
+    return _section(
+        f"Samples that trust doubts most, at epoch {epoch}",
+        f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower. Where the"
+        " neighbours are against the label it may be wrong: look there first, and more so where a sample is listed in"
+        " many checks.",
+        ("index", "label", "prediction", "nearest class", "trust", "listed in", "what speaks against what"),
+        rows,
+        numbers=(0, 4, 5),
+        after=after,
+        is_tall=True,
+    )
+
+
+def _suspicion(doubt: Doubt) -> str:
+    is_label, is_prediction = doubt.nearest == doubt.label, doubt.nearest == doubt.prediction
+    if is_label:
+        return "" if is_prediction else "label and neighbours against the prediction"
+    if is_prediction:
+        return "prediction and neighbours against the label"
+    return "neighbours against the label, which was learned" if doubt.label == doubt.prediction else "all three differ"
+
+
+def _settings(record: Record) -> str:
+    groups = (("Settings", record.settings), ("Data", record.data), ("Versions", record.versions))
+    tables = []
+    for title, group in groups:
+        rows = [[escaped(name, 80), escaped(_value(value), 300)] for name, value in group.items()]
+        if rows:
+            tables.append(f"<div><h3>{title}</h3>{_table(('', ''), rows)}</div>")
+    if not tables:
+        return ""
+    return f'<section><h2>Settings and versions</h2><div class="groups">{"".join(tables)}</div></section>'
+
+
+def _sources(record: Record, others: Sequence[Path]) -> str:
+    facts = [
+        ("record", record.path),
+        ("started", record.started),
+        ("last written", record.last_written.strftime("%Y-%m-%d %H:%M:%S UTC")),
+        ("checkpoint", record.end.best_model_path if record.end else ""),
+    ]
+    rows = [[escaped(name), f"<code>{escaped(value)}</code>"] for name, value in facts if str(value)]
+    listed = "".join(f"<li><code>{escaped(path)}</code></li>" for path in others[:100])
+    more = f"<li>and {len(others) - 100} more</li>" if len(others) > 100 else ""
+    nearby = f"<h3>Other records nearby</h3><ul>{listed}{more}</ul>" if others else ""
+    return f"<section><h2>Where this comes from</h2>{_table(('', ''), rows)}{nearby}</section>"
+
+
+def _section(
+    title: str,
+    reading: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Sequence[int] = (),
+    after: str = "",
+    is_tall: bool = False,
+) -> str:
+    table = _table(head, rows, numbers, is_tall)
+    return f"<section><h2>{escaped(title)}</h2><p>{escaped(reading)}</p>{table}{after}</section>"
+
+
+def _table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), is_tall: bool = False
+) -> str:
+    """A table of cells that are HTML already; `numbers` are the columns set to the right."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        kinds = (' class="number"' if place in numbers else "" for place in range(len(cells)))
+        return f"<tr>{''.join(f'<{tag}{kind}>{cell}</{tag}>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
+
+    top = f"<thead>{line('th', [escaped(name) for name in head])}</thead>" if any(head) else ""
+    body = "".join(line("td", row) for row in rows)
+    return f'<div class="scroll{" tall" if is_tall else ""}"><table>{top}<tbody>{body}</tbody></table></div>'
+
+
+def _value(value: Any) -> str:
+    """A setting as Python writes it, all but the quotes."""
+    try:
+        return value if isinstance(value, str) else repr(value)
+    except RecursionError:
+        return "nested too deeply to be shown"

@@ -1,0 +1,50 @@
+"""Words of a record as a page may show them: names of classes and of files can hold anything."""
+
+import html
+import math
+import unicodedata
+from typing import Any
+
+_JOINERS = "\u200c\u200d"  # belong to words of some scripts, and to emojis
+
+
+def cleaned(value: Any) -> str:
+    """`value` in characters that are seen: no control characters, none that turn the text around, no surrogates."""
+    return "".join(
+        " " if character in "\n\t" else "\ufffd" if _is_unseen(character) else character for character in str(value)
+    )
+
+
+def escaped(value: Any, most: int = 2000) -> str:
+    """`value` cleaned, cut to `most` characters, and escaped for HTML, in attributes too."""
+    return html.escape(shortened(cleaned(value), most))
+
+
+def shortened(value: str, most: int) -> str:
+    """`value`, or its beginning and an ellipsis."""
+    return value if len(value) <= most else f"{value[: most - 1]}…"
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """A number for people; a dash where it is not finite."""
+    if not math.isfinite(value):
+        return "–"  # noqa: RUF001
+    if value and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.{digits}g}"
+    return f"{value:.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people; a dash where it is not known."""
+    if not math.isfinite(seconds):
+        return "–"  # noqa: RUF001
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _is_unseen(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS

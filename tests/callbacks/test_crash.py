@@ -1,0 +1,252 @@
+"""A run that is killed, and goes on; disks that are full, files that are torn."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from problems import Classifier, blobs, trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+
+RUN = """
+import os, signal, sys, json
+from pathlib import Path
+sys.path[:0] = [{tests!r}, {tests!r} + "/callbacks"]
+from test_crash import Plain, data
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from problems import trainer
+from bu_torch import BoundaryUncertaintyStopping
+folder, where, epoch = Path({folder!r}), {where!r}, {epoch}
+
+def kill(trainer):
+    if trainer.current_epoch == epoch:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Killer(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if where == "batch" and batch_idx == 2:
+            kill(trainer)
+    def on_train_epoch_end(self, trainer, pl_module):
+        if where == "before the checkpoints":
+            kill(trainer)
+    def on_train_epoch_start(self, trainer, pl_module):
+        if where == "after the checkpoints":
+            kill(trainer)
+
+class Torn(TorchCheckpointIO):
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        if where == "saving ours" and "boundary-epoch" in str(path) and checkpoint["epoch"] >= epoch:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if where == "saving theirs" and "boundary-epoch" not in str(path) and checkpoint["epoch"] == epoch:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+stopping = BoundaryUncertaintyStopping(patience=4, n_neighbors=20)
+made = trainer(folder, stopping, Killer(), ModelCheckpoint(folder / "user", save_last=True, filename="user"),
+               max_epochs=40, plugins=[Torn()])
+made.fit(Plain(), data(), ckpt_path={ckpt_path!r})
+(folder / "done.json").write_text(json.dumps([stopping.history, stopping.best_epoch, stopping.stopped_epoch,
+                                              stopping.stopping_reason, stopping.best_model_path]))
+"""
+
+
+class Plain(Classifier):
+    """Without dropout, so that a resumed run is the uninterrupted one."""
+
+    def __init__(self):
+        super().__init__(lr=0.3)
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def data(shift=0.0):
+    features, labels = blobs(n=120)
+    return DataLoader(TensorDataset(features + shift, labels), batch_size=30)
+
+
+def run(folder, where="", epoch=-1, ckpt_path=None):
+    script = RUN.format(
+        tests=str(Path(__file__).parents[1]), folder=str(folder), where=where, epoch=epoch, ckpt_path=ckpt_path
+    )
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert found.returncode == (-signal.SIGKILL if where else 0), found.stderr
+    return None if where else json.loads((folder / "done.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize(
+    ("where", "epoch"),
+    [
+        ("batch", 3),
+        ("before the checkpoints", 2),
+        ("saving ours", 4),
+        ("saving theirs", 5),
+        ("after the checkpoints", 6),
+    ],
+)
+def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, uninterrupted, where, epoch):
+    run(tmp_path, where, epoch)
+    resumed = run(tmp_path, ckpt_path=str(tmp_path / "user" / "last.ckpt"))
+    assert resumed[:-1] == uninterrupted[:-1]
+    assert uninterrupted[2] is not None
+    assert torch.load(resumed[-1], weights_only=True)["epoch"] == resumed[1]
+    kept = list((tmp_path / "user").glob("boundary-*.ckpt")) + list((tmp_path / "checkpoints").glob("boundary-*.ckpt"))
+    assert Path(resumed[-1]) in kept
+
+
+def cut(tmp_path, **kwargs):
+    last = ModelCheckpoint(tmp_path / "user", save_last=True)
+    trainer(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), last, max_epochs=4).fit(Plain(), data())
+    return tmp_path / "user" / "last.ckpt"
+
+
+def test_other_samples_are_not_compared_with_those_before(tmp_path):
+    path = cut(tmp_path)
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20, patience=50)
+    with (
+        pytest.warns(UserWarning, match="other training samples than it began with"),
+        pytest.warns(UserWarning, match="start anew"),
+    ):
+        trainer(tmp_path, stopping, max_epochs=8).fit(Plain(), data(shift=1.0), ckpt_path=path)
+    assert [entry["epoch"] for entry in stopping.history] == list(range(8))
+    assert stopping.history[4]["prediction_changes"] == 1
+    assert stopping.history[4]["replacements"] == 1
+    assert stopping.best_epoch >= 4
+    assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
+    monitor, first = BoundaryUncertaintyMonitor(n_neighbors=20), tmp_path / "first.ckpt"
+    seen = trainer(tmp_path, monitor, max_epochs=1)
+    seen.fit(Plain(), data())
+    seen.save_checkpoint(first)
+    with pytest.warns(UserWarning, match="other training samples"):
+        trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20), max_epochs=2).fit(
+            Plain(), data(1.0), ckpt_path=first
+        )
+
+
+def test_the_same_samples_are_not_warned_of_though_they_are_augmented_at_random(tmp_path, recwarn):
+    class Augmented(TensorDataset):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x + 0.1 * torch.randn(4), y
+
+    loader = DataLoader(Augmented(*blobs(n=120)), batch_size=30)
+    last = ModelCheckpoint(tmp_path / "user", save_last=True)
+    trainer(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), last, max_epochs=2).fit(Plain(), loader)
+    torch.rand(7)  # the random state is another one
+    again = BoundaryUncertaintyStopping(n_neighbors=20)
+    trainer(tmp_path, again, max_epochs=4).fit(Plain(), loader, ckpt_path=tmp_path / "user" / "last.ckpt")
+    assert len(again.history) == 4
+    assert not [warning for warning in recwarn if "other training samples" in str(warning.message)]
+
+
+class Disk:
+    """Stands for `trainer.save_checkpoint` of a disk that is full, or that tears files, in some epochs."""
+
+    def __init__(self, trainer, *, full=(), torn=()):
+        self.trainer, self.save, self.full, self.torn = trainer, trainer.save_checkpoint, full, torn
+        trainer.save_checkpoint = self
+
+    def __call__(self, path, *arguments, **kwargs):
+        if "boundary" in str(path) and self.trainer.current_epoch in self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.save(path, *arguments, **kwargs)
+        if "boundary" in str(path) and self.trainer.current_epoch in self.torn:
+            whole = Path(path).read_bytes()
+            Path(path).write_bytes(whole[: len(whole) // 2])
+
+
+def scripted(tmp_path, values, callbacks=(), **disk):
+    class Scripted(BoundaryUncertaintyStopping):
+        def _measure(self, trainer, pl_module):
+            value = values[trainer.current_epoch]
+            return {"boundary_uncertainty": value, "trust_score": value}
+
+        def _show(self, *arguments):
+            """There is nothing behind these numbers."""
+
+    stopping = Scripted(rule="trust_score", n_neighbors=20)
+    made = trainer(tmp_path, stopping, *callbacks, max_epochs=len(values))
+    Disk(made, **disk)
+    module = Plain()
+    made.fit(module, data())
+    return stopping, module
+
+
+def test_a_full_disk_costs_neither_the_run_nor_the_best_before(tmp_path):
+    with pytest.warns(UserWarning, match="checkpoint of epoch 2 cannot be written: .*No space left.* stays: .*epoch=1"):
+        stopping, module = scripted(tmp_path, [0.1, 0.5, 0.9, 0.3], full=[2])
+    assert stopping.best_epoch == 1
+    assert len(stopping.history) == 4
+    saved = torch.load(stopping.best_model_path, weights_only=True)
+    assert saved["epoch"] == 1
+    assert all(torch.equal(value, module.state_dict()[name]) for name, value in saved["state_dict"].items())
+
+
+def test_a_disk_that_has_room_again_takes_the_next_best(tmp_path):
+    with pytest.warns(UserWarning, match="cannot be written"):
+        stopping, _ = scripted(tmp_path, [0.1, 0.9, 0.5, 0.95], full=[0, 1])
+    assert stopping.best_epoch == 3
+    assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 3
+
+
+@pytest.mark.parametrize("torn", [[2], [3]])
+def test_a_torn_file_falls_back_to_the_best_before(tmp_path, torn):
+    values = [0.1, 0.5, 0.9, 0.3] if torn == [2] else [0.1, 0.5, 0.3, 0.9]
+    with pytest.warns(UserWarning, match="is damaged: the best one before is kept"):
+        stopping, _ = scripted(tmp_path, values, torn=torn)
+    assert stopping.best_epoch == 1
+    assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 1
+
+
+def test_the_best_before_goes_only_when_the_epoch_s_other_checkpoints_are_written(tmp_path):
+    folder, there = tmp_path / "checkpoints", []
+
+    class Look(ModelCheckpoint):
+        def on_train_epoch_end(self, trainer, pl_module):
+            there.append(len(list(folder.glob("boundary-*"))))
+
+    stopping, _ = scripted(tmp_path, [0.1, 0.5, 0.9], callbacks=[Look(folder)])
+    assert there == [1, 2, 2]
+    assert [path.name for path in folder.glob("boundary-*")] == [Path(stopping.best_model_path).name]
+
+
+def test_a_torn_best_is_not_resumed_on(tmp_path):
+    path = cut(tmp_path)
+    states = torch.load(path, weights_only=True)["callbacks"]
+    (best,) = [Path(state["best_model_path"]) for key, state in states.items() if key.startswith("Keeper")]
+    best.write_bytes(best.read_bytes()[:100])
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    with pytest.warns(UserWarning, match="gone or damaged"):
+        trainer(tmp_path, stopping, max_epochs=7).fit(Plain(), data(), ckpt_path=path)
+    assert stopping.best_model_path != str(best)
+
+
+def test_sharded_weights_are_left_and_the_file_is_named(tmp_path):
+    class FSDPStrategy(type(trainer(tmp_path).strategy)):
+        """Sharded by its name; the real one needs GPUs."""
+
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    made = trainer(tmp_path, stopping, max_epochs=3, strategy=FSDPStrategy(device=torch.device("cpu")))
+    with pytest.warns(UserWarning, match="FSDPStrategy shards the weights, .* the kept epoch is in .*boundary-epoch"):
+        made.fit(Plain(), data())
+    assert Path(stopping.best_model_path).exists()

@@ -1,0 +1,168 @@
+"""Records as a run leaves them, made up: curves and details that look like a training's."""
+
+import csv
+import itertools
+import json
+import math
+import random
+import string
+
+from bu_torch import SelectionRule
+
+COLUMNS = (
+    "epoch",
+    "step",
+    "seconds",
+    "check_seconds",
+    "boundary_uncertainty",
+    "trust_score",
+    "label_agreement",
+    "vote_agreement",
+    "neighbor_agreement",
+    "prediction_changes",
+    "omission",
+)
+LETTERS = list(string.ascii_uppercase)
+
+
+def checks(n_checks=60, peak=0.4, seed=0):
+    """Rows of a table: boundary uncertainty rises, then falls slowly, as a network overfits."""
+    noise = random.Random(seed)
+    rows = []
+    for epoch in range(n_checks):
+        place = epoch / n_checks
+        learned = 1 - math.exp(-6 * place / peak)
+        lost = max(0.0, place - peak)
+        rows.append(
+            {
+                "epoch": epoch,
+                "step": 40 * (epoch + 1),
+                "seconds": 6.8 + 0.8 * (epoch + 1) + noise.uniform(0, 0.2),
+                "check_seconds": 0.03 * (epoch + 1) + noise.uniform(0, 0.01),
+                "boundary_uncertainty": 0.27 * learned - 0.06 * lost + noise.gauss(0, 0.006),
+                "trust_score": 1.1 + 0.9 * learned - 0.2 * lost + noise.gauss(0, 0.01),
+                "label_agreement": 0.5 + 0.44 * learned + 0.05 * place + noise.gauss(0, 0.004),
+                "vote_agreement": 0.5 + 0.42 * learned - 0.04 * lost + noise.gauss(0, 0.004),
+                "neighbor_agreement": 0.48 + 0.4 * learned - 0.05 * lost + noise.gauss(0, 0.004),
+                "prediction_changes": 1.0 if epoch == 0 else 0.02 + 0.3 * math.exp(-9 * place) + noise.uniform(0, 0.01),
+                "omission": 0.3 - 0.2 * learned + noise.gauss(0, 0.004),
+            }
+        )
+    judged = []
+    for row in rows:
+        judged.append(row)
+        SelectionRule().complete(judged)
+    return rows
+
+
+def header(classes=None, n_classes=None, **settings):
+    return {
+        "kind": "header",
+        "format": 1,
+        "settings": {
+            "rule": "consensus",
+            "patience": 20,
+            "min_delta": 0.0,
+            "smoothing": 0.0,
+            "start_from_epoch": 0,
+            "every_n_epochs": 1,
+            "n_neighbors": 40,
+            "n_draws": None,
+            "seed": 0,
+            **settings,
+        },
+        "versions": {"bu_torch": "0.1.0", "python": "3.11.2", "torch": "2.9.1", "lightning": "2.6.0"},
+        "data": {
+            "n_samples": 2500,
+            "n_draws": 4,
+            "n_training": 10000,
+            "n_classes": n_classes or len(classes or LETTERS),
+            "shape": [16],
+        },
+        "classes": classes,
+        "setup_seconds": 6.81,
+        "started": "2026-01-31T12:00:00+00:00",
+    }
+
+
+def details(epoch, n_classes=26, n_checks=60, seed=0):
+    """What a check tells beside its row; the same pairs and samples in every epoch, their values moving on."""
+    fixed, noise = random.Random(seed), random.Random(seed + epoch + 1)
+    place = epoch / n_checks
+    pairs = []
+    for k in range(n_classes):
+        for m in range(k + 1, n_classes):
+            if n_classes <= 5 or fixed.random() < 0.4:
+                weight = fixed.expovariate(0.05)
+                value = min(1, max(0, fixed.betavariate(2, 4) + noise.gauss(0, 0.03)))
+                pairs.append([k, m, 0.0, weight, value])
+    total = sum(pair[3] for pair in pairs)
+    for pair in pairs:
+        pair[2] = pair[3] / total
+    doubtful = []
+    for _ in range(50):
+        index, label = fixed.randrange(10000), fixed.randrange(n_classes)
+        nearest = (label + 1 + fixed.randrange(n_classes - 1)) % n_classes
+        learned = fixed.random() < 0.6
+        index = index if fixed.random() < 0.8 else noise.randrange(10000)
+        doubtful.append(
+            [index, label, label if learned else nearest, nearest if learned else label, 0.2 + fixed.random()]
+        )
+    doubtful.sort(key=lambda doubt: doubt[4])
+    return {
+        "kind": "check",
+        "epoch": epoch,
+        "ceiling": 0.34 + 0.02 * math.sin(epoch / 9),
+        "pairs": pairs,
+        "histograms": {
+            "near_boundary": _histogram([0.5 * i for i in range(20)] + [None], 1.5 + 7 * place, 2.0 + 3 * place, noise),
+            "local_uncertainty": _histogram([i / 10 for i in range(11)], 0.2 * (1 - place), 0.3, noise),
+            "log_trust": _histogram([None, *[-2 + 0.25 * i for i in range(19)], None], 0.2 + 0.8 * place, 0.6, noise),
+        },
+        "doubtful": doubtful,
+    }
+
+
+def end(kept_epoch, stopped_epoch=None, reason="Training ran until `max_epochs=60`.", best_model_path=""):
+    return {
+        "kind": "end",
+        "kept_epoch": kept_epoch,
+        "stopped_epoch": stopped_epoch,
+        "reason": reason,
+        "best_model_path": best_model_path,
+    }
+
+
+def write_table(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_details(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+    return path
+
+
+def write_run(folder, n_checks=60, classes=None, n_classes=26, name="boundary_uncertainty", ended=True, **settings):
+    """A whole run; its table's path."""
+    n_classes = len(classes) if classes else n_classes
+    rows = checks(n_checks)
+    lines = [header(classes, n_classes, **settings), *(details(row["epoch"], n_classes, n_checks) for row in rows)]
+    if ended:
+        kept = SelectionRule().replay(rows)["epoch"] if settings.get("rule", "consensus") else None
+        reason = f"Stopped in epoch {n_checks - 1}: no epoch was better than the kept one in the last 20 checks."
+        lines.append(end(kept, n_checks - 1, reason, f"{folder}/boundary-epoch={kept}-step=1.ckpt"))
+    write_details(folder / f"{name}.jsonl", lines)
+    return write_table(folder / f"{name}.csv", rows)
+
+
+def _histogram(edges, centre, spread, noise, n=10000):
+    shown = [edge if edge is not None else math.inf * (1 if place else -1) for place, edge in enumerate(edges)]
+    below = [0.5 * (1 + math.erf((edge - centre) / (spread * math.sqrt(2)))) for edge in shown]
+    counts = [round(n * max(0.0, b - a) * noise.uniform(0.95, 1.05)) for a, b in itertools.pairwise(below)]
+    return {"edges": edges, "counts": counts}

@@ -1,0 +1,328 @@
+"""What the page says, that it needs nothing from elsewhere, and that nothing in a record gets to run."""
+
+import json
+import math
+import os
+import random
+import re
+import stat
+from html.parser import HTMLParser
+
+import pytest
+import records
+
+from bu_torch.cli import main
+from bu_torch.report import find_records, read_record, render, write_report
+from bu_torch.report.page import content
+from bu_torch.report.text import cleaned, duration, escaped, figure
+
+MARKUP = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{main}}\u202e\x00\ud800"
+
+
+class Elements(HTMLParser):
+    """Elements with their attributes, and the words between them, those of scripts and styles aside."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.words, self._within = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self._within = tag
+
+    def handle_endtag(self, tag):
+        self._within = ""
+
+    def handle_data(self, data):
+        if self._within not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+
+def words(record, others=()):
+    return Elements(content(record, others).main).text
+
+
+def test_what_a_finished_run_shows(tmp_path):
+    path = records.write_run(tmp_path, classes=records.LETTERS)
+    record = read_record(tmp_path)
+    kept = record.end.kept_epoch
+    said = words(record, [tmp_path / "older.csv"])
+    assert f"Epoch {kept} was kept" in said
+    assert "Stopped in epoch 59: no epoch was better than the kept one in the last 20 checks." in said
+    assert f"At epoch {kept}, boundary uncertainty is {record.checks[kept]['boundary_uncertainty']:.3f}" in said
+    assert f"would reach {record.details[kept].ceiling:.3f} on average" in said
+    assert f"Samples that trust doubts most, at epoch {kept}" in said
+    assert "consensus, this run's" in said
+    for doubt in record.details[kept].doubtful:
+        assert str(doubt.sample) in said
+    for setting in (*record.settings, *record.versions, *record.data):
+        assert setting in said
+    for file in (path, tmp_path / "older.csv", record.end.best_model_path):
+        assert str(file) in said
+    drawn = [drawing["name"] for drawing in content(record).drawings]
+    expected = ["scores", "agreement", "pairs", "near_boundary", "local_uncertainty", "log_trust", "cost"]
+    assert drawn == expected
+
+
+def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
+    from bu_torch import SelectionRule
+
+    records.write_run(tmp_path, rule="trust_score", smoothing=0.5, start_from_epoch=10)
+    record = read_record(tmp_path)
+    drawn = {trace["name"]: trace for trace in content(record).drawings[0]["data"] if trace["mode"] == "markers"}
+    assert len(drawn) == 3
+    for name in ("consensus", "boundary_uncertainty", "trust_score"):
+        kept = SelectionRule(name, smoothing=0.5, start_from_epoch=10).replay(record.checks)
+        assert drawn[f"rule: {name.replace('_', ' ')}"]["x"] == [kept["epoch"]]
+
+
+def test_a_killed_run_says_so(tmp_path):
+    records.write_run(tmp_path, n_checks=10, n_classes=3, ended=False)
+    said = words(read_record(tmp_path))
+    assert "is kept so far" in said
+    assert "still goes on, or it ended without a word (killed). The last check is that of epoch 9." in said
+    assert not content(read_record(tmp_path)).has_ended
+
+
+def test_a_monitor_decides_nothing(tmp_path):
+    records.write_run(tmp_path, n_checks=10, n_classes=3, rule=None)
+    said = words(read_record(tmp_path))
+    assert "The default rule would have kept epoch" in said
+    assert "The callback only measured." in said
+    assert "would be kept:" in json.dumps(content(read_record(tmp_path)).drawings)
+
+
+def test_a_table_alone_shows_what_it_has(tmp_path):
+    records.write_table(tmp_path / "boundary_uncertainty.csv", records.checks(10))
+    record = read_record(tmp_path)
+    shown = content(record)
+    assert [drawing["name"] for drawing in shown.drawings] == ["scores", "agreement", "cost"]
+    assert "no boundary_uncertainty.jsonl beside the table" in words(record)
+
+
+def test_a_table_with_the_least_columns(tmp_path):
+    (tmp_path / "boundary_uncertainty.csv").write_text("epoch,boundary_uncertainty,trust_score\n0,0.5,1.5\n")
+    record = read_record(tmp_path)
+    assert [drawing["name"] for drawing in content(record).drawings] == ["scores"]
+    assert "consensus not in the table" in words(record).replace("  ", " ") or "not in the table" in words(record)
+
+
+def test_a_run_without_a_check(tmp_path):
+    records.write_table(tmp_path / "boundary_uncertainty.csv", [])
+    records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header()])
+    record = read_record(tmp_path)
+    assert "No check yet" in words(record)
+    assert content(record).drawings == []
+    assert "patience" in words(record)
+
+
+def test_values_that_are_not_finite_are_gaps(tmp_path):
+    rows = records.checks(8)
+    rows[2]["boundary_uncertainty"] = rows[3]["trust_score"] = math.nan
+    rows[4]["trust_score"] = math.inf
+    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
+    record = read_record(tmp_path)
+    curves = {trace["name"]: trace["y"] for trace in content(record).drawings[0]["data"]}
+    assert [i for i, y in enumerate(curves["boundary uncertainty"]) if y is None] == [2]
+    assert [i for i, y in enumerate(curves["trust score"]) if y is None] == [3, 4]
+    assert "not finite in 1 of 8 checks" in words(record)
+
+
+def test_no_finite_check_at_all(tmp_path):
+    rows = [{"epoch": epoch, "boundary_uncertainty": math.nan, "trust_score": math.nan} for epoch in range(3)]
+    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
+    records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header(rule="trust_score")])
+    record = read_record(tmp_path)
+    assert "No epoch was kept" in words(record)
+    assert render(record)
+
+
+def test_a_resumed_run_has_costs_from_where_it_resumed(tmp_path):
+    rows = records.checks(6)
+    for row in rows[:3]:
+        row["step"] = row["seconds"] = row["check_seconds"] = ""
+    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
+    cost = next(one for one in content(read_record(tmp_path)).drawings if one["name"] == "cost")
+    assert [y is None for y in cost["data"][0]["y"]] == [True, True, True, False, False, False]
+
+
+def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known(tmp_path):
+    records.write_run(tmp_path, n_checks=3, classes=records.LETTERS)
+    record = read_record(tmp_path)
+    (trace,) = next(one for one in content(record).drawings if one["name"] == "pairs")["data"]
+    values = trace["z"]
+    pairs = {(int(k), int(m)): u for k, m, _, _, u in record.details[record.end.kept_epoch].pairs.tolist()}
+    for k in range(26):
+        assert values[k][k] is None
+        for m in range(k):
+            assert values[k][m] == values[m][k] == pairs.get((m, k))
+
+
+def test_of_very_many_classes_the_worst_are_shown(tmp_path):
+    records.write_run(tmp_path, n_checks=2, n_classes=120)
+    record = read_record(tmp_path)
+    (trace,) = next(one for one in content(record).drawings if one["name"] == "pairs")["data"]
+    assert len(trace["z"]) == 40
+    assert "The 40 classes with the worst boundaries are shown, 80 are not." in words(record)
+
+
+def test_many_epochs_are_thinned_in_maps_and_the_kept_one_stays(tmp_path):
+    records.write_run(tmp_path, n_checks=700, n_classes=2)
+    record = read_record(tmp_path)
+    near = next(one for one in content(record).drawings if one["name"] == "near_boundary")
+    (trace,) = near["data"]
+    assert len(trace["x"]) <= 302
+    assert {record.end.kept_epoch, 699} <= set(trace["x"])
+    sums = [sum(column) for column in zip(*trace["z"], strict=True)]
+    assert sums == pytest.approx([1] * len(sums))
+
+
+@pytest.mark.parametrize("settings", [{"rule": "<b>"}, {"rule": ["x"]}, {"smoothing": 5}, {"start_from_epoch": "0"}])
+def test_settings_that_no_rule_takes_are_refused(tmp_path, settings):
+    records.write_run(tmp_path, n_checks=2, n_classes=2)
+    records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header(**settings)])
+    with pytest.raises(ValueError, match="settings"):
+        render(read_record(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["boundary_uncertainty.csv", "boundary_uncertainty.jsonl"])
+def test_a_spoilt_file_is_shown_or_refused_with_its_name(tmp_path, name):
+    records.write_run(tmp_path, n_checks=4, n_classes=3)
+    whole = (tmp_path / name).read_bytes()
+    draw = random.Random(0)
+    n_shown = 0
+    for _ in range(60):
+        spoilt = bytearray(whole)
+        for _ in range(draw.choice((1, 1, 5))):
+            place = draw.randrange(len(spoilt))
+            spoilt[place : place + draw.choice((0, 1, 10))] = draw.choice(
+                (b"", b"9", b"-", b"null", b'"', b"\n", b"\xff", b"]")
+            )
+        (tmp_path / name).write_bytes(bytes(spoilt))
+        try:
+            content(read_record(tmp_path))
+            n_shown += 1
+        except ValueError as error:
+            assert str(tmp_path) in str(error)  # noqa: PT017
+    assert 0 < n_shown < 60
+
+
+def test_the_page_needs_nothing_from_elsewhere(tmp_path):
+    records.write_run(tmp_path, n_checks=3, n_classes=3)
+    page = render(read_record(tmp_path))
+    found = Elements(page)
+    for tag, attributes in found.elements:
+        for name in ("src", "href", "action", "data", "srcset", "poster", "formaction"):
+            assert attributes.get(name, "data:").startswith("data:"), (tag, attributes)
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+    policy = next(a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+    assert "connect-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+    assert re.search(r"script-src ('sha256-[\w+/=]{44}' ?){2};", policy)
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert page.count("plotly.js v") == 1
+
+
+def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
+    folder = tmp_path / "<img src=x onerror=alert(3)>"
+    records.write_run(folder, n_checks=3, classes=[MARKUP, "b", "c"])
+    details = folder / "boundary_uncertainty.jsonl"
+    made = [json.loads(line) for line in details.read_text().splitlines()]
+    made[0]["settings"][MARKUP] = made[0]["versions"]["torch"] = made[0]["started"] = MARKUP
+    made[0]["data"]["shape"] = {MARKUP: [MARKUP]}
+    made[-1]["reason"] = made[-1]["best_model_path"] = MARKUP
+    made[1]["histograms"][MARKUP] = {"edges": [0, 1], "counts": [1]}
+    records.write_details(details, made)
+    record = read_record(tmp_path)
+    page = render(record, [folder / "others.csv"])
+    page.encode("utf-8")
+    kinds = [tag for tag, _ in Elements(page).elements]
+    assert kinds.count("script") == 4
+    assert "img" not in kinds
+    assert "<img" not in json.dumps(content(record).drawings)
+    assert "\u202e" not in page
+    assert "\x00" not in page.replace(re.search(r"plotly\.js v.*", page, re.DOTALL)[0], "")
+
+
+def test_the_drawings_are_json_that_stands_in_a_script(tmp_path):
+    records.write_run(tmp_path, n_checks=3, classes=["</script>", "<!--", "&"])
+    page = render(read_record(tmp_path))
+    inside = re.search(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)[1]
+    assert "<" not in inside
+    assert inside.isascii()
+    assert len(json.loads(inside)["drawings"]) == 7
+
+
+def test_the_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    records.write_run(tmp_path / "run", n_checks=2, n_classes=2)
+    record = read_record(tmp_path)
+    out = tmp_path / "new" / "report.html"
+    assert write_report(record, out) == out
+    assert stat.S_IMODE(out.stat().st_mode) & 0o600 == 0o600
+    before = out.read_bytes()
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    with pytest.raises(OSError, match="no space"):
+        write_report(record, out)
+    assert out.read_bytes() == before
+    assert [file.name for file in out.parent.iterdir()] == ["report.html"]
+
+
+def test_the_command(tmp_path, capsys):
+    older = records.write_run(tmp_path / "older", n_checks=2, n_classes=2)
+    for file in (older, older.with_suffix(".jsonl")):
+        os.utime(file, (1e9, 1e9))
+    newer = records.write_run(tmp_path / "newer", n_checks=2, n_classes=2)
+    out = tmp_path / "page.html"
+    assert main(["report", str(tmp_path), "-o", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines() == [f"{out}: {newer}", f"  not shown: {older}"]
+    assert str(older) in out.read_text()
+    assert main(["report", str(older), "-o", str(out)]) == 0
+    assert "not shown" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["report", "watch"])
+def test_the_command_says_in_a_line_what_is_wrong(tmp_path, capsys, command):
+    assert main([command, str(tmp_path / "gone")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("bu-torch: There is no ")
+    assert said.count("\n") == 1
+
+
+def test_without_plotly_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):
+    records.write_run(tmp_path, n_checks=2, n_classes=2)
+    monkeypatch.setitem(__import__("sys").modules, "plotly", None)
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 1
+    assert "pip install 'bu-torch[report]'" in capsys.readouterr().err
+
+
+def test_records_are_found_beneath(tmp_path):
+    path = records.write_run(tmp_path / "a" / "b", n_checks=2, n_classes=2)
+    assert find_records(tmp_path) == [path]
+
+
+def test_text_for_people():
+    assert escaped("a<b>&\"'") == "a&lt;b&gt;&amp;&quot;&#x27;"
+    assert escaped("x" * 50, 10) == "x" * 9 + "…"
+    assert cleaned("a\nb\x1b[31m\u202e\u200d") == "a b\ufffd[31m\ufffd\u200d"
+    assert [figure(value) for value in (0.25, math.nan, 1234567.0, 0.0001, 0.0)] == [
+        "0.250",
+        "–",  # noqa: RUF001
+        "1.23e+06",
+        "0.0001",
+        "0.000",
+    ]
+    assert [duration(s) for s in (0.0123, 59.0, 600.0, 7300.0)] == ["12 ms", "59.0 s", "10 min", "2 h 2 min"]

@@ -1,0 +1,222 @@
+"""Records of all kinds: whole, torn, old, resumed, and files that are none."""
+
+import json
+import math
+import os
+
+import pytest
+import records
+
+from bu_torch.report import find_records, read_record
+
+HEAD = "epoch,boundary_uncertainty,trust_score\r\n"
+
+
+def table(folder, text):
+    path = folder / "boundary_uncertainty.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def lines(folder, *texts):
+    path = folder / "boundary_uncertainty.jsonl"
+    path.write_text("".join(text if isinstance(text, str) else json.dumps(text) + "\n" for text in texts))
+    return path
+
+
+def test_a_whole_record(tmp_path):
+    path = records.write_run(tmp_path / "a" / "checkpoints", n_checks=5, classes=["x", "y", "z"])
+    record = read_record(tmp_path)
+    assert record.path == path
+    assert record.values("epoch") == [0, 1, 2, 3, 4]
+    assert record.values("trust_score") == [row["trust_score"] for row in records.checks(5)]
+    assert record.settings["rule"] == "consensus"
+    assert record.classes == ["x", "y", "z"]
+    assert record.end.stopped_epoch == 4
+    assert record.missing == []
+    assert sorted(record.details) == [0, 1, 2, 3, 4]
+    written = records.details(3, 3, 5)
+    assert record.details[3].pairs.tolist() == written["pairs"]
+    assert [list(doubt) for doubt in record.details[3].doubtful] == written["doubtful"]
+    edges = record.details[3].histograms["near_boundary"].edges
+    assert math.isnan(edges[-1])
+    assert edges[:-1] == written["histograms"]["near_boundary"]["edges"][:-1]
+
+
+@pytest.mark.parametrize("name", ["boundary_uncertainty.csv", "boundary_uncertainty.jsonl"])
+def test_a_file_itself_can_be_named(tmp_path, name):
+    records.write_run(tmp_path, n_checks=2, n_classes=2)
+    assert read_record(tmp_path / name).path == tmp_path / "boundary_uncertainty.csv"
+
+
+def test_the_record_written_to_last_counts_and_others_are_listed(tmp_path):
+    paths = [
+        records.write_run(tmp_path / "one", n_checks=2, n_classes=2),
+        records.write_run(tmp_path / "one", n_checks=3, n_classes=2, name="boundary_uncertainty-v1"),
+        records.write_run(tmp_path / "two" / "deeper", n_checks=4, n_classes=2),
+    ]
+    for age, path in zip((50, 100, 150), paths, strict=True):
+        for file in (path, path.with_suffix(".jsonl")):
+            os.utime(file, (1e9 - age, 1e9 - age))
+    os.utime(paths[1].with_suffix(".jsonl"), (1e9, 1e9))  # its details are the newest of all
+    (tmp_path / "boundary_uncertainty_of_others.csv").write_text("a,b\n")
+    assert find_records(tmp_path) == [paths[1], paths[0], paths[2]]
+    assert len(read_record(tmp_path).checks) == 3
+
+
+def test_without_details_the_table_is_read_and_what_is_missing_is_said(tmp_path):
+    table(tmp_path, HEAD + "0,0.5,1.5\r\n")
+    record = read_record(tmp_path)
+    assert record.checks == [{"epoch": 0, "boundary_uncertainty": 0.5, "trust_score": 1.5}]
+    assert record.details == {}
+    assert record.end is None
+    assert "no boundary_uncertainty.jsonl beside the table" in record.missing[0]
+
+
+def test_of_two_rows_of_an_epoch_the_later_counts(tmp_path):
+    table(tmp_path, HEAD + "0,0.1,1\r\n1,0.2,1\r\n2,0.3,1\r\n1,0.9,1\r\n")
+    record = read_record(tmp_path)
+    assert record.values("epoch") == [0, 1, 2]
+    assert record.values("boundary_uncertainty") == [0.1, 0.9, 0.3]
+
+
+def test_what_is_empty_or_not_finite_is_nan(tmp_path):
+    table(tmp_path, "epoch,step,boundary_uncertainty,trust_score\r\n0,,nan,inf\r\n")
+    check = read_record(tmp_path).checks[0]
+    assert math.isnan(check["step"])
+    assert math.isnan(check["boundary_uncertainty"])
+    assert check["trust_score"] == math.inf
+
+
+@pytest.mark.parametrize("cut", range(1, 11))
+def test_a_torn_last_row_is_left_out(tmp_path, cut):
+    whole = HEAD + "0,0.1,1.0\r\n1,0.2,1.25\r\n"
+    table(tmp_path, whole[:-cut])
+    record = read_record(tmp_path)
+    assert record.values("epoch") == [0]
+    assert "not written to its end" in record.missing[0]
+
+
+@pytest.mark.parametrize("cut", [1, 10, 100])
+def test_a_torn_last_line_of_the_details_is_left_out(tmp_path, cut):
+    path = records.write_run(tmp_path, n_checks=3, n_classes=2).with_suffix(".jsonl")
+    path.write_bytes(path.read_bytes()[:-cut])
+    record = read_record(tmp_path)
+    assert record.end is None
+    assert len(record.details) == 3
+    assert "not written to its end" in record.missing[0]
+
+
+@pytest.mark.parametrize("text", ["", HEAD, HEAD[:10]])
+def test_a_run_killed_before_its_first_check(tmp_path, text):
+    table(tmp_path, text)
+    lines(tmp_path, '{"kind": "hea')
+    assert read_record(tmp_path).checks == []
+
+
+def test_kinds_and_names_that_a_later_version_may_add_are_passed_over(tmp_path):
+    table(tmp_path, HEAD.strip() + ",more\r\n0,0.5,1.5,7\r\n")
+    lines(tmp_path, {**records.header(), "new": 1}, {"kind": "later", "x": [1]})
+    record = read_record(tmp_path)
+    assert record.settings["patience"] == 20
+    assert record.checks[0]["more"] == 7
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"No record of a run in {tmp_path} or beneath: looked for"):
+        read_record(tmp_path)
+    with pytest.raises(FileNotFoundError, match="There is no record"):
+        read_record(tmp_path / "gone.csv")
+    with pytest.raises(FileNotFoundError, match="There is no folder"):
+        find_records(tmp_path / "gone")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        find_records(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\r\n1,2\r\n", "must name the columns epoch, boundary_uncertainty, trust_score; there is no epoch"),
+        (HEAD + "0,0.5\r\n1,2,3\r\n", "line 2: expected 3 values, got 2"),
+        (HEAD + "0.5,1,1\r\n", "epoch must be an integer, got '0.5'"),
+        (HEAD + "-1,1,1\r\n", "epoch must be an integer >= 0, got -1"),
+        (HEAD + "9" * 5000 + ",1,1\r\n", "epoch must be an integer"),
+        (HEAD + "0,__import__('os'),1\r\n", "boundary_uncertainty must be a number, got"),
+        (HEAD + "0," + "1" * 200_000 + ",1\r\n", "line 2: field larger than field limit"),
+        (HEAD + '0,"1,1\r\n', "line 2: unexpected end of data"),
+        (HEAD.encode("utf-16"), "not text in UTF-8"),
+        (b"\x80\x04\x95pickle\n", "not text in UTF-8"),
+        (b"PK\x03\x04" + bytes(100) + b"\n", "not a record"),
+    ],
+)
+def test_tables_of_others_are_refused(tmp_path, text, message):
+    path = table(tmp_path, text)
+    with pytest.raises(ValueError, match=message) as found:
+        read_record(tmp_path)
+    assert str(path) in str(found.value)
+    assert len(str(found.value)) < 500
+
+
+CHECK = {"kind": "check", "epoch": 0, "ceiling": 0.3, "pairs": [], "histograms": {}, "doubtful": []}
+BINS = {"edges": [0, 1], "counts": [1]}
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ("[" * 100_000 + "\n", "line 2: not a line of JSON"),
+        ("not json\n", "line 2: not a line of JSON"),
+        ("3\n", "line 2: expected an object"),
+        (records.header(), "line 2: expected an object, the first one of kind 'header' and no other"),
+        ({"kind": "check", "epoch": 0}, "not a check as this package writes it .KeyError: 'pairs'"),
+        (CHECK | {"epoch": "0"}, "expected an integer >= 0, got 0"),
+        (CHECK | {"epoch": -1}, "expected an integer >= 0, got -1"),
+        (CHECK | {"ceiling": "high"}, "expected a number, got str"),
+        (CHECK | {"ceiling": 10**400}, "OverflowError"),
+        (CHECK | {"pairs": [[0, 1, 0.5]]}, "not a check"),
+        (CHECK | {"pairs": [[1, 0, 0.5, 1, 1]]}, "classes 0 <= k < l"),
+        (CHECK | {"pairs": [[0, 1, True, 1, 1]]}, "expected a number, got bool"),
+        (CHECK | {"pairs": [[0, 1, 1, 1, 1], [0]]}, "not a check"),
+        (CHECK | {"histograms": {"near_boundary": {"edges": [0], "counts": [1]}}}, "n . 1 edges"),
+        (CHECK | {"histograms": {"a": {"edges": [0] * 5001, "counts": [1] * 5000}}}, "n . 1 edges"),
+        (CHECK | {"doubtful": [[1, 2, 3]]}, "not a check"),
+        (CHECK | {"doubtful": [[1, 2, 3, "<b>", 0.5]]}, "expected an integer >= 0"),
+        ({"kind": "end", "kept_epoch": "no"}, "not a end as this package writes it"),
+    ],
+)
+def test_crafted_details_are_refused(tmp_path, second, message):
+    table(tmp_path, HEAD + "0,0.5,1.5\r\n")
+    path = lines(tmp_path, records.header(), second)
+    with pytest.raises(ValueError, match=message) as found:
+        read_record(tmp_path)
+    assert str(path) in str(found.value)
+    assert len(str(found.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (CHECK, "the first one of kind 'header'"),
+        (records.header() | {"format": 2}, "format must be 1, got 2"),
+        (records.header() | {"settings": []}, "expected an object, got list"),
+        (records.header() | {"classes": "abc"}, "classes must be a list, got str"),
+    ],
+)
+def test_headers_of_others_are_refused(tmp_path, first, message):
+    table(tmp_path, HEAD)
+    lines(tmp_path, first)
+    with pytest.raises(ValueError, match=message):
+        read_record(tmp_path)
+
+
+def test_files_too_large_for_a_record_are_refused_unread(tmp_path):
+    path = table(tmp_path, HEAD)
+    os.truncate(path, 2**27)  # a hole in the file takes no space
+    with pytest.raises(ValueError, match="a record has at most"):
+        read_record(tmp_path)
+    os.truncate(path, len(HEAD))
+    details = lines(tmp_path, records.header())
+    os.truncate(details, 2**26)
+    with pytest.raises(ValueError, match="has a line of more than"):
+        read_record(tmp_path)
