@@ -17,6 +17,7 @@ def main(epochs: int = 10) -> dict[str, float]:
         stopping = BoundaryUncertaintyStopping()
         trainer(folder, epochs, logger=logger, callbacks=[stopping]).fit(Classifier(), loader())
         shown = {name: value for name, value in dict(logger.experiment.summary).items() if isinstance(value, float)}
+        shown = {name: value for name, value in shown.items() if not name.startswith("_")}
         logger.experiment.finish()
     print({name: round(value, 4) for name, value in sorted(shown.items())})
     return shown
