@@ -1,13 +1,23 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench-quality bench-why bench-speed docs clean
+.PHONY: demo test test-oldest lint bench-quality bench-why bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/letter_mlp.py
 
 test: .venv/test
 	$(BIN)/python -m pytest
+
+# In an environment of its own, with the oldest versions that are allowed; style is checked with the newest.
+test-oldest: .venv-oldest/test
+	.venv-oldest/bin/python -m pytest --ignore tests/test_style.py --ignore tests/test_packaging.py --ignore tests/docs
+
+.venv-oldest/test: pyproject.toml tests/oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --upgrade pip
+	.venv-oldest/bin/python -m pip install --quiet --constraint tests/oldest.txt --editable ".[test]"
+	touch $@
 
 lint: .venv/test
 	$(BIN)/python -m pytest tests/test_style.py
@@ -32,7 +42,7 @@ docs: .venv/docs
 	$(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf .venv build site *.egg-info
+	rm -rf .venv .venv-oldest build site *.egg-info
 
 bench-quality: .venv/demo
 	$(BIN)/python benchmarks/quality.py

@@ -154,13 +154,16 @@ class KeeperMixin(Companion, ModelCheckpoint):
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         super().on_exception(trainer, pl_module, exception)
-        self._settle(trainer)
+        self._settle(trainer, is_in_all=False)
 
-    def _settle(self, trainer: "Trainer") -> None:
+    def _settle(self, trainer: "Trainer", is_in_all: bool = True) -> None:
         """Delete the best file before the newest, or take the newest back if it is not whole."""
         if self._before is None:
             return
-        if trainer.is_global_zero and not _is_whole(self.best_model_path):
+        is_whole = _is_whole(self.best_model_path)
+        if is_in_all:  # after an exception the other processes may not be here
+            is_whole = trainer.strategy.broadcast(is_whole)
+        if not is_whole:
             rank_zero_warn(f"The checkpoint {self.best_model_path} is damaged: the best one before is kept instead.")
             self._take_back()
         elif self._obsolete is not None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 _SHOWN = ("boundary_uncertainty", "trust_score")  # in the progress bar
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
+_WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 
 
@@ -476,9 +477,12 @@ class BoundaryUncertaintyMonitor(Callback):
             dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), dtype)
         batches = inputs.split(max(1, _BATCH_ELEMENTS // inputs[0].numel(), _training_batch_size(trainer)))
         precision = trainer.precision_plugin
+        # Weights that are sharded are put together by what these strategies have wrapped around the module.
+        is_wrapped = type(trainer.strategy).__name__ in _WRAPPING and module is pl_module
+        forward: Any = trainer.model if is_wrapped else module
         try:
             with evaluation_mode(module), precision.forward_context():
-                outputs = [module(precision.convert_input(batch.to(dtype))) for batch in batches]
+                outputs = [forward(precision.convert_input(batch.to(dtype))) for batch in batches]
             return torch.cat([logits_of(output) for output in outputs])
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise MisconfigurationException(

@@ -73,3 +73,13 @@ def test_version_is_in_the_changelog():
     import bu_torch
 
     assert f"## [{bu_torch.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_oldest_versions_tested_are_the_oldest_allowed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    allowed = dict(one.split(">=") for one in [*project["dependencies"], *project["optional-dependencies"]["report"]])
+    lines = (ROOT / "tests" / "oldest.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    del pinned["pytorch-lightning"]  # comes with lightning
+    assert pinned.keys() == allowed.keys()
+    assert all(version.startswith(f"{allowed[name]}.") for name, version in pinned.items())

@@ -141,3 +141,32 @@ def test_shares_are_equally_long_and_hold_every_row(n, world_size):
     assert len({len(one) for one in shares}) == 1
     assert len(shares[0]) == -(-n // world_size)
     assert torch.equal(torch.cat(shares)[:n], rows)
+
+
+SPAWN = (
+    COMMON
+    + """
+from bu_torch.report import read_record
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    features, labels = blobs(n=120)
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20, patience=1)
+    made = trainer(folder, stopping, max_epochs=6, strategy="ddp_spawn", devices=2)
+    module = Classifier()
+    made.fit(module, loader(features, labels))
+    path = Path(made.checkpoint_callback.best_model_path)
+    saved = torch.load(path, weights_only=True)
+    record = read_record(path.parent)
+    done(0, kept=saved["epoch"], told=record.end.kept_epoch, checks=len(record.checks),
+         same=all(torch.equal(value, module.state_dict()[name]) for name, value in saved["state_dict"].items()))
+"""
+)
+
+
+def test_after_a_spawn_the_weights_the_path_and_the_record_are_there(tmp_path):
+    found, ranks = run(tmp_path, SPAWN)
+    assert found.returncode == 0, found.stderr
+    (parent,) = ranks
+    assert parent["same"]
+    assert parent["kept"] == parent["told"]
+    assert parent["checks"] > parent["kept"]

@@ -53,6 +53,16 @@ def test_choose_checkpoint_ranks_what_a_run_saved(load, capsys):
     assert f"best epoch in hindsight: {min(errors):.4f}" in said
 
 
+@pytest.mark.parametrize("options", [[], ["--backbone", "resnet18"]], ids=["pixels", "backbone"])
+def test_fashion_mnist_stops_on_images(load, capsys, options):
+    pytest.importorskip("torchvision")
+    stopping = load("fashion_mnist").main(["--smoke", *options])
+    said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
+    assert said["kept epoch"] == str(stopping.best_epoch)
+    assert 0 <= float(said["test error of the kept epoch"]) <= 1
+    assert (stopping.feature_extractor is not None) == bool(options)
+
+
 def test_two_gaussians_are_best_cut_where_they_meet(load, capsys):
     values = load("two_gaussians").main(["--smoke"])
     assert len(values) == 5
