@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-oldest lint bench-quality bench-why bench-speed clean
+.PHONY: demo test test-slow test-oldest lint bench-quality bench-why bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/letter_mlp.py
@@ -35,12 +35,19 @@ lint: .venv/test
 	$(BIN)/python -m pip install --quiet --editable ".[examples]"
 	touch $@
 
+.venv/docs: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	touch $@
+
 .venv/test: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --editable ".[test,vision]"
 	touch $@
 
+docs: .venv/docs
+	$(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf .venv .venv-oldest build *.egg-info
+	rm -rf .venv .venv-oldest build site *.egg-info
 
 bench-quality: .venv/demo
 	$(BIN)/python benchmarks/quality.py

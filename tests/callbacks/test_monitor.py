@@ -630,7 +630,7 @@ class TestModels:
             def training_step(self, batch, batch_idx):
                 return nn.functional.cross_entropy(self(batch[0])[0], batch[1])
 
-        with pytest.raises(MisconfigurationException, match=r"`forward` must give .* logits .* got tuple"):
+        with pytest.raises(MisconfigurationException, match=r"`Tuple.forward` and needs logits: .* got tuple"):
             fit(tmp_path, loader(*blobs()), Tuple())
 
     def test_non_finite_logits_are_recorded_as_nan(self, tmp_path):

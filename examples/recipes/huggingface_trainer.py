@@ -1,0 +1,74 @@
+"""Hugging Face's `Trainer` without an evaluation set: a callback of its, of a dozen lines, that holds the stopper.
+
+The model is any module whose output has `logits`, as those of transformers do. Here it is a small one, so that nothing
+is downloaded.
+
+    pip install transformers accelerate
+    python examples/recipes/huggingface_trainer.py
+"""
+
+import tempfile
+from typing import Any
+
+from shared import moons, network, test_error
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from bu_torch import BoundaryUncertaintyStopper
+
+
+class BoundaryUncertaintyCallback(TrainerCallback):
+    """Stops as `EarlyStoppingCallback` does, and restores the kept epoch's weights; needs no evaluation."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor, **settings: Any) -> None:
+        self.stopper = BoundaryUncertaintyStopper(inputs, labels, **settings)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
+        if self.stopper.check(model):
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
+        self.stopper.restore(model)
+
+
+class Model(nn.Module):
+    """Gives what a classifier of transformers gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> SequenceClassifierOutput:
+        logits = self.net(inputs)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+def main(epochs: int = 200) -> BoundaryUncertaintyStopper:
+    inputs, labels = moons()
+    model, callback = Model(), BoundaryUncertaintyCallback(inputs, labels, patience=20)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            num_train_epochs=epochs,
+            per_device_train_batch_size=50,
+            learning_rate=0.01,
+            lr_scheduler_type="constant",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            logging_strategy="no",
+            use_cpu=True,
+        )
+        samples = [{"inputs": x, "labels": y} for x, y in zip(inputs, labels, strict=True)]
+        Trainer(model, arguments, train_dataset=samples, callbacks=[callback]).train()
+    stopper = callback.stopper
+    print(stopper.stopping_reason)
+    error = test_error(lambda x: model(x).logits)
+    print(f"test error of the kept epoch: {error:.3f} (epoch {stopper.best_epoch})")
+    return stopper
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""skorch without a validation split: a callback of its, of a dozen lines, that holds the stopper.
+
+Run `python examples/recipes/skorch_callback.py`. It needs `pip install skorch`.
+"""
+
+from typing import Any
+
+import torch
+from shared import moons, network, test_error
+from skorch import NeuralNetClassifier
+from skorch.callbacks import Callback
+
+from bu_torch import BoundaryUncertaintyStopper
+
+
+class BoundaryUncertaintyCallback(Callback):
+    """Stops as skorch's own `EarlyStopping` does, and restores the kept epoch's weights."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+    def on_train_begin(self, net: NeuralNetClassifier, X: Any = None, y: Any = None, **kwargs: Any) -> None:
+        self.stopper = BoundaryUncertaintyStopper(X, y, **self.settings)
+
+    def on_epoch_end(self, net: NeuralNetClassifier, **kwargs: Any) -> None:
+        is_over = self.stopper.check(net.module_)
+        net.history.record("boundary_uncertainty", self.stopper.history[-1]["boundary_uncertainty"])
+        if is_over:
+            raise KeyboardInterrupt  # how skorch's callbacks end a training
+
+    def on_train_end(self, net: NeuralNetClassifier, **kwargs: Any) -> None:
+        self.stopper.restore(net.module_)
+
+
+def main(epochs: int = 200) -> NeuralNetClassifier:
+    inputs, labels = moons()
+    net = NeuralNetClassifier(
+        network(),
+        criterion=torch.nn.CrossEntropyLoss,
+        optimizer=torch.optim.Adam,
+        lr=0.01,
+        batch_size=50,
+        max_epochs=epochs,
+        train_split=None,  # every sample is for training
+        callbacks=[("boundary", BoundaryUncertaintyCallback(patience=20))],
+        verbose=0,
+    )
+    net.fit(inputs.numpy(), labels.numpy())
+    stopper = dict(net.callbacks_)["boundary"].stopper
+    print(stopper.stopping_reason)
+    print(f"test error of the kept epoch: {test_error(net.module_):.3f} (epoch {stopper.best_epoch})")
+    return net
+
+
+if __name__ == "__main__":
+    main()

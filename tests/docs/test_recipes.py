@@ -1,0 +1,185 @@
+"""Each recipe of the documentation runs, and does what its page says."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import bu_torch
+
+FOLDER = Path(__file__).parents[2] / "examples" / "recipes"
+
+
+@pytest.fixture
+def recipe(monkeypatch, tmp_path):
+    """Import a recipe by its name, as Python runs it: with its own folder first in the path."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.chdir(tmp_path)
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f"recipe_{name}", FOLDER / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for name in [name for name in sys.modules if name.startswith("recipe_")] + ["shared"]:
+        sys.modules.pop(name, None)
+
+
+def test_every_recipe_is_tested_and_shown_on_a_page():
+    names = {path.stem for path in FOLDER.glob("*.py")} - {"shared"}
+    tests = Path(__file__).read_text()
+    assert {name for name in names if f'recipe("{name}")' not in tests} == set()
+    pages = "".join(page.read_text() for page in (FOLDER.parents[1] / "docs").rglob("*.md"))
+    assert {name for name in names if f'--8<-- "examples/recipes/{name}.py"' not in pages} == set()
+
+
+def test_plain_loop(recipe, capsys):
+    stopper = recipe("plain_loop").main()
+    assert stopper.stopped_epoch == stopper.best_epoch + 20
+    assert "no epoch was better" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not hasattr(bu_torch, "BoundaryUncertaintyScorer"), reason="needs the scorer")
+def test_sklearn_search(recipe, capsys):
+    search = recipe("sklearn_search").main()
+    assert 0.5 <= search.best_params_["gamma"] <= 8
+    assert search.best_estimator_.shape_fit_ == (400, 2)  # all of them
+    assert "<- chosen" in capsys.readouterr().out
+
+
+def test_skorch_callback(recipe):
+    pytest.importorskip("skorch")
+    module = recipe("skorch_callback")
+    net = module.main(epochs=100)
+    stopper = dict(net.callbacks_)["boundary"].stopper
+    assert len(net.history) == stopper.stopped_epoch + 1 < 100
+    assert net.history[:, "boundary_uncertainty"] == [check["boundary_uncertainty"] for check in stopper.history]
+    kept = stopper.state_dict()["keeper"]["best_weights"]
+    assert all(torch.equal(value, kept[name]) for name, value in net.module_.state_dict().items())
+    assert module.test_error(net.module_) < 0.1
+
+
+def test_huggingface_trainer(recipe, capsys):
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    stopper = recipe("huggingface_trainer").main(epochs=100)
+    assert stopper.stopped_epoch == stopper.best_epoch + 20 == len(stopper.history) - 1
+    error = float(capsys.readouterr().out.split("test error of the kept epoch: ")[1].split()[0])
+    assert error < 0.1
+
+
+def test_own_callbacks(recipe):
+    monitor, stopping, checkpoint = recipe("own_callbacks").main()
+    values = [check["boundary_uncertainty"] for check in monitor.history]
+    assert stopping.stopped_epoch == len(values) - 1 == values.index(max(values)) + 10
+    assert float(checkpoint.best_model_score) == pytest.approx(max(values))
+    assert sorted(map(float, checkpoint.best_k_models.values())) == pytest.approx(sorted(values)[-3:])
+
+
+def test_reduce_lr(recipe):
+    monitor, module = recipe("reduce_lr").main()
+    scheduler = module.lr_schedulers()
+    values = [check["boundary_uncertainty"] for check in monitor.history]
+    assert scheduler.last_epoch == len(values) == 40
+    best, rate, waited = float("-inf"), 0.01, 0  # as torch's scheduler decides, with the value of the same epoch
+    for value in values:
+        best, waited = (value, 0) if value > best * (1 + 1e-4) else (best, waited + 1)
+        rate, waited = (rate / 2, 0) if waited > 3 else (rate, waited)
+    assert scheduler.get_last_lr() == [pytest.approx(rate)]
+    assert rate < 0.01
+
+
+def test_weight_averaging(recipe):
+    stopping, module, saved = recipe("weight_averaging").main(epochs=20)
+    assert stopping.best_epoch is not None
+    weights = module.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in saved.items())
+    assert recipe("weight_averaging").test_error(module) < 0.1
+
+
+def test_lightning_cli(recipe, tmp_path):
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch import cli
+
+    if not cli._JSONARGPARSE_SIGNATURES_AVAILABLE:
+        pytest.skip("needs jsonargparse[signatures]")
+    config = str(FOLDER / "lightning_cli.yaml")
+    options = [f"--trainer.default_root_dir={tmp_path}", "--trainer.max_epochs=3"]
+    run = recipe("lightning_cli").main(["fit", f"--config={config}", *options])
+    stopping = run.trainer.callbacks[0]
+    assert type(stopping) is bu_torch.BoundaryUncertaintyStopping
+    assert (stopping.patience, stopping.rule, len(stopping.history)) == (15, "consensus", 3)
+    assert Path(stopping.best_model_path).is_relative_to(tmp_path)
+
+
+def test_optuna_pruning(recipe):
+    pytest.importorskip("optuna_integration")
+    optuna = pytest.importorskip("optuna")
+    study = recipe("optuna_pruning").main(trials=7, epochs=6)
+    states = [trial.state for trial in study.trials]
+    assert states.count(optuna.trial.TrialState.PRUNED) >= 1
+    assert states.count(optuna.trial.TrialState.COMPLETE) >= 3
+    complete = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.COMPLETE]
+    for trial in complete:
+        assert any(value == pytest.approx(trial.value) for value in trial.intermediate_values.values())
+    assert study.best_params["lr"] > 1e-4
+
+
+def test_loggers(recipe, tmp_path):
+    pytest.importorskip("tensorboard")
+    rows, folder = recipe("loggers").main(tmp_path, epochs=3)
+    assert [int(row["epoch"]) for row in rows] == [0, 1, 2]
+    assert all(0 <= float(row["boundary_uncertainty"]) <= 1 for row in rows)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    assert len(events.Scalars("boundary_uncertainty")) == 3
+    assert "custom_scalars__config__" in events.Tags()["tensors"]
+    assert "boundary/near_boundary" in events.Tags()["histograms"]
+
+
+def test_wandb_offline(recipe, monkeypatch):
+    pytest.importorskip("wandb")
+    for name in ("WANDB_SILENT", "WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE"):
+        monkeypatch.setenv(name, "true")
+    shown = recipe("wandb_offline").main(epochs=2)
+    assert {"boundary_uncertainty", "trust_score", "vote_agreement"} <= set(shown)
+
+
+def test_mlflow_local(recipe):
+    pytest.importorskip("mlflow")
+    values = recipe("mlflow_local").main(epochs=2)
+    assert len(values) == 2
+    assert all(0 <= value <= 1 for value in values)
+
+
+def test_frozen_backbone(recipe):
+    pytest.importorskip("torchvision")
+    stopping = recipe("frozen_backbone").main(epochs=2)
+    assert len(stopping.history) == 2
+    assert stopping.feature_extractor.fc.__class__ is torch.nn.Identity
+    assert stopping.history[-1]["vote_agreement"] > 0.45
+
+
+def test_text_tokens(recipe):
+    errors = recipe("text_tokens").main()
+    assert errors["kept"] < 0.25
+    assert errors["kept"] <= errors["last"] + 0.02
+
+
+def test_text_embeddings(recipe):
+    pytest.importorskip("transformers")
+    errors, stopper = recipe("text_embeddings").main(epochs=60)
+    assert errors["kept"] < 0.1
+    assert stopper.best_epoch is not None
+
+
+def test_resume(recipe):
+    first, second = recipe("resume").main(epochs=10)
+    assert [check["epoch"] for check in second.history] == list(range(10))
+    assert second.history[:5] == first.history

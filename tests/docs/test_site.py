@@ -1,0 +1,99 @@
+"""The documentation builds without a warning, and holds every public name and every argument."""
+
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bu_torch
+import bu_torch.callbacks
+import bu_torch.evaluation
+import bu_torch.functional
+import bu_torch.report
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+MODULES = (bu_torch, bu_torch.callbacks, bu_torch.evaluation, bu_torch.functional, bu_torch.report)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+def test_site_builds_without_a_warning_and_asks_no_other_server(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        text = page.read_text()
+        assert not re.search(r'<(?:script|link|img)[^>]*(?:src|href)="?https?:', text), page
+        assert "--8<--" not in text, page
+    assert "BoundaryUncertaintyStopper(inputs, labels" in re.sub(
+        "<[^>]*>", "", (site / "recipes" / "plain-loop" / "index.html").read_text()
+    )
+    assert not list(site.rglob("*.py"))
+
+
+def test_docstrings_are_on_the_pages(site):
+    text = (site / "api" / "callbacks" / "index.html").read_text()
+    assert "Stop a training when its decision boundary gets no better" in text
+    assert "_prepare" not in text
+
+
+def test_every_public_name_is_in_the_reference():
+    named = set(re.findall(r"^::: (\S+)$", "".join(page.read_text() for page in DOCS.glob("api/*.md")), re.MULTILINE))
+    for module in MODULES:
+        for name in module.__all__:
+            if name.startswith("__"):
+                continue
+            where = {f"{module.__name__}.{name}", f"bu_torch.callbacks.{name}"}
+            assert named & where, f"{module.__name__}.{name} is not in docs/api"
+    for name in named:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_every_argument_is_among_the_options():
+    options, readme = (DOCS / "options.md").read_text(), (ROOT / "README.md").read_text()
+    for name in inspect.signature(bu_torch.BoundaryUncertaintyStopping).parameters:
+        assert re.search(rf"^\|[^|]*`{name}`[^|]*\|", options, re.MULTILINE), name
+        assert f"`{name}`" in readme, name
+
+
+def test_links_of_the_readme_lead_to_files():
+    for page in (ROOT / "README.md", DOCS / "why.md"):
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_commands_on_the_pages_name_files_that_are_there():
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        for target in re.findall(r"(?:examples|benchmarks|docs)/[\w/]+\.(?:py|yaml|json)\b", page.read_text()):
+            assert (ROOT / target).exists(), f"{page.name}: {target}"
+
+
+def test_pictures_are_drawn(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    values = pictures.main(["--smoke", "--folder", str(tmp_path)])
+    smooth, right, by_heart = values.values()
+    assert right > smooth
+    assert right > by_heart
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {path.name for path in (DOCS / "pictures").glob("*.png")}
+    assert str(tmp_path) in capsys.readouterr().out
