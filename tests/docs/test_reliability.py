@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)*)`", (ROOT / "docs" / "reliability.md").read_text())))
 
 
