@@ -81,6 +81,12 @@ class SelectionRule:
     def shown_name(self) -> str:
         return "boundary_uncertainty" if self.name == "consensus" else self.score_name
 
+    @property
+    def added(self) -> list[str]:
+        """The entries that `complete` adds to a check."""
+        smoothed = [self._looked_at(name) for name in self.signals if self.smoothing]
+        return [*smoothed, *(["replacements"] if self.name == "consensus" else [])]
+
     def complete(self, history: History) -> None:
         """Add to the last check what follows from those before it.
 

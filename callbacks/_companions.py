@@ -35,6 +35,11 @@ class Companion(Callback):
     """What companions have in common: an owner, and nothing to do once it has left the trainer."""
 
     owner: "BoundaryUncertaintyStopping"
+    library: Library
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `pickle` looks for a class by its name in a module, and these have none there.
+        return _blank, (self.library, type(self).__name__), vars(self)
 
     @property
     def state_key(self) -> str:
@@ -246,12 +251,23 @@ class ConcluderMixin(Companion):
 @cache
 def _classes(library: Library) -> tuple[Any, Any, Any, Any]:
     """Stopper, keeper, memory keeper and concluder as subclasses of a trainer's own."""
-    return (
-        type("Stopper", (StopperMixin, library.early_stopping), {"__doc__": StopperMixin.__doc__}),
-        type("Keeper", (KeeperMixin, library.model_checkpoint), {"__doc__": KeeperMixin.__doc__}),
-        type("MemoryKeeper", (MemoryKeeperMixin, library.checkpoint), {"__doc__": MemoryKeeperMixin.__doc__}),
-        type("Concluder", (ConcluderMixin, library.callback), {"__doc__": ConcluderMixin.__doc__}),
+    bases = (
+        (StopperMixin, library.early_stopping),
+        (KeeperMixin, library.model_checkpoint),
+        (MemoryKeeperMixin, library.checkpoint),
+        (ConcluderMixin, library.callback),
     )
+    made = [
+        type(own.__name__.removesuffix("Mixin"), (own, theirs), {"__doc__": own.__doc__, "library": library})
+        for own, theirs in bases
+    ]
+    return made[0], made[1], made[2], made[3]
+
+
+def _blank(library: Library, name: str) -> Any:
+    """A companion with nothing in it yet, to be unpickled."""
+    cls = next(cls for cls in _classes(library) if cls.__name__ == name)
+    return cls.__new__(cls)
 
 
 def install(

@@ -31,10 +31,18 @@ class Record:
         folder: Where to write; made if need be.
         header: The first line beside the table.
         rows: Checks of the run that this one resumes, written first.
+        names: Columns that there are even if the first row, perhaps of a run with other settings, lacks them.
     """
 
-    def __init__(self, folder: Path, header: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        header: Mapping[str, Any],
+        rows: Iterable[Mapping[str, Any]],
+        names: Iterable[str] = (),
+    ) -> None:
         self._columns: list[str] | None = None
+        self._names = tuple(names)
         self.path: Path | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -46,9 +54,9 @@ class Record:
             self.append(row)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row; the first decides on the columns."""
+        """Write one row; the first decides on the columns, beside those that were named."""
         is_first = self._columns is None
-        self._columns = self._columns or list(row)
+        self._columns = self._columns or list(dict.fromkeys((*row, *self._names)))
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns, extrasaction="ignore")
         if is_first:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import read_logits
@@ -120,8 +121,7 @@ class BoundaryUncertaintyStopper:
         self._inputs = as_features(inputs, "inputs", keep_integers=perturbation is not None)
         self._labels = as_labels(labels, len(self._inputs))
         self._folder = None if folder is None else Path(folder)
-        self._stopper, self._keeper = without_trainer(self._callback)
-        self._callback._stopper, self._callback._keeper = self._stopper, self._keeper
+        self._start_companions()
 
     def check(self, model: Callable[[Tensor], Any], epoch: int | None = None) -> bool:
         """Measure the model, keep its weights if they are the best so far, and say whether to stop.
@@ -157,6 +157,7 @@ class BoundaryUncertaintyStopper:
             self._stopper.has_stopped = self._stopper.decide(score, epoch)
         self._callback._show(epoch, [])
         self._callback._count(started)
+        self._callback.stopping_reason = ""
         if self._stopper.has_stopped:
             self._stopper.stopped_epoch = epoch
             self._callback.stopping_reason = self._callback._own_reason(self._stopper)
@@ -184,7 +185,10 @@ class BoundaryUncertaintyStopper:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken; with other settings the best epoch is looked for anew, with a warning."""
+        """Go on where `state_dict` was taken.
+
+        With other settings or samples, patience and the best epoch start anew, with a warning.
+        """
         self._callback.load_state_dict(state_dict["checks"])
         self._stopper.load_state_dict(state_dict["stopper"])
         self._keeper.load_state_dict(state_dict["keeper"])
@@ -221,6 +225,10 @@ class BoundaryUncertaintyStopper:
     def record_path(self) -> str:
         return self._callback.record_path
 
+    def _start_companions(self) -> None:
+        self._stopper, self._keeper = without_trainer(self._callback)
+        self._callback._stopper, self._callback._keeper = self._stopper, self._keeper
+
     def _prepare(self, model: object) -> None:
         callback = self._callback
         if callback._signals is not None:
@@ -242,11 +250,19 @@ class BoundaryUncertaintyStopper:
         fit_or_load(signals, data.inputs, data.labels, callback.cache, is_shown=True, is_saved=True)
         parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         callback._hold(signals if parameter is None else signals.to(parameter.device), data)
+        if callback.history and callback._fingerprint not in (None, signals.fingerprint):
+            rank_zero_warn(
+                "The samples are not those that the loaded state was taken with: what is measured now cannot be"
+                " compared with the checks before, so patience and the best epoch start anew."
+            )
+            callback._compare_nothing_before()
+            self._start_companions()
+        callback._fingerprint = signals.fingerprint
         callback._training_began = time.perf_counter()
         callback.setup_seconds = callback._training_began - started
         if self._folder is not None:
             rows = [callback._row(entry) for entry in callback.history]
-            callback._table = Record(self._folder, callback._header(), rows)
+            callback._table = Record(self._folder, callback._header(), rows, callback._names())
 
     def _measure(self, model: Callable[[Tensor], Any]) -> dict[str, float]:
         signals = self._callback._signals

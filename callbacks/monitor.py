@@ -198,7 +198,8 @@ class BoundaryUncertaintyMonitor(Callback):
         self.setup_seconds = self._training_began - started
         folder = folder_of(trainer)
         if folder is not None:
-            self._table = Record(folder, self._header(), [self._row(entry) for entry in self.history])
+            rows = [self._row(entry) for entry in self.history]
+            self._table = Record(folder, self._header(), rows, self._names())
         for writer in writers(trainer):
             lay_out(writer)
 
@@ -211,8 +212,10 @@ class BoundaryUncertaintyMonitor(Callback):
             self._count(started, trainer.global_step)
             if not trainer.barebones:  # which logs nothing, and warns where one tries
                 values = {name: value for name, value in self.history[-1].items() if name != "epoch"}
-                pl_module.log_dict({name: values.pop(name) for name in _SHOWN}, prog_bar=True)
-                pl_module.log_dict(values)
+                is_shared = trainer.world_size > 1  # all have the same, but Lightning warns unless it is told so
+                shown = {name: values.pop(name) for name in _SHOWN}
+                pl_module.log_dict(shown, prog_bar=True, sync_dist=is_shared)
+                pl_module.log_dict(values, sync_dist=is_shared)
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         self._end("Training ended.")
@@ -264,6 +267,10 @@ class BoundaryUncertaintyMonitor(Callback):
         """A check as the table has it; what it cost is not known of checks before a resume."""
         cost = None if seconds is None else self.check_seconds
         return {"epoch": entry["epoch"], "step": step, "seconds": seconds, "check_seconds": cost, **entry}
+
+    def _names(self) -> list[str]:
+        """What a check adds to `history` beside its epoch."""
+        return list(Signals.NAMES)
 
     def _header(self) -> dict[str, Any]:
         """What the record of this run begins with."""
@@ -363,12 +370,15 @@ class BoundaryUncertaintyMonitor(Callback):
         self._fingerprint = fingerprint
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Compare nothing that is measured now with what the checkpoint holds."""
-        self._predictions = self._predictions[:0]
+        """Compare nothing that is measured now with what the checkpoint holds, and say so."""
+        self._compare_nothing_before()
         rank_zero_warn(
             "The run resumes with other training samples than it began with: what is measured now cannot be compared"
             " with the checks before."
         )
+
+    def _compare_nothing_before(self) -> None:
+        self._predictions = self._predictions[:0]
 
     def _signals_of(self, n_draws: int) -> Signals:
         return Signals(

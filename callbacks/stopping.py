@@ -201,7 +201,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        settings = state_dict.get("settings", self._settings())
+        settings = {"rule": self.rule, **state_dict.get("settings", self._settings())}
         changed = {name: value for name, value in self._settings().items() if value != settings.get(name)}
         self.is_comparable = not changed
         self._n_before = len(self.history) if changed else 0
@@ -217,11 +217,14 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         super()._begin_anew(trainer, pl_module)
         rank_zero_warn("Patience and the best epoch start anew.")
-        self.is_comparable, self._n_before = False, len(self.history)
         self._stopper, self._keeper = install(trainer, self)
         for companion in (self._stopper, self._keeper):
             companion.setup(trainer, pl_module, FITTING)
             companion.on_train_start(trainer, pl_module)
+
+    def _compare_nothing_before(self) -> None:
+        super()._compare_nothing_before()
+        self.is_comparable, self._n_before = False, len(self.history)
 
     def score_of(self, epoch: int) -> float | None:
         """What decides in `epoch`, if its check was the last and counts; else None."""
@@ -272,6 +275,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def _settings(self) -> dict[str, Any]:
         """What a score depends on; the patience and the like may change from run to run."""
         names = (
+            "rule",
             "smoothing",
             "start_from_epoch",
             "n_neighbors",
@@ -286,6 +290,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     def _record(self, entry: dict[str, Any]) -> None:
         super()._record(entry)
         self._selection.complete(self._comparable())
+
+    def _names(self) -> list[str]:
+        return [*super()._names(), *self._selection.added]
 
     def _comparable(self) -> list[dict[str, Any]]:
         return self.history[min(self._n_before, len(self.history) - 1) :]  # the last may be an epoch ended again

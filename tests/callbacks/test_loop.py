@@ -1,6 +1,8 @@
 """A loop of one's own stops as a trainer does."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import pandas as pd
@@ -179,3 +181,46 @@ def test_the_state_is_small_where_lightning_saves_it_too(tmp_path):
     stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20)
     stopper.check(nn.Linear(4, 3))
     assert stopper.state_dict()["checks"].keys() == stopping.state_dict().keys()
+
+
+def test_a_resumed_loop_compares_nothing_by_another_rule_or_of_other_samples():
+    features, labels = blobs(n=120)
+    model = nn.Linear(4, 3)
+    first = BoundaryUncertaintyStopper(features, labels, n_neighbors=20)
+    first.check(model)
+    ruled = BoundaryUncertaintyStopper(features, labels, n_neighbors=20, rule="trust_score")
+    with pytest.warns(UserWarning, match="rule='trust_score' where it had rule='consensus'"):
+        ruled.load_state_dict(first.state_dict())
+    ruled.check(model)
+    assert ruled.best_epoch == 1
+    assert ruled.best_score == ruled.history[-1]["trust_score"]
+    others = BoundaryUncertaintyStopper(*blobs(n=120, seed=1), n_neighbors=20)
+    others.load_state_dict(first.state_dict())
+    with pytest.warns(UserWarning, match="not those that the loaded state was taken with"):
+        others.check(model)
+    assert others.best_epoch == 1
+    assert others.history[-1]["prediction_changes"] == 1
+
+
+def test_a_reason_holds_until_a_better_epoch():
+    steps = Steps()
+    stopper = BoundaryUncertaintyStopper(steps.features, steps.labels, n_neighbors=20, patience=1)
+    assert [stopper.check(steps.model) for _ in range(3)] == [False, False, True]  # the second is steadier
+    assert stopper.stopping_reason
+    for _ in range(5):
+        steps.epoch()
+    assert not stopper.check(steps.model)
+    assert stopper.stopping_reason == ""
+    assert stopper.stopped_epoch is None
+
+
+def test_a_stopper_is_pickled_and_copied_with_what_it_keeps():
+    features, labels = blobs(n=120)
+    stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20)
+    stopper.check(nn.Linear(4, 3))
+    unpickled = pickle.loads(pickle.dumps(stopper))  # noqa: S301  (our own)
+    for twin in (unpickled, copy.deepcopy(stopper)):
+        assert twin.best_epoch == 0
+        twin.restore(nn.Linear(4, 3))
+        assert not twin.check(nn.Linear(4, 3))
+    assert len(stopper.history) == 1

@@ -12,7 +12,7 @@ import torch
 from bu_torch.callbacks._processes import share
 
 COMMON = """
-import json, os, sys
+import json, os, sys, warnings
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import torch
@@ -39,7 +39,10 @@ features, labels = blobs(n=151)
 stopping, weights = BoundaryUncertaintyStopping(n_neighbors=20, patience=1, n_draws=3), Weights()
 made = trainer(folder, stopping, weights, max_epochs=30, strategy={strategy!r}, devices=2)
 module = Classifier()
-made.fit(module, loader(features, labels))
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    made.fit(module, loader(features, labels))
+said = [str(warning.message) for warning in said if "sync_dist" in str(warning.message)]
 rank = made.global_rank
 again = []
 if rank == 0:
@@ -54,7 +57,8 @@ if rank == 0:
         again.append({{name: float(value) for name, value in values.items()}})
 restored = {{name: value.double().sum().item() for name, value in module.state_dict().items()}}
 done(rank, history=stopping.history, again=again, best=stopping.best_epoch, path=stopping.best_model_path,
-     reason=stopping.stopping_reason, stopped=stopping.stopped_epoch, record=stopping.record_path, restored=restored)
+     reason=stopping.stopping_reason, stopped=stopping.stopped_epoch, record=stopping.record_path, restored=restored,
+     said=said)
 """
 )
 
@@ -115,6 +119,7 @@ def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_p
     assert second["record"] == ""
     assert Path(first["record"]).read_text().count("\n") == len(first["history"]) + 1
     assert found.stderr.count("Boundary uncertainty kept epoch") == 1
+    assert not any("boundary_uncertainty" in line or "agreement" in line for line in first["said"])
 
 
 @pytest.mark.parametrize(

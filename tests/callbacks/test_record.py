@@ -180,6 +180,16 @@ def test_an_earlier_file_stays_and_a_resumed_run_has_all_checks_in_its_own(tmp_p
     assert table.seconds.notna().tolist() == [False, False, True, True]
 
 
+def test_a_resumed_run_records_what_only_it_smooths(tmp_path):
+    fit(tmp_path, BoundaryUncertaintyStopping(), ModelCheckpoint(tmp_path / "user", save_last=True), max_epochs=1)
+    last = tmp_path / "user" / "last.ckpt"
+    with pytest.warns(UserWarning, match=r"smoothing=0\.5 where it had smoothing=0\.0"):
+        second = fit(tmp_path, BoundaryUncertaintyStopping(smoothing=0.5), ckpt_path=last, max_epochs=2)
+    table = pd.read_csv(second.record_path)
+    agree(table, second.history)
+    assert table.label_agreement_smoothed.notna().tolist() == [False, True]
+
+
 def test_where_there_are_no_checkpoints_it_lies_beside_the_logs(tmp_path):
     logger = CSVLogger(tmp_path, name="runs")
     monitor = fit(tmp_path, BoundaryUncertaintyMonitor(), logger=logger, enable_checkpointing=False)
