@@ -80,6 +80,8 @@ def _run(options: argparse.Namespace) -> None:
         files = find_checkpoints(options.checkpoints)
     for warning in said:
         print(f"bu-torch: {warning.message}", file=sys.stderr)  # noqa: T201
+    if options.keep is not None and not 1 <= options.keep <= len(files):
+        raise ValueError(f"`--keep` must be from 1 to the number of checkpoints, {len(files)}, got {options.keep}.")
     with _current_folder_importable():
         ranking, soup = _rank(files, options)
     _say(str(ranking))

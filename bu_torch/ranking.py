@@ -313,7 +313,10 @@ def find_checkpoints(paths: Paths) -> list[Path]:
             continue
         inside = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
         if not inside:
-            raise FileNotFoundError(f"There is no checkpoint ({', '.join(SUFFIXES)}) in the folder `{path}`.")
+            raise FileNotFoundError(
+                f"There is no checkpoint ({', '.join(SUFFIXES)}) right in the folder `{path}`; folders beneath it are"
+                " named one by one."
+            )
         files += inside
     once: dict[Path, Path] = {}
     for file in files:

@@ -195,8 +195,12 @@ class KeeperMixin(Companion, ModelCheckpoint):
 
 
 def _is_whole(path: str) -> bool:
-    """Whether a file of this machine's disk ends as torch ends its files; a folder, or a path elsewhere, may be."""
-    return not Path(path).is_file() or zipfile.is_zipfile(path)
+    """Whether a file of this machine's disk that begins as torch's do ends so; others, of one's own plugin, may be."""
+    if not Path(path).is_file():
+        return True
+    with Path(path).open("rb") as file:
+        begins = file.read(2)
+    return begins not in (b"PK", b"") or zipfile.is_zipfile(path)
 
 
 class MemoryKeeperMixin(Companion, Checkpoint):

@@ -10,7 +10,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import read_logits
-from bu_torch._inputs import as_features, as_labels
+from bu_torch._inputs import as_features, as_labels, check_integer
 from bu_torch.boundary import Perturbation
 from bu_torch.callbacks._budget import count_weights, plan
 from bu_torch.callbacks._companions import without_trainer
@@ -120,6 +120,8 @@ class BoundaryUncertaintyStopper:
             raise ValueError(str(error)) from error
         self._inputs = as_features(inputs, "inputs", keep_integers=perturbation is not None)
         self._labels = as_labels(labels, len(self._inputs))
+        if folder is not None and not isinstance(folder, str | Path):
+            raise TypeError(f"`folder` must be a path or None, got {type(folder).__name__}.")
         self._folder = None if folder is None else Path(folder)
         self._start_companions()
 
@@ -141,13 +143,15 @@ class BoundaryUncertaintyStopper:
         Raises:
             ValueError: If the model gives too few outputs, the samples are not fit for the method, or `epoch` is not
                 larger than the last.
-            TypeError: If the model does not give numbers.
+            TypeError: If the model does not give numbers, or `epoch` is no integer.
         """
         history = self._callback.history
         following = history[-1]["epoch"] + 1 if history else 0
+        if epoch is not None:
+            epoch = check_integer("epoch", epoch, 0)
         if epoch is not None and epoch < following:
             raise ValueError(f"`epoch` must be larger than that of the last check, {following - 1}, got {epoch}.")
-        epoch = following if epoch is None else int(epoch)
+        epoch = following if epoch is None else epoch
         self._prepare(model)
         started = time.perf_counter()
         self._callback._record({"epoch": epoch, **self._measure(model)})

@@ -130,6 +130,7 @@ class BoundaryUncertaintyMonitor(Callback):
     _table: Record | None
     _about: dict[str, Any]  # the samples looked at, in words and numbers
     _rows: Tensor  # where they are in the dataset
+    _n_before: int  # checks in `history`, of the run that this one resumes, that cannot be compared with its own
     _training_began: float
 
     def __init__(
@@ -260,6 +261,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self._fingerprint = None
         self._table = None
         self._about = {}
+        self._n_before = 0
         self._rows = torch.empty(0, dtype=torch.int64)
         self._training_began = time.perf_counter()
 
@@ -280,6 +282,7 @@ class BoundaryUncertaintyMonitor(Callback):
         settings.pop("reference", None)
         return {
             "settings": {"rule": None, **settings},
+            "n_not_compared": self._n_before,
             "versions": versions(),
             **self._about,
             "setup_seconds": self.setup_seconds,
@@ -379,6 +382,7 @@ class BoundaryUncertaintyMonitor(Callback):
 
     def _compare_nothing_before(self) -> None:
         self._predictions = self._predictions[:0]
+        self._n_before = len(self.history)
 
     def _signals_of(self, n_draws: int) -> Signals:
         return Signals(

@@ -89,7 +89,6 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     stopping_reason: str
     is_comparable: bool  # whether scores of the checkpoint that this run resumes from are on this run's scale
-    _n_before: int  # checks in `history` that are not
     _stopper: StopperMixin | None
     _keeper: KeeperMixin | MemoryKeeperMixin | None
 
@@ -224,7 +223,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
 
     def _compare_nothing_before(self) -> None:
         super()._compare_nothing_before()
-        self.is_comparable, self._n_before = False, len(self.history)
+        self.is_comparable = False
 
     def score_of(self, epoch: int) -> float | None:
         """What decides in `epoch`, if its check was the last and counts; else None."""
@@ -268,7 +267,6 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         super()._clear()
         self.stopping_reason = ""
         self.is_comparable = True
-        self._n_before = 0
         self._stopper = None
         self._keeper = None
 

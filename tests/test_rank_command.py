@@ -103,7 +103,7 @@ def test_a_file_named_twice_is_said(project, capsys):
     [
         (["missing.ckpt"], "no checkpoint `missing.ckpt`"),
         (["checkpoints", "--keep", 2], "`--keep N` and `--to DIR`"),
-        (["checkpoints", "--keep", 9, "--to", "kept"], "`n_best`"),
+        (["checkpoints", "--keep", 9, "--to", "kept"], "`--keep`"),
         (["checkpoints", "--soup", "inputs.pt"], "`inputs.pt` is there already"),
         (["inputs.pt"], "`inputs.pt` must hold"),
         (["ranked_project.py"], "`ranked_project.py` is no file"),

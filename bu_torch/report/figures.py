@@ -87,8 +87,9 @@ def _scores(record: Record, verdict: Verdict) -> Figure:
         "scores",
         "Boundary uncertainty and trust",
         "Larger is better in both. Boundary uncertainty asks whether both classes mix along the decision boundary,"
-        " trust whether predictions agree with the nearest samples. The dotted curve is what boundary uncertainty could"
-        " reach with as many samples near the boundary as there are; the marks are what each rule would have kept.",
+        " trust whether predictions agree with the nearest samples. The dotted curve, where there is one, is what a"
+        " boundary with both classes equally likely along it would reach on average with as many samples near it; the"
+        " marks are what each rule would have kept.",
         drawing,
         520,
     )

@@ -86,6 +86,8 @@ class Record:
         versions: Of what it ran with.
         data: Sizes of what was measured.
         classes: Their names; None where they have none.
+        n_not_compared: So many checks, the first, are those of a run that this one resumed with other settings or
+            samples: its own are not compared with them.
         setup_seconds: What was spent before the first epoch; NaN where unknown.
         started: When, in ISO format; "" where unknown.
         details: By epoch, as far as they were written.
@@ -101,6 +103,7 @@ class Record:
     versions: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     classes: list[str] | None = None
+    n_not_compared: int = 0
     setup_seconds: float = math.nan
     started: str = ""
     details: dict[int, Details] = field(default_factory=dict)
@@ -253,6 +256,7 @@ def _read_header(entry: dict[str, Any], record: Record) -> None:
     if classes is not None and not isinstance(classes, list):
         raise TypeError(f"classes must be a list, got {type(classes).__name__}")
     record.classes = None if classes is None else [str(name) for name in classes]
+    record.n_not_compared = _integer(entry.get("n_not_compared", 0))
     record.setup_seconds = _number(entry.get("setup_seconds"))
     record.started = str(entry.get("started") or "")
 

@@ -104,6 +104,6 @@ def _replay(name: RuleName, record: Record) -> dict[str, Any] | None:
     if name == DEFAULT_RULE == settings.get("rule") and settings.get("min_delta") is not None:
         options["min_delta"] = settings["min_delta"]
     try:
-        return SelectionRule(name, **options).replay(record.checks)
+        return SelectionRule(name, **options).replay(record.checks[record.n_not_compared :])
     except (TypeError, ValueError) as error:
         raise ValueError(f"{record.path}: the settings beside it are none that a rule takes: {error}") from None

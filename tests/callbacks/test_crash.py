@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from problems import Classifier, blobs, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+from bu_torch.report import read_record
+from bu_torch.report.verdict import Verdict
 
 RUN = """
 import os, signal, sys, json
@@ -133,6 +136,9 @@ def test_other_samples_are_not_compared_with_those_before(tmp_path):
     assert stopping.history[4]["replacements"] == 1
     assert stopping.best_epoch >= 4
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
+    record = read_record(stopping.record_path)
+    assert record.n_not_compared == 4
+    assert Verdict.of(record).by_rule["consensus"]["epoch"] == stopping.best_epoch
     monitor, first = BoundaryUncertaintyMonitor(n_neighbors=20), tmp_path / "first.ckpt"
     seen = trainer(tmp_path, monitor, max_epochs=1)
     seen.fit(Plain(), data())
@@ -239,6 +245,17 @@ def test_a_torn_best_is_not_resumed_on(tmp_path):
     with pytest.warns(UserWarning, match="gone or damaged"):
         trainer(tmp_path, stopping, max_epochs=7).fit(Plain(), data(), ckpt_path=path)
     assert stopping.best_model_path != str(best)
+
+
+def test_a_file_of_one_s_own_kind_is_not_called_damaged(tmp_path):
+    class Legacy(TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            torch.save(checkpoint, path, _use_new_zipfile_serialization=False)
+
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    trainer(tmp_path, stopping, max_epochs=4, plugins=[Legacy()]).fit(Plain(), data())
+    assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
 
 
 def test_sharded_weights_are_left_and_the_file_is_named(tmp_path):

@@ -152,6 +152,7 @@ def test_the_record_of_a_loop(tmp_path):
     [
         (lambda x, y: BoundaryUncertaintyStopper(x, y, patience=0), ValueError, "`patience`"),
         (lambda x, y: BoundaryUncertaintyStopper(x, y[:-1]), ValueError, "`labels`"),
+        (lambda x, y: BoundaryUncertaintyStopper(x, y, folder=3), TypeError, "`folder`"),
         (lambda x, y: BoundaryUncertaintyStopper(x.tolist()[0][0], y), ValueError, "`inputs`"),
         (lambda x, y: BoundaryUncertaintyStopper(x, y).check(nn.Linear(4, 2)), ValueError, "`logits`"),
         (lambda x, y: BoundaryUncertaintyStopper(x, y).check("model"), TypeError, "`model`"),
@@ -169,6 +170,8 @@ def test_epochs_go_forward():
     stopper.check(nn.Linear(4, 3), epoch=4)
     stopper.check(nn.Linear(4, 3))
     assert [entry["epoch"] for entry in stopper.history] == [4, 5]
+    with pytest.raises(TypeError, match="`epoch` must be an integer"):
+        stopper.check(nn.Linear(4, 3), epoch=8.7)
     with pytest.raises(ValueError, match=r"`epoch` must be larger .* 5, got 5"):
         stopper.check(nn.Linear(4, 3), epoch=5)
 
