@@ -101,10 +101,10 @@ def uninterrupted(tmp_path_factory):
     ("where", "epoch"),
     [
         ("batch", 3),
-        ("before the checkpoints", 2),
         ("saving ours", 4),
-        ("saving theirs", 5),
-        ("after the checkpoints", 6),
+        pytest.param("before the checkpoints", 2, marks=pytest.mark.slow),
+        pytest.param("saving theirs", 5, marks=pytest.mark.slow),
+        pytest.param("after the checkpoints", 6, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, uninterrupted, where, epoch):

@@ -67,12 +67,13 @@ importlib.util.find_spec = lambda name, package=None: None if name == "lightning
 @pytest.mark.parametrize(
     ("first", "second", "last"),
     [
-        (OURS, THEIRS, ""),
-        (THEIRS, OURS, "assert 'lightning' not in sys.modules"),
-        (NO_LIGHTNING + OURS, THEIRS, "assert 'lightning' not in sys.modules"),
-        ("import lightning.pytorch", OURS + "\n" + THEIRS, ""),
+        pytest.param(OURS, THEIRS, "", id="ours first"),
+        pytest.param(
+            NO_LIGHTNING + OURS, THEIRS, "assert 'lightning' not in sys.modules", id="pytorch_lightning alone"
+        ),
+        pytest.param(THEIRS, OURS, "assert 'lightning' not in sys.modules", id="theirs first", marks=pytest.mark.slow),
+        pytest.param("import lightning.pytorch", OURS + "\n" + THEIRS, "", id="both", marks=pytest.mark.slow),
     ],
-    ids=["ours first", "theirs first", "pytorch_lightning alone", "both"],
 )
 def test_a_trainer_of_pytorch_lightning_is_stopped_by_its_own_classes(tmp_path, first, second, last):
     pytest.importorskip("pytorch_lightning")

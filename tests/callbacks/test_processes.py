@@ -126,9 +126,9 @@ def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_p
     ("where", "rank", "messages"),
     [
         ("forward", 1, ("Another process could not read", "only here")),
-        ("forward", 0, ("only here", "Another process could not read")),
+        pytest.param("forward", 0, ("only here", "Another process could not read"), marks=pytest.mark.slow),
         ("data", 0, ("OSError: no such file", "The first process failed: OSError: no such file")),
-        ("settings", 0, ("n_neighbors=500", "n_neighbors=500")),
+        pytest.param("settings", 0, ("n_neighbors=500", "n_neighbors=500"), marks=pytest.mark.slow),
     ],
 )
 def test_what_fails_in_one_process_ends_both(tmp_path, where, rank, messages):
