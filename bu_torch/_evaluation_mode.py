@@ -98,6 +98,13 @@ def check_callable(model: object) -> None:
         )
 
 
+def dtype_of(model: object, inputs: Tensor) -> torch.dtype:
+    """In what a model takes its inputs: its own precision; integers, and where it has none, as they are."""
+    if isinstance(model, nn.Module) and inputs.is_floating_point():
+        return next((p.dtype for p in model.parameters() if p.is_floating_point()), inputs.dtype)
+    return inputs.dtype
+
+
 def device_of(model: object, inputs: Tensor) -> torch.device:
     """Where a model takes its inputs: on its own device, or where they are if it has none."""
     if isinstance(model, nn.Module):

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,10 +148,15 @@ def _concatenate(dataset: Any, batch_size: int | None, collate: Any, most: int |
                 break
     if not parts:
         raise ValueError("`dataset` must hold samples, got none.")
+    return joined_samples(parts, "`dataset` must hold {} of one shape, got {}.")
+
+
+def joined_samples(parts: Sequence[tuple[Tensor, Tensor]], refusal: str) -> tuple[Tensor, Tensor]:
+    """Batches of inputs and labels in one; where shapes differ, a ValueError with their name and the shapes in it."""
     for name, of_name in zip(("inputs", "labels"), zip(*parts, strict=True), strict=True):
         shapes = {tuple(part.shape[1:]) for part in of_name}
         if len(shapes) > 1:
-            raise ValueError(f"`dataset` must hold {name} of one shape, got {sorted(shapes)[:3]}.")
+            raise ValueError(refusal.format(name, sorted(shapes)[:3]))
     return torch.cat([inputs for inputs, _ in parts]), torch.cat([labels for _, labels in parts])
 
 

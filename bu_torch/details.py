@@ -64,7 +64,12 @@ class Details(NamedTuple):
 
 
 def describe(
-    boundary: BoundaryUncertainty, predictions: Tensor, trust: Tensor, class_distances: Tensor, n_doubtful: int
+    boundary: BoundaryUncertainty,
+    predictions: Tensor,
+    trust: Tensor,
+    label_trust: Tensor,
+    class_distances: Tensor,
+    n_doubtful: int,
 ) -> Details:
     """Details of the logits that `boundary` scored last.
 
@@ -72,6 +77,7 @@ def describe(
         boundary: Has scored logits.
         predictions: Of these logits, (D * N,).
         trust: Their trust scores, (D * N,), by `class_distances`.
+        label_trust: Those of the labels, likewise.
         class_distances: Distance from each moved sample to each class, that sample left out, (D * N, J).
         n_doubtful: So many of the least trusted samples are told.
     """
@@ -81,7 +87,8 @@ def describe(
     order = weights.argsort(descending=True, stable=True)[:_MOST_PAIRS]
     nearness = torch.cat([part.nearness for part in terms]).double()
     distance = (-2 * nearness.log()).clamp(min=0).sqrt()  # NaN where a logit is not finite
-    doubt = _doubtful(boundary.labels, predictions, trust, class_distances, n_doubtful)
+    lower = torch.minimum(trust, label_trust)
+    doubt = _doubtful(boundary.labels, predictions, lower, class_distances, n_doubtful)
     histograms = (
         _histogram(distance, 0.0, 5.0, 25),
         _histogram(torch.cat([part.local for part in terms]).double(), 0.0, 1.0, 20),
@@ -123,13 +130,11 @@ def _by_pair(terms: list[PairTerms], pair_index: Tensor, n_neighbors: int) -> tu
 
 
 def _doubtful(
-    labels: Tensor, predictions: Tensor, trust: Tensor, class_distances: Tensor, n_doubtful: int
+    labels: Tensor, predictions: Tensor, lower: Tensor, class_distances: Tensor, n_doubtful: int
 ) -> tuple[Tensor, ...]:
     """Row, label, prediction, nearest class and trust of the least trusted samples, the worst first."""
     n_samples = labels.shape[0]
-    of_label = functional.trust_score(class_distances, labels.repeat(len(trust) // n_samples), validate_args=False)
-    lower = torch.minimum(trust, of_label).view(-1, n_samples)
-    worst = lower.min(dim=0)
+    worst = lower.view(-1, n_samples).min(dim=0)
     count = min(n_doubtful, n_samples)
     rows = worst.values.sort(stable=True).indices[:count]
     places = worst.indices[rows] * n_samples + rows

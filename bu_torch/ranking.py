@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bu_torch._estimators import encode, estimator_logits, is_estimator
 from bu_torch._evaluation_mode import read_logits
+from bu_torch._files import whole_file
 from bu_torch._inputs import as_features, as_labels, check_integer
 from bu_torch._labelled_data import read_labelled
 from bu_torch.checkpoints import SUFFIXES, holding, load_checkpoint
@@ -162,13 +163,8 @@ class Ranking(Sequence[Candidate]):
                 raise FileExistsError(f"`{copy}` is there already, and it is not the same as `{path}`.")
         for path, copy in copies:
             if not copy.exists():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                part = copy.with_name(f"{copy.name}.{os.getpid()}.part")
-                try:
+                with whole_file(copy) as part:
                     shutil.copy2(path, part)
-                    part.replace(copy)
-                finally:
-                    part.unlink(missing_ok=True)
         return [copy for _, copy in copies]
 
 
@@ -232,11 +228,7 @@ def rank_checkpoints(
         ...     rank_checkpoints(folder, module, (features, labels)).best.path.name
         '-2.0.pt'
     """
-    check_choice("rule", rule, get_args(RuleName))
-    check_integer("batch_size", batch_size, 1)
-    files = find_checkpoints(paths)
-    signals = fit_signals(signals, dataset, max_samples, cache)
-    return rank_files(files, module, signals, rule, weights_only, batch_size, device)
+    return fit_and_rank(paths, module, dataset, rule, weights_only, max_samples, signals, cache, batch_size, device)[1]
 
 
 def rank_models(
@@ -327,23 +319,30 @@ def find_checkpoints(paths: Paths) -> list[Path]:
     return list(once.values())
 
 
-def rank_files(
-    files: Iterable[Path],
+def fit_and_rank(
+    paths: Paths,
     module: nn.Module | Callable[..., nn.Module],
-    signals: Signals,
-    rule: str,
+    dataset: Any,
+    rule: RuleName,
     weights_only: bool,
+    max_samples: int | None,
+    signals: Signals | None,
+    cache: str | Path | None,
     batch_size: int,
     device: torch.device | str | None,
-) -> Ranking:
-    """`rank_checkpoints` of files, by fitted signals."""
+) -> tuple[Signals, Ranking]:
+    """`rank_checkpoints`, with the fitted signals that it ranks by."""
+    check_choice("rule", rule, get_args(RuleName))
+    check_integer("batch_size", batch_size, 1)
+    files = find_checkpoints(paths)
+    signals = fit_signals(signals, dataset, max_samples, cache)
     measured = []
     for file in files:
         checkpoint = load_checkpoint(file, weights_only=weights_only)
         with holding(module, checkpoint, device) as held:
             values = measure_model(signals, held, batch_size, str(file))
         measured.append(Candidate(0, str(file), math.nan, checkpoint.epoch, checkpoint.step, values, file))
-    return _ranked(sorted(measured, key=_age), rule)
+    return signals, _ranked(sorted(measured, key=_age), rule)
 
 
 def fit_signals(

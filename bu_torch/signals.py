@@ -1,7 +1,6 @@
 """All that a check measures, from one pass of logits: U, trust, and agreement with labels, votes and neighbours."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
+from bu_torch._files import whole_file
 from bu_torch._inputs import as_features, as_labels
 from bu_torch.boundary import FITTED, BoundaryUncertainty, Perturbation
 from bu_torch.details import Details, describe
@@ -68,6 +68,7 @@ class Signals:
     left_out_distances: Tensor
     votes: Tensor
     _counts: tuple[Tensor, Tensor, Tensor]  # of the labels in each cluster
+    _label_trust: Tensor  # trust scores of the labels at the moved samples, (n_draws * N,)
     _last: tuple[Tensor, Tensor]  # predictions and trust scores of the last check
     _fingerprint: str
 
@@ -205,7 +206,7 @@ class Signals:
         if not hasattr(self, "_last"):
             raise RuntimeError("These Signals have measured nothing yet: call `measure` first.")
         predictions, trust = self._last
-        return describe(self.boundary, predictions, trust, self.left_out_distances, n_doubtful)
+        return describe(self.boundary, predictions, trust, self._label_trust, self.left_out_distances, n_doubtful)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
@@ -215,6 +216,7 @@ class Signals:
             setattr(self, name, getattr(self, name).to(device))
         counts, most, commonest = self._counts
         self._counts = counts.to(device), most.to(device), commonest.to(device)
+        self._label_trust = self._label_trust.to(device)
         return self
 
     def save(self, path: str | Path) -> None:
@@ -227,15 +229,8 @@ class Signals:
         tensors = {name: getattr(self.boundary, name) for name in FITTED}
         tensors |= {name: getattr(self, name) for name in _OWN}
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                np.savez(file, fingerprint=np.array(self._fingerprint), **arrays)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with whole_file(Path(path)) as part, part.open("wb") as file:
+            np.savez(file, fingerprint=np.array(self._fingerprint), **arrays)
 
     def load(self, path: str | Path, features: Any, labels: Any) -> Self:
         """Take what `save` wrote in place of `fit(features, labels)`.
@@ -277,6 +272,8 @@ class Signals:
     def _count(self) -> Self:
         shares = functional.label_votes(self.boundary.labels, self.boundary.neighbors, 0.0)
         self._counts = cluster_counts(shares, self.boundary.n_neighbors)
+        labels = self.boundary.labels.repeat(self.boundary.n_draws)
+        self._label_trust = functional.trust_score(self.left_out_distances, labels, validate_args=False)
         return self
 
     def _check_fitted(self) -> None:

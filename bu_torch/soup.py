@@ -2,27 +2,25 @@
 
 import copy
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, get_args
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from bu_torch._files import whole_file
 from bu_torch._inputs import check_integer
 from bu_torch.checkpoints import Checkpoint, holding, load_checkpoint
-from bu_torch.functional._checks import check_choice
 from bu_torch.functional.consensus import in_spreads
 from bu_torch.ranking import (
     Candidate,
     Paths,
     Ranking,
     find_checkpoints,
-    fit_signals,
+    fit_and_rank,
     looked_at,
     measure_model,
-    rank_files,
 )
 from bu_torch.selection import RuleName
 from bu_torch.signals import Signals
@@ -78,13 +76,8 @@ class Soup(NamedTuple):
             best = self.members[0]
             saved = {**self.content, "state_dict": saved, "epoch": best.epoch, "global_step": best.step}
             saved["averaged"] = [member.name for member in self.members]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
+        with whole_file(path) as part:
             torch.save(saved, part)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
 
 
 def average_checkpoints(paths: Paths, *, weights_only: bool = True) -> dict[str, Any]:
@@ -159,11 +152,9 @@ def greedy_soup(
     """
     if n_best is not None:
         check_integer("n_best", n_best, 1)
-    check_choice("rule", rule, get_args(RuleName))
-    check_integer("batch_size", batch_size, 1)
-    files = find_checkpoints(paths)
-    signals = fit_signals(signals, dataset, max_samples, cache)
-    ranking = rank_files(files, module, signals, rule, weights_only, batch_size, device)
+    signals, ranking = fit_and_rank(
+        paths, module, dataset, rule, weights_only, max_samples, signals, cache, batch_size, device
+    )
     candidates = [candidate for candidate in ranking if candidate.score == candidate.score]
     if not candidates:
         raise ValueError("`paths` must hold a checkpoint whose logits are finite, got none.")

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from bu_torch._inputs import as_tensor
-from bu_torch._labelled_data import known_labels, stratified_rows
+from bu_torch._labelled_data import joined_samples, known_labels, stratified_rows
 from bu_torch.callbacks._lightning import MisconfigurationException, library_of
 
 if TYPE_CHECKING:
@@ -276,10 +276,7 @@ def _concatenate(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tens
     parts = [(inputs, labels) for inputs, labels in batches if len(inputs)]
     if not parts:
         raise MisconfigurationException(f"The training data gave no sample. {_WAY_OUT}")
-    for name, of_name in zip(("inputs", "labels"), zip(*parts, strict=True), strict=True):
-        shapes = {tuple(part.shape[1:]) for part in of_name}
-        if len(shapes) > 1:
-            raise MisconfigurationException(
-                f"All {name} must have one shape to be compared, got {sorted(shapes)[:3]}. {_WAY_OUT}"
-            )
-    return torch.cat([inputs for inputs, _ in parts]), torch.cat([labels for _, labels in parts])
+    try:
+        return joined_samples(parts, f"All {{}} must have one shape to be compared, got {{}}. {_WAY_OUT}")
+    except ValueError as error:
+        raise MisconfigurationException(str(error)) from error

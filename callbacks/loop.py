@@ -5,17 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch._evaluation_mode import read_logits
+from bu_torch._evaluation_mode import device_of, dtype_of, read_logits
 from bu_torch._inputs import as_features, as_labels, check_integer
 from bu_torch.boundary import Perturbation
 from bu_torch.callbacks._budget import count_weights, plan
 from bu_torch.callbacks._companions import without_trainer
 from bu_torch.callbacks._lightning import MisconfigurationException
-from bu_torch.callbacks._record import Record
 from bu_torch.callbacks._training_data import choose_among
 from bu_torch.callbacks.monitor import fit_or_load
 from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
@@ -252,8 +250,7 @@ class BoundaryUncertaintyStopper:
         data = choose_among(self._inputs, self._labels, lambda n_training: made.n_samples, callback.seed)
         signals = callback._signals_of(made.n_draws)
         fit_or_load(signals, data.inputs, data.labels, callback.cache, is_shown=True, is_saved=True)
-        parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-        callback._hold(signals if parameter is None else signals.to(parameter.device), data)
+        callback._hold(signals.to(device_of(model, signals.perturbed_inputs)), data)
         if callback.history and callback._fingerprint not in (None, signals.fingerprint):
             rank_zero_warn(
                 "The samples are not those that the loaded state was taken with: what is measured now cannot be"
@@ -264,17 +261,11 @@ class BoundaryUncertaintyStopper:
         callback._fingerprint = signals.fingerprint
         callback._training_began = time.perf_counter()
         callback.setup_seconds = callback._training_began - started
-        if self._folder is not None:
-            rows = [callback._row(entry) for entry in callback.history]
-            callback._table = Record(self._folder, callback._header(), rows, callback._names())
+        callback._open_record(self._folder)
 
     def _measure(self, model: Callable[[Tensor], Any]) -> dict[str, float]:
         signals = self._callback._signals
         assert signals is not None  # noqa: S101  (`_prepare` has made it)
         inputs = signals.perturbed_inputs
-        if isinstance(model, nn.Module) and inputs.is_floating_point():
-            inputs = inputs.to(next((p.dtype for p in model.parameters() if p.is_floating_point()), inputs.dtype))
-        logits = read_logits(model, inputs, check_finite=False).to(inputs.device)
-        before = self._callback._predictions.to(logits.device)
-        values, self._callback._predictions = signals.measure(logits, before if len(before) == len(logits) else None)
-        return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+        logits = read_logits(model, inputs.to(dtype_of(model, inputs)), check_finite=False)
+        return self._callback._measured(logits.to(inputs.device))

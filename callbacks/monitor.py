@@ -16,8 +16,8 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bu_torch._evaluation_mode import evaluation_mode, joined, logits_of, preserved_random_state
-from bu_torch._inputs import as_features, as_labels
+from bu_torch._evaluation_mode import dtype_of, evaluation_mode, joined, logits_of, preserved_random_state
+from bu_torch._inputs import as_features, as_labels, scikit_learn_seed
 from bu_torch._progress import shown_on
 from bu_torch.boundary import Perturbation
 from bu_torch.callbacks._arguments import integer, number
@@ -28,7 +28,6 @@ from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_first
 from bu_torch.callbacks._record import Record, folder_of, plain, versions
 from bu_torch.callbacks._training_data import TrainingData, choose_among, read_training_data
 from bu_torch.signals import Signals
-from bu_torch.space import FeatureSpace
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -124,7 +123,7 @@ class BoundaryUncertaintyMonitor(Callback):
     _signals: Signals | None  # in the first process
     _predictions: Tensor  # at the last check, (n_draws * N,)
     _plan: Plan | None
-    _share: Tensor | None  # where this process reads the network, if it is one of several
+    _inputs: Tensor | None  # where this process reads the network
     _n_rows: int  # where all of them do
     _fingerprint: str | None  # of the samples
     _table: Record | None
@@ -168,17 +167,13 @@ class BoundaryUncertaintyMonitor(Callback):
         self.label_key = label_key
         self.seed = integer("seed", seed, 0)
         self.cache = None if cache is None else Path(cache)
+        self.feature_extractor = feature_extractor
+        self.n_components = n_components
+        self.perturbation = perturbation
         try:
-            space = FeatureSpace(feature_extractor, n_components)
+            self.n_components = self._signals_of(n_draws=1).boundary.space.n_components
         except (TypeError, ValueError) as error:
             raise MisconfigurationException(str(error)) from error
-        self.feature_extractor, self.n_components = space.feature_extractor, space.n_components
-        if perturbation is not None and not callable(perturbation):
-            raise MisconfigurationException(
-                "`perturbation` must be callable, (inputs, nearest_distance, generator) -> moved inputs, or None,"
-                f" got {type(perturbation).__name__}."
-            )
-        self.perturbation = perturbation
         self._clear()
 
     @property
@@ -197,10 +192,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self._warn_of_a_missed_check(trainer)
         self._training_began = time.perf_counter()
         self.setup_seconds = self._training_began - started
-        folder = folder_of(trainer)
-        if folder is not None:
-            rows = [self._row(entry) for entry in self.history]
-            self._table = Record(folder, self._header(), rows, self._names())
+        self._open_record(folder_of(trainer))
         for writer in writers(trainer):
             lay_out(writer)
 
@@ -230,7 +222,7 @@ class BoundaryUncertaintyMonitor(Callback):
 
     def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         self._signals = None
-        self._share = None
+        self._inputs = None
 
     def state_dict(self) -> dict[str, Any]:
         made = None if self._plan is None else dataclasses.astuple(self._plan)
@@ -256,7 +248,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self._signals = None
         self._predictions = torch.empty(0, dtype=torch.int64)
         self._plan = None
-        self._share = None
+        self._inputs = None
         self._n_rows = 0
         self._fingerprint = None
         self._table = None
@@ -264,6 +256,11 @@ class BoundaryUncertaintyMonitor(Callback):
         self._n_before = 0
         self._rows = torch.empty(0, dtype=torch.int64)
         self._training_began = time.perf_counter()
+
+    def _open_record(self, folder: Path | None) -> None:
+        if folder is not None:
+            rows = [self._row(entry) for entry in self.history]
+            self._table = Record(folder, self._header(), rows, self._names())
 
     def _row(self, entry: dict[str, Any], step: int | None = None, seconds: float | None = None) -> dict[str, Any]:
         """A check as the table has it; what it cost is not known of checks before a resume."""
@@ -345,7 +342,7 @@ class BoundaryUncertaintyMonitor(Callback):
         def work() -> tuple[Tensor, Plan | None, str]:
             # A dataset that augments at random is read at the same draw each time.
             random.seed(self.seed)
-            np.random.seed(self.seed % 2**32)  # noqa: NPY002  (which datasets use, and which is put back)
+            np.random.seed(scikit_learn_seed(self.seed))  # noqa: NPY002  (which datasets use, and which is put back)
             torch.manual_seed(self.seed)
             try:
                 data, n_draws = self._read(trainer, pl_module)
@@ -364,10 +361,12 @@ class BoundaryUncertaintyMonitor(Callback):
 
         inputs, self._plan, fingerprint = in_first(trainer, work)
         self._n_rows = len(inputs)
-        if trainer.world_size > 1:
-            self._share = share(inputs, trainer.global_rank, trainer.world_size).to(pl_module.device)
         if self._signals is not None:
             self._signals.to(pl_module.device)
+        if trainer.world_size > 1:
+            self._inputs = share(inputs, trainer.global_rank, trainer.world_size).to(pl_module.device)
+        elif self._signals is not None:
+            self._inputs = self._signals.perturbed_inputs
         if self.history and self._fingerprint not in (None, fingerprint):
             self._begin_anew(trainer, pl_module)
         self._fingerprint = fingerprint
@@ -460,37 +459,39 @@ class BoundaryUncertaintyMonitor(Callback):
 
     def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
         """One check: a forward pass over the perturbed inputs, shared out among the processes, and what it says."""
-        signals = self._signals
-        inputs = self._share if signals is None or trainer.world_size > 1 else signals.perturbed_inputs
+        inputs = self._inputs
         if inputs is None:
             raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
         module = scored_module(trainer, pl_module)
         with buffers_of_the_first(trainer, module):
-            logits = gather(trainer, lambda: self._read_logits(trainer, pl_module, inputs), self._n_rows)
+            logits = gather(trainer, lambda: self._read_logits(trainer, pl_module, module, inputs), self._n_rows)
 
         def work() -> dict[str, float]:
-            assert signals is not None  # noqa: S101  (the first process has it)
-            before = self._predictions.to(logits.device) if len(self._predictions) == len(logits) else None
             try:
-                values, self._predictions = signals.measure(logits, before)
+                return self._measured(logits)
             except ValueError as error:
                 raise MisconfigurationException(f"The module's `forward` does not fit the labels: {error}") from error
-            numbers = torch.stack(list(values.values())).tolist()  # the check's only wait for the device
-            return dict(zip(values, numbers, strict=True))
 
         return in_first(trainer, work)
+
+    def _measured(self, logits: Tensor) -> dict[str, float]:
+        """What logits at all perturbed inputs say."""
+        assert self._signals is not None  # noqa: S101  (the first process has it)
+        before = self._predictions.to(logits.device) if len(self._predictions) == len(logits) else None
+        values, self._predictions = self._signals.measure(logits, before)
+        numbers = torch.stack(list(values.values())).tolist()  # the check's only wait for the device
+        return dict(zip(values, numbers, strict=True))
 
     def _record(self, entry: dict[str, Any]) -> None:
         if self.history and self.history[-1]["epoch"] == entry["epoch"]:
             self.history.pop()  # an epoch that a resumed run ends a second time
         self.history.append(entry)
 
-    def _read_logits(self, trainer: "Trainer", pl_module: "LightningModule", inputs: Tensor) -> Tensor:
-        """Logits (n, J) of the module at `inputs` (n, ...), in batches."""
-        module = scored_module(trainer, pl_module)
-        dtype = inputs.dtype
-        if inputs.is_floating_point():
-            dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), dtype)
+    def _read_logits(
+        self, trainer: "Trainer", pl_module: "LightningModule", module: torch.nn.Module, inputs: Tensor
+    ) -> Tensor:
+        """Logits (n, J) of the module that is scored, at `inputs` (n, ...), in batches."""
+        dtype = dtype_of(module, inputs)
         batches = inputs.split(max(1, _BATCH_ELEMENTS // inputs[0].numel(), _training_batch_size(trainer)))
         precision = trainer.precision_plugin
         # Weights that are sharded are put together by what these strategies have wrapped around the module.

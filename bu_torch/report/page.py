@@ -3,9 +3,7 @@
 import base64
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -13,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from bu_torch._files import whole_file
 from bu_torch.report.drawing import THEMES, plotly_script
 from bu_torch.report.figures import figures
 from bu_torch.report.reading import Record
@@ -77,17 +76,8 @@ def write_report(record: Record, path: str | PathLike[str], others: Sequence[Pat
     """
     path = Path(path)
     text = render(record, others).encode("utf-8")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}.", delete=False) as file:
-        unfinished = Path(file.name)
-        try:
-            file.write(text)
-            file.close()
-            unfinished.chmod(0o666 & ~_umask())
-            unfinished.replace(path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+    with whole_file(path) as part:
+        part.write_bytes(text)
     return path
 
 
@@ -170,9 +160,3 @@ def _digest(script: str) -> str:
 
 def _resource(name: str) -> str:
     return resources.files("bu_torch.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
