@@ -128,10 +128,11 @@ def _new_file(folder: Path) -> Path:
     version = 0
     while True:
         path = folder / (f"{_NAME}-v{version}.csv" if version else f"{_NAME}.csv")
+        version += 1
+        if path.with_suffix(".jsonl").exists():
+            continue
         try:
-            path.with_suffix(".jsonl").touch(exist_ok=False)
             path.touch(exist_ok=False)
         except FileExistsError:
-            version += 1
-        else:
-            return path
+            continue
+        return path

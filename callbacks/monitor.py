@@ -129,7 +129,7 @@ class BoundaryUncertaintyMonitor(Callback):
     _table: Record | None
     _about: dict[str, Any]  # the samples looked at, in words and numbers
     _rows: Tensor  # where they are in the dataset
-    _n_before: int  # checks in `history`, of the run that this one resumes, that cannot be compared with its own
+    _n_before: int  # checks in `history`, of runs that this one resumes, that cannot be compared with its own
     _training_began: float
 
     def __init__(
@@ -232,10 +232,12 @@ class BoundaryUncertaintyMonitor(Callback):
             "plan": made,
             "asked": self._asked(),
             "samples": self._fingerprint,
+            "n_not_compared": self._n_before,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history = [dict(entry) for entry in state_dict["history"]]
+        self._n_before = state_dict.get("n_not_compared", 0)
         self._predictions = state_dict.get("predictions", torch.empty(0)).long()
         if state_dict.get("plan") is not None and state_dict["asked"] == self._asked():
             self._plan = Plan(*state_dict["plan"])

@@ -202,10 +202,9 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         super().load_state_dict(state_dict)
         settings = {"rule": self.rule, **state_dict.get("settings", self._settings())}
         changed = {name: value for name, value in self._settings().items() if value != settings.get(name)}
-        self.is_comparable = not changed
-        self._n_before = len(self.history) if changed else 0
+        self.is_comparable = True
         if changed:
-            self._predictions = self._predictions[:0]
+            self._compare_nothing_before()
             was = ", ".join(f"{name}={settings.get(name)!r}" for name in changed)
             now = ", ".join(f"{name}={value!r}" for name, value in changed.items())
             rank_zero_warn(

@@ -16,6 +16,7 @@ from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+from bu_torch.callbacks._record import Record
 
 
 def fit(folder, callback, *others, ckpt_path=None, **kwargs):
@@ -161,6 +162,21 @@ trainer({str(tmp_path)!r}, monitor, LambdaCallback(on_train_batch_start=kill)).f
     table = pd.read_csv(tmp_path / "checkpoints" / "boundary_uncertainty.csv")
     assert table.epoch.tolist() == [0, 1]
     assert table.notna().all(axis=None)
+
+
+@pytest.mark.parametrize("there", [".csv", ".jsonl"])
+def test_half_of_an_earlier_record_stays_as_it_is(tmp_path, there):
+    earlier = (tmp_path / "boundary_uncertainty").with_suffix(there)
+    earlier.write_text("earlier")
+    record = Record(tmp_path, {}, [])
+    record.append({"epoch": 0})
+    assert record.path.name == "boundary_uncertainty-v1.csv"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "boundary_uncertainty-v1.csv",
+        "boundary_uncertainty-v1.jsonl",
+        earlier.name,
+    ]
+    assert earlier.read_text() == "earlier"
 
 
 def test_an_earlier_file_stays_and_a_resumed_run_has_all_checks_in_its_own(tmp_path):

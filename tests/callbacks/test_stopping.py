@@ -23,6 +23,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping
+from bu_torch.report import read_record
 
 NAN = math.nan
 
@@ -478,6 +479,21 @@ class TestResume:
             )
         assert resumed.best_epoch in (3, 4)
         assert same(module.state_dict(), weights[resumed.best_epoch])
+
+    def test_what_was_not_compared_stays_so_when_the_run_resumes_again(self, tmp_path):
+        script, ends = (0.9, 0.8, 0.1, 0.3, 0.1, 0.1), iter((2, 4, 6))
+        path = tmp_path / "user" / "last.ckpt"
+
+        def go_on(**kwargs):
+            last = ModelCheckpoint(tmp_path / "user", save_last=True, enable_version_counter=False)
+            return run(tmp_path, script, last, max_epochs=next(ends), **kwargs)[0]
+
+        go_on()
+        with pytest.warns(UserWarning, match="resumes with smoothing=0.5"):
+            assert go_on(ckpt_path=path, smoothing=0.5).best_epoch == 3
+        again = go_on(ckpt_path=path, smoothing=0.5)
+        assert again.best_epoch == 3
+        assert read_record(again.record_path).n_not_compared == 2
 
     def test_a_checkpoint_that_skips_a_check_is_said(self, tmp_path):
         """Saved on the last batch of epoch 2, before its check."""
