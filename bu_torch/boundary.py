@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch._evaluation_mode import read_logits
-from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes
+from bu_torch._inputs import as_features, as_flat_features, as_labels, check_integer, check_two_classes
 from bu_torch.functional._checks import as_logits, check_choice
 from bu_torch.functional.boundary import PairTerms, pair_terms
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
@@ -133,10 +133,24 @@ class BoundaryUncertainty:
         self.bayes_pairs = classifier.top_pairs(points)
         return self._index()
 
-    def standardize(self, inputs: Tensor) -> Tensor:
-        """Inputs (n, ...), flattened and in the units in which they are moved, (n, d); dtype of the inputs."""
+    def standardize(self, inputs: Any) -> Tensor:
+        """Inputs in the units in which they are moved, one standard deviation of each feature.
+
+        Args:
+            inputs: Shape (n, d) or (n, ...), tensor or array of numbers, finite, of as many features as in `fit`.
+
+        Returns:
+            Shape (n, d), on the device of the fitted samples, float64 for float64 inputs and integers beyond 2^24,
+            float32 for all others.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            TypeError: If `inputs` is not made of real numbers.
+            ValueError: If it has another shape or number of features, or is not finite.
+        """
         self._check_fitted()
-        return standardize(inputs, self.mean_, self.scale_)
+        flat = as_flat_features(inputs, "inputs", len(self.mean_))
+        return standardize(flat.to(self.mean_.device), self.mean_, self.scale_)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier.
@@ -272,7 +286,7 @@ class BoundaryUncertainty:
             standardized, nearest_distance = points, graph.nearest_distance
         else:
             self.mean_, self.scale_ = standardization(flat)
-            standardized = self.standardize(flat)
+            standardized = standardize(flat, self.mean_, self.scale_)
             nearest_distance = _nearest_distance(standardized, graph.neighbors)
         draws = []
         for _ in range(self.n_draws):

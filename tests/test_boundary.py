@@ -86,6 +86,15 @@ def test_units_of_the_features_do_not_matter():
     assert float(other) == pytest.approx(float(value), abs=1e-6)
 
 
+def test_standardized_inputs_have_mean_0_and_deviation_1_whatever_they_come_as():
+    features = torch.arange(400).reshape(200, 2) % 7
+    fitted = BoundaryUncertainty().fit(features, torch.arange(200) % 2)
+    values = features.double()
+    expected = ((values - values.mean(dim=0)) / values.std(dim=0, correction=0)).float()
+    for given in (features, features.tolist(), features.numpy()):
+        torch.testing.assert_close(fitted.standardize(given), expected)
+
+
 def test_constant_features_stay_exactly_as_they_were():
     features, labels = gaussians()
     features = torch.cat((features, torch.full((400, 1), 0.1), torch.zeros(400, 1)), dim=1)
@@ -207,6 +216,8 @@ def test_a_wider_model_is_allowed_and_a_narrower_is_not():
         (lambda f, x, y: f.update(linear(x), torch.arange(1, 401)), ValueError, r"rows in \[0, 400\), got 400"),
         (lambda f, x, y: f.update(linear(x), torch.arange(5)), ValueError, "`index` must have one entry a sample, 400"),
         (lambda f, x, y: f.score_logits(linear(x[:9])), ValueError, "each of the 1 x 400 perturbed inputs, got 9"),
+        (lambda f, x, y: f.standardize(x[:, :2]), ValueError, "`inputs` must have 3 features a sample"),
+        (lambda f, x, y: BoundaryUncertainty().standardize(x), RuntimeError, "not fitted yet"),
         (lambda f, x, y: BoundaryUncertainty().score(linear), RuntimeError, "not fitted yet"),
         (lambda f, x, y: BoundaryUncertainty().update(linear(x), y), RuntimeError, "not fitted yet"),
         (lambda f, x, y: BoundaryUncertainty(n_draws=0), ValueError, "`n_draws` must be an integer >= 1"),
