@@ -288,7 +288,7 @@ def other_ways(n_samples: int, n_features: int, n_classes: int, repeats: int) ->
     row["KD-trees / cache"] = 1e3 * once(ask_trees)[0] / cached
     row["FAISS, s"] = once(lambda: NeighborGraph(N_NEIGHBORS, backend="faiss").fit(features))[0]
     row["torch / FAISS"] = once(lambda: NeighborGraph(N_NEIGHBORS, backend="torch").fit(features))[0] / row["FAISS, s"]
-    sklearn = NearestNeighbors(n_neighbors=N_NEIGHBORS, n_jobs=-1)
+    sklearn = NearestNeighbors(n_neighbors=N_NEIGHBORS, n_jobs=torch.get_num_threads())
     row["scikit-learn / FAISS"] = (
         once(lambda: sklearn.fit(features.numpy()).kneighbors(features.numpy()))[0] / row["FAISS, s"]
     )

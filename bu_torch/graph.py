@@ -17,6 +17,7 @@ _log = logging.getLogger(__name__)
 Backend = Literal["auto", "faiss", "torch"]
 
 _BLOCK_ELEMENTS = 2**22  # entries of one temporary block
+_SEARCHED_ELEMENTS = 2**21  # queries x features, or x candidates, of one search; FAISS is slower below 2**17
 _RANKED_ELEMENTS = 2**20  # candidates x features whose distances are computed at once
 _SPARE_CANDIDATES = 8  # at most; a search for one sample takes three
 _EXACT_PRODUCTS = 1e12  # base x queries x features: an exact search of this size takes about half a minute on two cores
@@ -178,8 +179,8 @@ def nearest(
         n_candidates = min(n_candidates, base.shape[0])
         # One mask, and no small tensors that stay: between the large ones of each block they would scatter the heap.
         is_left = torch.zeros_like(todo, dtype=torch.bool)
-        block = max(1, _RANKED_ELEMENTS // (n_candidates * base.shape[1]))
-        for part, is_part_left in zip(todo.split(block), is_left.split(block), strict=True):
+        n_searched = max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))
+        for part, is_part_left in zip(todo.split(n_searched), is_left.split(n_searched), strict=True):
             queries32 = to_float32(queries[part])
             approximate, candidates = search(queries32, n_candidates)
             own = None if exclude is None else exclude[part]
@@ -204,6 +205,19 @@ def _rerank(
     base: Tensor, queries: Tensor, candidates: Tensor, own: Tensor | None, k: int, unit: float
 ) -> tuple[Tensor, Tensor]:
     """Exact distances (q, k) to the k nearest candidates and their rows, ties by row, `own` and -1 left out."""
+    distances = torch.empty(queries.shape[0], k, dtype=torch.float64, device=base.device)
+    rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
+    block = max(1, _RANKED_ELEMENTS // (candidates.shape[1] * base.shape[1]))
+    for start in range(0, queries.shape[0], block):
+        part = slice(start, start + block)
+        excluded = None if own is None else own[part]
+        distances[part], rows[part] = _rerank_block(base, queries[part], candidates[part], excluded, k, unit)
+    return distances, rows
+
+
+def _rerank_block(
+    base: Tensor, queries: Tensor, candidates: Tensor, own: Tensor | None, k: int, unit: float
+) -> tuple[Tensor, Tensor]:
     candidates = candidates.sort(dim=1).values  # a stable sort by distance then leaves ties in order of the rows
     difference = base[candidates].double() - queries.double().unsqueeze(1)  # (q, c, d)
     if unit != 1:

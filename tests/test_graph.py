@@ -90,12 +90,15 @@ def test_the_search_goes_on_past_duplicates():
     assert NeighborGraph(5).fit(features).nearest_distance.tolist() == [5.0] * 21
 
 
-def test_block_size_does_not_matter(monkeypatch):
-    features = torch.randn(200, 4)
-    whole = NeighborGraph(10).fit(features).neighbors
-    monkeypatch.setattr(implementation, "_BLOCK_ELEMENTS", 300)
-    assert torch.equal(NeighborGraph(10).fit(features).neighbors, whole)
-    assert torch.equal(NeighborGraph(10, backend="torch").fit(features).neighbors, whole)
+@pytest.mark.parametrize("name", ["_BLOCK_ELEMENTS", "_SEARCHED_ELEMENTS", "_RANKED_ELEMENTS"])
+def test_block_size_does_not_matter(monkeypatch, name):
+    features = torch.randint(9, (200, 4), generator=torch.Generator().manual_seed(0)).float()  # with ties
+    whole = NeighborGraph(10).fit(features)
+    monkeypatch.setattr(implementation, name, 300)
+    for backend in ("faiss", "torch"):
+        graph = NeighborGraph(10, backend=backend).fit(features)
+        assert torch.equal(graph.neighbors, whole.neighbors)
+        assert torch.equal(graph.nearest_distance, whole.nearest_distance)
 
 
 def test_arrays_are_taken():
