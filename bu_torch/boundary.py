@@ -18,7 +18,7 @@ from bu_torch.prototypes import PrototypeClassifier
 from bu_torch.space import FeatureSpace, standardization, standardize
 
 FITTED = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
-_DERIVED = ("_pairs", "_pair_index", "_members")
+_DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels")
 Perturbation = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 
@@ -217,7 +217,15 @@ class BoundaryUncertainty:
                 f" got {logits.shape[0]}."
             )
         self._terms = [
-            pair_terms(draw, self.labels, self._members, self._pairs, self._pair_index, bandwidth=self.bandwidth)
+            pair_terms(
+                draw,
+                self.labels,
+                self._members,
+                self._pairs,
+                self._pair_index,
+                bandwidth=self.bandwidth,
+                member_labels=self._member_labels,
+            )
             for draw in logits.split(n_samples)
         ]
         return torch.stack([torch.dot(terms.values, terms.shares) for terms in self._terms]).mean().to(logits.dtype)
@@ -304,7 +312,9 @@ class BoundaryUncertainty:
 
     def _index(self) -> Self:
         self._pairs, self._pair_index = functional.index_pairs(self.bayes_pairs)
-        self._members = self.neighbors.to(torch.int32)  # as the counts read them at each check
+        # As the counts read them at each check.
+        self._members = self.neighbors.to(torch.int32)
+        self._member_labels = self.labels.to(torch.int32)[self.neighbors]
         self._n_classes = int(self.labels.max()) + 1
         self.reset()
         return self

@@ -231,13 +231,19 @@ def pair_terms(
     *,
     min_weight: float = 1e-6,
     bandwidth: Bandwidth = "silverman",
+    member_labels: Tensor | None = None,
 ) -> PairTerms:
-    """`pair_uncertainty` with all that it is made of; same arguments, same errors."""
+    """`pair_uncertainty` with all that it is made of; same arguments, same errors.
+
+    Who scores many times may give `member_labels`, `labels[neighbors]` (N, M), which are looked up else.
+    """
     check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)
     n_pairs = pairs.shape[0]
     top = top_pairs(logits)
-    local, counts, nearness = _local_uncertainty(logits, top, labels, neighbors, pairs[pair_index], bandwidth)
+    local, counts, nearness = _local_uncertainty(
+        logits, top, labels, neighbors, pairs[pair_index], bandwidth, member_labels
+    )
     weight = sum_by_pair(counts, pair_index, n_pairs)
     uncertain = sum_by_pair(counts * local, pair_index, n_pairs)
     size = _count_by_pair(torch.ones_like(pair_index), pair_index, n_pairs)
@@ -290,24 +296,36 @@ def uncertainty_ceiling(counts: Tensor, n_neighbors: int) -> Tensor:
 
 
 def _local_uncertainty(
-    logits: Tensor, top: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, bandwidth: Bandwidth
+    logits: Tensor,
+    top: Tensor,
+    labels: Tensor,
+    neighbors: Tensor,
+    bayes_pairs: Tensor,
+    bandwidth: Bandwidth,
+    member_labels: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Local uncertainty, counts and own kernel (N,) without checks, in blocks of rows: memory grows not with N M."""
     # Halving keeps differences of huge logits in range, and is exact but for the smallest numbers; nothing here depends
     # on the scale.
     low, high = torch.aminmax(logits)
     factor = torch.where(torch.maximum(-low, high) < 1, 1.0, 0.5)
-    halved = torch.where(logits.isfinite().all(dim=1, keepdim=True), logits * factor, torch.nan)
+    nothing = (logits * 0).sum(dim=1, keepdim=True)  # NaN where a logit of the row is not finite
+    halved = (logits * factor).add_(nothing)
     flat = halved.reshape(-1)
     elements = _BLOCK_ELEMENTS.get(logits.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // neighbors.shape[1])
     # 32-bit indices where they reach, for half the traffic.
     dtype = torch.int32 if flat.numel() < 2**31 else torch.int64
     narrow_top, narrow_labels = top.to(dtype), labels.to(dtype)
-    blocks = [
-        _count_block(flat, logits.shape[1], top_block, narrow_labels, members.to(dtype).contiguous(), bandwidth)
-        for top_block, members in zip(narrow_top.split(rows), neighbors.split(rows), strict=True)
-    ]
+    blocks = []
+    for start in range(0, neighbors.shape[0], rows):
+        part = slice(start, start + rows)
+        members = neighbors[part].to(dtype).contiguous()
+        if member_labels is None:
+            labels_there = narrow_labels.index_select(0, members.view(-1)).view(members.shape)
+        else:
+            labels_there = member_labels[part]
+        blocks.append(_count_block(flat, logits.shape[1], narrow_top[part], labels_there, members, bandwidth))
     count_i = torch.cat([block[0] for block in blocks])
     count_j = torch.cat([block[1] for block in blocks])
     counts = count_i + count_j
@@ -320,14 +338,13 @@ def _local_uncertainty(
 
 
 def _count_block(
-    flat: Tensor, n_classes: int, top: Tensor, labels: Tensor, members: Tensor, bandwidth: Bandwidth
+    flat: Tensor, n_classes: int, top: Tensor, member_labels: Tensor, members: Tensor, bandwidth: Bandwidth
 ) -> tuple[Tensor, Tensor, Tensor]:
     """k_i and k_j of Eq. 27 and the first member's kernel (rows,) for one block; `flat` is the logits in one line."""
     start = members * n_classes
     gap = flat.index_select(0, (start + top[:, :1]).view(-1))
     gap -= flat.index_select(0, (start + top[:, 1:]).view(-1))  # Eq. 12
     kernel = boundary_kernel(gap.view(members.shape), bandwidth)
-    member_labels = labels.index_select(0, members.view(-1)).view(members.shape)
     # Bytes multiply faster than truth values do.
     count_i = (kernel * (member_labels == top[:, :1]).view(torch.uint8)).sum(dim=1)
     count_j = (kernel * (member_labels == top[:, 1:]).view(torch.uint8)).sum(dim=1)
