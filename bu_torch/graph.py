@@ -261,7 +261,8 @@ def _inverted_file(
 ) -> tuple[Any, float]:
     """A search in an inverted file, and its recall among the k nearest of a random sample; None and 1 if all is asked.
 
-    As many of the lists are asked, doubling, as the recall takes. What is as near as the k-th nearest counts as found.
+    As many of the lists are asked, half as many more each time, as the recall takes. What is as near as the k-th
+    nearest counts as found.
     """
     import faiss
 
@@ -284,8 +285,8 @@ def _inverted_file(
         recall = float((search(sample, k)[0] <= radius).double().mean())
         if recall >= _RECALL:
             return search, recall
-        index.nprobe *= 2
-    _log.info("An inverted file of %d lists does not find enough in half of them: all samples are asked.", n_lists)
+        index.nprobe += index.nprobe // 2
+    _log.info("Two thirds of the %d lists of an inverted file do not hold enough: all samples are asked.", n_lists)
     return None, 1.0
 
 
