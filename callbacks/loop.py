@@ -145,11 +145,9 @@ class BoundaryUncertaintyStopper:
         """
         history = self._callback.history
         following = history[-1]["epoch"] + 1 if history else 0
-        if epoch is not None:
-            epoch = check_integer("epoch", epoch, 0)
-        if epoch is not None and epoch < following:
+        epoch = following if epoch is None else check_integer("epoch", epoch, 0)
+        if epoch < following:
             raise ValueError(f"`epoch` must be larger than that of the last check, {following - 1}, got {epoch}.")
-        epoch = following if epoch is None else epoch
         self._prepare(model)
         started = time.perf_counter()
         self._callback._record({"epoch": epoch, **self._measure(model)})

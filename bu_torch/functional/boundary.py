@@ -309,9 +309,8 @@ def _local_uncertainty(
     # on the scale.
     low, high = torch.aminmax(logits)
     factor = torch.where(torch.maximum(-low, high) < 1, 1.0, 0.5)
-    nothing = (logits * 0).sum(dim=1, keepdim=True)  # NaN where a logit of the row is not finite
-    halved = (logits * factor).add_(nothing)
-    flat = halved.reshape(-1)
+    zero = (logits * 0).sum(dim=1, keepdim=True)  # NaN where a logit of the row is not finite
+    flat = (logits * factor).add_(zero).reshape(-1)
     elements = _BLOCK_ELEMENTS.get(logits.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // neighbors.shape[1])
     # 32-bit indices where they reach, for half the traffic.
@@ -322,10 +321,10 @@ def _local_uncertainty(
         part = slice(start, start + rows)
         members = neighbors[part].to(dtype).contiguous()
         if member_labels is None:
-            labels_there = narrow_labels.index_select(0, members.view(-1)).view(members.shape)
+            of_members = narrow_labels.index_select(0, members.view(-1)).view(members.shape)
         else:
-            labels_there = member_labels[part]
-        blocks.append(_count_block(flat, logits.shape[1], narrow_top[part], labels_there, members, bandwidth))
+            of_members = member_labels[part]
+        blocks.append(_count_block(flat, logits.shape[1], narrow_top[part], of_members, members, bandwidth))
     count_i = torch.cat([block[0] for block in blocks])
     count_j = torch.cat([block[1] for block in blocks])
     counts = count_i + count_j
