@@ -44,13 +44,12 @@ def evaluation_mode(model: object) -> Iterator[None]:
 def read_logits(
     model: Callable[[Tensor], Any], inputs: Tensor, batch_size: int = _BATCH, *, check_finite: bool = True
 ) -> Tensor:
-    """Logits (n, J) of any callable at `inputs` (n, ...), in batches, on the device of the model."""
+    """Logits (n, J) of any callable at `inputs` (n, ...), in batches, on the model's device and in its precision."""
     check_callable(model)
-    device = device_of(model, inputs)
     parts = []
     with evaluation_mode(model):
         for batch in inputs.split(batch_size):
-            parts.append(logits_of(model(batch.to(device)), len(batch)))
+            parts.append(logits_of(model(as_taken(model, batch)), len(batch)))
     logits = joined(parts)
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
@@ -96,6 +95,11 @@ def check_callable(model: object) -> None:
             f"`model` must be callable, (n, d) -> (n, J), got {type(model).__name__}: for a scikit-learn classifier"
             " pass `classifier.predict_proba` or `classifier.decision_function`."
         )
+
+
+def as_taken(model: object, inputs: Tensor) -> Tensor:
+    """Inputs on the device and in the precision of a model, where it has them."""
+    return inputs.to(device_of(model, inputs), dtype_of(model, inputs))
 
 
 def dtype_of(model: object, inputs: Tensor) -> torch.dtype:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch._evaluation_mode import check_callable, device_of, evaluation_mode, read_logits
+from bu_torch._evaluation_mode import as_taken, check_callable, evaluation_mode, read_logits
 from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes
 from bu_torch.clusters import divisive_clusters
 from bu_torch.functional._checks import as_logits, check_choice
@@ -331,8 +331,8 @@ class GradientAnchorUncertainty(_AnchorUncertainty):
         Args:
             model: A module or function from inputs (n, ...) to logits or probabilities (n, J), made of differentiable
                 torch operations that treat samples one by one. One column, or shape (n,), counts as the classes [0, z].
-                A module is run in eval mode on its own device and left in the mode it was in; its parameters' gradients
-                stay as they are.
+                A module is run in eval mode, on its own device and in its own precision, and left in the mode it was
+                in; its parameters' gradients stay as they are.
 
         Returns:
             Scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0,
@@ -406,11 +406,10 @@ class GradientAnchorUncertainty(_AnchorUncertainty):
         flat = self.inputs.flatten(1)
         varies = (flat != flat[:1]).any(dim=0)
         scale = torch.where(varies, self.scale_, torch.zeros_like(self.scale_))
-        device = device_of(model, flat)
         gradients = []
         with evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
             for batch in self.inputs.split(_BATCH):
-                gradients.append(_gap_gradient(model, batch.to(device)).to(flat.device).flatten(1))
+                gradients.append(_gap_gradient(model, as_taken(model, batch)).to(flat.device).flatten(1))
         slope = torch.cat(gradients).double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * scale
         # Scaled first, so that squares stay in range.
         slope = slope / slope.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)

@@ -158,8 +158,8 @@ class BoundaryUncertainty:
         Args:
             model: Any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` or
                 `predict_proba` of a scikit-learn classifier. One column, or shape (n,), counts as the classes [0, z]. A
-                module is run in eval mode on its own device and left in the mode it was in; no gradient is recorded,
-                and random numbers it draws do not show outside.
+                module is run in eval mode, on its own device and in its own precision, and left in the mode it was in;
+                no gradient is recorded, and random numbers it draws do not show outside.
 
         Returns:
             Scalar in [0, 1], mean over the draws; see `bu_torch.functional.boundary_uncertainty`.

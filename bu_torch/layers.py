@@ -5,7 +5,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bu_torch._evaluation_mode import device_of, evaluation_mode
+from bu_torch._evaluation_mode import as_taken, evaluation_mode
 from bu_torch._inputs import as_features, check_integer
 
 
@@ -102,7 +102,6 @@ class LayerFeatures:
 
     def _activations(self, inputs: Any) -> Tensor:
         inputs = as_features(inputs, "inputs")
-        device = device_of(self.model, inputs)
         seen: list[Any] = []
         handles = [module.register_forward_hook(self._hook(seen), with_kwargs=True) for module in self._hooked()]
         rows = []
@@ -110,7 +109,7 @@ class LayerFeatures:
             with evaluation_mode(self.model):
                 for batch in inputs.split(self.batch_size):
                     seen.clear()
-                    self.model(batch.to(device))
+                    self.model(as_taken(self.model, batch))
                     rows.append(self._row(seen, len(batch)).to(inputs.device))
         finally:
             for handle in handles:

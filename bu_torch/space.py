@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch._evaluation_mode import device_of, evaluation_mode
+from bu_torch._evaluation_mode import as_taken, evaluation_mode
 from bu_torch._inputs import as_flat_features, as_tensor, check_integer
 
 _BATCH = 1024
@@ -22,7 +22,8 @@ class FeatureSpace:
 
     Args:
         feature_extractor: Callable from inputs (n, ...) to features (n, k) or (n, ...): a function, or a frozen module,
-            which is run in eval mode on its own device without gradient. None takes the inputs themselves.
+            which is run in eval mode, on its own device and in its own precision, without gradient. None takes the
+            inputs themselves.
         n_components: Principal components of the standardised features to keep, >= 1; None for all features. No more
             are kept than there are features or samples.
         seed: Seed of the randomised PCA, >= 0.
@@ -87,10 +88,9 @@ class FeatureSpace:
         if self.feature_extractor is None:
             flat = inputs.flatten(1)
             return flat if flat.is_floating_point() else flat.float()
-        device = device_of(self.feature_extractor, inputs)
         with evaluation_mode(self.feature_extractor):
             parts = [
-                as_tensor(self.feature_extractor(part.to(device)), "feature_extractor(inputs)")
+                as_tensor(self.feature_extractor(as_taken(self.feature_extractor, part)), "feature_extractor(inputs)")
                 for part in inputs.split(_BATCH)
             ]
         features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")

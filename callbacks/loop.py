@@ -8,7 +8,7 @@ from typing import Any, Literal
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch._evaluation_mode import device_of, dtype_of, read_logits
+from bu_torch._evaluation_mode import device_of, read_logits
 from bu_torch._inputs import as_features, as_labels, check_integer
 from bu_torch.boundary import Perturbation
 from bu_torch.callbacks._budget import count_weights, plan
@@ -265,5 +265,5 @@ class BoundaryUncertaintyStopper:
         signals = self._callback._signals
         assert signals is not None  # noqa: S101  (`_prepare` has made it)
         inputs = signals.perturbed_inputs
-        logits = read_logits(model, inputs.to(dtype_of(model, inputs)), check_finite=False)
+        logits = read_logits(model, inputs, check_finite=False)
         return self._callback._measured(logits.to(inputs.device))

@@ -121,6 +121,17 @@ def test_a_module_is_left_as_it_was(estimator, random_states):
 
 
 @pytest.mark.parametrize("estimator", BOTH)
+def test_a_module_of_another_precision_is_scored(estimator):
+    features, labels = gaussians(dtype=torch.float64)
+    module = nn.Linear(features.shape[1], 2)
+    module.weight.data.copy_(torch.eye(2, features.shape[1]))
+    module.bias.data.zero_()
+    fitted = estimator().fit(features, labels)
+    expected = fitted.score(lambda x: module(x.float()))
+    torch.testing.assert_close(fitted.score(module), expected)
+
+
+@pytest.mark.parametrize("estimator", BOTH)
 def test_pickle_keeps_what_was_fitted(estimator):
     features, labels = gaussians()
     fitted = estimator().fit(features, labels)

@@ -174,6 +174,18 @@ def test_scikit_learn_classifiers_are_scored(classifier):
         assert float(fitted.score(classifier.decision_function)) > 0.5
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_module_of_another_precision_is_scored(precision):
+    features, labels = gaussians(dtype=torch.float64)
+    fitted = BoundaryUncertainty(15).fit(features.numpy(), labels.numpy())
+    module = nn.Linear(3, 2)
+    module.weight.data = torch.tensor([[-1.0, 0, 0], [1, 0, 0]])
+    module.bias.data = torch.tensor([0.0, -2])
+    score = fitted.score(module.to(precision))
+    torch.testing.assert_close(score.double(), fitted.score(linear), atol=0.02, rtol=0)
+    assert fitted.omission(module).item() == pytest.approx(fitted.omission(linear).item(), abs=0.02)
+
+
 def test_pickle_keeps_the_cache():
     features, labels = gaussians()
     fitted = BoundaryUncertainty().fit(features, labels)

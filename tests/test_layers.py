@@ -80,6 +80,12 @@ def test_the_network_is_left_as_it_was(random_states):
     assert not [module for module in model.modules() if module._forward_hooks]
 
 
+def test_inputs_may_be_of_another_precision():
+    inputs = torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    model = network()
+    torch.testing.assert_close(LayerFeatures(model).transform(inputs), LayerFeatures(model).transform(inputs.float()))
+
+
 def test_images_are_flattened_and_scores_follow():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2))
     inputs, labels = torch.randn(30, 1, 4, 4), torch.arange(30) % 2

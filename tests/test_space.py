@@ -87,6 +87,13 @@ def test_a_module_extracts_in_eval_mode_and_stays_as_it_is():
     assert not points.requires_grad
 
 
+def test_a_module_of_another_precision_extracts():
+    inputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    module = nn.Linear(4, 3)
+    space = FeatureSpace(module).fit(inputs)
+    torch.testing.assert_close(space.extract(inputs), module(inputs.float()).detach())
+
+
 def test_seed_fixes_the_components(random_states):
     inputs = torch.randn(600, 600)
     before = random_states()
