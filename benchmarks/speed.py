@@ -4,6 +4,7 @@ All times are medians of repeats in one process, on random tables of Gaussian cl
 
     python benchmarks/speed.py --quick
     python benchmarks/speed.py
+    python benchmarks/speed.py --parts large
     python benchmarks/speed.py --device cuda
 """
 
@@ -49,7 +50,7 @@ SIZES = (
 )
 MANY = (1_000_000, 16, 26)  # for a check alone
 WHOLE = ((5_000, 32, 10), (50_000, 32, 10), (200_000, 32, 10))
-LARGE = ((1_000_000, 64, 10),)
+LARGE = (1_000_000, 64, 10)
 
 
 def table(n_samples: int, n_features: int, n_classes: int) -> tuple[Tensor, Tensor]:
@@ -326,13 +327,12 @@ def plot(setup: pd.DataFrame, checks: pd.DataFrame, path: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes alone")
-    parser.add_argument("--large", action="store_true", help="also 1,000,000 samples of 64 features")
     parser.add_argument("--device", help="time a whole check of 1,000,000 samples on this device, and nothing else")
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=("setup", "check", "epoch", "process", "others"),
-        help="these alone, the rest of the results as it was",
+        choices=("setup", "check", "epoch", "process", "others", "large"),
+        help="these alone, the rest of the results as it was; large, 1,000,000 samples, runs only where it is named",
     )
     parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
     options = parser.parse_args(arguments)
@@ -344,7 +344,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     sizes = tuple(size for size in SIZES if not options.quick or size[0] * size[1] <= 5_000 * 64)
     repeats = 3 if options.quick else 9
-    wholes = (*(WHOLE[:1] if options.quick else WHOLE), *(LARGE if options.large else ()))
+    wholes = WHOLE[:1] if options.quick else WHOLE
     others = [size for size in sizes if size[1] < 784 and size[2] <= 100]
     parts: dict[str, tuple[str, Callable[[], pd.DataFrame]]] = {
         "setup": (
@@ -363,13 +363,17 @@ def main(arguments: list[str] | None = None) -> None:
             lambda: pd.DataFrame([in_a_process_of_its_own(whole, *size) for size in wholes]),
         ),
         "others": ("Other ways", lambda: pd.DataFrame([other_ways(*size, repeats) for size in others])),
+        "large": (
+            "The same of a million samples",
+            lambda: pd.DataFrame([in_a_process_of_its_own(whole, *(WHOLE[0] if options.quick else LARGE))]),
+        ),
     }
     options.results.mkdir(parents=True, exist_ok=True)
     file = options.results / ("speed-quick.json" if options.quick else "speed.json")
-    content = json.loads(file.read_text()) if file.exists() and options.parts else {}
+    content = json.loads(file.read_text()) if file.exists() else {}
     environment = {**quality.environment(), "threads": str(torch.get_num_threads())}
     with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 3):
-        for name in options.parts or parts:
+        for name in options.parts or [name for name in parts if name != "large"]:
             title, measure = parts[name]
             rows = measure()
             print(title, rows.to_string(index=False, float_format="%.3g"), sep="\n", end="\n\n", flush=True)
