@@ -1,6 +1,7 @@
 """All that a check measures, from one pass of logits: U, trust, and agreement with labels, votes and neighbours."""
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -19,8 +20,9 @@ from bu_torch.functional.omission import cluster_counts, omission_of_counts
 from bu_torch.trust import TrustScore, widen_distances
 from bu_torch.votes import LabelVotes
 
-_FORMAT = 2  # of the file, to be raised when what it holds, or how that is computed, changes
+_FORMAT = 3  # of the file, to be raised when what it holds, or how that is computed, changes
 _PROBE = 64
+_LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
 _OWN = ("class_distances", "left_out_distances", "votes")
 
 
@@ -43,6 +45,8 @@ class Signals:
         class_distances: Distance from each moved sample to each class, (n_draws * N, J).
         left_out_distances: The same, the sample that was moved left out.
         votes: Votes of the labels near each sample, (N, J).
+        vote_skill: How well the labels nearby predict a sample's label, 1 is certain and 0 chance (`LabelVotes`). Where
+            it is below 0.01, `fit` and `load` warn that the signals cannot be relied on.
 
     Example:
         >>> labels = torch.arange(200) % 2
@@ -67,6 +71,7 @@ class Signals:
     class_distances: Tensor
     left_out_distances: Tensor
     votes: Tensor
+    vote_skill: float
     _counts: tuple[Tensor, Tensor, Tensor]  # of the labels in each cluster
     _label_trust: Tensor  # trust scores of the labels at the moved samples, (n_draws * N,)
     _last: tuple[Tensor, Tensor]  # predictions and trust scores of the last check
@@ -118,7 +123,8 @@ class Signals:
         step = (moved - points[rows]).norm(dim=1, keepdim=True)
         nearer = torch.minimum(self.left_out_distances.gather(1, own), step)
         self.class_distances = self.left_out_distances.scatter(1, own, nearer)
-        self.votes = LabelVotes().fit(boundary.labels, boundary.neighbors).votes
+        votes = LabelVotes().fit(boundary.labels, boundary.neighbors)
+        self.votes, self.vote_skill = votes.votes, votes.skill_
         self._fingerprint = self._of(inputs, boundary.labels)
         return self._count()
 
@@ -230,7 +236,7 @@ class Signals:
         tensors |= {name: getattr(self, name) for name in _OWN}
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         with whole_file(Path(path)) as part, part.open("wb") as file:
-            np.savez(file, fingerprint=np.array(self._fingerprint), **arrays)
+            np.savez(file, fingerprint=np.array(self._fingerprint), vote_skill=np.array(self.vote_skill), **arrays)
 
     def load(self, path: str | Path, features: Any, labels: Any) -> Self:
         """Take what `save` wrote in place of `fit(features, labels)`.
@@ -253,6 +259,7 @@ class Signals:
             with np.load(path, allow_pickle=False) as file:
                 found = str(file["fingerprint"])
                 arrays = {name: file[name] for name in (*FITTED, *_OWN)} if found == wanted else {}
+                skill = float(file["vote_skill"]) if found == wanted else 0.0
         except FileNotFoundError:
             raise
         except Exception as error:  # what a damaged zip raises is not documented
@@ -266,7 +273,7 @@ class Signals:
         self.boundary._restore({name: tensors[name] for name in FITTED})
         for name in _OWN:
             setattr(self, name, tensors[name])
-        self._fingerprint = wanted
+        self.vote_skill, self._fingerprint = skill, wanted
         return self._count()
 
     def _count(self) -> Self:
@@ -274,6 +281,14 @@ class Signals:
         self._counts = cluster_counts(shares, self.boundary.n_neighbors)
         labels = self.boundary.labels.repeat(self.boundary.n_draws)
         self._label_trust = functional.trust_score(self.left_out_distances, labels, validate_args=False)
+        if self.vote_skill < _LEAST_SKILL:
+            warnings.warn(
+                "The labels of the nearest neighbours tell no more of a sample's label than chance (Brier skill score"
+                f" {self.vote_skill:.2f}): either nearly all labels are noise, or nearby inputs do not mean nearby"
+                " things. What is measured then says little of a classifier. A `feature_extractor` may give a space in"
+                " which distances mean something.",
+                stacklevel=3,
+            )
         return self
 
     def _check_fitted(self) -> None:

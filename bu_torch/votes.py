@@ -24,6 +24,8 @@ class LabelVotes:
     Attributes:
         decay_: The chosen decay.
         votes: Class probabilities with the sample's own vote, shape (N, J), float32; J is the largest label + 1.
+        skill_: How well the others' votes predict the label left out: 1 minus their Brier score over that of as many
+            labels drawn at random from the data. 1 is certain, 0 chance; 0 also where there is one class alone.
 
     Example:
         >>> labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
@@ -33,6 +35,7 @@ class LabelVotes:
 
     decay_: float
     votes: Tensor
+    skill_: float
 
     def __init__(self, decays: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)) -> None:
         if len(decays) == 0 or not all(decay >= 0 for decay in decays):
@@ -59,6 +62,10 @@ class LabelVotes:
             for decay in self.decays
         ]
         self.decay_ = self.decays[scores.index(min(scores))]
+        shares = torch.bincount(labels).double() / len(labels)
+        # The mean of M - 1 labels drawn at random is off by the error of the shares, and by its own variance.
+        by_chance = float(1 - shares.square().sum()) * (1 + 1 / (neighbors.shape[1] - 1))
+        self.skill_ = 1 - min(scores) / by_chance if by_chance else 0.0
         self.votes = functional.label_votes(labels, neighbors, self.decay_)
         return self
 

@@ -127,7 +127,9 @@ def test_details_need_a_measurement():
 def test_many_pairs_are_counted_where_they_are_not_told():
     g = torch.Generator().manual_seed(0)
     labels = torch.arange(3000) % 60
-    signals = Signals(n_neighbors=10, n_draws=1).fit(torch.randn(3000, 3, generator=g), labels)
+    features = torch.randn(3000, 3, generator=g)
+    features[:, 0] += labels / 10
+    signals = Signals(n_neighbors=10, n_draws=1).fit(features, labels)
     signals.measure(torch.randn(3000, 60, generator=g))
     details = signals.details()
     assert len(details.pairs) == 400

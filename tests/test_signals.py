@@ -147,6 +147,26 @@ class TestFile:
             _ = Signals().perturbed_inputs
 
 
+@pytest.mark.filterwarnings("error")
+def test_labels_that_neighbours_do_not_tell_are_warned_of(tmp_path):
+    signals, _, labels = fitted()
+    assert signals.vote_skill == LabelVotes().fit(labels, signals.boundary.neighbors).skill_ > 0.5
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(500) % 2
+    # A narrow class within a wide one: what is nearest is nearly always of the narrow one.
+    ring = torch.randn(500, 20, generator=generator) * (1 + labels.unsqueeze(1))
+    noise = torch.randint(2, (500,), generator=generator)
+    for known in (labels, noise):
+        with pytest.warns(UserWarning, match=r"no more of a sample's label than chance \(Brier skill score -?0\.\d+\)"):
+            signals = Signals(n_draws=1).fit(ring, known)
+    signals.save(tmp_path / "signals.npz")
+    with pytest.warns(UserWarning, match="`feature_extractor` may give a space"):
+        again = Signals(n_draws=1).load(tmp_path / "signals.npz", ring, noise)
+    assert again.vote_skill == signals.vote_skill < 0.01
+    by_radius = Signals(n_draws=1, feature_extractor=lambda x: x.norm(dim=1, keepdim=True)).fit(ring, labels)
+    assert by_radius.vote_skill > 0.5
+
+
 def test_a_progress_bar_arrives_at_its_end():
     class Bar:
         done = 0.0

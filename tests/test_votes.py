@@ -34,6 +34,20 @@ def test_noise_asks_more_neighbours_and_fine_shapes_fewer():
     assert decay["halves"] < decay["noisy"] <= decay["stripes"]
 
 
+def test_skill_is_what_the_votes_of_the_others_gain_on_labels_drawn_at_random():
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    of_own_class = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5], [5, 3]])
+    assert LabelVotes().fit(labels, of_own_class).skill_ == 1
+    of_other_class = torch.tensor([[0, 3], [1, 4], [2, 5], [3, 0], [4, 1], [5, 2]])
+    assert LabelVotes().fit(labels, of_other_class).skill_ == pytest.approx(1 - 2 / (0.5 * 2))
+    assert LabelVotes().fit(torch.zeros(6, dtype=torch.int64), of_own_class).skill_ == 0
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.multinomial(torch.tensor([0.7, 0.2, 0.1]), 5000, replacement=True, generator=generator)
+    neighbors = torch.cat((torch.arange(5000).unsqueeze(1), torch.randint(5000, (5000, 9), generator=generator)), dim=1)
+    assert LabelVotes((0.0,)).fit(labels, neighbors).skill_ == pytest.approx(0, abs=0.02)
+
+
 def test_score_counts_the_votes_of_the_predicted_classes():
     labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 2], [2, 1], [3, 2]])
     votes = LabelVotes().fit(labels, neighbors)
