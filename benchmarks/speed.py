@@ -50,15 +50,20 @@ SIZES = (
 )
 MANY = (1_000_000, 16, 26)  # for a check alone
 WHOLE = ((5_000, 32, 10), (50_000, 32, 10), (200_000, 32, 10))
-LARGE = (1_000_000, 64, 10)
+LARGE = (1_000_000, 64, 10, 10)
 
 
-def table(n_samples: int, n_features: int, n_classes: int) -> tuple[Tensor, Tensor]:
-    """Gaussian classes around random centres, which overlap a little."""
+def table(n_samples: int, n_features: int, n_classes: int, n_factors: int | None = None) -> tuple[Tensor, Tensor]:
+    """Gaussian classes around random centres, which overlap a little; all features independent, or of a few factors."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(n_samples) % n_classes
-    centres = 1.5 * torch.randn(n_classes, n_features, generator=generator)
-    return centres[labels] + torch.randn(n_samples, n_features, generator=generator), labels
+    width = n_factors or n_features
+    centres = 1.5 * torch.randn(n_classes, width, generator=generator)
+    factors = centres[labels] + torch.randn(n_samples, width, generator=generator)
+    if n_factors is None:
+        return factors, labels
+    noise = 0.05 * torch.randn(n_samples, n_features, generator=generator)
+    return factors @ torch.randn(n_factors, n_features, generator=generator) + noise, labels
 
 
 def mlp(n_features: int, n_classes: int) -> nn.Module:
@@ -129,10 +134,10 @@ def setup_stages(n_samples: int, n_features: int, n_classes: int) -> dict[str, f
 
 
 @torch.no_grad()
-def whole(n_samples: int, n_features: int, n_classes: int) -> dict[str, float]:
+def whole(n_samples: int, n_features: int, n_classes: int, n_factors: int | None = None) -> dict[str, float]:
     """Seconds and peak memory of a process that prepares everything for one draw, and measures a check."""
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes, "MiB of imports": peak_mib()}
-    features, labels = table(n_samples, n_features, n_classes)
+    features, labels = table(n_samples, n_features, n_classes, n_factors)
     row["prepared, s"], signals = once(lambda: Signals(N_NEIGHBORS, n_draws=1).fit(features, labels))
     module = mlp(n_features, n_classes)
     logits = torch.cat([module(batch) for batch in signals.perturbed_inputs.split(8192)])
@@ -364,7 +369,7 @@ def main(arguments: list[str] | None = None) -> None:
         ),
         "others": ("Other ways", lambda: pd.DataFrame([other_ways(*size, repeats) for size in others])),
         "large": (
-            "The same of a million samples",
+            "The same of a million samples, of ten factors",
             lambda: pd.DataFrame([in_a_process_of_its_own(whole, *(WHOLE[0] if options.quick else LARGE))]),
         ),
     }
