@@ -124,14 +124,25 @@ def test_a_record_that_takes_long_to_read_is_left_alone_for_longer(server, tmp_p
 
 def test_the_command_serves_until_it_is_interrupted(tmp_path):
     records.write_run(tmp_path, n_checks=2, n_classes=2)
-    command = [sys.executable, "-m", "bu_torch", "watch", tmp_path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bu_torch", "watch", tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What runs in the background of a shell is not interrupted, and what it starts inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
         address = process.stdout.readline().split()[0]
         with urllib.request.urlopen(address, timeout=60) as answer:  # noqa: S310
             assert b"was kept" in answer.read()
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert process.stderr.read() == ""
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert said == ""
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_folder_there_must_be(tmp_path):
