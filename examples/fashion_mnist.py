@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> BoundaryUncertaintyStopping:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backbone", metavar="NAME", help="measure distances by this torchvision network")
     parser.add_argument("--weights", help="of the backbone, DEFAULT for torchvision's; random otherwise")
-    parser.add_argument("--smoke", action="store_true", help="made-up images, two epochs")
+    parser.add_argument("--smoke", action="store_true", help="made-up images with random labels, two epochs")
     options = parser.parse_args(arguments)
     training, test = read(options)
     errors = ErrorsOnTest(DataLoader(test, batch_size=500))
