@@ -126,7 +126,7 @@ class Signals:
         votes = LabelVotes().fit(boundary.labels, boundary.neighbors)
         self.votes, self.vote_skill = votes.votes, votes.skill_
         self._fingerprint = self._of(inputs, boundary.labels)
-        return self._count()
+        return self._completed()
 
     @property
     def perturbed_inputs(self) -> Tensor:
@@ -235,8 +235,9 @@ class Signals:
         tensors = {name: getattr(self.boundary, name) for name in FITTED}
         tensors |= {name: getattr(self, name) for name in _OWN}
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        arrays["vote_skill"] = np.array(self.vote_skill)
         with whole_file(Path(path)) as part, part.open("wb") as file:
-            np.savez(file, fingerprint=np.array(self._fingerprint), vote_skill=np.array(self.vote_skill), **arrays)
+            np.savez(file, fingerprint=np.array(self._fingerprint), **arrays)
 
     def load(self, path: str | Path, features: Any, labels: Any) -> Self:
         """Take what `save` wrote in place of `fit(features, labels)`.
@@ -258,8 +259,7 @@ class Signals:
         try:
             with np.load(path, allow_pickle=False) as file:
                 found = str(file["fingerprint"])
-                arrays = {name: file[name] for name in (*FITTED, *_OWN)} if found == wanted else {}
-                skill = float(file["vote_skill"]) if found == wanted else 0.0
+                arrays = {name: file[name] for name in (*FITTED, *_OWN, "vote_skill")} if found == wanted else {}
         except FileNotFoundError:
             raise
         except Exception as error:  # what a damaged zip raises is not documented
@@ -269,14 +269,16 @@ class Signals:
                 f"`{path}` was made of other samples or settings (fingerprint {found[:12]}, expected {wanted[:12]}):"
                 " remove it, or name another file."
             )
+        self.vote_skill = float(arrays.pop("vote_skill"))
         tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
         self.boundary._restore({name: tensors[name] for name in FITTED})
         for name in _OWN:
             setattr(self, name, tensors[name])
-        self.vote_skill, self._fingerprint = skill, wanted
-        return self._count()
+        self._fingerprint = wanted
+        return self._completed()
 
-    def _count(self) -> Self:
+    def _completed(self) -> Self:
+        """With what follows from what `fit` computes and a file holds; a warning where that tells nothing."""
         shares = functional.label_votes(self.boundary.labels, self.boundary.neighbors, 0.0)
         self._counts = cluster_counts(shares, self.boundary.n_neighbors)
         labels = self.boundary.labels.repeat(self.boundary.n_draws)
