@@ -8,6 +8,7 @@ and the excess error, which is that minus the error of the best epoch in hindsig
 
     python benchmarks/quality.py --quick
     python benchmarks/quality.py
+    python benchmarks/quality.py --unseen
     python benchmarks/quality.py --name quality-settings --settings adamw sgd wide --seeds 2
     python benchmarks/quality.py --name quality-images --settings conv --seeds 2 --epochs 60
     python benchmarks/quality.py --name quality-sgd --settings plain_sgd --seeds 2
@@ -45,7 +46,9 @@ from bu_torch import BoundaryUncertaintyMonitor
 from bu_torch.functional import standardized_gain
 
 FOLDER = Path(__file__).parent
-TABLES = tuple(sorted(file.name.removesuffix(".csv.gz") for file in (FOLDER / "data").glob("*.csv.gz")))
+DATA = {file.name.removesuffix(".csv.gz"): file for file in sorted((FOLDER / "data").rglob("*.csv.gz"))}
+TABLES = tuple(name for name, file in DATA.items() if file.parent.name == "data")
+UNSEEN = tuple(name for name, file in DATA.items() if file.parent.name == "unseen")
 IMAGES = Path("/usr/share/datasets/fashion-mnist")
 N_IMAGES = 5000
 PLAIN_SGD, CONV = "plain_sgd", "conv"
@@ -195,7 +198,7 @@ def read_images(case: Case, n_images: int = N_IMAGES) -> Split:
 
 
 def read_table(case: Case) -> Split:
-    table = pd.read_csv(FOLDER / "data" / f"{case.table}.csv.gz")
+    table = pd.read_csv(DATA[case.table])
     labels = torch.tensor(table.pop("label").to_numpy())
     return torch.tensor(table.to_numpy(np.float32)), labels
 
@@ -447,7 +450,8 @@ def environment() -> dict[str, str]:
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="five small tables, one seed, 60 epochs")
-    parser.add_argument("--tables", nargs="+", default=TABLES, choices=TABLES)
+    parser.add_argument("--unseen", action="store_true", help="the tables on which no rule was chosen")
+    parser.add_argument("--tables", nargs="+", default=TABLES, choices=tuple(DATA))
     parser.add_argument("--noise", nargs="+", type=float, default=[0.0, 0.2])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--settings", nargs="+", default=["rmsprop"], choices=list(SETTINGS))
@@ -460,6 +464,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     if options.quick:
         options.tables = ("banknote", "breast_cancer_wisconsin", "german", "ionosphere", "wine_red3")
         options.seeds, options.epochs, options.name = 1, 60, "quality-quick"
+    elif options.unseen:
+        options.tables, options.name = UNSEEN, "quality-unseen"
     cases = [
         Case(table, noise, seed, setting, options.epochs)
         for seed, setting, noise in itertools.product(range(options.seeds), options.settings, options.noise)

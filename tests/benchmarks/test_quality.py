@@ -37,6 +37,24 @@ def test_a_rule_replayed_on_curves_is_the_shipped_callback(quality, tmp_path, kw
     assert error == pytest.approx(curves.columns()["test_error"][kept])
 
 
+def test_tables_are_what_their_readme_says(quality):
+    rows = [line.split("|")[1:5] for line in (quality.FOLDER / "data" / "README.md").read_text().splitlines()]
+    said = {
+        name.strip(): (int(samples), int(features), int(classes))
+        for names, counts, features, classes in (row for row in rows if row and row[1].strip(" -,0123456789") == "")
+        for name, samples in zip(names.split(","), counts.split(","), strict=True)
+        if samples.strip("- ")
+    }
+    found = {}
+    for name in (*quality.TABLES, *quality.UNSEEN):
+        features, labels = quality.read_table(quality.Case(name, 0.0, 0, "rmsprop", 1))
+        assert sorted(set(labels.tolist())) == list(range(int(labels.max()) + 1))
+        assert features.isfinite().all()
+        found[name] = (*features.shape, int(labels.max()) + 1)
+    assert found == said
+    assert not set(quality.TABLES) & set(quality.UNSEEN)
+
+
 def test_label_noise_redraws_training_labels_alone(quality):
     clean, clean_test, _ = quality.load(quality.Case("banknote", 0.0, 0, "rmsprop", 1))
     noisy, noisy_test, _ = quality.load(quality.Case("banknote", 0.4, 0, "rmsprop", 1))
