@@ -1,6 +1,7 @@
 """Reading a model without leaving a trace."""
 
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from bu_torch.functional._checks import as_logits
 
 _BATCH = 4096
+_ROUNDING = 0.01  # of the sum of shares in half precision
 
 
 @contextmanager
@@ -93,8 +95,24 @@ def check_callable(model: object) -> None:
     if not callable(model):
         raise TypeError(
             f"`model` must be callable, (n, d) -> (n, J), got {type(model).__name__}: for a scikit-learn classifier"
-            " pass `classifier.predict_proba` or `classifier.decision_function`."
+            " pass `classifier.decision_function`, or the logarithm of `classifier.predict_proba`."
         )
+
+
+def warn_of_probabilities(logits: Tensor, name: str = "`model`", warn: Callable[[str], None] | None = None) -> None:
+    """Warn of logits (n, J) that are all in [0, 1], in one column or in rows that sum to 1."""
+    is_one_column = logits.shape[1] == 2 and not bool(logits[:, 0].any()) and bool(logits[:, 1].any())
+    is_share = bool(((logits >= 0) & (logits <= 1)).all())
+    if is_share and (is_one_column or bool(((logits.sum(dim=1) - 1).abs() < _ROUNDING).all())):
+        what = "one column, so that class 1 is predicted everywhere" if is_one_column else "rows that sum to 1"
+        message = (
+            f"{name} gives numbers in [0, 1], {what}. These look like probabilities: what is measured is wrong unless"
+            " they are logits, as they are before a sigmoid or softmax."
+        )
+        if warn is None:
+            warnings.warn(message, stacklevel=3)
+        else:
+            warn(message)
 
 
 def as_taken(model: object, inputs: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch._evaluation_mode import read_logits
+from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
 from bu_torch._inputs import as_features, as_flat_features, as_labels, check_integer, check_two_classes
 from bu_torch.functional._checks import as_logits, check_choice
 from bu_torch.functional.boundary import PairTerms, pair_terms
@@ -156,10 +156,11 @@ class BoundaryUncertainty:
         """Boundary uncertainty of a classifier.
 
         Args:
-            model: Any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` or
-                `predict_proba` of a scikit-learn classifier. One column, or shape (n,), counts as the classes [0, z]. A
-                module is run in eval mode, on its own device and in its own precision, and left in the mode it was in;
-                no gradient is recorded, and random numbers it draws do not show outside.
+            model: Any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
+                scikit-learn classifier or the logarithm of its `predict_proba`; of what looks like probabilities a
+                warning says so. One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode,
+                on its own device and in its own precision, and left in the mode it was in; no gradient is recorded, and
+                random numbers it draws do not show outside.
 
         Returns:
             Scalar in [0, 1], mean over the draws; see `bu_torch.functional.boundary_uncertainty`.
@@ -171,6 +172,7 @@ class BoundaryUncertainty:
         """
         self._check_fitted()
         logits = read_logits(model, self.perturbed_inputs.flatten(0, 1))
+        warn_of_probabilities(logits)
         return self.score_logits(logits.to(self.labels.device))
 
     def omission(self, model: Callable[[Tensor], Any]) -> Tensor:

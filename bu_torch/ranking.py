@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch._estimators import encode, estimator_logits, is_estimator
-from bu_torch._evaluation_mode import read_logits
+from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
 from bu_torch._files import whole_file
 from bu_torch._inputs import as_features, as_labels, check_integer
 from bu_torch._labelled_data import read_labelled
@@ -389,8 +389,9 @@ def measure_model(signals: Signals, model: Callable[[Tensor], Any], batch_size: 
     """All signals of a model; NaN where its logits are not finite."""
     try:
         logits = read_logits(model, signals.perturbed_inputs, batch_size, check_finite=False)
+        warn_of_probabilities(logits, name)
         values, _ = signals.measure(logits.to(signals.votes.device))
-    except ValueError as error:
+    except (RuntimeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
     return {signal: float(values[signal]) for signal in MEASURED}
 

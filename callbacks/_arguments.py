@@ -1,7 +1,10 @@
 """Constructor arguments, refused with Lightning's `MisconfigurationException`."""
 
 import math
+import numbers
 from typing import Any, TypeVar
+
+import numpy as np
 
 from bu_torch._inputs import check_integer
 from bu_torch.callbacks._lightning import MisconfigurationException
@@ -20,19 +23,20 @@ def integer(name: str, value: Any, low: int) -> int:
 
 def number(name: str, value: Any, low: float = -math.inf, below: float = math.inf) -> float:
     """Return `value` if it is a finite number with low <= value < below."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < below:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not low <= value < below:
         bounds = [f">= {low}"] * (low > -math.inf) + [f"< {below}"] * (below < math.inf)
         raise MisconfigurationException(
             f"`{name}` must be a finite number {' and '.join(bounds)}".rstrip() + f", got {value!r}."
         )
-    return value
+    return float(value)
 
 
 def flag(name: str, value: Any) -> bool:
     """Return `value` if it is True or False."""
-    if not isinstance(value, bool):
+    if not isinstance(value, bool | np.bool_):
         raise MisconfigurationException(f"`{name}` must be True or False, got {value!r}.")
-    return value
+    return bool(value)
 
 
 def choice(name: str, value: T, allowed: tuple[T, ...]) -> T:

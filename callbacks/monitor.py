@@ -16,7 +16,14 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bu_torch._evaluation_mode import dtype_of, evaluation_mode, joined, logits_of, preserved_random_state
+from bu_torch._evaluation_mode import (
+    dtype_of,
+    evaluation_mode,
+    joined,
+    logits_of,
+    preserved_random_state,
+    warn_of_probabilities,
+)
 from bu_torch._inputs import as_features, as_labels, scikit_learn_seed
 from bu_torch._progress import shown_on
 from bu_torch.boundary import Perturbation
@@ -155,9 +162,9 @@ class BoundaryUncertaintyMonitor(Callback):
         self.n_draws = None if n_draws is None else integer("n_draws", n_draws, 1)
         self.every_n_epochs = integer("every_n_epochs", every_n_epochs, 1)
         self.max_samples = None if max_samples is None else integer("max_samples", max_samples, self.n_neighbors)
-        self.budget = None if budget is None else number("budget", budget, 0)
-        if budget == 0:
-            raise MisconfigurationException("`budget` must be > 0, or None for no bound, got 0.")
+        self.budget = None if budget is None else number("budget", budget)
+        if self.budget is not None and self.budget <= 0:
+            raise MisconfigurationException(f"`budget` must be > 0, or None for no bound, got {budget!r}.")
         if reference is not None and (not isinstance(reference, tuple | list) or len(reference) != 2):
             raise MisconfigurationException(
                 f"`reference` must be a pair (inputs, labels), got {type(reference).__name__}."
@@ -189,12 +196,21 @@ class BoundaryUncertaintyMonitor(Callback):
         started = time.perf_counter()
         with preserved_random_state():
             self._prepare(trainer, pl_module)
+        self._warn_of_checks_too_late(trainer)
         self._warn_of_a_missed_check(trainer)
         self._training_began = time.perf_counter()
         self.setup_seconds = self._training_began - started
         self._open_record(folder_of(trainer))
         for writer in writers(trainer):
             lay_out(writer)
+
+    def on_train_batch_start(
+        self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
+    ) -> None:
+        # Not in `on_train_start`: the module's own comes after it, and may make the module ready.
+        if not self._is_tried:
+            self._try(trainer, pl_module)
+            self._is_tried = True
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
@@ -251,6 +267,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self._predictions = torch.empty(0, dtype=torch.int64)
         self._plan = None
         self._inputs = None
+        self._is_tried = False
         self._n_rows = 0
         self._fingerprint = None
         self._table = None
@@ -459,11 +476,26 @@ class BoundaryUncertaintyMonitor(Callback):
             )
         return self._plan
 
+    def _try(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Read one batch as a check will, so that a module that cannot be read is refused before it has trained."""
+        inputs = self._perturbed()
+        logits = self._read_logits(
+            trainer, pl_module, scored_module(trainer, pl_module), self._batches(trainer, inputs)[0]
+        )
+
+        def check() -> None:
+            n_classes = self._about["data"]["n_classes"]
+            if logits.shape[1] < n_classes:
+                raise MisconfigurationException(
+                    f"The module's `forward` gives {logits.shape[1]} columns of logits, fewer than the labels have"
+                    f" classes 0, ..., {n_classes - 1}. Labels count from 0: subtract 1 where they begin with 1."
+                )
+
+        in_first(trainer, check)
+
     def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
         """One check: a forward pass over the perturbed inputs, shared out among the processes, and what it says."""
-        inputs = self._inputs
-        if inputs is None:
-            raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
+        inputs = self._perturbed()
         module = scored_module(trainer, pl_module)
         with buffers_of_the_first(trainer, module):
             logits = gather(trainer, lambda: self._read_logits(trainer, pl_module, module, inputs), self._n_rows)
@@ -476,10 +508,20 @@ class BoundaryUncertaintyMonitor(Callback):
 
         return in_first(trainer, work)
 
+    def _perturbed(self) -> Tensor:
+        if self._inputs is None:
+            raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
+        return self._inputs
+
+    def _batches(self, trainer: "Trainer", inputs: Tensor) -> tuple[Tensor, ...]:
+        return inputs.split(max(1, _BATCH_ELEMENTS // inputs[0].numel(), _training_batch_size(trainer)))
+
     def _measured(self, logits: Tensor) -> dict[str, float]:
         """What logits at all perturbed inputs say."""
         assert self._signals is not None  # noqa: S101  (the first process has it)
         before = self._predictions.to(logits.device) if len(self._predictions) == len(logits) else None
+        if self.check_seconds == 0:
+            warn_of_probabilities(logits, "The module", rank_zero_warn)
         values, self._predictions = self._signals.measure(logits, before)
         numbers = torch.stack(list(values.values())).tolist()  # the check's only wait for the device
         return dict(zip(values, numbers, strict=True))
@@ -494,7 +536,7 @@ class BoundaryUncertaintyMonitor(Callback):
     ) -> Tensor:
         """Logits (n, J) of the module that is scored, at `inputs` (n, ...), in batches."""
         dtype = dtype_of(module, inputs)
-        batches = inputs.split(max(1, _BATCH_ELEMENTS // inputs[0].numel(), _training_batch_size(trainer)))
+        batches = self._batches(trainer, inputs)
         precision = trainer.precision_plugin
         # Weights that are sharded are put together by what these strategies have wrapped around the module.
         is_wrapped = type(trainer.strategy).__name__ in _WRAPPING and module is pl_module
@@ -509,6 +551,18 @@ class BoundaryUncertaintyMonitor(Callback):
                 f"Boundary uncertainty passes inputs of shape {tuple(batches[0].shape)} and dtype {dtype} to"
                 f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}: {error}"
             ) from error
+
+    def _warn_of_checks_too_late(self, trainer: "Trainer") -> None:
+        """Checks are made at the end of epochs, which some trainings have none or too few of."""
+        if trainer.num_training_batches == math.inf and trainer.max_steps != -1:
+            rank_zero_warn(
+                "The length of the training data is not known, and boundary uncertainty is measured at the end of an"
+                f" epoch: where they do not end before `max_steps={trainer.max_steps}`, that is once, after training."
+                " `Trainer(limit_train_batches=...)` sets the length of an epoch."
+            )
+        epochs = trainer.max_epochs
+        if epochs is not None and 0 < epochs < self.every_n_epochs and not trainer.fast_dev_run:
+            rank_zero_warn(f"No check is made in {epochs} epochs with `every_n_epochs={self.every_n_epochs}`.")
 
     def _warn_of_a_missed_check(self, trainer: "Trainer") -> None:
         """A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check."""

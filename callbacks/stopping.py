@@ -185,6 +185,13 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
                     "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
                     " the kept epoch are put back over it: `restore_best_weights=False` leaves the average."
                 )
+            restoring = [c for c in trainer.callbacks if isinstance(c, type(self)) and c.restore_best_weights]
+            if len(restoring) > 1 and self is restoring[0]:
+                rank_zero_warn(
+                    f"{len(restoring)} callbacks put the weights of the epoch they keep back into the module when"
+                    " training ends, and the first one's checkpoint is `ckpt_path='best'`: `restore_best_weights=False`"
+                    " for all but one."
+                )
             self._stopper, self._keeper = install(trainer, self)
             for companion in (self._stopper, self._keeper):
                 companion.setup(trainer, pl_module, stage)
@@ -249,8 +256,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         )
         kept = self._kept()
         if kept is None:
-            if self.history:
-                rank_zero_info(f"Boundary uncertainty kept no epoch: no finite check counted. {self.stopping_reason}")
+            if trainer.current_epoch:
+                rank_zero_info(f"Boundary uncertainty kept no epoch: {self._why_none()}. {self.stopping_reason}")
             return
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         is_restored = is_graceful and self.restore_best_weights and self._restore(trainer)
@@ -302,6 +309,13 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         counted = (entry for entry in self._comparable() if entry["epoch"] >= self.start_from_epoch)
         return next((entry for entry in counted if entry.get(self._selection.score_name) == best), None)
 
+    def _why_none(self) -> str:
+        if not self.history:
+            return f"no check was made (`every_n_epochs={self.every_n_epochs}`)"
+        if all(entry["epoch"] < self.start_from_epoch for entry in self._comparable()):
+            return f"all checks were of epochs before `start_from_epoch={self.start_from_epoch}`"
+        return "no finite check counted"
+
     def _restore(self, trainer: "Trainer") -> bool:
         module = trainer.lightning_module
         if type(trainer.strategy).__name__ in _SHARDED:
@@ -335,6 +349,8 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
                 and left <= 0
             ):
                 return "Training ran until `max_time`."
+        if trainer.limit_train_batches == 0:
+            return "There was no training batch."
         if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
             return f"Training ran until `max_epochs={trainer.max_epochs}`."
         if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:

@@ -168,10 +168,15 @@ def test_scikit_learn_classifiers_are_scored(classifier):
     features, labels = gaussians()
     fitted = BoundaryUncertainty().fit(features.numpy(), labels.numpy())
     classifier.fit(features.numpy(), labels.numpy())
-    by_probability = float(fitted.score(classifier.predict_proba))
+    by_probability = float(fitted.score(lambda x: np.log(classifier.predict_proba(x).clip(1e-3))))
     assert 0 < by_probability <= 1
     if isinstance(classifier, LogisticRegression):
-        assert float(fitted.score(classifier.decision_function)) > 0.5
+        assert by_probability > 0.5
+        assert float(fitted.score(classifier.decision_function)) == pytest.approx(by_probability, abs=0.01)
+    with pytest.warns(UserWarning, match="rows that sum to 1. These look like probabilities"):
+        fitted.score(classifier.predict_proba)
+    with pytest.warns(UserWarning, match="one column, so that class 1 is predicted everywhere"):
+        fitted.score(lambda x: classifier.predict_proba(x)[:, 1])
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
@@ -219,7 +224,7 @@ def test_a_wider_model_is_allowed_and_a_narrower_is_not():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda f, x, y: f.score(LogisticRegression()), TypeError, "pass `classifier.predict_proba`"),
+        (lambda f, x, y: f.score(LogisticRegression()), TypeError, "pass `classifier.decision_function`"),
         (
             lambda f, x, y: f.score(lambda v: linear(v) / 0),
             ValueError,

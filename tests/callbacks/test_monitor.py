@@ -438,6 +438,19 @@ class TestFindingTheData:
         )
         assert len(monitor.read[0]) == 300
 
+    def test_steps_counted_on_an_endless_stream_are_warned_of(self, tmp_path):
+        class Endless(IterableDataset):
+            def __iter__(self):
+                while True:
+                    yield from zip(*blobs(), strict=True)
+
+        monitor = Reading(n_draws=1, max_samples=300)
+        with pytest.warns(UserWarning, match="end before `max_steps=8`, that is once, after training"):
+            trainer(tmp_path, monitor, max_epochs=-1, max_steps=8).fit(
+                Classifier(), DataLoader(Endless(), batch_size=32)
+            )
+        assert len(monitor.history) == 1
+
     def test_one_shot_iterators_are_refused(self, tmp_path):
         class OneShot(IterableDataset):
             def __init__(self):
@@ -573,8 +586,25 @@ class TestModels:
             def training_step(self, batch, batch_idx):
                 return super().training_step((batch[0], batch[1].clamp(max=1)), batch_idx)
 
-        with pytest.raises(MisconfigurationException, match="`logits` must have at least 3 columns"):
+        with pytest.raises(
+            MisconfigurationException, match="gives 2 columns of logits, fewer than the labels have classes 0"
+        ):
             fit(tmp_path, loader(*blobs()), Narrow(n_outputs=2))
+
+    def test_probabilities_are_warned_of_once(self, tmp_path):
+        class Sigmoid(Classifier):
+            def forward(self, x):
+                return super().forward(x).sigmoid()
+
+            def training_step(self, batch, batch_idx):
+                return nn.functional.binary_cross_entropy(self(batch[0]).squeeze(1), batch[1].float())
+
+        features, labels = blobs()
+        with pytest.warns(
+            UserWarning, match="The module gives numbers in .* class 1 is predicted everywhere"
+        ) as caught:
+            fit(tmp_path, loader(features, labels.clamp(max=1)), Sigmoid(n_outputs=1), max_epochs=3)
+        assert sum("look like probabilities" in str(one.message) for one in caught) == 1
 
     def test_double_precision_samples_for_a_single_precision_module(self, tmp_path):
         class Casting(Classifier):

@@ -102,21 +102,22 @@ def test_workers_that_stay_give_the_same_batches_and_weights(tmp_path, options):
 def test_a_trainer_finds_everything_as_it_was(tmp_path, options):
     seen = []
 
-    def look(trainer, module):
+    def look(trainer, module, *of_the_batch):
         seen.append({**global_state(), "modes": modes(module)})
 
-    hooks = {"on_train_start": look, "on_train_epoch_end": look}
+    hooks = {"on_train_start": look, "on_train_batch_start": look, "on_train_epoch_end": look}
     module = Modes()
     callbacks = (LambdaCallback(**hooks), BoundaryUncertaintyMonitor(), LambdaCallback(**hooks))
-    trainer(tmp_path, *callbacks, max_epochs=2, **options).fit(module, DataLoader(Augmented(), batch_size=30))
+    batches = DataLoader(Augmented(), batch_size=30)
+    trainer(tmp_path, *callbacks, max_epochs=2, **options).fit(module, batches)
     torch.use_deterministic_algorithms(False)
-    assert len(seen) == 6
+    assert len(seen) == 2 * (1 + 2 * len(batches) + 2)
     for before, after in zip(seen[::2], seen[1::2], strict=True):
         assert before == after
     assert not all(seen[-1]["modes"])
 
 
-@pytest.mark.parametrize("fault", ["in a check", "while samples are read"])
+@pytest.mark.parametrize("fault", ["before the first step", "in a check", "while samples are read"])
 def test_after_an_exception_too(tmp_path, fault):
     class Broken(Augmented):
         def __getitem__(self, i):
@@ -127,7 +128,7 @@ def test_after_an_exception_too(tmp_path, fault):
 
     seen, reading = [], []
 
-    def look(trainer, module):
+    def look(trainer, module, *of_the_batch):
         seen.append({**global_state(), "modes": modes(module)})
 
     def on_train_start(trainer, module):
@@ -135,18 +136,23 @@ def test_after_an_exception_too(tmp_path, fault):
         if fault == "while samples are read":
             reading.append(True)
 
+    def on_train_epoch_end(trainer, module):
+        look(trainer, module)
+        module.fails = fault == "in a check"
+
     module = Modes()
-    module.fails = fault == "in a check"
+    module.fails = fault == "before the first step"
     probe = LambdaCallback(
         on_train_start=on_train_start,
-        on_train_epoch_end=look,
+        on_train_batch_start=look,
+        on_train_epoch_end=on_train_epoch_end,
         on_exception=lambda trainer, module, exception: look(trainer, module),
     )
     with pytest.raises(KeyError, match="a fault of the user's"):
         trainer(tmp_path, probe, BoundaryUncertaintyMonitor(), max_epochs=2).fit(
             module, DataLoader(Broken(), batch_size=30)
         )
-    assert len(seen) == (3 if module.fails else 2)
+    assert len(seen) == {"while samples are read": 2, "before the first step": 3, "in a check": 7}[fault]
     assert seen[-2] == seen[-1]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
@@ -37,6 +38,9 @@ class Scripted(BoundaryUncertaintyStopping):
 
     def _fit(self, signals, inputs, labels, trainer):
         return SimpleNamespace(to=lambda device: None, perturbed_inputs=torch.zeros(1, 1), fingerprint="the same")
+
+    def _try(self, trainer, pl_module):
+        """There is nothing to read."""
 
     def _show(self, *arguments):
         """There is nothing behind these numbers."""
@@ -361,7 +365,26 @@ class TestEnds:
             stopping, module, weights = run(tmp_path, self.script, start_from_epoch=50, max_epochs=4)
         assert (stopping.best_epoch, stopping.best_score, stopping.best_model_path) == (None, None, "")
         assert same(module.state_dict(), weights[3])
-        assert "kept no epoch" in caplog.text
+        assert "kept no epoch: all checks were of epochs before `start_from_epoch=50`. Training ran" in caplog.text
+
+    def test_no_check_finite(self, tmp_path, caplog):
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            stopping, _, _ = run(tmp_path, [NAN], check_finite=False, max_epochs=2)
+        assert stopping.best_epoch is None
+        assert "kept no epoch: no finite check counted. Training ran" in caplog.text
+
+    def test_no_check_made(self, tmp_path, caplog):
+        with (
+            caplog.at_level("INFO", logger="lightning.pytorch"),
+            pytest.warns(UserWarning, match="No check is made in 3 epochs with `every_n_epochs=4`"),
+        ):
+            stopping, _, _ = run(tmp_path, self.script, every_n_epochs=4, max_epochs=3)
+        assert (stopping.best_epoch, stopping.history) == (None, [])
+        assert "kept no epoch: no check was made (`every_n_epochs=4`). Training ran" in caplog.text
+
+    def test_no_batch(self, tmp_path):
+        stopping, _, _ = run(tmp_path, self.script, trainer_kwargs={"limit_train_batches": 0})
+        assert stopping.stopping_reason == "There was no training batch."
 
     def test_restoring_can_be_declined(self, tmp_path):
         stopping, module, weights = run(tmp_path, self.script, max_epochs=4, restore_best_weights=False)
@@ -404,6 +427,7 @@ class TestResume:
 
     script = (0.1, 0.9, 0.3, 0.6, 0.2, 0.5, 0.4, 0.1)
 
+    @pytest.mark.filterwarnings("ignore:No check is made in 1 epochs")
     @pytest.mark.parametrize("cut", [1, 2, 3, 5])
     @pytest.mark.parametrize("kwargs", [{}, {"every_n_epochs": 2}, {"smoothing": 0.3}, {"start_from_epoch": 2}])
     @pytest.mark.parametrize("with_logger", [True, False])
@@ -615,6 +639,12 @@ class TestBesideOthers:
         assert by_uncertainty.best_model_path != by_trust.best_model_path
         assert torch.load(by_trust.best_model_path, weights_only=True)["epoch"] == 1
 
+    def test_two_that_both_put_weights_back_are_warned_of_once(self, tmp_path):
+        both = [Scripted([0.9, 0.1]), Scripted([0.1, 0.9], rule="trust_score")]
+        with pytest.warns(UserWarning, match="2 callbacks put the weights .* `restore_best_weights=False`") as caught:
+            trainer(tmp_path, *both, max_epochs=2).fit(Classifier(), loader(*blobs()))
+        assert sum("put the weights" in str(one.message) for one in caught) == 1
+
     def test_without_its_owner_a_companion_does_nothing(self, tmp_path):
         stopping, _, _ = run(tmp_path, [0.9, 0.1], max_epochs=2)
         fitted, other = stopping.trainer, Classifier()
@@ -735,8 +765,16 @@ def test_before_a_fit_nothing_is_kept():
             "`rule` must be one of 'consensus', 'boundary_uncertainty', 'trust_score', got 'accuracy'",
         ),
         ({"n_neighbors": 0}, "`n_neighbors` must be an integer >= 2"),
+        ({"budget": -1}, "`budget` must be > 0, or None for no bound, got -1"),
     ],
 )
 def test_bad_arguments_are_named(kwargs, message):
     with pytest.raises(MisconfigurationException, match=message):
         BoundaryUncertaintyStopping(**kwargs)
+
+
+def test_numbers_of_numpy_are_taken():
+    stopping = BoundaryUncertaintyStopping(
+        patience=np.int64(3), min_delta=np.float32(0.5), smoothing=np.float64(0.25), check_finite=np.bool_(False)
+    )
+    assert (stopping.patience, stopping.min_delta, stopping.smoothing, stopping.check_finite) == (3, 0.5, 0.25, False)

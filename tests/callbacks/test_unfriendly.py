@@ -238,7 +238,10 @@ class TestOutputs:
     @pytest.mark.parametrize(
         ("output", "message"),
         [
-            (lambda z: z[:, 0], "`forward` does not fit the labels: `logits` must have at least 3 columns, .*got 2"),
+            (
+                lambda z: z[:, 0],
+                "`forward` gives 2 columns of logits, fewer than .* classes 0, .* Labels count from 0",
+            ),
             (lambda z: z[:, :, None, None], r"needs logits: .*`logits` must have shape .*got \(120, 3, 1, 1\)"),
             (lambda z: z.unsqueeze(0), r"needs logits: .*`logits` must have shape .*got \(1, 120, 3\)"),
             (lambda z: z[:, :0], r"needs logits: .*`logits` must have shape .*got \(120, 0\)"),
@@ -252,8 +255,10 @@ class TestOutputs:
         ],
     )
     def test_what_is_no_logits_is_refused(self, tmp_path, output, message):
+        module = Lenient(output)
         with pytest.raises(MisconfigurationException, match=message):
-            fit(tmp_path, loader(X, Y), Lenient(output))
+            fit(tmp_path, loader(X, Y), module)
+        assert module.trainer.global_step == 0
 
     @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
     def test_a_few_that_are_not_finite_end_the_training(self, tmp_path, bad):
