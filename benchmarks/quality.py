@@ -42,8 +42,7 @@ from torch.func import functional_call, grad, vmap
 from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertaintyMonitor
-from bu_torch.functional import standardized_gain
+from bu_torch import BoundaryUncertaintyMonitor, SelectionRule
 
 FOLDER = Path(__file__).parent
 DATA = {file.name.removesuffix(".csv.gz"): file for file in sorted((FOLDER / "data").rglob("*.csv.gz"))}
@@ -305,15 +304,17 @@ def smoothed(values: list[float], width: int = 17) -> list[float]:
 
 def consensus(curves: Columns, patience: float = float("inf")) -> Kept:
     """What `rule="consensus"` of the shipped callback keeps."""
-    signs = {"label_agreement": 1, "vote_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1}
-    signals = torch.tensor([[sign * v for v in curves[name]] for name, sign in signs.items()], dtype=torch.float64).T
-    kept = 0
-    for epoch in range(1, len(signals)):
-        if standardized_gain(signals[: epoch + 1], kept) > 1e-6:
+    rule = SelectionRule("consensus")
+    history: list[dict[str, float]] = []
+    kept, n_epochs = 0, len(curves["label_agreement"])
+    for epoch in range(n_epochs):
+        history.append({"epoch": epoch, **{name: curves[name][epoch] for name in rule.signals}})
+        rule.complete(history)
+        if history[epoch]["replacements"] > history[kept]["replacements"]:
             kept = epoch
         elif epoch - kept >= patience:
             return kept, epoch
-    return kept, len(signals) - 1
+    return kept, n_epochs - 1
 
 
 def label_wave(changes: list[float], width: int = 3) -> Kept:

@@ -17,6 +17,7 @@ SIGNALS: dict[str, dict[str, int]] = {
     "boundary_uncertainty": {"boundary_uncertainty": 1},
     "trust_score": {"trust_score": 1},
 }
+_CHANGES = "prediction_changes"
 _LEAST_GAIN = 1e-6  # standard deviations: what a moving average still gains long after its values stand still is none
 
 
@@ -27,7 +28,8 @@ class SelectionRule:
     `"boundary_uncertainty"` and `"trust_score"` is that number. `"consensus"` compares four signals of an epoch with
     those of the kept one, each in units of its standard deviation over all checks so far
     (`bu_torch.functional.standardized_gain`), and replaces the kept epoch where the mean gain exceeds `min_delta`; its
-    score is the number of replacements so far.
+    score is the number of replacements so far. A check with none before it has `prediction_changes` of 1, which tells
+    nothing of its epoch: it enters the standard deviation, and is no gain of later epochs.
 
     Args:
         name: `"consensus"`, `"boundary_uncertainty"` or `"trust_score"`.
@@ -152,7 +154,11 @@ class SelectionRule:
         columns = [
             [sign * check[name] for check in checks] for name, sign in zip(names, self.signals.values(), strict=True)
         ]
-        gain = float(standardized_gain(torch.tensor(columns, dtype=torch.float64).T, kept))
+        signals = torch.tensor(columns, dtype=torch.float64).T
+        gain = float(standardized_gain(signals, kept))
+        if checks[kept][_CHANGES] == 1:
+            changes = list(self.signals).index(_CHANGES)
+            gain -= float(standardized_gain(signals[:, changes : changes + 1], kept)) / len(names)
         return most + (gain > max(self.min_delta, _LEAST_GAIN))
 
 

@@ -33,7 +33,10 @@ def slow_consensus(history, min_delta=0.0):
             values = [entry[name] for entry in history[: now + 1]]
             mean = sum(values) / len(values)
             spread = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
-            gains.append(sign * (values[now] - values[kept]) / spread)
+            if (name, values[kept]) == ("prediction_changes", 1):
+                gains.append(0)  # no check came before it
+            else:
+                gains.append(sign * (values[now] - values[kept]) / spread)
         if sum(gains) / len(gains) > max(min_delta, 1e-6):
             kept = now
     return kept
@@ -44,6 +47,22 @@ def test_consensus_replaces_as_written(rng, min_delta):
     for _ in range(20):
         history = consensus_checks(rng, 30)
         assert SelectionRule(min_delta=min_delta).replay(history)["epoch"] == slow_consensus(history, min_delta)
+
+
+def test_a_check_without_one_before_it_is_compared_without_its_changes(rng):
+    for smoothing in (0.0, 0.5):
+        worse = checks(**{name: [0.8, *(0.7 + 0.01 * rng.random(20))] for name in list(SIGNS)[:3]})
+        for entry in worse:
+            entry["prediction_changes"] = 0.005 if entry["epoch"] else 1.0
+        assert SelectionRule(smoothing=smoothing).replay(worse)["epoch"] == 0
+    for _ in range(20):
+        history = consensus_checks(rng, 30)
+        history[0]["prediction_changes"] = 1.0
+        assert SelectionRule().replay(history)["epoch"] == slow_consensus(history)
+    same = checks(label_agreement=[0.5] * 3, vote_agreement=[0.5] * 3, neighbor_agreement=[0.5] * 3)
+    for entry in same:
+        entry["prediction_changes"] = 0.0 if entry["epoch"] else 1.0
+    assert SelectionRule().replay(same)["epoch"] == 0
 
 
 def test_a_rule_of_one_number_keeps_its_first_largest():

@@ -208,7 +208,7 @@ def test_a_resumed_loop_compares_nothing_by_another_rule_or_of_other_samples():
 def test_a_reason_holds_until_a_better_epoch():
     steps = Steps()
     stopper = BoundaryUncertaintyStopper(steps.features, steps.labels, n_neighbors=20, patience=1)
-    assert [stopper.check(steps.model) for _ in range(3)] == [False, False, True]  # the second is steadier
+    assert [stopper.check(steps.model) for _ in range(2)] == [False, True]  # the same weights are no better
     assert stopper.stopping_reason
     for _ in range(5):
         steps.epoch()
