@@ -65,7 +65,8 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes:
         raise ValueError(f"`{name}` must hold integer classes, got fractional {labels.dtype} values (a regression?).")
     labels = labels.long()
     if int(labels.min()) < 0:
-        raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {int(labels.min())}.")
+        way_out = ": number them by `torch.unique(labels, return_inverse=True)[1]`" if are_classes else ""
+        raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {int(labels.min())}{way_out}.")
     if are_classes and int(labels.max()) >= _MOST_CLASSES:
         raise ValueError(
             f"`{name}` must hold classes 0, 1, ..., below {_MOST_CLASSES}, got {int(labels.max())}: number them by"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bu_torch._rank_command import add_rank
+from bu_torch._version import __version__
 from bu_torch.report.commands import add_report, add_watch
 
 # Each adds one command, whose `run` is given the options.
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, or 1 where what was asked for cannot be done, which is said in a line on stderr.
     """
     parser = argparse.ArgumentParser(prog="bu-torch", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"bu-torch {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for register in _COMMANDS:
         register(commands)

@@ -118,7 +118,7 @@ class Ranking(Sequence[Candidate]):
         return "\n".join([f"{len(self)} candidates by {self.rule}, best first", *lines])
 
     def to_json(self, path: str | Path) -> None:
-        """Write the rule and a record for each candidate; a number that is not finite is null."""
+        """Write the rule and a record for each candidate; a number that is not finite is null. Folders are made."""
         records = [
             {
                 name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -127,11 +127,12 @@ class Ranking(Sequence[Candidate]):
             for candidate in self.candidates
         ]
         text = json.dumps({"rule": self.rule, "candidates": records}, indent=2, allow_nan=False)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        with whole_file(Path(path)) as part:
+            part.write_text(text + "\n", encoding="utf-8")
 
     def to_csv(self, path: str | Path) -> None:
-        """Write one row for each candidate, with a header."""
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
+        """Write one row for each candidate, with a header. Folders are made."""
+        with whole_file(Path(path)) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(self.best.as_record()))
             writer.writeheader()
             writer.writerows(candidate.as_record() for candidate in self.candidates)

@@ -146,7 +146,8 @@ class TrustScore:
         """Trust score of each prediction.
 
         Args:
-            features: Points that were classified, shape (n, d).
+            features: Points that were classified, shape (n, d). Samples of `fit` find themselves, and score inf as
+                labelled; for those, `class_distances` with `left_out` and `bu_torch.functional.trust_score`.
             predictions: Predicted classes, shape (n,), integers >= 0. A class that `fit` never saw is an empty one.
 
         Returns:

@@ -48,8 +48,8 @@ def read_training_data(
     *,
     how_many: Callable[[int], int],
     most: int | None,
-    input_key: str | None,
-    label_key: str | None,
+    input_key: str | int | None,
+    label_key: str | int | None,
     seed: int,
 ) -> TrainingData:
     """Samples of the trainer's training data, on the device the dataset gives them on.
@@ -210,7 +210,7 @@ def _own_pass(sampler: Iterable[Any], loader: DataLoader[Any]) -> list[Any]:
 
 
 def _read_stream(
-    loader: DataLoader[Any], most: int | None, input_key: str | None, label_key: str | None
+    loader: DataLoader[Any], most: int | None, input_key: str | int | None, label_key: str | int | None
 ) -> tuple[Tensor, Tensor]:
     dataset = loader.dataset
     first: object = iter(dataset)
@@ -239,25 +239,8 @@ def _take(batches: Iterator[tuple[Tensor, Tensor]], limit: int) -> Iterator[tupl
             return
 
 
-def _split(batch: Any, input_key: str | None, label_key: str | None) -> tuple[Tensor, Tensor]:
-    if isinstance(batch, Mapping):
-        keys = ", ".join(repr(key) for key in batch)
-        if input_key is None or label_key is None:
-            raise MisconfigurationException(
-                f"Training batches are dicts with the keys {keys}: name two of them by `input_key=` and `label_key=`."
-            )
-        for name, key in (("input_key", input_key), ("label_key", label_key)):
-            if key not in batch:
-                raise MisconfigurationException(f"`{name}={key!r}` is not among the keys of a training batch: {keys}.")
-        inputs, labels = batch[input_key], batch[label_key]
-    elif isinstance(batch, tuple | list) and len(batch) == 2:
-        inputs, labels = batch
-    else:
-        what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
-        raise MisconfigurationException(
-            f"Training batches must be (inputs, labels), or dicts with `input_key=` and `label_key=`, got a {what}."
-            f" {_WAY_OUT}"
-        )
+def _split(batch: Any, input_key: str | int | None, label_key: str | int | None) -> tuple[Tensor, Tensor]:
+    inputs, labels = _named(batch, input_key, label_key)
     for name, value in (("inputs", inputs), ("labels", labels)):
         if not isinstance(value, Tensor):
             raise MisconfigurationException(
@@ -270,6 +253,34 @@ def _split(batch: Any, input_key: str | None, label_key: str | None) -> tuple[Te
             f" got {tuple(inputs.shape)} and {tuple(labels.shape)}. {_WAY_OUT}"
         )
     return inputs, labels
+
+
+def _named(batch: Any, input_key: str | int | None, label_key: str | int | None) -> tuple[Any, Any]:
+    """The entries of a batch that hold inputs and labels: by key of a dict, by place in a tuple."""
+    given = {"input_key": input_key, "label_key": label_key}
+    if isinstance(batch, Mapping):
+        keys = ", ".join(repr(key) for key in batch)
+        if input_key is None or label_key is None:
+            raise MisconfigurationException(
+                f"Training batches are dicts with the keys {keys}: name two of them by `input_key=` and `label_key=`."
+            )
+        for name, key in given.items():
+            if key not in batch:
+                raise MisconfigurationException(f"`{name}={key!r}` is not among the keys of a training batch: {keys}.")
+        return batch[input_key], batch[label_key]
+    is_tuple = isinstance(batch, tuple | list)
+    if is_tuple and isinstance(input_key, int) and isinstance(label_key, int):
+        for name, place in given.items():
+            if place not in range(-len(batch), len(batch)):
+                raise MisconfigurationException(f"`{name}={place}` is no place in a training batch of {len(batch)}.")
+        return batch[input_key], batch[label_key]
+    if is_tuple and len(batch) == 2:
+        return batch[0], batch[1]
+    what = f"{type(batch).__name__} of {len(batch)}" if is_tuple else type(batch).__name__
+    raise MisconfigurationException(
+        "Training batches must be (inputs, labels), or dicts or longer tuples with the keys or places of the two as"
+        f" `input_key=` and `label_key=`, got a {what}. {_WAY_OUT}"
+    )
 
 
 def _concatenate(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

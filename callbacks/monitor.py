@@ -93,8 +93,9 @@ class BoundaryUncertaintyMonitor(Callback):
             than 1000. None for no bound. Counted, not timed: runs repeat.
         reference: The samples to use instead of those found in the trainer's loader: inputs (N, ...) as `forward` takes
             them and labels (N,). All of them, unless `max_samples` says otherwise.
-        input_key: Key of the inputs where a batch is a dict.
-        label_key: Key of the labels where a batch is a dict.
+        input_key: Key of the inputs where a batch is a dict; their place, an integer, where it is a tuple of more than
+            two.
+        label_key: Likewise of the labels.
         seed: Seed of all random choices, >= 0. Global random numbers are left as they are.
         cache: File (npz) that holds what is computed before the first epoch: taken from there where it exists, written
             there otherwise. One that was made of other samples or settings is refused, so that samples augmented at
@@ -148,8 +149,8 @@ class BoundaryUncertaintyMonitor(Callback):
         max_samples: int | None = None,
         budget: float | None = 0.15,
         reference: tuple[Any, Any] | None = None,
-        input_key: str | None = None,
-        label_key: str | None = None,
+        input_key: str | int | None = None,
+        label_key: str | int | None = None,
         seed: int = 0,
         cache: str | Path | None = None,
         feature_extractor: Callable[[Tensor], Any] | None = None,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bu_torch import load_checkpoint, rank_checkpoints
+from bu_torch import __version__, load_checkpoint, rank_checkpoints
 from bu_torch.cli import main
 
 CODE = """
@@ -91,6 +91,12 @@ def test_settings_arrive(project, capsys):
     assert capsys.readouterr().out != few
 
 
+def test_the_version_is_said(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"bu-torch {__version__}\n"
+
+
 def test_a_file_named_twice_is_said(project, capsys):
     assert rank("checkpoints", "checkpoints/0.ckpt") == 0
     said = capsys.readouterr()
@@ -107,6 +113,7 @@ def test_a_file_named_twice_is_said(project, capsys):
         (["checkpoints", "--soup", "inputs.pt"], "`inputs.pt` is there already"),
         (["inputs.pt"], "`inputs.pt` must hold"),
         (["ranked_project.py"], "`ranked_project.py` is no file"),
+        (["checkpoints", "--device", "nowhere"], "nowhere"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(project, capsys, arguments, said):

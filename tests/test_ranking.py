@@ -149,12 +149,12 @@ def test_weights_that_are_not_finite_rank_last(run, data, signals, tmp_path):
 
 def test_table_json_and_csv_tell_the_same(run, data, signals, tmp_path):
     ranking = rank_checkpoints(run[1], problems.Classifier(), data, signals=signals)
-    ranking.to_json(tmp_path / "ranking.json")
-    ranking.to_csv(tmp_path / "ranking.csv")
-    content = json.loads((tmp_path / "ranking.json").read_text())
+    ranking.to_json(tmp_path / "new" / "ranking.json")
+    ranking.to_csv(tmp_path / "new" / "ranking.csv")
+    content = json.loads((tmp_path / "new" / "ranking.json").read_text())
     assert content["rule"] == "consensus"
     assert content["candidates"] == [c.as_record() for c in ranking]
-    with (tmp_path / "ranking.csv").open(newline="") as file:
+    with (tmp_path / "new" / "ranking.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["score"]) for row in rows] == [c.score for c in ranking]
     lines = str(ranking).splitlines()
@@ -163,6 +163,12 @@ def test_table_json_and_csv_tell_the_same(run, data, signals, tmp_path):
     assert lines[2].endswith(str(ranking.best.path))
     starts = {line.index(str(run[1])) for line in lines[2:]}
     assert len(starts) == 1
+
+
+def test_a_model_that_cannot_take_the_inputs_is_named():
+    features, labels = problems.blobs()
+    with pytest.raises(ValueError, match=r"^wide: .*shapes cannot be multiplied"):
+        rank_models({"fits": nn.Linear(4, 3), "wide": nn.Linear(7, 3)}, features, labels)
 
 
 def test_the_best_are_copied_and_nothing_is_overwritten(run, data, signals, tmp_path):

@@ -196,7 +196,7 @@ class TestDegenerateSamples:
 
 BAD_LABELS = {
     "one class": (Y * 0 + 4, "at least two classes, got class 4 alone"),
-    "negative": (Y - 1, "classes 0, 1, ..., got -1"),
+    "negative": (Y - 1, r"classes 0, 1, ..., got -1: number them by `torch\.unique\("),
     "fractional": (Y + 0.5, r"integer classes, got fractional torch\.float32 values \(a regression\?\)"),
     "NaN": (torch.where(Y == 1, torch.nan, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
     "infinite": (torch.where(Y == 1, torch.inf, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),

@@ -200,6 +200,20 @@ class TestFindingTheData:
         inputs, _ = self.read(tmp_path, data, Flexible(), input_key="x", label_key="y")
         assert torch.equal(inputs, blobs()[0])
 
+    @pytest.mark.parametrize("places", [(1, 2), (-2, -1)])
+    def test_places_in_longer_tuples(self, tmp_path, places):
+        class Weighted(Classifier):
+            def training_step(self, batch, batch_idx):
+                return super().training_step(batch[1:], batch_idx)
+
+        features, labels = blobs()
+        data = DataLoader(TensorDataset(torch.rand(len(labels)), features, labels), batch_size=30)
+        read = self.read(tmp_path, data, Weighted(), input_key=places[0], label_key=places[1])
+        assert torch.equal(read[0], features)
+        assert torch.equal(read[1], labels)
+        with pytest.raises(MisconfigurationException, match="`label_key=3` is no place in a training batch of 3"):
+            fit(tmp_path, data, Weighted(), BoundaryUncertaintyMonitor(input_key=1, label_key=3))
+
     def test_only_samples_that_are_trained_on_are_read(self, tmp_path):
         features, labels = blobs()
         dataset, chosen = TensorDataset(features, labels), list(range(5, 95))
