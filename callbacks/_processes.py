@@ -47,8 +47,8 @@ def share(inputs: Tensor, rank: int, world_size: int) -> Tensor:
     return inputs[places.clamp(max=len(inputs) - 1)]
 
 
-def gather(trainer: "Trainer", read: Callable[[], Tensor], n_rows: int) -> Tensor:
-    """The rows (n_rows, J) that all processes have read, in the order of `share`; where one fails, all raise."""
+def in_each(trainer: "Trainer", read: Callable[[], Tensor]) -> Tensor:
+    """The logits that this process has read; where one process fails, all raise."""
     if trainer.world_size == 1:
         return read()
     part, error = None, None
@@ -59,6 +59,14 @@ def gather(trainer: "Trainer", read: Callable[[], Tensor], n_rows: int) -> Tenso
     if trainer.strategy.reduce_boolean_decision(error is not None, all=False):
         raise error or RuntimeError("Another process could not read its share of the logits.")
     assert part is not None  # noqa: S101  (there was no error)
+    return part
+
+
+def gather(trainer: "Trainer", read: Callable[[], Tensor], n_rows: int) -> Tensor:
+    """The rows (n_rows, J) that all processes have read, in the order of `share`; where one fails, all raise."""
+    part = in_each(trainer, read)
+    if trainer.world_size == 1:
+        return part
     if part.dtype not in (torch.float32, torch.float64):
         part = part.float()  # exact, and known to every backend
     return trainer.strategy.all_gather(part.contiguous()).flatten(0, 1)[:n_rows]

@@ -31,7 +31,7 @@ from bu_torch.callbacks._arguments import integer, number
 from bu_torch.callbacks._budget import Plan, count_weights, plan
 from bu_torch.callbacks._dashboards import lay_out, show, writers
 from bu_torch.callbacks._lightning import FITTING, Callback, MisconfigurationException, adopt_imported_trees, library_of
-from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_first, share
+from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._record import Record, folder_of, plain, versions
 from bu_torch.callbacks._training_data import TrainingData, choose_among, read_training_data
 from bu_torch.signals import Signals
@@ -211,7 +211,6 @@ class BoundaryUncertaintyMonitor(Callback):
         # Not in `on_train_start`: the module's own comes after it, and may make the module ready.
         if not self._is_tried:
             self._try(trainer, pl_module)
-            self._is_tried = True
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
@@ -479,10 +478,9 @@ class BoundaryUncertaintyMonitor(Callback):
 
     def _try(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Read one batch as a check will, so that a module that cannot be read is refused before it has trained."""
-        inputs = self._perturbed()
-        logits = self._read_logits(
-            trainer, pl_module, scored_module(trainer, pl_module), self._batches(trainer, inputs)[0]
-        )
+        batch = self._batches(trainer, self._perturbed())[0]
+        module = scored_module(trainer, pl_module)
+        logits = in_each(trainer, lambda: self._read_logits(trainer, pl_module, module, batch))
 
         def check() -> None:
             n_classes = self._about["data"]["n_classes"]
@@ -493,6 +491,7 @@ class BoundaryUncertaintyMonitor(Callback):
                 )
 
         in_first(trainer, check)
+        self._is_tried = True
 
     def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
         """One check: a forward pass over the perturbed inputs, shared out among the processes, and what it says."""
