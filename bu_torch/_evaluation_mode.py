@@ -4,6 +4,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from bu_torch.functional._checks import as_logits
 
 _BATCH = 4096
+_WARN = partial(warnings.warn, stacklevel=3)  # at the caller of what warns
 _ROUNDING = 0.01  # of the sum of shares in half precision
 
 
@@ -99,20 +101,17 @@ def check_callable(model: object) -> None:
         )
 
 
-def warn_of_probabilities(logits: Tensor, name: str = "`model`", warn: Callable[[str], None] | None = None) -> None:
+def warn_of_probabilities(logits: Tensor, name: str = "`model`", warn: Callable[[str], None] = _WARN) -> None:
     """Warn of logits (n, J) that are all in [0, 1], in one column or in rows that sum to 1."""
+    if not bool(((logits >= 0) & (logits <= 1)).all()):
+        return
     is_one_column = logits.shape[1] == 2 and not bool(logits[:, 0].any()) and bool(logits[:, 1].any())
-    is_share = bool(((logits >= 0) & (logits <= 1)).all())
-    if is_share and (is_one_column or bool(((logits.sum(dim=1) - 1).abs() < _ROUNDING).all())):
+    if is_one_column or bool(((logits.sum(dim=1) - 1).abs() < _ROUNDING).all()):
         what = "one column, so that class 1 is predicted everywhere" if is_one_column else "rows that sum to 1"
-        message = (
+        warn(
             f"{name} gives numbers in [0, 1], {what}. These look like probabilities: what is measured is wrong unless"
             " they are logits, as they are before a sigmoid or softmax."
         )
-        if warn is None:
-            warnings.warn(message, stacklevel=3)
-        else:
-            warn(message)
 
 
 def as_taken(model: object, inputs: Tensor) -> Tensor:

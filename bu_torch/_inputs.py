@@ -10,6 +10,7 @@ from torch import Tensor
 
 _EXACT_INTEGER = 2**24  # up to here float32 has all integers
 _MOST_CLASSES = 100_000
+_NUMBER_THEM = "number them by `torch.unique(labels, return_inverse=True)[1]`"
 
 
 def as_features(features: Any, name: str = "features", *, keep_integers: bool = False) -> Tensor:
@@ -65,12 +66,11 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes:
         raise ValueError(f"`{name}` must hold integer classes, got fractional {labels.dtype} values (a regression?).")
     labels = labels.long()
     if int(labels.min()) < 0:
-        way_out = ": number them by `torch.unique(labels, return_inverse=True)[1]`" if are_classes else ""
+        way_out = f": {_NUMBER_THEM}" if are_classes else ""
         raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {int(labels.min())}{way_out}.")
     if are_classes and int(labels.max()) >= _MOST_CLASSES:
         raise ValueError(
-            f"`{name}` must hold classes 0, 1, ..., below {_MOST_CLASSES}, got {int(labels.max())}: number them by"
-            " `torch.unique(labels, return_inverse=True)[1]`."
+            f"`{name}` must hold classes 0, 1, ..., below {_MOST_CLASSES}, got {int(labels.max())}: {_NUMBER_THEM}."
         )
     return labels
 

@@ -166,6 +166,14 @@ class TestLogging:
         assert [entry["epoch"] for entry in monitor.history] == [1, 3]
 
 
+class Endless(IterableDataset):
+    """The samples again and again."""
+
+    def __iter__(self):
+        while True:
+            yield from zip(*blobs(), strict=True)
+
+
 class TestFindingTheData:
     def read(self, folder, data, module=None, **kwargs):
         monitor = Reading(n_neighbors=10, n_draws=1, **kwargs)
@@ -395,13 +403,13 @@ class TestFindingTheData:
             assert f"a stratified random 60 of the {len(kept)} training samples" in caplog.text
             caplog.clear()
 
-    @pytest.mark.parametrize("targets", [None, ["a"] * 120, [0.5] * 120, [1], NotImplementedError])
+    @pytest.mark.parametrize("targets", [None, ["a"] * 120, [0.5] * 120, [1], KeyError])
     def test_a_subset_is_random_where_labels_are_not_known(self, tmp_path, caplog, targets):
         class Unnamed(Dataset):
             @property
             def targets(self):
-                if targets is NotImplementedError:
-                    raise NotImplementedError
+                if targets is KeyError:
+                    raise KeyError("targets")
                 return targets
 
             def __len__(self):
@@ -440,12 +448,6 @@ class TestFindingTheData:
         assert torch.equal(inputs, blobs()[0])
 
     def test_endless_stream_is_cut_off(self, tmp_path):
-        class Endless(IterableDataset):
-            def __iter__(self):
-                features, labels = blobs()
-                while True:
-                    yield from zip(features, labels, strict=True)
-
         monitor = Reading(n_draws=1, max_samples=300)
         trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=3).fit(
             Classifier(), DataLoader(Endless(), batch_size=32)
@@ -453,11 +455,6 @@ class TestFindingTheData:
         assert len(monitor.read[0]) == 300
 
     def test_steps_counted_on_an_endless_stream_are_warned_of(self, tmp_path):
-        class Endless(IterableDataset):
-            def __iter__(self):
-                while True:
-                    yield from zip(*blobs(), strict=True)
-
         monitor = Reading(n_draws=1, max_samples=300)
         with pytest.warns(UserWarning, match="end before `max_steps=8`, that is once, after training"):
             trainer(tmp_path, monitor, max_epochs=-1, max_steps=8).fit(
