@@ -5,12 +5,16 @@ import numbers
 from typing import Any, TypeVar
 
 import numpy as np
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from bu_torch._inputs import check_integer
 from bu_torch.callbacks._lightning import MisconfigurationException
 from bu_torch.functional._checks import check_choice
 
 T = TypeVar("T")
+Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
+_NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
 
 
 def integer(name: str, value: Any, low: int) -> int:
@@ -46,3 +50,14 @@ def choice(name: str, value: T, allowed: tuple[T, ...]) -> T:
     except ValueError as error:
         raise MisconfigurationException(str(error)) from error
     return value
+
+
+def samples(name: str, value: Any) -> Any:
+    """Return `value` if it is None, a pair, a loader, or a dataset: what has a length and samples by number."""
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    is_alike = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, _NO_DATASETS)
+    if value is None or is_pair or is_alike or isinstance(value, Dataset | DataLoader):
+        return value
+    raise MisconfigurationException(
+        f"`{name}` must be a pair (inputs, labels), a Dataset or a DataLoader, got {type(value).__name__}."
+    )

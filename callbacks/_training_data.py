@@ -1,6 +1,7 @@
 """Finding and reading the labelled samples that a trainer trains on, without touching the trainer's own loader."""
 
 import copy
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,17 +52,23 @@ def read_training_data(
     input_key: str | int | None,
     label_key: str | int | None,
     seed: int,
+    reference: Any = None,
 ) -> TrainingData:
-    """Samples of the trainer's training data, on the device the dataset gives them on.
+    """Samples of the trainer's training data, or of `reference`, on the device the dataset gives them on.
 
-    `how_many` says how many of the training samples are wanted, given how many there are. A map-style dataset is read
-    in order at the indices that training visits, or at a random subset of them drawn with `seed`: stratified where the
-    labels can be told without reading the samples. A stream is read from a fresh iterator, up to `most` samples.
+    A `reference` is a loader or a dataset; no limit on the trainer's batches is one on it. `how_many` says how many of
+    the samples are wanted, given how many there are. A map-style dataset is read in order at the indices that training
+    visits, or at a random subset of them drawn with `seed`: stratified where the labels can be told without reading the
+    samples. A stream is read from a fresh iterator, up to `most` samples.
 
     Raises:
         MisconfigurationException: If the samples cannot be found or their batches are not (inputs, labels).
     """
     loader = trainer.train_dataloader
+    n_batches = trainer.num_training_batches
+    if reference is not None:
+        loader = reference if isinstance(reference, DataLoader) else DataLoader(reference, batch_size=_READ_BATCH)
+        n_batches = math.inf
     if not isinstance(loader, DataLoader):
         raise MisconfigurationException(
             f"The training samples are found in a single `torch.utils.data.DataLoader`, got {type(loader).__name__}."
@@ -70,7 +77,7 @@ def read_training_data(
     if isinstance(loader.dataset, IterableDataset):
         inputs, labels = _read_stream(loader, most, input_key, label_key)
         return choose_among(inputs, labels, how_many, seed)
-    indices = _trained_indices(trainer, loader)
+    indices = _trained_indices(trainer, loader, n_batches)
     if not indices:
         raise MisconfigurationException(f"The training data holds no sample. {_WAY_OUT}")
     n_training = len(indices)
@@ -159,8 +166,8 @@ def _own_loader(loader: DataLoader[Any], dataset: Dataset[Any]) -> DataLoader[An
     )
 
 
-def _trained_indices(trainer: "Trainer", loader: DataLoader[Any]) -> list[int]:
-    """Indices of the dataset that training visits, ascending."""
+def _trained_indices(trainer: "Trainer", loader: DataLoader[Any], n_batches: float) -> list[int]:
+    """Indices of the dataset that training on so many batches an epoch visits, ascending."""
     n_samples = len(loader.dataset)  # type: ignore[arg-type]
     batch_sampler: Any = (
         _unwrapped(loader.sampler, trainer) if _asks_for_lists(trainer, loader) else loader.batch_sampler
@@ -171,7 +178,7 @@ def _trained_indices(trainer: "Trainer", loader: DataLoader[Any]) -> list[int]:
     if isinstance(sampler, SequentialSampler):
         # In order, a limit on the batches leaves out the same samples in every epoch.
         batch_size = 1 if batch_sampler is None else batch_sampler.batch_size
-        return list(range(int(min(n_samples, trainer.num_training_batches * batch_size))))
+        return list(range(int(min(n_samples, n_batches * batch_size))))
     if isinstance(sampler, WeightedRandomSampler):
         return torch.nonzero(sampler.weights).flatten().tolist()
     if isinstance(sampler, RandomSampler | DistributedSampler):

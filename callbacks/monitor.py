@@ -27,7 +27,7 @@ from bu_torch._evaluation_mode import (
 from bu_torch._inputs import as_features, as_labels, scikit_learn_seed
 from bu_torch._progress import shown_on
 from bu_torch.boundary import Perturbation
-from bu_torch.callbacks._arguments import integer, number
+from bu_torch.callbacks._arguments import Reference, integer, number, samples
 from bu_torch.callbacks._budget import Plan, count_weights, plan
 from bu_torch.callbacks._dashboards import lay_out, show, writers
 from bu_torch.callbacks._lightning import FITTING, Callback, MisconfigurationException, adopt_imported_trees, library_of
@@ -91,8 +91,9 @@ class BoundaryUncertaintyMonitor(Callback):
             costs two to three forward passes, so that 0.15 is below a tenth of a training epoch. Small data has a
             floor: 6000 passes, fewer for networks of more than 33,000 weights (2e8 passes times weights), but no fewer
             than 1000. None for no bound. Counted, not timed: runs repeat.
-        reference: The samples to use instead of those found in the trainer's loader: inputs (N, ...) as `forward` takes
-            them and labels (N,). All of them, unless `max_samples` says otherwise.
+        reference: The samples to use instead of those found in the trainer's loader, without random augmentation say:
+            a pair of inputs (N, ...) as `forward` takes them and labels (N,), all of them unless `max_samples` says
+            otherwise; or a Dataset or DataLoader, of which as many are read as of the trainer's.
         input_key: Key of the inputs where a batch is a dict; their place, an integer, where it is a tuple of more than
             two.
         label_key: Likewise of the labels.
@@ -148,7 +149,7 @@ class BoundaryUncertaintyMonitor(Callback):
         every_n_epochs: int = 1,
         max_samples: int | None = None,
         budget: float | None = 0.15,
-        reference: tuple[Any, Any] | None = None,
+        reference: Reference | None = None,
         input_key: str | int | None = None,
         label_key: str | int | None = None,
         seed: int = 0,
@@ -166,11 +167,7 @@ class BoundaryUncertaintyMonitor(Callback):
         self.budget = None if budget is None else number("budget", budget)
         if self.budget is not None and self.budget <= 0:
             raise MisconfigurationException(f"`budget` must be > 0, or None for no bound, got {budget!r}.")
-        if reference is not None and (not isinstance(reference, tuple | list) or len(reference) != 2):
-            raise MisconfigurationException(
-                f"`reference` must be a pair (inputs, labels), got {type(reference).__name__}."
-            )
-        self.reference = reference
+        self.reference = samples("reference", reference)
         self.input_key = input_key
         self.label_key = label_key
         self.seed = integer("seed", seed, 0)
@@ -445,7 +442,7 @@ class BoundaryUncertaintyMonitor(Callback):
             made = self._planned(trainer, pl_module, n_training).n_samples
             return made if trial is None else min(made, trial)
 
-        if self.reference is not None:
+        if isinstance(self.reference, tuple | list):
             inputs = as_features(self.reference[0], "inputs", keep_integers=self.perturbation is not None)
             labels = as_labels(self.reference[1], len(inputs))
             data = choose_among(inputs, labels, how_many, self.seed)
@@ -457,13 +454,15 @@ class BoundaryUncertaintyMonitor(Callback):
                 input_key=self.input_key,
                 label_key=self.label_key,
                 seed=self.seed,
+                reference=self.reference,
             )
         return data, self._planned(trainer, pl_module, len(data.inputs)).n_draws
 
     def _planned(self, trainer: "Trainer", pl_module: "LightningModule", n_training: int) -> Plan:
         """The plan, made at the first call unless a resumed run has one."""
         if self._plan is None:
-            most = n_training if self.max_samples is None and self.reference is not None else self.max_samples
+            is_pair = isinstance(self.reference, tuple | list)
+            most = n_training if self.max_samples is None and is_pair else self.max_samples
             batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
             self._plan = plan(
                 n_training,

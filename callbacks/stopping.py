@@ -8,7 +8,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from bu_torch.boundary import Perturbation
-from bu_torch.callbacks._arguments import choice, flag, integer, number
+from bu_torch.callbacks._arguments import Reference, choice, flag, integer, number
 from bu_torch.callbacks._companions import KeeperMixin, MemoryKeeperMixin, StopperMixin, install
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, told
@@ -109,7 +109,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         n_draws: int | None = None,
         max_samples: int | None = None,
         budget: float | None = 0.15,
-        reference: tuple[Any, Any] | None = None,
+        reference: Reference | None = None,
         input_key: str | int | None = None,
         label_key: str | int | None = None,
         seed: int = 0,

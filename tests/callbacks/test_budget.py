@@ -72,6 +72,13 @@ def test_a_reference_is_used_whole(tmp_path):
     assert len(fewer._predictions) == 6000
 
 
+def test_a_dataset_as_reference_is_read_within_the_budget(tmp_path):
+    monitor = BoundaryUncertaintyMonitor(reference=loader(*blobs(7000)).dataset)
+    trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs()))
+    assert monitor._plan == Plan(6000, 1)
+    assert len(monitor._predictions) == 6000
+
+
 def test_weights_of_lazy_layers_are_not_counted():
     assert count_weights(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LazyLinear(5))) == 8
 

@@ -756,7 +756,7 @@ def test_second_fit_starts_anew(tmp_path):
         ({"every_n_epochs": 0}, "`every_n_epochs` must be an integer >= 1"),
         ({"max_samples": 39}, "`max_samples` must be an integer >= 40, got 39"),
         ({"seed": "a"}, "`seed` must be an integer >= 0, got 'a'"),
-        ({"reference": torch.zeros(3)}, r"`reference` must be a pair \(inputs, labels\), got Tensor"),
+        ({"reference": torch.zeros(3)}, r"`reference` must be a pair .*, a Dataset or a DataLoader, got Tensor"),
     ],
 )
 def test_bad_arguments_are_named(kwargs, message):

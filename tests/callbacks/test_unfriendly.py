@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 
@@ -213,6 +213,26 @@ class TestReference:
             pl.seed_everything(3, verbose=False)
             history += fit(tmp_path, loader(X, Y), reference=pair).history
         assert found == expected
+
+    @pytest.mark.parametrize(
+        "reference",
+        [
+            TensorDataset(X, Y),
+            DataLoader(TensorDataset(X, Y), batch_size=50),
+            DataLoader(TensorDataset(X, Y), batch_size=50, shuffle=True),
+            Stream(),
+            Made(lambda i: (X[i], Y[i])),
+        ],
+        ids=lambda reference: type(reference).__name__,
+    )
+    def test_may_be_a_dataset_or_a_loader(self, tmp_path, reference):
+        histories = []
+        for given in (reference, (X, Y)):
+            pl.seed_everything(3, verbose=False)
+            callback = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1, reference=given)
+            trainer(tmp_path, callback, max_epochs=2, limit_train_batches=1).fit(Lenient(), loader(X[:60], Y[:60]))
+            histories.append(callback.history)
+        assert histories[0] == histories[1]
 
     @pytest.mark.parametrize(
         ("reference", "message"),
