@@ -18,9 +18,10 @@ from bu_torch.prototypes import PrototypeClassifier
 from bu_torch.space import FeatureSpace, standardization, standardize
 
 FITTED = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
-_DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels")
+_DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels", "_pair_of_draw")
 Perturbation = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
+_STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the calls take longer than the arithmetic
 
 
 class BoundaryUncertainty:
@@ -218,18 +219,7 @@ class BoundaryUncertainty:
                 f"`logits` must have one row for each of the {self.n_draws} x {n_samples} perturbed inputs,"
                 f" got {logits.shape[0]}."
             )
-        self._terms = [
-            pair_terms(
-                draw,
-                self.labels,
-                self._members,
-                self._pairs,
-                self._pair_index,
-                bandwidth=self.bandwidth,
-                member_labels=self._member_labels,
-            )
-            for draw in logits.split(n_samples)
-        ]
+        self._terms = [terms for part in logits.split(len(self._members)) for terms in self._of_draws(part)]
         return torch.stack([torch.dot(terms.values, terms.shares) for terms in self._terms]).mean().to(logits.dtype)
 
     def update(self, logits: Tensor, index: Tensor) -> None:
@@ -314,12 +304,31 @@ class BoundaryUncertainty:
 
     def _index(self) -> Self:
         self._pairs, self._pair_index = functional.index_pairs(self.bayes_pairs)
-        # As the counts read them at each check.
-        self._members = self.neighbors.to(torch.int32)
-        self._member_labels = self.labels.to(torch.int32)[self.neighbors]
+        # As the counts read them at each check, several draws of small data in one call.
+        n_stacked = min(self.n_draws, max(1, _STACKED_ELEMENTS // self.neighbors.numel()))
+        draw = torch.arange(n_stacked, device=self.labels.device).repeat_interleave(len(self.labels))
+        self._members = (self.neighbors.repeat(n_stacked, 1) + (draw * len(self.labels)).unsqueeze(1)).to(torch.int32)
+        self._member_labels = self.labels.to(torch.int32)[self.neighbors].repeat(n_stacked, 1)
+        self._pair_of_draw = self._pair_index.repeat(n_stacked) + draw * len(self._pairs)
         self._n_classes = int(self.labels.max()) + 1
         self.reset()
         return self
+
+    def _of_draws(self, logits: Tensor) -> list[PairTerms]:
+        """Terms of each of a few draws (n * N, J), measured as one draw of n times the samples and pairs of classes."""
+        n_rows = len(logits)
+        n_draws = n_rows // len(self.labels)
+        terms = pair_terms(
+            logits,
+            self.labels.repeat(n_draws),
+            self._members[:n_rows],
+            self._pairs.repeat(n_draws, 1),
+            self._pair_of_draw[:n_rows],
+            bandwidth=self.bandwidth,
+            member_labels=self._member_labels[:n_rows],
+        )
+        terms = terms._replace(shares=terms.shares * n_draws)
+        return [PairTerms(*of_draw) for of_draw in zip(*(column.chunk(n_draws) for column in terms), strict=True)]
 
     def _as_class_logits(self, logits: Tensor) -> Tensor:
         logits = as_logits(logits).detach()

@@ -6,7 +6,8 @@ import math
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-MAX_DRAWS = 4
+MAX_DRAWS = 12
+_UNBOUNDED_DRAWS = 4  # of data that the floor does not reach, where nothing bounds the price
 # Small data needs a floor, which a small network can afford: so many forward passes whatever the budget. For a network
 # in between, weights times passes are bounded.
 _LEAST_FLOOR, _MOST_FLOOR = 1000, 6000
@@ -33,7 +34,8 @@ def plan(
 ) -> Plan:
     """Spend at most `budget` forward passes for each sample of an epoch, or the floor of small data, on one check.
 
-    Another sample says more than another draw of the same one, so further draws are made where all samples are in.
+    Another sample says more than another draw of the same one, so further draws are made where all samples are in:
+    small data, where single predictions make the signals jump, has the most.
 
     Args:
         n_training: How many training samples there are.
@@ -46,7 +48,7 @@ def plan(
     """
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
     if budget is None:
-        return Plan(n_samples, n_draws or MAX_DRAWS)
+        return Plan(n_samples, n_draws or min(MAX_DRAWS, max(_UNBOUNDED_DRAWS, _MOST_FLOOR // n_samples)))
     floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, _WEIGHTS_TIMES_PASSES / max(n_weights, 1)))
     passes = math.floor(max(budget * n_visited, floor))
     if n_draws is None:

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from bu_torch.functional._checks import check_index, check_range
 
+_STACKED_ELEMENTS = 2**18  # members of clusters looked at in one go, several draws of small data
+
 
 def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, significance: float = 2.0) -> Tensor:
     """Share of samples in regions that the decision boundary should have cut off and does not reach.
@@ -84,13 +86,14 @@ def omission_of_counts(
     members = neighbors.reshape(-1)
     if members.dtype not in (torch.int32, torch.int64):
         members = members.long()
-    narrow = predictions.to(torch.int32).view(-1, n_samples)  # half of what has to be moved
+    n_at_once = max(1, _STACKED_ELEMENTS // members.numel())
+    predictions = predictions.view(-1, n_samples)
     values = []
-    for draw, narrow_draw in zip(predictions.long().view(-1, n_samples), narrow, strict=True):
-        low, high = narrow_draw.index_select(0, members).view(neighbors.shape).aminmax(dim=1)
-        is_away = low == high
-        own = counts.gather(1, draw.clamp(max=n_classes - 1).unsqueeze(1)).squeeze(1) * (draw < n_classes)
-        other = torch.where(commonest[:, 0] == draw, most[:, 1], most[:, 0])
+    for draws in predictions.long().split(n_at_once):  # (n, N)
+        narrow = draws.to(torch.int32)  # half of what has to be moved
+        low, high = narrow.index_select(1, members).view(len(draws), *neighbors.shape).aminmax(dim=2)
+        own = counts.gather(1, draws.clamp(max=n_classes - 1).T).T * (draws < n_classes)
+        other = torch.where(commonest[:, 0] == draws, most[:, 1], most[:, 0])
         is_wrong = other - own > significance * (other + own).sqrt()
-        values.append((is_away & is_wrong).double().mean())
-    return torch.stack(values).mean()
+        values.append(((low == high) & is_wrong).double().mean(dim=1))
+    return torch.cat(values).mean()

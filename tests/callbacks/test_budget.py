@@ -13,7 +13,10 @@ ASKED = {"budget": 0.3, "n_draws": None, "max_samples": None, "n_neighbors": 40}
 @pytest.mark.parametrize(
     ("n_training", "n_weights", "asked", "expected"),
     [
-        (120, 1000, {}, Plan(120, 4)),
+        (120, 1000, {}, Plan(120, 12)),
+        (500, 1000, {}, Plan(500, 12)),
+        (686, 1000, {}, Plan(686, 8)),
+        (1100, 1000, {}, Plan(1100, 5)),
         (1500, 1000, {}, Plan(1500, 4)),
         (2000, 1000, {}, Plan(2000, 3)),
         (2500, 1000, {}, Plan(2500, 2)),
@@ -25,6 +28,7 @@ ASKED = {"budget": 0.3, "n_draws": None, "max_samples": None, "n_neighbors": 40}
         (2500, 10**9, {}, Plan(1000, 1)),
         (300, 10**9, {}, Plan(300, 3)),
         (20000, 1000, {"budget": None}, Plan(20000, 4)),
+        (100, 1000, {"budget": None}, Plan(100, 12)),
         (20000, 1000, {"budget": 1.0}, Plan(20000, 1)),
         (20000, 1000, {"budget": 2.5}, Plan(20000, 2)),
         (20000, 1000, {"n_draws": 4}, Plan(1500, 4)),
@@ -44,7 +48,7 @@ def test_the_price_is_bounded(n_training, n_weights):
     made = plan(n_training, n_training, n_weights, **ASKED)
     floor = {0: 6000, 50_000: 4000, 10**8: 1000}[n_weights]
     assert 40 <= made.n_samples <= n_training
-    assert 1 <= made.n_draws <= 4
+    assert 1 <= made.n_draws <= 12
     assert made.n_samples * made.n_draws <= max(0.3 * n_training, floor)
 
 
