@@ -1,4 +1,5 @@
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -46,6 +47,31 @@ def test_score_is_the_function_of_the_logits_averaged_over_draws():
         for inputs in fitted.perturbed_inputs
     ]
     assert float(fitted.score(linear)) == pytest.approx(float(torch.stack(values).mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize("n_draws", [4, 7])
+def test_draws_measured_at_once_are_the_draws_one_by_one(n_draws, monkeypatch):
+    features, labels = gaussians(n=300)
+    labels = labels + 2 * (torch.arange(300) % 3 == 0)
+    model = nn.Linear(3, 4)
+    rows = [300 * n for n in (1, 3, 100)]  # of clusters in a call
+    found = []
+    for n_rows in rows:
+        monkeypatch.setattr("bu_torch.boundary._STACKED_ELEMENTS", 40 * n_rows)
+        monkeypatch.setattr(sys.modules["bu_torch.functional.omission"], "_STACKED_ELEMENTS", 40 * n_rows)
+        fitted = BoundaryUncertainty(n_draws=n_draws).fit(features, labels)
+        score, omission = fitted.score(model), fitted.omission(model)
+        found.append((score, omission, fitted._terms))
+        assert len(fitted._members) == min(n_rows, 300 * n_draws)
+    (score, omission, terms), *others = found
+    assert len(terms) == n_draws
+    assert len(terms[0].values) > 3
+    for other_score, other_omission, other_terms in others:
+        torch.testing.assert_close(other_score, score, rtol=1e-12, atol=0)
+        torch.testing.assert_close(other_omission, omission, rtol=1e-12, atol=0)
+        for draw, other_draw in zip(terms, other_terms, strict=True):
+            for name, values in draw._asdict().items():
+                torch.testing.assert_close(getattr(other_draw, name), values, rtol=1e-12, atol=0, msg=name)
 
 
 def test_the_true_boundary_beats_every_shifted_one():

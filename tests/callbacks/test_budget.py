@@ -97,12 +97,12 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
         return monitor._plan
 
     path = tmp_path / "user" / "last.ckpt"
-    assert fit(120) == Plan(120, 4)
+    assert fit(120) == Plan(120, 12)
     saved = torch.load(path, weights_only=True)["callbacks"]
-    assert [state["plan"] for name, state in saved.items() if "BoundaryUncertaintyMonitor" in name] == [(120, 4)]
+    assert [state["plan"] for name, state in saved.items() if "BoundaryUncertaintyMonitor" in name] == [(120, 12)]
     path.rename(tmp_path / "kept.ckpt")
     with pytest.warns(UserWarning, match="resumes with other training samples"):
-        assert fit(300, tmp_path / "kept.ckpt") == Plan(120, 4)
+        assert fit(300, tmp_path / "kept.ckpt") == Plan(120, 12)
     assert fit(300, tmp_path / "kept.ckpt", n_draws=2) == Plan(300, 2)
 
 
