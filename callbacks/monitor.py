@@ -81,8 +81,8 @@ class BoundaryUncertaintyMonitor(Callback):
         n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
             samples is refused.
         n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws cost as
-            many more forward passes a check and make the numbers steadier. None chooses up to 12 within the budget, 1 for
-            data of more than 6000 samples.
+            many more forward passes a check and make the numbers steadier. None chooses up to 12 within the budget:
+            the smaller the data, the more.
         every_n_epochs: Check in every n-th epoch, >= 1.
         max_samples: Look at no more than so many training samples, a subset drawn with `seed`, stratified where labels
             can be told without reading the samples; at least `n_neighbors`. None chooses within the budget. (Of an

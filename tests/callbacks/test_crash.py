@@ -54,7 +54,7 @@ class Torn(TorchCheckpointIO):
             os.kill(os.getpid(), signal.SIGKILL)
         super().save_checkpoint(checkpoint, path, storage_options)
 
-stopping = BoundaryUncertaintyStopping(patience=4, n_neighbors=20)
+stopping = BoundaryUncertaintyStopping(patience=4, n_neighbors=20, n_draws=4)
 made = trainer(folder, stopping, Killer(), ModelCheckpoint(folder / "user", save_last=True, filename="user"),
                max_epochs=40, plugins=[Torn()])
 made.fit(Plain(), data(), ckpt_path={ckpt_path!r})

@@ -82,7 +82,7 @@ def test_a_resumed_loop_goes_on(tmp_path):
                 return
 
     def new(steps):
-        return BoundaryUncertaintyStopper(steps.features, steps.labels, n_neighbors=20, patience=3)
+        return BoundaryUncertaintyStopper(steps.features, steps.labels, n_neighbors=20, n_draws=4, patience=3)
 
     whole = Steps()
     uninterrupted = new(whole)

@@ -1,3 +1,4 @@
+import math
 import random
 
 import lightning.pytorch as pl
@@ -278,12 +279,12 @@ class TestFindingTheData:
         blocks = BatchSampler(SubsetRandomSampler(range(60)), 30, drop_last=False)
         wrapped = DistributedSamplerWrapper(blocks, num_replicas=2, rank=0)
         data = DataLoader(TensorDataset(features, labels), sampler=wrapped, batch_size=None)
-        assert _trained_indices(trainer(tmp_path), data) == list(range(60))
+        assert _trained_indices(trainer(tmp_path), data, math.inf) == list(range(60))
 
     def test_lightning_s_wrapper_of_a_sampler_is_looked_into(self, tmp_path):
         dataset = TensorDataset(*blobs())
         wrapped = DistributedSamplerWrapper(SubsetRandomSampler(range(60)), num_replicas=2, rank=0)
-        assert _trained_indices(trainer(tmp_path), DataLoader(dataset, sampler=wrapped)) == list(range(60))
+        assert _trained_indices(trainer(tmp_path), DataLoader(dataset, sampler=wrapped), math.inf) == list(range(60))
 
     def test_a_sampler_is_copied_without_the_dataset_it_holds(self, tmp_path):
         class Unpicklable(TensorDataset):
@@ -633,7 +634,7 @@ class TestModels:
             def training_step(self, batch, batch_idx):
                 return super().forward(batch[0]).sum()
 
-        with pytest.raises(MisconfigurationException, match=r"shape \(480, 4\) .*`Other\.forward`.*RuntimeError"):
+        with pytest.raises(MisconfigurationException, match=r"shape \(1440, 4\) .*`Other\.forward`.*RuntimeError"):
             fit(tmp_path, loader(*blobs()), Other())
 
     def test_a_module_may_prepare_itself_when_training_starts(self, tmp_path):
@@ -774,7 +775,7 @@ def test_distances_are_those_of_the_space_that_is_asked_for(tmp_path):
         torch.manual_seed(0)
         module = Classifier(d=7)
         trainer(tmp_path, max_epochs=1).fit(module, data)
-        signals = Signals(20, 4, **space).fit(inputs, labels)
+        signals = Signals(20, 12, **space).fit(inputs, labels)
         module.eval()
         with torch.no_grad():
             values, _ = signals.measure(module(signals.perturbed_inputs))

@@ -137,7 +137,7 @@ def test_tensorboard_shows_what_is_behind_the_numbers(tmp_path):
     for name in ("near_boundary", "local_uncertainty", "log_trust"):
         histograms = events.Histograms(f"boundary/{name}")
         assert [one.step for one in histograms] == [step for step, _ in shown]
-        assert all(sum(one.histogram_value.bucket) == 480 for one in histograms)
+        assert all(sum(one.histogram_value.bucket) == 1440 for one in histograms)
     assert "boundary/pairs/text_summary" in tags["tensors"]
     text = events.Tensors("boundary/pairs/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text.startswith("| classes | U |")
