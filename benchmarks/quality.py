@@ -9,7 +9,7 @@ and the excess error, which is that minus the error of the best epoch in hindsig
     python benchmarks/quality.py --quick
     python benchmarks/quality.py
     python benchmarks/quality.py --unseen
-    python benchmarks/quality.py --name quality-settings --settings adamw sgd wide --seeds 2
+    python benchmarks/quality.py --name quality-settings --settings rmsprop adamw sgd
     python benchmarks/quality.py --name quality-images --settings conv --seeds 2 --epochs 60
     python benchmarks/quality.py --name quality-sgd --settings plain_sgd --seeds 2
     python benchmarks/quality.py --name quality-noise --noise 0.1 0.4 --seeds 2
