@@ -193,7 +193,7 @@ class Signals:
             functional.vote_agreement(self.votes, predictions, validate_args=False),
             functional.neighbor_agreement(left_out),
             torch.ones_like(uncertainty).double() if before is None else (predictions != before).double().mean(),
-            omission_of_counts(*self._counts, predictions, self.boundary._members[: len(self.votes)]),
+            omission_of_counts(*self._counts, predictions, self.boundary._members),
         )
         self._last = predictions, left_out
         is_finite = uncertainty.isfinite()

@@ -52,11 +52,15 @@ def choice(name: str, value: T, allowed: tuple[T, ...]) -> T:
     return value
 
 
+def is_pair(value: Any) -> bool:
+    """Whether samples are given as (inputs, labels)."""
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
 def samples(name: str, value: Any) -> Any:
     """Return `value` if it is None, a pair, a loader, or a dataset: what has a length and samples by number."""
-    is_pair = isinstance(value, tuple | list) and len(value) == 2
     is_alike = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, _NO_DATASETS)
-    if value is None or is_pair or is_alike or isinstance(value, Dataset | DataLoader):
+    if value is None or is_pair(value) or is_alike or isinstance(value, Dataset | DataLoader):
         return value
     raise MisconfigurationException(
         f"`{name}` must be a pair (inputs, labels), a Dataset or a DataLoader, got {type(value).__name__}."

@@ -64,9 +64,9 @@ def read_training_data(
     Raises:
         MisconfigurationException: If the samples cannot be found or their batches are not (inputs, labels).
     """
-    loader = trainer.train_dataloader
-    n_batches = trainer.num_training_batches
-    if reference is not None:
+    if reference is None:
+        loader, n_batches = trainer.train_dataloader, trainer.num_training_batches
+    else:
         loader = reference if isinstance(reference, DataLoader) else DataLoader(reference, batch_size=_READ_BATCH)
         n_batches = math.inf
     if not isinstance(loader, DataLoader):

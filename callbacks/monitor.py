@@ -27,7 +27,7 @@ from bu_torch._evaluation_mode import (
 from bu_torch._inputs import as_features, as_labels, scikit_learn_seed
 from bu_torch._progress import shown_on
 from bu_torch.boundary import Perturbation
-from bu_torch.callbacks._arguments import Reference, integer, number, samples
+from bu_torch.callbacks._arguments import Reference, integer, is_pair, number, samples
 from bu_torch.callbacks._budget import Plan, count_weights, plan
 from bu_torch.callbacks._dashboards import lay_out, show, writers
 from bu_torch.callbacks._lightning import FITTING, Callback, MisconfigurationException, adopt_imported_trees, library_of
@@ -443,7 +443,7 @@ class BoundaryUncertaintyMonitor(Callback):
             made = self._planned(trainer, pl_module, n_training).n_samples
             return made if trial is None else min(made, trial)
 
-        if isinstance(self.reference, tuple | list):
+        if is_pair(self.reference):
             inputs = as_features(self.reference[0], "inputs", keep_integers=self.perturbation is not None)
             labels = as_labels(self.reference[1], len(inputs))
             data = choose_among(inputs, labels, how_many, self.seed)
@@ -462,8 +462,7 @@ class BoundaryUncertaintyMonitor(Callback):
     def _planned(self, trainer: "Trainer", pl_module: "LightningModule", n_training: int) -> Plan:
         """The plan, made at the first call unless a resumed run has one."""
         if self._plan is None:
-            is_pair = isinstance(self.reference, tuple | list)
-            most = n_training if self.max_samples is None and is_pair else self.max_samples
+            most = n_training if self.max_samples is None and is_pair(self.reference) else self.max_samples
             batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
             self._plan = plan(
                 n_training,

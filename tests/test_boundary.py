@@ -1,5 +1,4 @@
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, NeighborGraph, PrototypeClassifier, functional
+from bu_torch import BoundaryUncertainty, NeighborGraph, PrototypeClassifier, Signals, functional
 
 
 def gaussians(n=400, d=3, distance=2.0, seed=0, dtype=torch.float32):
@@ -58,11 +57,10 @@ def test_draws_measured_at_once_are_the_draws_one_by_one(n_draws, monkeypatch):
     found = []
     for n_rows in rows:
         monkeypatch.setattr("bu_torch.boundary._STACKED_ELEMENTS", 40 * n_rows)
-        monkeypatch.setattr(sys.modules["bu_torch.functional.omission"], "_STACKED_ELEMENTS", 40 * n_rows)
-        fitted = BoundaryUncertainty(n_draws=n_draws).fit(features, labels)
-        score, omission = fitted.score(model), fitted.omission(model)
-        found.append((score, omission, fitted._terms))
-        assert len(fitted._members) == min(n_rows, 300 * n_draws)
+        signals = Signals(n_draws=n_draws).fit(features, labels)
+        values, _ = signals.measure(model(signals.perturbed_inputs))
+        found.append((values["boundary_uncertainty"], values["omission"], signals.boundary._terms))
+        assert len(signals.boundary._members) == min(n_rows, 300 * n_draws)
     (score, omission, terms), *others = found
     assert len(terms) == n_draws
     assert len(terms[0].values) > 3

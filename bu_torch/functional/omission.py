@@ -5,8 +5,6 @@ from torch import Tensor
 
 from bu_torch.functional._checks import check_index, check_range
 
-_STACKED_ELEMENTS = 2**18  # members of clusters looked at in one go, several draws of small data
-
 
 def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, significance: float = 2.0) -> Tensor:
     """Share of samples in regions that the decision boundary should have cut off and does not reach.
@@ -81,19 +79,20 @@ def cluster_counts(shares: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
 def omission_of_counts(
     counts: Tensor, most: Tensor, commonest: Tensor, predictions: Tensor, neighbors: Tensor, significance: float = 2.0
 ) -> Tensor:
-    """`omission` of what `cluster_counts` gave, without checks."""
+    """`omission` of what `cluster_counts` gave, without checks.
+
+    `neighbors` may hold the clusters of several draws (n * N, M), which are then looked at in one go.
+    """
     n_samples, n_classes = counts.shape
-    members = neighbors.reshape(-1)
-    if members.dtype not in (torch.int32, torch.int64):
-        members = members.long()
-    n_at_once = max(1, _STACKED_ELEMENTS // members.numel())
-    predictions = predictions.view(-1, n_samples)
-    values = []
-    for draws in predictions.long().split(n_at_once):  # (n, N)
-        narrow = draws.to(torch.int32)  # half of what has to be moved
-        low, high = narrow.index_select(1, members).view(len(draws), *neighbors.shape).aminmax(dim=2)
-        own = counts.gather(1, draws.clamp(max=n_classes - 1).T).T * (draws < n_classes)
-        other = torch.where(commonest[:, 0] == draws, most[:, 1], most[:, 0])
-        is_wrong = other - own > significance * (other + own).sqrt()
-        values.append(((low == high) & is_wrong).double().mean(dim=1))
-    return torch.cat(values).mean()
+    if neighbors.dtype not in (torch.int32, torch.int64):
+        neighbors = neighbors.long()
+    is_uniform = []  # the whole cluster is predicted as one class
+    for part in predictions.to(torch.int32).split(len(neighbors)):  # half of what has to be moved
+        members = neighbors[: len(part)]
+        low, high = part.index_select(0, members.reshape(-1)).view(members.shape).aminmax(dim=1)
+        is_uniform.append(low == high)
+    draws = predictions.long().view(-1, n_samples)
+    own = counts.gather(1, draws.clamp(max=n_classes - 1).T).T * (draws < n_classes)
+    other = torch.where(commonest[:, 0] == draws, most[:, 1], most[:, 0])
+    is_wrong = other - own > significance * (other + own).sqrt()
+    return (torch.cat(is_uniform).view(draws.shape) & is_wrong).double().mean(dim=1).mean()
