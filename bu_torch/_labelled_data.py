@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,20 @@ from torch.utils.data import (
 from bu_torch._evaluation_mode import preserved_random_state
 from bu_torch._inputs import as_tensor, check_integer
 
+# Where a batch holds its inputs and its labels: keys of a dict, or places in a tuple; None where it is a pair.
+Keys = tuple[str | int | None, str | int | None]
+
 _READ_BATCH = 256
 _WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
 
 
-def read_labelled(dataset: Any, max_samples: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
+def read_labelled(
+    dataset: Any, max_samples: int | None = None, seed: int = 0, keys: Keys = (None, None)
+) -> tuple[Tensor, Tensor]:
     """Inputs (n, ...) and labels (n,) of `dataset`, at most `max_samples` of them, in order.
 
     A subset is random, and stratified where the labels can be told without reading the samples. No random number of the
-    dataset's loader is used, and none that the dataset draws globally shows outside.
+    dataset's loader is used, and none that the dataset draws globally shows outside. A pair of arrays needs no `keys`.
 
     Raises:
         TypeError: If `dataset` is nothing that can be read.
@@ -46,13 +51,13 @@ def read_labelled(dataset: Any, max_samples: int | None = None, seed: int = 0) -
             dataset.setup("fit")
             dataset = dataset.train_dataloader()
         if isinstance(dataset, tuple | list) and len(dataset) == 2 and hasattr(dataset[0], "__len__"):
-            dataset = _as_dataset(*dataset)
+            dataset, keys = _as_dataset(*dataset), (None, None)
         if isinstance(dataset, DataLoader):
-            return _read(dataset.dataset, _visited(dataset), dataset, max_samples, seed)
+            return _read(dataset.dataset, _visited(dataset), dataset, max_samples, seed, keys)
         if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-            return _read(dataset, list(range(len(dataset))), None, max_samples, seed)
+            return _read(dataset, list(range(len(dataset))), None, max_samples, seed, keys)
         if isinstance(dataset, IterableDataset):
-            return _read(dataset, None, None, max_samples, seed)
+            return _read(dataset, None, None, max_samples, seed, keys)
     raise TypeError(
         "`dataset` must be a Dataset or DataLoader of (input, label), or a pair (inputs, labels) of tensors or arrays,"
         f" got {type(dataset).__name__}."
@@ -107,24 +112,24 @@ def _visited(loader: DataLoader[Any]) -> list[int] | None:
 
 
 def _read(
-    dataset: Any, indices: list[int] | None, loader: DataLoader[Any] | None, most: int | None, seed: int
+    dataset: Any, indices: list[int] | None, loader: DataLoader[Any] | None, most: int | None, seed: int, keys: Keys
 ) -> tuple[Tensor, Tensor]:
     """Samples at `indices` of a map-style dataset; the first of a stream, where those are None."""
     collate = default_collate if loader is None else loader.collate_fn
     makes_batches = loader is None or loader.batch_size is not None or loader.batch_sampler is not None
     if indices is None:
-        return _concatenate(dataset, _READ_BATCH if makes_batches else None, collate, most)
+        return _concatenate(dataset, _READ_BATCH if makes_batches else None, collate, most, keys)
     if not makes_batches:
         raise ValueError(f"`dataset` must be a loader that makes batches, got one of `batch_size=None`. {_WAY_OUT}")
     if not indices:
         raise ValueError("`dataset` must hold samples, got none.")
     if most is not None and most < len(indices):
-        known = known_labels(dataset)
+        known = known_labels(dataset, keys[1])
         rows = stratified_rows(len(indices), most, seed, None if known is None else known[indices])
         indices = [indices[row] for row in rows.tolist()]
     if isinstance(dataset, TensorDataset) and collate is default_collate:
-        return _split(dataset[torch.tensor(indices)])  # all at once
-    inputs, labels = _concatenate(Subset(dataset, indices), _READ_BATCH, collate, None)
+        return _split(dataset[torch.tensor(indices)], keys)  # all at once
+    inputs, labels = _concatenate(Subset(dataset, indices), _READ_BATCH, collate, None, keys)
     if len(inputs) < len(indices):
         warnings.warn(
             f"The batches of `dataset` hold {len(inputs)} of the {len(indices)} samples that were read: those alone are"
@@ -134,11 +139,13 @@ def _read(
     return inputs, labels
 
 
-def _concatenate(dataset: Any, batch_size: int | None, collate: Any, most: int | None) -> tuple[Tensor, Tensor]:
+def _concatenate(
+    dataset: Any, batch_size: int | None, collate: Any, most: int | None, keys: Keys
+) -> tuple[Tensor, Tensor]:
     own: Iterable[Any] = DataLoader(dataset, batch_size=batch_size, collate_fn=collate, generator=torch.Generator())
     parts: list[tuple[Tensor, Tensor]] = []
     n_left = most
-    for inputs, labels in map(_split, own):
+    for inputs, labels in (_split(batch, keys) for batch in own):
         if not len(inputs):
             continue
         parts.append((inputs[:n_left], labels[:n_left]))
@@ -160,11 +167,44 @@ def joined_samples(parts: Sequence[tuple[Tensor, Tensor]], refusal: str) -> tupl
     return torch.cat([inputs for inputs, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
-def _split(batch: Any) -> tuple[Tensor, Tensor]:
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        what = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
-        raise ValueError(f"`dataset` must give samples (input, label), got a {what}. {_WAY_OUT}")
-    inputs, labels = batch
+def entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
+    """What of a batch is inputs and what is labels.
+
+    Raises:
+        ValueError: If it is no pair and the keys do not tell.
+    """
+    input_key, label_key = keys
+    named = (("input_key", input_key), ("label_key", label_key))
+    if isinstance(batch, Mapping):
+        has = ", ".join(repr(key) for key in batch)
+        if input_key is None or label_key is None:
+            raise ValueError(
+                f"batches are dicts with the keys {has}: name two of them by `input_key=` and `label_key=`."
+            )
+        for name, key in named:
+            if key not in batch:
+                raise ValueError(f"`{name}={key!r}` is not among the keys of a batch: {has}.")
+        return batch[input_key], batch[label_key]
+    is_tuple = isinstance(batch, tuple | list)
+    if is_tuple and isinstance(input_key, int) and isinstance(label_key, int):
+        for name, place in named:
+            if place not in range(-len(batch), len(batch)):
+                raise ValueError(f"`{name}={place}` is no place in a batch of {len(batch)}.")
+        return batch[input_key], batch[label_key]
+    if is_tuple and len(batch) == 2:
+        return batch[0], batch[1]
+    what = f"{type(batch).__name__} of {len(batch)}" if is_tuple else type(batch).__name__
+    raise ValueError(
+        "batches must be (inputs, labels), or dicts or longer tuples with the keys or places of the two as"
+        f" `input_key=` and `label_key=`, got a {what}."
+    )
+
+
+def _split(batch: Any, keys: Keys) -> tuple[Tensor, Tensor]:
+    try:
+        inputs, labels = entries(batch, keys)
+    except ValueError as error:
+        raise ValueError(f"`dataset`: {error} {_WAY_OUT}") from error
     are_tensors = isinstance(inputs, Tensor) and isinstance(labels, Tensor)
     if not (are_tensors and inputs.ndim and labels.ndim and len(inputs) == len(labels)):
         raise ValueError(
@@ -174,14 +214,14 @@ def _split(batch: Any) -> tuple[Tensor, Tensor]:
     return as_tensor(inputs, "inputs"), as_tensor(labels, "labels")
 
 
-def known_labels(dataset: Any) -> Tensor | None:
+def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | None:
     """Labels (N,) of a map-style dataset, where they can be told without reading its samples; else None."""
     try:
         if isinstance(dataset, Subset):
-            known = known_labels(dataset.dataset)
+            known = known_labels(dataset.dataset, label_key)
             return None if known is None else known[torch.as_tensor(dataset.indices)]
         if isinstance(dataset, TensorDataset):
-            labels = dataset.tensors[1]
+            labels = dataset.tensors[label_key if isinstance(label_key, int) else 1]
         else:
             labels = torch.as_tensor(np.asarray(dataset.targets))  # as torchvision's datasets name them
         whole = labels.long()

@@ -54,6 +54,8 @@ def add_rank(commands: Any) -> None:
     parser.add_argument(
         "--soup", type=Path, metavar="FILE", help="average the best as far as that is better, and write it to this file"
     )
+    parser.add_argument("--input-key", type=_key, metavar="KEY", help="where dict or tuple samples hold their input")
+    parser.add_argument("--label-key", type=_key, metavar="KEY", help="likewise of the label")
     parser.add_argument("--max-samples", type=int, metavar="N", help="look at a random subset of so many samples")
     parser.add_argument("--n-neighbors", type=int, default=40, metavar="M", help="samples in a cluster (%(default)s)")
     parser.add_argument("--n-draws", type=int, default=4, metavar="N", help="moves of each sample (%(default)s)")
@@ -112,11 +114,21 @@ def _rank(files: list[Path], options: argparse.Namespace) -> tuple[Ranking, Soup
         "cache": options.cache,
         "batch_size": options.batch_size,
         "device": options.device,
+        "input_key": options.input_key,
+        "label_key": options.label_key,
     }
     if options.soup is None:
         return rank_checkpoints(files, module, data, **settings), None
     soup = greedy_soup(files, module, data, **settings)
     return soup.ranking, soup
+
+
+def _key(text: str) -> str | int:
+    """A place in a tuple, where it is a number; else a key of a dict."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
 
 
 def _find(option: str, place: str) -> Any:

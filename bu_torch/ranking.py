@@ -20,7 +20,7 @@ from bu_torch._estimators import encode, estimator_logits, is_estimator
 from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
 from bu_torch._files import whole_file
 from bu_torch._inputs import as_features, as_labels, check_integer
-from bu_torch._labelled_data import read_labelled
+from bu_torch._labelled_data import Keys, read_labelled
 from bu_torch.checkpoints import SUFFIXES, holding, load_checkpoint
 from bu_torch.functional import standardized_standing
 from bu_torch.functional._checks import check_choice
@@ -181,6 +181,8 @@ def rank_checkpoints(
     cache: str | Path | None = None,
     batch_size: int = 4096,
     device: torch.device | str | None = None,
+    input_key: str | int | None = None,
+    label_key: str | int | None = None,
 ) -> Ranking:
     """Rank checkpoints by what the stopping callback measures at each check, on the training samples alone.
 
@@ -207,6 +209,9 @@ def rank_checkpoints(
         cache: File (npz) that holds what is computed once: taken from there where it exists, written there if not.
         batch_size: Samples in a forward pass, >= 1.
         device: Where a module that is built here runs; one that is given runs where it is.
+        input_key: Key of the inputs where a sample is a dict; their place, an integer, where it is a tuple of more than
+            two, such as (input, label, weight).
+        label_key: Likewise of the labels.
 
     Returns:
         The ranking; nothing is dropped from it.
@@ -229,7 +234,10 @@ def rank_checkpoints(
         ...     rank_checkpoints(folder, module, (features, labels)).best.path.name
         '-2.0.pt'
     """
-    return fit_and_rank(paths, module, dataset, rule, weights_only, max_samples, signals, cache, batch_size, device)[1]
+    keys = (input_key, label_key)
+    return fit_and_rank(
+        paths, module, dataset, rule, weights_only, max_samples, signals, cache, batch_size, device, keys
+    )[1]
 
 
 def rank_models(
@@ -242,6 +250,8 @@ def rank_models(
     signals: Signals | None = None,
     cache: str | Path | None = None,
     batch_size: int = 4096,
+    input_key: str | int | None = None,
+    label_key: str | int | None = None,
 ) -> Ranking:
     """Rank classifiers of any kind that were trained on the same samples, as `rank_checkpoints` does.
 
@@ -258,6 +268,8 @@ def rank_models(
         signals: As for `rank_checkpoints`.
         cache: As for `rank_checkpoints`.
         batch_size: As for `rank_checkpoints`.
+        input_key: As for `rank_checkpoints`.
+        label_key: As for `rank_checkpoints`.
 
     Returns:
         The ranking; equally good ones keep their order.
@@ -284,7 +296,8 @@ def rank_models(
     classes = None
     if labels is not None and all(is_estimator(model) for model in named.values()):
         classes, labels = encode(labels)
-    signals = fit_signals(signals, dataset if labels is None else (dataset, labels), max_samples, cache)
+    samples = dataset if labels is None else (dataset, labels)
+    signals = fit_signals(signals, samples, max_samples, cache, (input_key, label_key))
     if classes is None:
         classes = np.arange(int(signals.boundary.labels.max()) + 1)
     measured = []
@@ -331,12 +344,13 @@ def fit_and_rank(
     cache: str | Path | None,
     batch_size: int,
     device: torch.device | str | None,
+    keys: Keys,
 ) -> tuple[Signals, Ranking]:
     """`rank_checkpoints`, with the fitted signals that it ranks by."""
     check_choice("rule", rule, get_args(RuleName))
     check_integer("batch_size", batch_size, 1)
     files = find_checkpoints(paths)
-    signals = fit_signals(signals, dataset, max_samples, cache)
+    signals = fit_signals(signals, dataset, max_samples, cache, keys)
     measured = []
     for file in files:
         checkpoint = load_checkpoint(file, weights_only=weights_only)
@@ -347,13 +361,13 @@ def fit_and_rank(
 
 
 def fit_signals(
-    signals: Signals | None, dataset: Any, max_samples: int | None, cache: str | Path | None = None
+    signals: Signals | None, dataset: Any, max_samples: int | None, cache: str | Path | None, keys: Keys
 ) -> Signals:
     """`signals`, or such of default settings, fitted on the samples of a dataset, or read from the file `cache`."""
     signals = Signals() if signals is None else signals
     if not isinstance(signals, Signals):
         raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
-    inputs, labels = read_labelled(dataset, max_samples, signals.boundary.seed)
+    inputs, labels = read_labelled(dataset, max_samples, signals.boundary.seed, keys)
     inputs = as_features(inputs, "dataset")
     labels = as_labels(labels, len(inputs)).to(inputs.device)
     if signals.is_fitted:

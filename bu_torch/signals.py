@@ -263,7 +263,10 @@ class Signals:
         except FileNotFoundError:
             raise
         except Exception as error:  # what a damaged zip raises is not documented
-            raise ValueError(f"`{path}` is not a file that `Signals.save` wrote, or it is damaged: {error}") from error
+            raise ValueError(
+                f"`{path}` is not a file that `Signals.save` wrote, or it is damaged ({type(error).__name__}):"
+                " remove it, or name another file."
+            ) from error
         if not arrays:
             raise ValueError(
                 f"`{path}` was made of other samples or settings (fingerprint {found[:12]}, expected {wanted[:12]}):"

@@ -118,6 +118,8 @@ def greedy_soup(
     cache: str | Path | None = None,
     batch_size: int = 4096,
     device: torch.device | str | None = None,
+    input_key: str | int | None = None,
+    label_key: str | int | None = None,
 ) -> Soup:
     """Average the best checkpoints as far as the rule says that it helps: a greedy soup that needs no held-out data.
 
@@ -140,6 +142,8 @@ def greedy_soup(
         cache: As for `rank_checkpoints`.
         batch_size: As for `rank_checkpoints`.
         device: As for `rank_checkpoints`.
+        input_key: As for `rank_checkpoints`.
+        label_key: As for `rank_checkpoints`.
 
     Returns:
         The soup; of one member, the best checkpoint, where no average was at least as good.
@@ -152,8 +156,9 @@ def greedy_soup(
     """
     if n_best is not None:
         check_integer("n_best", n_best, 1)
+    keys = (input_key, label_key)
     signals, ranking = fit_and_rank(
-        paths, module, dataset, rule, weights_only, max_samples, signals, cache, batch_size, device
+        paths, module, dataset, rule, weights_only, max_samples, signals, cache, batch_size, device, keys
     )
     candidates = [candidate for candidate in ranking if candidate.score == candidate.score]
     if not candidates:

@@ -3,7 +3,7 @@
 import copy
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from bu_torch._inputs import as_tensor
-from bu_torch._labelled_data import joined_samples, known_labels, stratified_rows
+from bu_torch._labelled_data import Keys, entries, joined_samples, known_labels, stratified_rows
 from bu_torch.callbacks._lightning import MisconfigurationException, library_of
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def read_training_data(
     *,
     how_many: Callable[[int], int],
     most: int | None,
-    input_key: str | int | None,
-    label_key: str | int | None,
+    keys: Keys,
     seed: int,
     reference: Any = None,
 ) -> TrainingData:
@@ -75,14 +74,14 @@ def read_training_data(
             f" {_WAY_OUT}"
         )
     if isinstance(loader.dataset, IterableDataset):
-        inputs, labels = _read_stream(loader, most, input_key, label_key)
+        inputs, labels = _read_stream(loader, most, keys)
         return choose_among(inputs, labels, how_many, seed)
     indices = _trained_indices(trainer, loader, n_batches)
     if not indices:
         raise MisconfigurationException(f"The training data holds no sample. {_WAY_OUT}")
     n_training = len(indices)
     dataset = _reading_copy(loader.dataset)
-    known = known_labels(dataset)
+    known = known_labels(dataset, keys[1])
     of_indices = known if known is None else known[indices]
     if (chosen := choose(len(indices), how_many(len(indices)), seed, of_indices)) is not None:
         indices = [indices[i] for i in chosen.tolist()]
@@ -94,7 +93,7 @@ def read_training_data(
         )
     else:
         batches = _own_loader(loader, Subset(dataset, indices))
-    inputs, labels = _concatenate(_split(batch, input_key, label_key) for batch in batches)
+    inputs, labels = _concatenate(_split(batch, keys) for batch in batches)
     if len(inputs) < len(indices):
         rank_zero_warn(
             f"The loader's batches hold {len(inputs)} of the {len(indices)} training samples that were read: boundary"
@@ -216,9 +215,7 @@ def _own_pass(sampler: Iterable[Any], loader: DataLoader[Any]) -> list[Any]:
         ) from error
 
 
-def _read_stream(
-    loader: DataLoader[Any], most: int | None, input_key: str | int | None, label_key: str | int | None
-) -> tuple[Tensor, Tensor]:
+def _read_stream(loader: DataLoader[Any], most: int | None, keys: Keys) -> tuple[Tensor, Tensor]:
     dataset = loader.dataset
     first: object = iter(dataset)
     if first is dataset or first is iter(dataset):
@@ -228,7 +225,7 @@ def _read_stream(
         )
     limit = most or _STREAM_SAMPLES
     inputs, labels = _concatenate(
-        _take((_split(batch, input_key, label_key) for batch in _own_loader(loader, _reading_copy(dataset))), limit)
+        _take((_split(batch, keys) for batch in _own_loader(loader, _reading_copy(dataset))), limit)
     )
     if len(inputs) >= limit:
         rank_zero_info(
@@ -246,8 +243,11 @@ def _take(batches: Iterator[tuple[Tensor, Tensor]], limit: int) -> Iterator[tupl
             return
 
 
-def _split(batch: Any, input_key: str | int | None, label_key: str | int | None) -> tuple[Tensor, Tensor]:
-    inputs, labels = _named(batch, input_key, label_key)
+def _split(batch: Any, keys: Keys) -> tuple[Tensor, Tensor]:
+    try:
+        inputs, labels = entries(batch, keys)
+    except ValueError as error:
+        raise MisconfigurationException(f"Training data: {error} {_WAY_OUT}") from error
     for name, value in (("inputs", inputs), ("labels", labels)):
         if not isinstance(value, Tensor):
             raise MisconfigurationException(
@@ -260,34 +260,6 @@ def _split(batch: Any, input_key: str | int | None, label_key: str | int | None)
             f" got {tuple(inputs.shape)} and {tuple(labels.shape)}. {_WAY_OUT}"
         )
     return inputs, labels
-
-
-def _named(batch: Any, input_key: str | int | None, label_key: str | int | None) -> tuple[Any, Any]:
-    """The entries of a batch that hold inputs and labels: by key of a dict, by place in a tuple."""
-    given = {"input_key": input_key, "label_key": label_key}
-    if isinstance(batch, Mapping):
-        keys = ", ".join(repr(key) for key in batch)
-        if input_key is None or label_key is None:
-            raise MisconfigurationException(
-                f"Training batches are dicts with the keys {keys}: name two of them by `input_key=` and `label_key=`."
-            )
-        for name, key in given.items():
-            if key not in batch:
-                raise MisconfigurationException(f"`{name}={key!r}` is not among the keys of a training batch: {keys}.")
-        return batch[input_key], batch[label_key]
-    is_tuple = isinstance(batch, tuple | list)
-    if is_tuple and isinstance(input_key, int) and isinstance(label_key, int):
-        for name, place in given.items():
-            if place not in range(-len(batch), len(batch)):
-                raise MisconfigurationException(f"`{name}={place}` is no place in a training batch of {len(batch)}.")
-        return batch[input_key], batch[label_key]
-    if is_tuple and len(batch) == 2:
-        return batch[0], batch[1]
-    what = f"{type(batch).__name__} of {len(batch)}" if is_tuple else type(batch).__name__
-    raise MisconfigurationException(
-        "Training batches must be (inputs, labels), or dicts or longer tuples with the keys or places of the two as"
-        f" `input_key=` and `label_key=`, got a {what}. {_WAY_OUT}"
-    )
 
 
 def _concatenate(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -452,8 +452,7 @@ class BoundaryUncertaintyMonitor(Callback):
                 trainer,
                 how_many=how_many,
                 most=self.max_samples if trial is None else min(self.max_samples or trial, trial),
-                input_key=self.input_key,
-                label_key=self.label_key,
+                keys=(self.input_key, self.label_key),
                 seed=self.seed,
                 reference=self.reference,
             )

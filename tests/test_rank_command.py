@@ -26,6 +26,12 @@ labels = torch.arange(len(inputs)) % 3
 
 def training():
     return inputs, labels
+
+def named():
+    return [{"x": x, "target": y} for x, y in zip(inputs, labels)]
+
+def weighted():
+    return torch.utils.data.TensorDataset(labels.float(), inputs, labels)
 """
 
 
@@ -89,6 +95,15 @@ def test_settings_arrive(project, capsys):
     assert capsys.readouterr().out == few
     assert rank("checkpoints") == 0
     assert capsys.readouterr().out != few
+
+
+@pytest.mark.parametrize(("samples", "keys"), [("named", ("x", "target")), ("weighted", (1, 2))])
+def test_keys_say_where_a_sample_holds_its_input(project, capsys, samples, keys):
+    assert rank("checkpoints", "--soup", "first.ckpt") == 0
+    expected = capsys.readouterr().out
+    options = ("--input-key", keys[0], "--label-key", keys[1])
+    assert rank("checkpoints", "--soup", "second.ckpt", *options, data=f"ranked_project:{samples}") == 0
+    assert capsys.readouterr().out == expected.replace("first.ckpt", "second.ckpt")
 
 
 def test_the_version_is_said(capsys):

@@ -280,6 +280,29 @@ def test_a_subset_is_stratified(data):
         read_labelled(DataLoader(TensorDataset(data[0])))
 
 
+def test_samples_that_are_no_pairs(data):
+    inputs, labels = data
+    weights = torch.rand(len(labels))
+    dicts = [{"image": x, "weight": w, "target": y} for x, y, w in zip(inputs, labels, weights, strict=True)]
+    by_place = {"input_key": -2, "label_key": -1}
+    by_key = {"input_key": "image", "label_key": "target"}
+    models = {"sum": lambda x: x[:, :3], "far": lambda x: x[:, :3] - 5 * x[:, 1:]}
+    expected = rank_models(models, inputs, labels)
+    assert expected == rank_models(models, TensorDataset(weights, inputs, labels), **by_place)
+    assert expected == rank_models(models, (inputs, labels), **by_place)  # a pair says which is which
+    for dataset in (dicts, DataLoader(dicts, batch_size=7, shuffle=True)):
+        assert expected == rank_models(models, dataset, **by_key)
+    few = read_labelled(TensorDataset(labels, inputs, weights), 30, keys=(1, 0))
+    assert few[1].bincount().tolist() == read_labelled((inputs, labels), 30)[1].bincount().tolist()
+    for dataset, keys, message in (
+        (dicts, {}, "`dataset`: batches are dicts with the keys 'image', 'weight', 'target'"),
+        (dicts, {"input_key": "x", "label_key": "target"}, "`input_key='x'` is not among the keys"),
+        (TensorDataset(inputs, labels, weights), {"input_key": 0, "label_key": 3}, "`label_key=3` is no place"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rank_models(models, dataset, **keys)
+
+
 def test_models_of_any_kind_are_ranked_together(data):
     features, labels = data[0].double(), data[1]
     forms = {"regression": LogisticRegression(max_iter=500).fit(features, labels)}

@@ -231,7 +231,7 @@ def with_bad_values():
 
 BAD_FEATURES = {
     "NaN and infinity in a few": (with_bad_values(), "finite, got NaN or infinity in 3 of 120 samples"),
-    "one number a sample": (X[:, 0], r"shape \(N, d\), .*got \(120,\)"),
+    "one number a sample": (X[:, 0], r"shape \(N, d\), .*got \(120,\).*reshape\(-1, 1\)"),
     "no features": (X[:, :0], r"shape \(N, d\), .*got \(120, 0\)"),
     "complex": (X.to(torch.complex64), r"real, got torch\.complex64"),
     "strings": (["a"] * 120, "an array of numbers, got list"),
@@ -376,8 +376,8 @@ class TestDatasets:
                 "`dataset` must give an input and a label that can be stacked .*got tuple and Tensor",
             ),
             (lambda i: (X[i], "word"), "that can be stacked as tensors, got Tensor and tuple"),
-            (lambda i: X[i], "`dataset` must give samples .*got a Tensor"),
-            (lambda i: (X[i], Y[i], i), "`dataset` must give samples .*got a list of 3"),
+            (lambda i: X[i], "`dataset`: batches must be .*got a Tensor"),
+            (lambda i: (X[i], Y[i], i), "`dataset`: batches must be .*`input_key=`.*got a list of 3"),
         ],
     )
     def test_samples_of_another_kind_are_refused(self, item, message):

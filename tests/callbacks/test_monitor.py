@@ -220,7 +220,7 @@ class TestFindingTheData:
         read = self.read(tmp_path, data, Weighted(), input_key=places[0], label_key=places[1])
         assert torch.equal(read[0], features)
         assert torch.equal(read[1], labels)
-        with pytest.raises(MisconfigurationException, match="`label_key=3` is no place in a training batch of 3"):
+        with pytest.raises(MisconfigurationException, match="`label_key=3` is no place in a batch of 3"):
             fit(tmp_path, data, Weighted(), BoundaryUncertaintyMonitor(input_key=1, label_key=3))
 
     def test_only_samples_that_are_trained_on_are_read(self, tmp_path):
