@@ -9,6 +9,7 @@ and the excess error, which is that minus the error of the best epoch in hindsig
     python benchmarks/quality.py --quick
     python benchmarks/quality.py
     python benchmarks/quality.py --unseen
+    python benchmarks/quality.py --csv mine.csv --settings rmsprop adamw
     python benchmarks/quality.py --name quality-settings --settings rmsprop adamw sgd
     python benchmarks/quality.py --name quality-images --settings conv --seeds 2 --epochs 60
     python benchmarks/quality.py --name quality-sgd --settings plain_sgd --seeds 2
@@ -197,9 +198,16 @@ def read_images(case: Case, n_images: int = N_IMAGES) -> Split:
 
 
 def read_table(case: Case) -> Split:
-    table = pd.read_csv(DATA[case.table])
-    labels = torch.tensor(table.pop("label").to_numpy())
-    return torch.tensor(table.to_numpy(np.float32)), labels
+    """A table that is shipped, or the user's file of that path."""
+    table = pd.read_csv(DATA.get(case.table, case.table))
+    if "label" not in table:
+        raise ValueError(f"`{case.table}` must have a column `label`, got the columns {', '.join(table)}.")
+    labels = table.pop("label")
+    if words := list(table.select_dtypes(exclude=["number", "bool"])):
+        raise ValueError(f"`{case.table}` must hold numbers beside `label`, got others in {', '.join(words)}.")
+    if n_missing := int(table.isna().any(axis=1).sum() + labels.isna().sum()):
+        raise ValueError(f"`{case.table}` must have no empty cell, got {n_missing} rows with one.")
+    return torch.tensor(table.to_numpy(np.float32)), torch.tensor(pd.factorize(labels, sort=True)[0])
 
 
 def load(case: Case) -> tuple[Split, Split, int]:
@@ -270,7 +278,8 @@ def recall(case: Case, folder: Path | None, run: Callable[[Case], Record] = run,
     """What `run` gives, or its record where `folder` holds it already."""
     if folder is None:
         return run(case)
-    file = folder / ("-".join([kind, *(str(value) for value in dataclasses.astuple(case))]) + ".json")
+    name = "-".join([kind, *(str(value) for value in dataclasses.astuple(case))])
+    file = folder / (name.replace("/", "_") + ".json")
     if file.exists():
         return json.loads(file.read_text())
     record = run(case)
@@ -453,6 +462,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--quick", action="store_true", help="five small tables, one seed, 60 epochs")
     parser.add_argument("--unseen", action="store_true", help="the tables on which no rule was chosen")
     parser.add_argument("--tables", nargs="+", default=TABLES, choices=tuple(DATA))
+    parser.add_argument("--csv", nargs="+", metavar="FILE", help="tables of your own: numbers, and a column `label`")
     parser.add_argument("--noise", nargs="+", type=float, default=[0.0, 0.2])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--settings", nargs="+", default=["rmsprop"], choices=list(SETTINGS))
@@ -467,6 +477,10 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         options.seeds, options.epochs, options.name = 1, 60, "quality-quick"
     elif options.unseen:
         options.tables, options.name = UNSEEN, "quality-unseen"
+    elif options.csv:
+        options.tables, options.name = options.csv, "quality-csv"
+        for file in options.csv:
+            read_table(Case(file, 0.0, 0, "", 0))  # what cannot be read is said before any training
     cases = [
         Case(table, noise, seed, setting, options.epochs)
         for seed, setting, noise in itertools.product(range(options.seeds), options.settings, options.noise)

@@ -1,6 +1,7 @@
 """The benchmark judges what the shipped callback does."""
 
 import lightning.pytorch as pl
+import pandas as pd
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -132,3 +133,32 @@ def test_curves_are_kept_and_used_again(quality, tmp_path):
         "all": {"x": [0.1]},
     }
     assert [file.name for file in tmp_path.iterdir()] == ["quality-banknote-0.0-0-rmsprop-1.json"]
+
+
+def test_a_file_of_one_s_own_is_a_table(quality, tmp_path):
+    file = tmp_path / "own.csv.gz"
+    table = pd.DataFrame({"a": [0.5, 1.0, 2.0], "label": ["yes", "no", "yes"], "b": [True, False, True]})
+    table.to_csv(file, index=False)
+    features, labels = quality.read_table(quality.Case(str(file), 0.0, 0, "rmsprop", 1))
+    assert torch.equal(features, torch.tensor([[0.5, 1.0], [1.0, 0.0], [2.0, 1.0]]))
+    assert labels.tolist() == [1, 0, 1]
+    case = quality.Case(str(file), 0.0, 0, "rmsprop", 1)
+    quality.recall(case, tmp_path / "curves", lambda case: {})
+    assert quality.recall(case, tmp_path / "curves", lambda case: pytest.fail("run again")) == {}
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"a": [1.0, 2.0]}, "must have a column `label`, got the columns a"),
+        ({"a": [1.0, 2.0], "b": ["x", "y"], "label": [0, 1]}, "must hold numbers beside `label`, got others in b"),
+        ({"a": [1.0, None], "label": [0, 1]}, "must have no empty cell, got 1 rows"),
+        ({"a": [1.0, 2.0], "label": ["x", None]}, "must have no empty cell, got 1 rows"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_before_any_training(quality, tmp_path, table, said):
+    file = tmp_path / "own.csv"
+    pd.DataFrame(table).to_csv(file, index=False)
+    with pytest.raises(ValueError, match=said):
+        quality.main(["--csv", str(file), "--results", str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == ["own.csv"]
