@@ -23,6 +23,7 @@ from bu_torch.votes import LabelVotes
 _FORMAT = 3  # of the file, to be raised when what it holds, or how that is computed, changes
 _PROBE = 64
 _LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
+_MOST_COPIES = 0.5
 _OWN = ("class_distances", "left_out_distances", "votes")
 
 
@@ -46,7 +47,8 @@ class Signals:
         left_out_distances: The same, the sample that was moved left out.
         votes: Votes of the labels near each sample, (N, J).
         vote_skill: How well the labels nearby predict a sample's label, 1 is certain and 0 chance (`LabelVotes`). Where
-            it is below 0.01, `fit` and `load` warn that the signals cannot be relied on.
+            it is below 0.01, `fit` and `load` warn that the signals cannot be relied on. `fit` warns too where more
+            than half of the samples have an exact copy with the same label.
 
     Example:
         >>> labels = torch.arange(200) % 2
@@ -126,7 +128,21 @@ class Signals:
         votes = LabelVotes().fit(boundary.labels, boundary.neighbors)
         self.votes, self.vote_skill = votes.votes, votes.skill_
         self._fingerprint = self._of(inputs, boundary.labels)
+        self._warn_of_copies(inputs)
         return self._completed()
+
+    def _warn_of_copies(self, inputs: Tensor) -> None:
+        nearest = self.boundary.neighbors[:, 1]
+        labels = self.boundary.labels
+        is_copied = (inputs[nearest] == inputs).flatten(1).all(dim=1) & (labels[nearest] == labels)
+        share = float(is_copied.double().mean())
+        if share > _MOST_COPIES:
+            warnings.warn(
+                f"{share:.0%} of the samples have an exact copy with the same label among the others. Copies tell each"
+                " other's label, so that a network that learns labels by heart looks better than it is. Where a dataset"
+                " repeats its samples, pass each once: to the callbacks, as `reference`.",
+                stacklevel=3,
+            )
 
     @property
     def perturbed_inputs(self) -> Tensor:

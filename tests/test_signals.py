@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -165,6 +167,20 @@ def test_labels_that_neighbours_do_not_tell_are_warned_of(tmp_path):
     assert again.vote_skill == signals.vote_skill < 0.01
     by_radius = Signals(n_draws=1, feature_extractor=lambda x: x.norm(dim=1, keepdim=True)).fit(ring, labels)
     assert by_radius.vote_skill > 0.5
+
+
+@pytest.mark.parametrize(
+    ("n_copied", "same_label", "said"), [(100, True, "100%"), (60, True, "75%"), (30, True, None), (100, False, None)]
+)
+def test_samples_that_are_there_twice_are_warned_of(n_copied, same_label, said):
+    features, labels = blobs(n=100)
+    again = labels[:n_copied] if same_label else (labels[:n_copied] + 1) % 3
+    twice = torch.cat((features, features[:n_copied])), torch.cat((labels, again))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        Signals(n_draws=1).fit(*twice)
+    found = [str(warning.message) for warning in warned if "exact copy" in str(warning.message)]
+    assert [message.split()[0] for message in found] == ([said] if said else [])
 
 
 def test_a_progress_bar_arrives_at_its_end():
