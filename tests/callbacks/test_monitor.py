@@ -450,11 +450,13 @@ class TestFindingTheData:
 
     def test_endless_stream_is_cut_off(self, tmp_path):
         monitor = Reading(n_draws=1, max_samples=300)
-        trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=3).fit(
-            Classifier(), DataLoader(Endless(), batch_size=32)
-        )
+        with pytest.warns(UserWarning, match="have an exact copy with the same label.* as `reference`"):
+            trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=3).fit(
+                Classifier(), DataLoader(Endless(), batch_size=32)
+            )
         assert len(monitor.read[0]) == 300
 
+    @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
     def test_steps_counted_on_an_endless_stream_are_warned_of(self, tmp_path):
         monitor = Reading(n_draws=1, max_samples=300)
         with pytest.warns(UserWarning, match="end before `max_steps=8`, that is once, after training"):

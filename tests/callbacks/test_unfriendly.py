@@ -151,6 +151,7 @@ HANDLED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
 @pytest.mark.parametrize("data", list(HANDLED.values()), ids=list(HANDLED))
 def test_odd_samples_are_measured(tmp_path, data):
     assert is_measured(fit(tmp_path, data))
