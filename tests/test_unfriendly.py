@@ -159,6 +159,7 @@ class TestDegenerateSamples:
         assert torch.equal(fitted.perturbed_inputs[0], torch.ones(120, 4))
         assert fitted.score(lambda x: x[:, :3]) == 0
 
+    @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
     @ways(OF_SAMPLES)
     def test_one_distinct_sample_a_class(self, way):
         assert np.isfinite(way(torch.eye(3)[Y], Y)).all()
