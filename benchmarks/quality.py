@@ -8,13 +8,12 @@ and the excess error, which is that minus the error of the best epoch in hindsig
 
     python benchmarks/quality.py --quick
     python benchmarks/quality.py
-    python benchmarks/quality.py --unseen
-    python benchmarks/quality.py --csv mine.csv --settings rmsprop adamw
-    python benchmarks/quality.py --name quality-settings --settings rmsprop adamw sgd
-    python benchmarks/quality.py --name quality-images --settings conv --seeds 2 --epochs 60
-    python benchmarks/quality.py --name quality-sgd --settings plain_sgd --seeds 2
-    python benchmarks/quality.py --name quality-noise --noise 0.1 0.4 --seeds 2
-    python benchmarks/quality.py --name quality-500 --epochs 500 --seeds 1
+    python benchmarks/quality.py --csv mine.csv
+    python benchmarks/quality.py --unseen --settings rmsprop
+    python benchmarks/quality.py --name quality-small --settings wide plain_sgd --tables german sonar
+    python benchmarks/quality.py --name quality-images --settings conv --epochs 60
+    python benchmarks/quality.py --name quality-noise --settings rmsprop --noise 0.1 0.4
+    python benchmarks/quality.py --name quality-500 --settings rmsprop --epochs 500
 
 The images are the idx files of Fashion-MNIST, as the Debian package dataset-fashion-mnist installs them.
 """
@@ -28,6 +27,7 @@ import logging
 import platform
 import time
 import warnings
+import zlib
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -51,6 +51,7 @@ TABLES = tuple(name for name, file in DATA.items() if file.parent.name == "data"
 UNSEEN = tuple(name for name, file in DATA.items() if file.parent.name == "unseen")
 IMAGES = Path("/usr/share/datasets/fashion-mnist")
 N_IMAGES = 5000
+LEAST_ROWS = 80
 PLAIN_SGD, CONV = "plain_sgd", "conv"
 
 
@@ -205,8 +206,11 @@ def read_table(case: Case) -> Split:
     labels = table.pop("label")
     if words := list(table.select_dtypes(exclude=["number", "bool"])):
         raise ValueError(f"`{case.table}` must hold numbers beside `label`, got others in {', '.join(words)}.")
-    if n_missing := int(table.isna().any(axis=1).sum() + labels.isna().sum()):
-        raise ValueError(f"`{case.table}` must have no empty cell, got {n_missing} rows with one.")
+    is_bad = ~np.isfinite(table.to_numpy(np.float64)).all(axis=1) | labels.isna().to_numpy()
+    if is_bad.any():
+        raise ValueError(f"`{case.table}` must have no empty or infinite cell, got {is_bad.sum()} rows with one.")
+    if pd.api.types.is_float_dtype(labels) and (labels % 1 != 0).any():
+        raise ValueError(f"`{case.table}` must hold classes in `label`, got fractions (a regression?).")
     return torch.tensor(table.to_numpy(np.float32)), torch.tensor(pd.factorize(labels, sort=True)[0])
 
 
@@ -278,8 +282,9 @@ def recall(case: Case, folder: Path | None, run: Callable[[Case], Record] = run,
     """What `run` gives, or its record where `folder` holds it already."""
     if folder is None:
         return run(case)
-    name = "-".join([kind, *(str(value) for value in dataclasses.astuple(case))])
-    file = folder / (name.replace("/", "_") + ".json")
+    if (own := Path(case.table)).is_file():  # known by what is in it
+        case = dataclasses.replace(case, table=f"{own.stem}-{zlib.crc32(own.read_bytes()):08x}")
+    file = folder / ("-".join([kind, *(str(value) for value in dataclasses.astuple(case))]) + ".json")
     if file.exists():
         return json.loads(file.read_text())
     record = run(case)
@@ -459,13 +464,14 @@ def environment() -> dict[str, str]:
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="five small tables, one seed, 60 epochs")
-    parser.add_argument("--unseen", action="store_true", help="the tables on which no rule was chosen")
-    parser.add_argument("--tables", nargs="+", default=TABLES, choices=tuple(DATA))
-    parser.add_argument("--csv", nargs="+", metavar="FILE", help="tables of your own: numbers, and a column `label`")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--quick", action="store_true", help="five small tables, RMSprop, one seed, 60 epochs")
+    which.add_argument("--unseen", action="store_true", help="the tables on which no rule was chosen")
+    which.add_argument("--tables", nargs="+", default=TABLES, choices=tuple(DATA))
+    which.add_argument("--csv", nargs="+", metavar="FILE", help="tables of your own: numbers, and a column `label`")
     parser.add_argument("--noise", nargs="+", type=float, default=[0.0, 0.2])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--settings", nargs="+", default=["rmsprop"], choices=list(SETTINGS))
+    parser.add_argument("--settings", nargs="+", default=["rmsprop", "adamw", "sgd"], choices=list(SETTINGS))
     parser.add_argument("--epochs", type=int, default=150)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--name", default="quality", help="of the files of results")
@@ -474,13 +480,15 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     options = parser.parse_args(arguments)
     if options.quick:
         options.tables = ("banknote", "breast_cancer_wisconsin", "german", "ionosphere", "wine_red3")
-        options.seeds, options.epochs, options.name = 1, 60, "quality-quick"
+        options.settings, options.seeds, options.epochs, options.name = ["rmsprop"], 1, 60, "quality-quick"
     elif options.unseen:
         options.tables, options.name = UNSEEN, "quality-unseen"
     elif options.csv:
-        options.tables, options.name = options.csv, "quality-csv"
-        for file in options.csv:
-            read_table(Case(file, 0.0, 0, "", 0))  # what cannot be read is said before any training
+        options.tables = options.csv
+        options.name = "quality-csv" if options.name == "quality" else options.name
+        for file in options.csv:  # what cannot be trained on is said before any training
+            if len(read_table(Case(file, 0.0, 0, "", 0))[1]) < LEAST_ROWS:
+                raise ValueError(f"`{file}` must have at least {LEAST_ROWS} rows, half of them for training.")
     cases = [
         Case(table, noise, seed, setting, options.epochs)
         for seed, setting, noise in itertools.product(range(options.seeds), options.settings, options.noise)

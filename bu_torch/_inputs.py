@@ -23,7 +23,7 @@ def as_features(features: Any, name: str = "features", *, keep_integers: bool = 
     if features.is_complex():
         raise TypeError(f"`{name}` must be real, got {features.dtype}.")
     if features.ndim < 2 or features.shape[0] == 0 or features[0].numel() == 0:
-        way_out = f" One feature a sample is a column: `{name}.reshape(-1, 1)`." if features.ndim == 1 else ""
+        way_out = " One feature a sample is a column, (N, 1)." if features.ndim == 1 else ""
         raise ValueError(
             f"`{name}` must have shape (N, d), or (N, ...) with at least one value a sample,"
             f" got {tuple(features.shape)}.{way_out}"

@@ -37,7 +37,8 @@ def read_labelled(
     """Inputs (n, ...) and labels (n,) of `dataset`, at most `max_samples` of them, in order.
 
     A subset is random, and stratified where the labels can be told without reading the samples. No random number of the
-    dataset's loader is used, and none that the dataset draws globally shows outside. A pair of arrays needs no `keys`.
+    dataset's loader is used, and none that the dataset draws globally shows outside. A dict or tuple of whole arrays is
+    read by `keys` as one batch.
 
     Raises:
         TypeError: If `dataset` is nothing that can be read.
@@ -50,8 +51,8 @@ def read_labelled(
             dataset.prepare_data()
             dataset.setup("fit")
             dataset = dataset.train_dataloader()
-        if isinstance(dataset, tuple | list) and len(dataset) == 2 and hasattr(dataset[0], "__len__"):
-            dataset, keys = _as_dataset(*dataset), (None, None)
+        if (pair := whole_pair(dataset, keys)) is not None:
+            dataset, keys = _as_dataset(*pair), (None, None)
         if isinstance(dataset, DataLoader):
             return _read(dataset.dataset, _visited(dataset), dataset, max_samples, seed, keys)
         if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
@@ -59,9 +60,20 @@ def read_labelled(
         if isinstance(dataset, IterableDataset):
             return _read(dataset, None, None, max_samples, seed, keys)
     raise TypeError(
-        "`dataset` must be a Dataset or DataLoader of (input, label), or a pair (inputs, labels) of tensors or arrays,"
-        f" got {type(dataset).__name__}."
+        "`dataset` must be a Dataset or DataLoader of labelled samples, or a pair (inputs, labels) of tensors or"
+        f" arrays, got {type(dataset).__name__}."
     )
+
+
+def whole_pair(dataset: Any, keys: Keys) -> tuple[Any, Any] | None:
+    """All inputs and all labels, where `dataset` is a dict or tuple of whole arrays; None where it holds samples."""
+    if isinstance(dataset, tuple | list):
+        is_pair = len(dataset) == 2 and hasattr(dataset[0], "__len__")
+        if not (is_pair or (dataset and all(isinstance(part, Tensor | np.ndarray) for part in dataset))):
+            return None
+    elif not isinstance(dataset, Mapping):
+        return None
+    return _entries(dataset, keys)
 
 
 def stratified_rows(n_samples: int, n_chosen: int, seed: int, labels: Tensor | None) -> Tensor:
@@ -186,6 +198,8 @@ def entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
                 raise ValueError(f"`{name}={key!r}` is not among the keys of a batch: {has}.")
         return batch[input_key], batch[label_key]
     is_tuple = isinstance(batch, tuple | list)
+    if is_tuple and (input_key is None) != (label_key is None):
+        raise ValueError("`input_key=` and `label_key=` go together, got one of them.")
     if is_tuple and isinstance(input_key, int) and isinstance(label_key, int):
         for name, place in named:
             if place not in range(-len(batch), len(batch)):
@@ -200,11 +214,15 @@ def entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
     )
 
 
-def _split(batch: Any, keys: Keys) -> tuple[Tensor, Tensor]:
+def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
     try:
-        inputs, labels = entries(batch, keys)
+        return entries(batch, keys)
     except ValueError as error:
         raise ValueError(f"`dataset`: {error} {_WAY_OUT}") from error
+
+
+def _split(batch: Any, keys: Keys) -> tuple[Tensor, Tensor]:
+    inputs, labels = _entries(batch, keys)
     are_tensors = isinstance(inputs, Tensor) and isinstance(labels, Tensor)
     if not (are_tensors and inputs.ndim and labels.ndim and len(inputs) == len(labels)):
         raise ValueError(

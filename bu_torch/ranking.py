@@ -20,7 +20,7 @@ from bu_torch._estimators import encode, estimator_logits, is_estimator
 from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
 from bu_torch._files import whole_file
 from bu_torch._inputs import as_features, as_labels, check_integer
-from bu_torch._labelled_data import Keys, read_labelled
+from bu_torch._labelled_data import Keys, read_labelled, whole_pair
 from bu_torch.checkpoints import SUFFIXES, holding, load_checkpoint
 from bu_torch.functional import standardized_standing
 from bu_torch.functional._checks import check_choice
@@ -200,8 +200,9 @@ def rank_checkpoints(
             class, which is built from the hyperparameters in each checkpoint as `load_from_checkpoint` does, without
             arguments where there are none; or a callable of no argument.
         dataset: The training samples: a Dataset or DataLoader of (input, label), read in order and without what its
-            sampler leaves out, a LightningDataModule, or a pair (inputs, labels) of tensors or arrays. Labels are
-            integers from 0. Random augmentation is read once, at one draw of it: better pass samples without.
+            sampler leaves out, a LightningDataModule, or a pair (inputs, labels) of tensors or arrays. Samples that
+            are dicts or longer tuples, and dicts or longer tuples of arrays, need `input_key` and `label_key`. Labels
+            are integers from 0. Random augmentation is read once, at one draw of it: better pass samples without.
         rule: `"consensus"`, `"boundary_uncertainty"` or `"trust_score"`.
         weights_only: As for `load_checkpoint`.
         max_samples: Look at a random subset of so many samples, stratified where the labels can be told; None for all.
@@ -290,14 +291,17 @@ def rank_models(
     check_choice("rule", rule, get_args(RuleName))
     check_integer("batch_size", batch_size, 1)
     named = _named(models)
-    if labels is None and isinstance(dataset, tuple | list) and len(dataset) == 2:
-        dataset, labels = dataset
+    keys = (input_key, label_key)
+    if labels is None and (pair := whole_pair(dataset, keys)) is not None:
+        dataset, labels = pair
     frame = dataset if hasattr(dataset, "iloc") else None
     classes = None
     if labels is not None and all(is_estimator(model) for model in named.values()):
         classes, labels = encode(labels)
-    samples = dataset if labels is None else (dataset, labels)
-    signals = fit_signals(signals, samples, max_samples, cache, (input_key, label_key))
+    if labels is None:
+        signals = fit_signals(signals, dataset, max_samples, cache, keys)
+    else:
+        signals = fit_signals(signals, (dataset, labels), max_samples, cache, (None, None))
     if classes is None:
         classes = np.arange(int(signals.boundary.labels.max()) + 1)
     measured = []

@@ -47,8 +47,8 @@ class Signals:
         left_out_distances: The same, the sample that was moved left out.
         votes: Votes of the labels near each sample, (N, J).
         vote_skill: How well the labels nearby predict a sample's label, 1 is certain and 0 chance (`LabelVotes`). Where
-            it is below 0.01, `fit` and `load` warn that the signals cannot be relied on. `fit` warns too where more
-            than half of the samples have an exact copy with the same label.
+            it is below 0.01, `fit` and `load` warn that the signals cannot be relied on, as they do where more than
+            half of the samples have an exact copy with the same label.
 
     Example:
         >>> labels = torch.arange(200) % 2
@@ -132,9 +132,13 @@ class Signals:
         return self._completed()
 
     def _warn_of_copies(self, inputs: Tensor) -> None:
-        nearest = self.boundary.neighbors[:, 1]
         labels = self.boundary.labels
-        is_copied = (inputs[nearest] == inputs).flatten(1).all(dim=1) & (labels[nearest] == labels)
+        is_copied = torch.zeros_like(labels, dtype=torch.bool)
+        for others in self.boundary.neighbors[:, 1:].unbind(dim=1):  # nearest first
+            is_equal = (inputs[others] == inputs).flatten(1).all(dim=1)
+            is_copied |= is_equal & (labels[others] == labels)
+            if not is_equal.double().mean() > _MOST_COPIES:
+                break
         share = float(is_copied.double().mean())
         if share > _MOST_COPIES:
             warnings.warn(
@@ -294,6 +298,7 @@ class Signals:
         for name in _OWN:
             setattr(self, name, tensors[name])
         self._fingerprint = wanted
+        self._warn_of_copies(inputs)
         return self._completed()
 
     def _completed(self) -> Self:

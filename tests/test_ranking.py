@@ -289,8 +289,11 @@ def test_samples_that_are_no_pairs(data):
     models = {"sum": lambda x: x[:, :3], "far": lambda x: x[:, :3] - 5 * x[:, 1:]}
     expected = rank_models(models, inputs, labels)
     assert expected == rank_models(models, TensorDataset(weights, inputs, labels), **by_place)
-    assert expected == rank_models(models, (inputs, labels), **by_place)  # a pair says which is which
-    for dataset in (dicts, DataLoader(dicts, batch_size=7, shuffle=True)):
+    assert expected == rank_models(models, (weights, inputs, labels), **by_place)
+    assert expected == rank_models(models, inputs, labels, **by_place)  # where they are named apart, no key counts
+    assert expected == rank_models(models, [labels, inputs], input_key=1, label_key=0)
+    whole = {"image": inputs.numpy(), "target": labels.tolist()}
+    for dataset in (dicts, DataLoader(dicts, batch_size=7, shuffle=True), whole):
         assert expected == rank_models(models, dataset, **by_key)
     few = read_labelled(TensorDataset(labels, inputs, weights), 30, keys=(1, 0))
     assert few[1].bincount().tolist() == read_labelled((inputs, labels), 30)[1].bincount().tolist()
@@ -298,6 +301,8 @@ def test_samples_that_are_no_pairs(data):
         (dicts, {}, "`dataset`: batches are dicts with the keys 'image', 'weight', 'target'"),
         (dicts, {"input_key": "x", "label_key": "target"}, "`input_key='x'` is not among the keys"),
         (TensorDataset(inputs, labels, weights), {"input_key": 0, "label_key": 3}, "`label_key=3` is no place"),
+        (TensorDataset(labels, inputs), {"input_key": 1}, "`input_key=` and `label_key=` go together"),
+        ((inputs, labels, weights), {}, "`dataset`: batches must be .*got a tuple of 3"),
     ):
         with pytest.raises(ValueError, match=message):
             rank_models(models, dataset, **keys)

@@ -170,17 +170,21 @@ def test_labels_that_neighbours_do_not_tell_are_warned_of(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("n_copied", "same_label", "said"), [(100, True, "100%"), (60, True, "75%"), (30, True, None), (100, False, None)]
+    ("n_copied", "offsets", "said"),
+    [(100, [0], "100%"), (60, [0], "75%"), (30, [0], None), (100, [1], None), (100, [1, 0, 1], "100%")],
 )
-def test_samples_that_are_there_twice_are_warned_of(n_copied, same_label, said):
+def test_samples_that_are_there_twice_are_warned_of(tmp_path, n_copied, offsets, said):
     features, labels = blobs(n=100)
-    again = labels[:n_copied] if same_label else (labels[:n_copied] + 1) % 3
-    twice = torch.cat((features, features[:n_copied])), torch.cat((labels, again))
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        Signals(n_draws=1).fit(*twice)
-    found = [str(warning.message) for warning in warned if "exact copy" in str(warning.message)]
-    assert [message.split()[0] for message in found] == ([said] if said else [])
+    copies = [(features[:n_copied], (labels[:n_copied] + offset) % 3) for offset in offsets]
+    several = [torch.cat(parts) for parts in zip((features, labels), *copies, strict=True)]
+    signals = Signals(n_draws=1)
+    for read in (signals.fit, lambda *samples: Signals(n_draws=1).load(tmp_path / "signals.npz", *samples)):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            read(*several)
+        found = [str(warning.message) for warning in warned if "exact copy" in str(warning.message)]
+        assert [message.split()[0] for message in found] == ([said] if said else [])
+        signals.save(tmp_path / "signals.npz")
 
 
 def test_a_progress_bar_arrives_at_its_end():

@@ -145,6 +145,8 @@ def test_a_file_of_one_s_own_is_a_table(quality, tmp_path):
     case = quality.Case(str(file), 0.0, 0, "rmsprop", 1)
     quality.recall(case, tmp_path / "curves", lambda case: {})
     assert quality.recall(case, tmp_path / "curves", lambda case: pytest.fail("run again")) == {}
+    table.assign(a=0.0).to_csv(file, index=False)
+    assert quality.recall(case, tmp_path / "curves", lambda case: {"run": "again"}) == {"run": "again"}
 
 
 @pytest.mark.parametrize(
@@ -152,8 +154,11 @@ def test_a_file_of_one_s_own_is_a_table(quality, tmp_path):
     [
         ({"a": [1.0, 2.0]}, "must have a column `label`, got the columns a"),
         ({"a": [1.0, 2.0], "b": ["x", "y"], "label": [0, 1]}, "must hold numbers beside `label`, got others in b"),
-        ({"a": [1.0, None], "label": [0, 1]}, "must have no empty cell, got 1 rows"),
-        ({"a": [1.0, 2.0], "label": ["x", None]}, "must have no empty cell, got 1 rows"),
+        ({"a": [1.0, None], "label": [0, None]}, "must have no empty or infinite cell, got 1 rows"),
+        ({"a": [1.0, float("inf")], "label": [0, 1]}, "must have no empty or infinite cell, got 1 rows"),
+        ({"a": [1.0, 2.0], "label": ["x", None]}, "must have no empty or infinite cell, got 1 rows"),
+        ({"a": [1.0, 2.0], "label": [0.5, 1.0]}, "must hold classes in `label`, got fractions"),
+        ({"a": [1.0, 2.0], "label": [0, 1]}, "must have at least 80 rows"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused_before_any_training(quality, tmp_path, table, said):
