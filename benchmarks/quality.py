@@ -474,21 +474,22 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--settings", nargs="+", default=["rmsprop", "adamw", "sgd"], choices=list(SETTINGS))
     parser.add_argument("--epochs", type=int, default=150)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--name", default="quality", help="of the files of results")
+    parser.add_argument("--name", help="of the files of results")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     parser.add_argument("--curves", type=Path, help="keep all curves in this folder, and use again those it holds")
     options = parser.parse_args(arguments)
     if options.quick:
         options.tables = ("banknote", "breast_cancer_wisconsin", "german", "ionosphere", "wine_red3")
-        options.settings, options.seeds, options.epochs, options.name = ["rmsprop"], 1, 60, "quality-quick"
+        options.settings, options.seeds, options.epochs = ["rmsprop"], 1, 60
     elif options.unseen:
-        options.tables, options.name = UNSEEN, "quality-unseen"
+        options.tables = UNSEEN
     elif options.csv:
         options.tables = options.csv
-        options.name = "quality-csv" if options.name == "quality" else options.name
         for file in options.csv:  # what cannot be trained on is said before any training
             if len(read_table(Case(file, 0.0, 0, "", 0))[1]) < LEAST_ROWS:
                 raise ValueError(f"`{file}` must have at least {LEAST_ROWS} rows, half of them for training.")
+    kind = next((kind for kind in ("quick", "unseen", "csv") if getattr(options, kind)), None)
+    options.name = options.name or ("quality" if kind is None else f"quality-{kind}")
     cases = [
         Case(table, noise, seed, setting, options.epochs)
         for seed, setting, noise in itertools.product(range(options.seeds), options.settings, options.noise)

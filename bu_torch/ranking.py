@@ -298,10 +298,9 @@ def rank_models(
     classes = None
     if labels is not None and all(is_estimator(model) for model in named.values()):
         classes, labels = encode(labels)
-    if labels is None:
-        signals = fit_signals(signals, dataset, max_samples, cache, keys)
-    else:
-        signals = fit_signals(signals, (dataset, labels), max_samples, cache, (None, None))
+    if labels is not None:
+        dataset, keys = (dataset, labels), (None, None)
+    signals = fit_signals(signals, dataset, max_samples, cache, keys)
     if classes is None:
         classes = np.arange(int(signals.boundary.labels.max()) + 1)
     measured = []

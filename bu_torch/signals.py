@@ -134,11 +134,12 @@ class Signals:
     def _warn_of_copies(self, inputs: Tensor) -> None:
         labels = self.boundary.labels
         is_copied = torch.zeros_like(labels, dtype=torch.bool)
-        for others in self.boundary.neighbors[:, 1:].unbind(dim=1):  # nearest first
-            is_equal = (inputs[others] == inputs).flatten(1).all(dim=1)
-            is_copied |= is_equal & (labels[others] == labels)
-            if not is_equal.double().mean() > _MOST_COPIES:
+        rows = torch.arange(len(labels), device=labels.device)
+        for others in self.boundary.neighbors[:, 1:].unbind(dim=1):  # nearest first, so that copies are
+            rows = rows[(inputs[others[rows]] == inputs[rows]).flatten(1).all(dim=1)]
+            if not len(rows):
                 break
+            is_copied[rows] |= labels[others[rows]] == labels[rows]
         share = float(is_copied.double().mean())
         if share > _MOST_COPIES:
             warnings.warn(
