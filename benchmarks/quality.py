@@ -368,6 +368,8 @@ RULES: dict[str, Rule] = {
     "best in hindsight": Rule(lambda c: smallest(c["test_error"])),
     # Not causal either: what is left where the trend of the test error is known, but not its jumps from epoch to epoch.
     "best of the smoothed test error": Rule(lambda c: smallest(smoothed(c["test_error"]))),
+    "expected accuracy": Rule(lambda c: largest(c["expected_accuracy"], PATIENCE), needs_checks=True),
+    "expected accuracy, no limit": Rule(lambda c: largest(c["expected_accuracy"]), needs_checks=True),
     "consensus": Rule(lambda c: consensus(c, PATIENCE), needs_checks=True),
     "consensus, no limit": Rule(consensus, needs_checks=True),
     "vote agreement": Rule(lambda c: largest(c["vote_agreement"], PATIENCE), needs_checks=True),

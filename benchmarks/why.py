@@ -30,15 +30,15 @@ from torch import Tensor
 from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertainty, LabelVotes, TrustScore, functional
+from bu_torch import BoundaryUncertainty, LabelRegression, LabelVotes, TrustScore, functional
 
 RADII = (0.5, 1.0, 2.0)
 DRAWS = (1, 2, 4, 8)
 CLUSTERS = (10, 20, 40, 80)
 HARD = ("ring", "tic_tac_toe")  # made up here
 GROUPS = {
-    "signal": ("boundary uncertainty", "trust score", "label agreement", "vote agreement", "neighbor agreement",
-               "steadiness", "training loss"),
+    "signal": ("expected accuracy", "boundary uncertainty", "trust score", "label agreement", "vote agreement",
+               "neighbor agreement", "steadiness", "training loss"),
     "radius of the perturbation": tuple(
         f"{name}, radius {radius:g}" for name in ("U", "label agreement", "vote agreement", "neighbor agreement")
         for radius in RADII
@@ -50,6 +50,7 @@ GROUPS = {
     "filtering of trust, own sample out": ("trust, none", "trust, density 10 %", "trust, disagreement 10 %",
                                            "trust, disagreement 20 %"),
     "votes": ("decay 0", "decay 1", "decay 2", "decay chosen", "own label alone"),
+    "what is expected": ("votes alone", "regression alone", "both, mixed", "regression, own sample out"),
 }  # fmt: skip
 
 
@@ -108,8 +109,22 @@ class Reference:
                 trust = TrustScore(filtering, alpha).fit(self.inputs, self.labels)
             self.distances[name] = trust.class_distances(self.points[1.0], own)
         neighbors = {m: boundary.neighbors for m, boundary in self.boundary.items()}
-        self.votes = {f"M {m}": LabelVotes().fit(self.labels, neighbors[m]).votes for m in self.clusters}
+        fitted = {m: LabelVotes().fit(self.labels, neighbors[m]) for m in self.clusters}
+        self.votes = {f"M {m}": votes.votes for m, votes in fitted.items()}
         self.votes |= {f"decay {d}": functional.label_votes(self.labels, neighbors[40], d) for d in (0, 1, 2)}
+        regression = LabelRegression().fit(self.inputs, self.labels)
+        by_votes = functional.label_votes(self.labels, neighbors[40], fitted[40].decay_, leave_one_out=True)
+        weight = functional.mixing_weight(by_votes, regression.left_out, self.labels)
+        votes, by_regression = (
+            self.votes["M 40"].repeat(4, 1),
+            regression.predict_proba(self.points[1.0][: 4 * n_samples]),
+        )
+        self.expected = {
+            "votes alone": votes,
+            "regression alone": by_regression,
+            "both, mixed": torch.lerp(votes, by_regression, weight),
+            "regression, own sample out": regression.left_out,
+        }
 
     def measure(self, module: torch.nn.Module, before: Tensor | None) -> tuple[dict[str, float], Tensor]:
         logits = {radius: torch.cat([module(part) for part in self.points[radius].split(8000)]) for radius in RADII}
@@ -159,6 +174,9 @@ class Reference:
             row[f"trust, {name}"] = float(functional.mean_trust_score(trust(name, first)))
         for name in ("decay 0", "decay 1", "decay 2"):
             row[name] = float(functional.vote_agreement(self.votes[name], first))
+        for name, probabilities in self.expected.items():
+            row[name] = float(functional.vote_agreement(probabilities, first))
+        row["expected accuracy"] = row["both, mixed"]
         row["boundary uncertainty"] = row["U, radius 1"]
         row["decay chosen"] = row["vote agreement"] = row["vote agreement, radius 1"]
         row["own label alone"] = row["label agreement"] = row["label agreement, radius 1"]
@@ -272,7 +290,7 @@ def plot_signals(records: list[quality.Record], shown: list[tuple[str, float]], 
         curves = by_case[table, noise]
         top.plot(curves["test_error"], color="black", linewidth=1)
         kept = {name: quality.largest(curves[name], quality.PATIENCE)[0] for name in names}
-        kept["consensus"] = kept_by_consensus(curves)[0]
+        kept["expected accuracy"] = quality.largest(curves["expected accuracy"], quality.PATIENCE)[0]
         for (name, epoch), color in zip(kept.items(), (*names.values(), "tab:green"), strict=True):
             top.plot(epoch, curves["test_error"][epoch], "o", color=color, label=f"kept by {name}")
         top.set(title=f"{table}, label noise {noise:.0%}", ylabel="test error")

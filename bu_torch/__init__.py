@@ -12,6 +12,7 @@ from bu_torch.layers import LayerFeatures
 from bu_torch.perturbation import perturb
 from bu_torch.prototypes import PrototypeClassifier
 from bu_torch.ranking import Candidate, Ranking, rank_checkpoints, rank_models
+from bu_torch.regression import LabelRegression
 from bu_torch.scoring import BoundaryUncertaintyScorer, consensus_index
 from bu_torch.selection import SelectionRule
 from bu_torch.signals import Signals
@@ -39,6 +40,7 @@ __all__ = [
     "FeatureSpace",
     "GradientAnchorUncertainty",
     "KNNConfidence",
+    "LabelRegression",
     "LabelVotes",
     "LayerFeatures",
     "NeighborGraph",

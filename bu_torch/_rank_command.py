@@ -13,7 +13,7 @@ from typing import Any, get_args
 from torch import nn
 
 from bu_torch.ranking import Ranking, find_checkpoints, rank_checkpoints
-from bu_torch.selection import RuleName
+from bu_torch.selection import DEFAULT_RULE, RuleName
 from bu_torch.signals import Signals
 from bu_torch.soup import Soup, greedy_soup
 
@@ -46,7 +46,7 @@ def add_rank(commands: Any) -> None:
         help="the training samples: a Dataset, DataLoader, LightningDataModule or pair (inputs, labels), or a class or"
         " function that gives one",
     )
-    parser.add_argument("--rule", choices=get_args(RuleName), default="consensus", help="default: %(default)s")
+    parser.add_argument("--rule", choices=get_args(RuleName), default=DEFAULT_RULE, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the ranking to this file")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
     parser.add_argument("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")

@@ -24,7 +24,7 @@ from bu_torch._labelled_data import Keys, read_labelled, whole_pair
 from bu_torch.checkpoints import SUFFIXES, holding, load_checkpoint
 from bu_torch.functional import standardized_standing
 from bu_torch.functional._checks import check_choice
-from bu_torch.selection import SIGNALS, RuleName
+from bu_torch.selection import DEFAULT_RULE, SIGNALS, RuleName
 from bu_torch.signals import Signals
 
 Paths = str | Path | Iterable[str | Path]
@@ -174,7 +174,7 @@ def rank_checkpoints(
     module: nn.Module | Callable[..., nn.Module],
     dataset: Any,
     *,
-    rule: RuleName = "consensus",
+    rule: RuleName = DEFAULT_RULE,
     weights_only: bool = True,
     max_samples: int | None = None,
     signals: Signals | None = None,
@@ -186,12 +186,13 @@ def rank_checkpoints(
 ) -> Ranking:
     """Rank checkpoints by what the stopping callback measures at each check, on the training samples alone.
 
-    What does not depend on the network is computed once for all of them; each then costs one forward pass. The rule
-    `"consensus"` ranks by `bu_torch.functional.standardized_standing` of three signals: how far the predictions agree
-    with the labels, with the votes of the labels nearby, and with the nearest classes. This is the callback's default
-    rule for a set that has no order: spreads are those over all candidates, and how many predictions have changed since
-    the check before does not count. `"boundary_uncertainty"` and `"trust_score"` rank by that number. Of equally good
-    ones the one of the earliest epoch comes first. The order of `paths` does not matter.
+    What does not depend on the network is computed once for all of them; each then costs one forward pass. The rules
+    `"expected_accuracy"`, `"boundary_uncertainty"` and `"trust_score"` rank by that number. `"consensus"` ranks by
+    `bu_torch.functional.standardized_standing` of three signals: how far the predictions agree with the labels, with
+    the votes of the labels nearby, and with the nearest classes. This is the callback's rule of that name for a set
+    that has no order: spreads are those over all candidates, and how many predictions have changed since the check
+    before does not count. Of equally good ones the one of the earliest epoch comes first. The order of `paths` does
+    not matter.
 
     Args:
         paths: Checkpoints as `load_checkpoint` reads them. A folder stands for the checkpoints right in it (`*.ckpt`,
@@ -203,7 +204,7 @@ def rank_checkpoints(
             sampler leaves out, a LightningDataModule, or a pair (inputs, labels) of tensors or arrays. Samples that
             are dicts or longer tuples, and dicts or longer tuples of arrays, need `input_key` and `label_key`. Labels
             are integers from 0. Random augmentation is read once, at one draw of it: better pass samples without.
-        rule: `"consensus"`, `"boundary_uncertainty"` or `"trust_score"`.
+        rule: `"expected_accuracy"`, `"consensus"`, `"boundary_uncertainty"` or `"trust_score"`.
         weights_only: As for `load_checkpoint`.
         max_samples: Look at a random subset of so many samples, stratified where the labels can be told; None for all.
         signals: Other settings than `Signals()` has; it is fitted here, unless it is already.
@@ -246,7 +247,7 @@ def rank_models(
     dataset: Any,
     labels: Any = None,
     *,
-    rule: RuleName = "consensus",
+    rule: RuleName = DEFAULT_RULE,
     max_samples: int | None = None,
     signals: Signals | None = None,
     cache: str | Path | None = None,

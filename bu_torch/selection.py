@@ -9,10 +9,12 @@ from bu_torch._inputs import check_integer
 from bu_torch.functional import standardized_gain
 from bu_torch.functional._checks import check_choice
 
-RuleName = Literal["consensus", "boundary_uncertainty", "trust_score"]
+RuleName = Literal["expected_accuracy", "consensus", "boundary_uncertainty", "trust_score"]
+DEFAULT_RULE: RuleName = "expected_accuracy"
 History = list[dict[str, Any]]
 # What each rule looks at, with the sign that makes larger better.
 SIGNALS: dict[str, dict[str, int]] = {
+    "expected_accuracy": {"expected_accuracy": 1},
     "consensus": {"label_agreement": 1, "vote_agreement": 1, "neighbor_agreement": 1, "prediction_changes": -1},
     "boundary_uncertainty": {"boundary_uncertainty": 1},
     "trust_score": {"trust_score": 1},
@@ -25,14 +27,14 @@ class SelectionRule:
     """Says of each check, from it and those before, whether its epoch is to be kept; causal, with nothing to fit.
 
     Every rule gives an epoch a score, and the kept epoch is the first with the largest. The score of
-    `"boundary_uncertainty"` and `"trust_score"` is that number. `"consensus"` compares four signals of an epoch with
-    those of the kept one, each in units of its standard deviation over all checks so far
+    `"expected_accuracy"`, `"boundary_uncertainty"` and `"trust_score"` is that number. `"consensus"` compares four
+    signals of an epoch with those of the kept one, each in units of its standard deviation over all checks so far
     (`bu_torch.functional.standardized_gain`), and replaces the kept epoch where the mean gain exceeds `min_delta`; its
     score is the number of replacements so far. A check with none before it has `prediction_changes` of 1, which tells
     nothing of its epoch: it enters the standard deviation, and is no gain of later epochs.
 
     Args:
-        name: `"consensus"`, `"boundary_uncertainty"` or `"trust_score"`.
+        name: `"expected_accuracy"`, `"consensus"`, `"boundary_uncertainty"` or `"trust_score"`.
         min_delta: For `"consensus"`, the gain in standard deviations that replaces the kept epoch, >= 0. The others
             keep the largest value all the same.
         smoothing: Weight of the past in an exponential moving average of what the rule looks at, corrected for the
@@ -55,7 +57,7 @@ class SelectionRule:
 
     def __init__(
         self,
-        name: RuleName = "consensus",
+        name: RuleName = DEFAULT_RULE,
         *,
         min_delta: float = 0.0,
         smoothing: float = 0.0,

@@ -1,4 +1,4 @@
-"""All that a check measures, from one pass of logits: U, trust, and agreement with labels, votes and neighbours."""
+"""All that a check measures, from one pass of logits: U, trust, expected accuracy, and agreement with what is near."""
 
 import hashlib
 import warnings
@@ -17,21 +17,23 @@ from bu_torch.boundary import FITTED, BoundaryUncertainty, Perturbation
 from bu_torch.details import Details, describe
 from bu_torch.functional._checks import as_logits, check_index
 from bu_torch.functional.omission import cluster_counts, omission_of_counts
+from bu_torch.regression import LabelRegression
 from bu_torch.trust import TrustScore, widen_distances
 from bu_torch.votes import LabelVotes
 
-_FORMAT = 3  # of the file, to be raised when what it holds, or how that is computed, changes
+_FORMAT = 4  # of the file, to be raised when what it holds, or how that is computed, changes
 _PROBE = 64
 _LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
 _MOST_COPIES = 0.5
-_OWN = ("class_distances", "left_out_distances", "votes")
+_OWN = ("class_distances", "left_out_distances", "votes", "probabilities")
+_SKILLS = ("vote_skill", "regression_skill")
 
 
 class Signals:
     """What the callbacks measure at each check, for any loop: fit once on labelled samples, then measure logits.
 
     Holds a `BoundaryUncertainty`, the class distances of a `TrustScore` with and without the sample that was moved, and
-    `LabelVotes`, all of the same samples.
+    `LabelVotes`, and the class probabilities that these and a `LabelRegression` expect, all of the same samples.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
@@ -46,9 +48,12 @@ class Signals:
         class_distances: Distance from each moved sample to each class, (n_draws * N, J).
         left_out_distances: The same, the sample that was moved left out.
         votes: Votes of the labels near each sample, (N, J).
-        vote_skill: How well the labels nearby predict a sample's label, 1 is certain and 0 chance (`LabelVotes`). Where
-            it is below 0.01, `fit` and `load` warn that the signals cannot be relied on, as they do where more than
-            half of the samples have an exact copy with the same label.
+        probabilities: Class probabilities at each moved sample, (n_draws * N, J), float32: a mixture of the votes near
+            the sample and of a `LabelRegression`, with the weights that predict left-out labels best (Brier score).
+        vote_skill: How well the labels nearby predict a sample's label, 1 is certain and 0 chance (`LabelVotes`).
+        regression_skill: How well a regression on all other samples does (`LabelRegression`). Where both skills are
+            below 0.01, `fit` and `load` warn that the signals cannot be relied on, as they do where more than half of
+            the samples have an exact copy with the same label.
 
     Example:
         >>> labels = torch.arange(200) % 2
@@ -62,6 +67,7 @@ class Signals:
     NAMES = (
         "boundary_uncertainty",
         "trust_score",
+        "expected_accuracy",
         "label_agreement",
         "vote_agreement",
         "neighbor_agreement",
@@ -73,7 +79,9 @@ class Signals:
     class_distances: Tensor
     left_out_distances: Tensor
     votes: Tensor
+    probabilities: Tensor
     vote_skill: float
+    regression_skill: float
     _counts: tuple[Tensor, Tensor, Tensor]  # of the labels in each cluster
     _label_trust: Tensor  # trust scores of the labels at the moved samples, (n_draws * N,)
     _last: tuple[Tensor, Tensor]  # predictions and trust scores of the last check
@@ -127,6 +135,12 @@ class Signals:
         self.class_distances = self.left_out_distances.scatter(1, own, nearer)
         votes = LabelVotes().fit(boundary.labels, boundary.neighbors)
         self.votes, self.vote_skill = votes.votes, votes.skill_
+        regression = LabelRegression(seed=boundary.seed).fit(points, boundary.labels)
+        self.regression_skill = regression.skill_
+        by_votes = functional.label_votes(boundary.labels, boundary.neighbors, votes.decay_, leave_one_out=True)
+        known = regression.rows_
+        weight = functional.mixing_weight(by_votes[known], regression.left_out, boundary.labels[known])
+        self.probabilities = torch.lerp(self.votes[rows], regression.predict_proba(moved), weight)
         self._fingerprint = self._of(inputs, boundary.labels)
         self._warn_of_copies(inputs)
         return self._completed()
@@ -210,6 +224,7 @@ class Signals:
         values = (
             uncertainty.double(),
             functional.mean_trust_score(trust),
+            functional.vote_agreement(self.probabilities, predictions, validate_args=False),
             (predictions.view(self.boundary.n_draws, -1) == self.boundary.labels).double().mean(),
             functional.vote_agreement(self.votes, predictions, validate_args=False),
             functional.neighbor_agreement(left_out),
@@ -256,7 +271,7 @@ class Signals:
         tensors = {name: getattr(self.boundary, name) for name in FITTED}
         tensors |= {name: getattr(self, name) for name in _OWN}
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-        arrays["vote_skill"] = np.array(self.vote_skill)
+        arrays |= {name: np.array(getattr(self, name)) for name in _SKILLS}
         with whole_file(Path(path)) as part, part.open("wb") as file:
             np.savez(file, fingerprint=np.array(self._fingerprint), **arrays)
 
@@ -280,7 +295,7 @@ class Signals:
         try:
             with np.load(path, allow_pickle=False) as file:
                 found = str(file["fingerprint"])
-                arrays = {name: file[name] for name in (*FITTED, *_OWN, "vote_skill")} if found == wanted else {}
+                arrays = {name: file[name] for name in (*FITTED, *_OWN, *_SKILLS)} if found == wanted else {}
         except FileNotFoundError:
             raise
         except Exception as error:  # what a damaged zip raises is not documented
@@ -293,7 +308,8 @@ class Signals:
                 f"`{path}` was made of other samples or settings (fingerprint {found[:12]}, expected {wanted[:12]}):"
                 " remove it, or name another file."
             )
-        self.vote_skill = float(arrays.pop("vote_skill"))
+        for name in _SKILLS:
+            setattr(self, name, float(arrays.pop(name)))
         tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
         self.boundary._restore({name: tensors[name] for name in FITTED})
         for name in _OWN:
@@ -308,12 +324,12 @@ class Signals:
         self._counts = cluster_counts(shares, self.boundary.n_neighbors)
         labels = self.boundary.labels.repeat(self.boundary.n_draws)
         self._label_trust = functional.trust_score(self.left_out_distances, labels, validate_args=False)
-        if self.vote_skill < _LEAST_SKILL:
+        if max(self.vote_skill, self.regression_skill) < _LEAST_SKILL:
             warnings.warn(
-                "The labels of the nearest neighbours tell no more of a sample's label than chance (Brier skill score"
-                f" {self.vote_skill:.2f}): either nearly all labels are noise, or nearby inputs do not mean nearby"
-                " things. What is measured then says little of a classifier. A `feature_extractor` may give a space in"
-                " which distances mean something.",
+                "The other samples tell no more of a sample's label than chance (Brier skill score"
+                f" {self.vote_skill:.2f} by the nearest, {self.regression_skill:.2f} by regression on all): either"
+                " nearly all labels are noise, or nearby inputs do not mean nearby things. What is measured then says"
+                " little of a classifier. A `feature_extractor` may give a space in which distances mean something.",
                 stacklevel=3,
             )
         return self

@@ -22,7 +22,7 @@ from bu_torch.ranking import (
     looked_at,
     measure_model,
 )
-from bu_torch.selection import RuleName
+from bu_torch.selection import DEFAULT_RULE, RuleName
 from bu_torch.signals import Signals
 
 # Of a Lightning checkpoint, what does not tell of the one epoch that it was saved in.
@@ -110,7 +110,7 @@ def greedy_soup(
     module: nn.Module | Callable[..., nn.Module],
     dataset: Any,
     *,
-    rule: RuleName = "consensus",
+    rule: RuleName = DEFAULT_RULE,
     n_best: int | None = None,
     weights_only: bool = True,
     max_samples: int | None = None,

@@ -13,9 +13,15 @@ _LAYOUT = {
             "Multiline",
             ["^boundary_uncertainty$", "^trust_score$", "^(?!val).*loss"],
         ],
-        "what the default rule looks at": [
+        "what the rules look at": [
             "Multiline",
-            ["^label_agreement$", "^vote_agreement$", "^neighbor_agreement$", "^prediction_changes$"],
+            [
+                "^expected_accuracy$",
+                "^label_agreement$",
+                "^vote_agreement$",
+                "^neighbor_agreement$",
+                "^prediction_changes$",
+            ],
         ],
     }
 }

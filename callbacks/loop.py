@@ -17,7 +17,7 @@ from bu_torch.callbacks._lightning import MisconfigurationException
 from bu_torch.callbacks._training_data import choose_among
 from bu_torch.callbacks.monitor import fit_or_load
 from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-from bu_torch.selection import RuleName
+from bu_torch.selection import DEFAULT_RULE, RuleName
 
 
 class BoundaryUncertaintyStopper:
@@ -82,7 +82,7 @@ class BoundaryUncertaintyStopper:
         check_finite: bool = True,
         start_from_epoch: int = 0,
         smoothing: float = 0.0,
-        rule: RuleName = "consensus",
+        rule: RuleName = DEFAULT_RULE,
         n_neighbors: int = 40,
         n_draws: int | None = None,
         max_samples: int | None = None,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
-_SHOWN = ("boundary_uncertainty", "trust_score")  # in the progress bar
+_SHOWN = ("boundary_uncertainty", "trust_score", "expected_accuracy")  # in the progress bar
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 _WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
@@ -51,12 +51,15 @@ class BoundaryUncertaintyMonitor(Callback):
 
     At the start of training the callback reads the training samples, finds their nearest neighbours and moves each of
     them a little. At each check, at the end of a training epoch, it passes the moved samples through the module's
-    `forward` once (eval mode, no gradient, the trainer's precision) and logs two numbers under fixed names:
+    `forward` once (eval mode, no gradient, the trainer's precision) and logs three numbers under fixed names:
 
     - `boundary_uncertainty`, in [0, 1], larger is better: do both classes mix along the decision boundary as they would
       along the Bayes boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
     - `trust_score`, in [1e-3, 1e3], larger is better: does the classifier agree with the neighbours? (Jiang et al.
       2018; `bu_torch.functional.mean_trust_score`)
+
+    - `expected_accuracy`, in [0, 1], larger is better: how likely are the predicted classes, by what the training
+      labels say of each moved sample? (`bu_torch.Signals.probabilities`; this project's own)
 
     and, to the logger alone, five more, all read from the same predictions at the moved samples:
 
@@ -113,8 +116,8 @@ class BoundaryUncertaintyMonitor(Callback):
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
-            `trust_score`, `label_agreement`, `vote_agreement`, `neighbor_agreement`, `prediction_changes`, `omission`;
-            floats, NaN where a logit was not finite.
+            `trust_score`, `expected_accuracy`, `label_agreement`, `vote_agreement`, `neighbor_agreement`,
+            `prediction_changes`, `omission`; floats, NaN where a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, where there are none) with a row for each check,

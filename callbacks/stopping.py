@@ -12,7 +12,7 @@ from bu_torch.callbacks._arguments import Reference, choice, flag, integer, numb
 from bu_torch.callbacks._companions import KeeperMixin, MemoryKeeperMixin, StopperMixin, install
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, told
-from bu_torch.selection import RuleName, SelectionRule
+from bu_torch.selection import DEFAULT_RULE, RuleName, SelectionRule
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -24,11 +24,11 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
-    `BoundaryUncertaintyMonitor` measures; by default the kept epoch is replaced where a later one agrees better with
-    the labels and the classes nearby and predicts more steadily (`rule`), and training stops after `patience` checks
-    without a replacement. However training ends (patience, `max_epochs`, `max_time`, Ctrl-C) the module then holds the
-    weights of the kept epoch and a checkpoint of it lies on disk; after any other exception the weights stay as they
-    are and a line says where the checkpoint is.
+    `BoundaryUncertaintyMonitor` measures; by default the kept epoch is the one with the largest expected accuracy at
+    the moved samples (`rule`), and training stops after `patience` checks without a larger one. However training
+    ends (patience, `max_epochs`, `max_time`, Ctrl-C) the module then holds the weights of the kept epoch and a
+    checkpoint of it lies on disk; after any other exception the weights stay as they are and a line says where the
+    checkpoint is.
 
     Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind
     this callback in `trainer.callbacks` when a fit begins. The checkpoint is the trainer's first, so
@@ -51,13 +51,16 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         smoothing: Weight of the past in an exponential moving average of what the rule looks at, 0 <= smoothing < 1, as
             in TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
             `<quantity>_smoothed` beside the raw one.
-        rule: `"consensus"` reads four things at the moved samples: agreement with the label (`label_agreement`), with
+        rule: `"expected_accuracy"`, `"boundary_uncertainty"` or `"trust_score"`: the epoch with the largest value is
+            kept. What is expected at a moved sample are the class probabilities of `Signals.probabilities`, computed
+            once from the training labels: votes of the nearest samples, mixed with a kernel regression on all. The
+            expected accuracy is the mean probability of the predicted class.
+            `"consensus"` reads four things at the moved samples: agreement with the label (`label_agreement`), with
             the votes of the labels nearby (`vote_agreement`) and with the nearest classes (`neighbor_agreement`), and
             steadiness of the predictions since the last check (minus `prediction_changes`). Each is compared with the
             kept epoch, in units of its standard deviation over all checks so far. Where the mean of these four
             differences exceeds `min_delta`, this epoch replaces the kept one; the number of replacements is what
             `best_score` counts and `patience` waits for.
-            `"boundary_uncertainty"` or `"trust_score"`: the epoch with the largest value is kept.
         n_neighbors: As for `BoundaryUncertaintyMonitor`.
         n_draws: As for `BoundaryUncertaintyMonitor`.
         max_samples: As for `BoundaryUncertaintyMonitor`.
@@ -104,7 +107,7 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
         every_n_epochs: int = 1,
         restore_best_weights: bool = True,
         smoothing: float = 0.0,
-        rule: RuleName = "consensus",
+        rule: RuleName = DEFAULT_RULE,
         n_neighbors: int = 40,
         n_draws: int | None = None,
         max_samples: int | None = None,

@@ -16,6 +16,7 @@ COLUMNS = (
     "check_seconds",
     "boundary_uncertainty",
     "trust_score",
+    "expected_accuracy",
     "label_agreement",
     "vote_agreement",
     "neighbor_agreement",
@@ -41,6 +42,7 @@ def checks(n_checks=60, peak=0.4, seed=0):
                 "check_seconds": 0.03 * (epoch + 1) + noise.uniform(0, 0.01),
                 "boundary_uncertainty": 0.27 * learned - 0.06 * lost + noise.gauss(0, 0.006),
                 "trust_score": 1.1 + 0.9 * learned - 0.2 * lost + noise.gauss(0, 0.01),
+                "expected_accuracy": 0.5 + 0.43 * learned - 0.03 * lost + noise.gauss(0, 0.004),
                 "label_agreement": 0.5 + 0.44 * learned + 0.05 * place + noise.gauss(0, 0.004),
                 "vote_agreement": 0.5 + 0.42 * learned - 0.04 * lost + noise.gauss(0, 0.004),
                 "neighbor_agreement": 0.48 + 0.4 * learned - 0.05 * lost + noise.gauss(0, 0.004),
@@ -60,7 +62,7 @@ def header(classes=None, n_classes=None, **settings):
         "kind": "header",
         "format": 1,
         "settings": {
-            "rule": "consensus",
+            "rule": "expected_accuracy",
             "patience": 20,
             "min_delta": 0.0,
             "smoothing": 0.0,
@@ -154,8 +156,8 @@ def write_run(folder, n_checks=60, classes=None, n_classes=26, name="boundary_un
     rows = checks(n_checks)
     lines = [header(classes, n_classes, **settings), *(details(row["epoch"], n_classes, n_checks) for row in rows)]
     if ended:
-        kept = SelectionRule().replay(rows)["epoch"] if settings.get("rule", "consensus") else None
-        reason = f"Stopped in epoch {n_checks - 1}: no epoch was better than the kept one in the last 20 checks."
+        kept = SelectionRule().replay(rows)["epoch"] if settings.get("rule", "expected_accuracy") else None
+        reason = f"Stopped in epoch {n_checks - 1}: expected_accuracy did not improve in the last 20 checks."
         lines.append(end(kept, n_checks - 1, reason, f"{folder}/boundary-epoch={kept}-step=1.ckpt"))
     write_details(folder / f"{name}.jsonl", lines)
     return write_table(folder / f"{name}.csv", rows)

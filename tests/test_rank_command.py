@@ -84,7 +84,7 @@ def test_ranks_writes_copies_and_averages(project, capsys):
 @pytest.mark.parametrize("module", ["ranked_project:Net", "ranked_project:net"])
 def test_takes_classes_and_instances(project, capsys, module):
     assert rank("checkpoints/0.ckpt", "checkpoints/2.ckpt", "--device", "cpu", module=module) == 0
-    assert capsys.readouterr().out.startswith("2 candidates by consensus")
+    assert capsys.readouterr().out.startswith("2 candidates by expected_accuracy")
 
 
 def test_settings_arrive(project, capsys):
@@ -167,4 +167,4 @@ def test_runs_as_a_command(project):
     command += ["--data", "ranked_project:training", "checkpoints"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("3 candidates by consensus, best first")
+    assert result.stdout.startswith("3 candidates by expected_accuracy, best first")

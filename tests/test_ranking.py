@@ -58,7 +58,7 @@ def test_checkpoints_of_a_run_have_the_signals_that_the_callback_measured(run, d
             assert value == pytest.approx(measured[name], abs=1e-6), name
 
 
-@pytest.mark.parametrize("rule", ["trust_score", "boundary_uncertainty"])
+@pytest.mark.parametrize("rule", ["expected_accuracy", "trust_score", "boundary_uncertainty"])
 def test_the_best_is_what_a_rule_of_one_number_keeps(run, data, signals, rule):
     stopping, folder = run
     ranking = rank_checkpoints(folder, problems.Classifier, data, rule=rule, signals=signals)
@@ -71,7 +71,7 @@ def test_the_best_is_what_a_rule_of_one_number_keeps(run, data, signals, rule):
 
 
 def test_consensus_is_the_mean_of_three_standard_scores(run, data, signals):
-    ranking = rank_checkpoints(run[1], problems.Classifier(), data, signals=signals)
+    ranking = rank_checkpoints(run[1], problems.Classifier(), data, rule="consensus", signals=signals)
     columns = np.array([[c.signals[name] for name in AGREEMENTS] for c in ranking])
     expected = ((columns - columns.mean(axis=0)) / columns.std(axis=0)).mean(axis=1)
     assert [c.score for c in ranking] == pytest.approx(expected.tolist())
@@ -152,13 +152,13 @@ def test_table_json_and_csv_tell_the_same(run, data, signals, tmp_path):
     ranking.to_json(tmp_path / "new" / "ranking.json")
     ranking.to_csv(tmp_path / "new" / "ranking.csv")
     content = json.loads((tmp_path / "new" / "ranking.json").read_text())
-    assert content["rule"] == "consensus"
+    assert content["rule"] == "expected_accuracy"
     assert content["candidates"] == [c.as_record() for c in ranking]
     with (tmp_path / "new" / "ranking.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["score"]) for row in rows] == [c.score for c in ranking]
     lines = str(ranking).splitlines()
-    assert lines[0] == "6 candidates by consensus, best first"
+    assert lines[0] == "6 candidates by expected_accuracy, best first"
     assert lines[1].split()[:3] == ["rank", "epoch", "step"]
     assert lines[2].endswith(str(ranking.best.path))
     starts = {line.index(str(run[1])) for line in lines[2:]}

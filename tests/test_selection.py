@@ -46,7 +46,9 @@ def slow_consensus(history, min_delta=0.0):
 def test_consensus_replaces_as_written(rng, min_delta):
     for _ in range(20):
         history = consensus_checks(rng, 30)
-        assert SelectionRule(min_delta=min_delta).replay(history)["epoch"] == slow_consensus(history, min_delta)
+        assert SelectionRule("consensus", min_delta=min_delta).replay(history)["epoch"] == slow_consensus(
+            history, min_delta
+        )
 
 
 def test_a_check_without_one_before_it_is_compared_without_its_changes(rng):
@@ -54,27 +56,32 @@ def test_a_check_without_one_before_it_is_compared_without_its_changes(rng):
         worse = checks(**{name: [0.8, *(0.7 + 0.01 * rng.random(20))] for name in list(SIGNS)[:3]})
         for entry in worse:
             entry["prediction_changes"] = 0.005 if entry["epoch"] else 1.0
-        assert SelectionRule(smoothing=smoothing).replay(worse)["epoch"] == 0
+        assert SelectionRule("consensus", smoothing=smoothing).replay(worse)["epoch"] == 0
     for _ in range(20):
         history = consensus_checks(rng, 30)
         history[0]["prediction_changes"] = 1.0
-        assert SelectionRule().replay(history)["epoch"] == slow_consensus(history)
+        assert SelectionRule("consensus").replay(history)["epoch"] == slow_consensus(history)
     same = checks(label_agreement=[0.5] * 3, vote_agreement=[0.5] * 3, neighbor_agreement=[0.5] * 3)
     for entry in same:
         entry["prediction_changes"] = 0.0 if entry["epoch"] else 1.0
-    assert SelectionRule().replay(same)["epoch"] == 0
+    assert SelectionRule("consensus").replay(same)["epoch"] == 0
 
 
-def test_a_rule_of_one_number_keeps_its_first_largest():
-    history = checks(trust_score=[1, 3, 2, 3])
-    assert SelectionRule("trust_score").replay(history)["epoch"] == 1
+@pytest.mark.parametrize("name", ["expected_accuracy", "boundary_uncertainty", "trust_score"])
+def test_a_rule_of_one_number_keeps_its_first_largest(name):
+    history = checks(**{name: [1, 3, 2, 3]})
+    assert SelectionRule(name).replay(history)["epoch"] == 1
+
+
+def test_expected_accuracy_is_the_default():
+    assert (SelectionRule().name, SelectionRule().score_name) == ("expected_accuracy", "expected_accuracy")
 
 
 def test_a_replay_is_causal_and_leaves_the_checks_alone(rng):
     history = consensus_checks(rng, 25)
     before = [dict(entry) for entry in history]
     whole = [dict(entry) for entry in history]
-    rule = SelectionRule(smoothing=0.3)
+    rule = SelectionRule("consensus", smoothing=0.3)
     for end in range(len(whole)):
         rule.complete(whole[: end + 1])
     for end in (5, 15, 25):
@@ -82,11 +89,12 @@ def test_a_replay_is_causal_and_leaves_the_checks_alone(rng):
     assert history == before
 
 
-@pytest.mark.parametrize("name", ["consensus", "boundary_uncertainty", "trust_score"])
+@pytest.mark.parametrize("name", ["expected_accuracy", "consensus", "boundary_uncertainty", "trust_score"])
 def test_early_and_non_finite_checks_are_not_kept(rng, name):
     history = consensus_checks(rng, 12)
     for entry in history:
-        entry["boundary_uncertainty"] = entry["trust_score"] = 1.0 / (1 + entry["epoch"])
+        for one_number in ("expected_accuracy", "boundary_uncertainty", "trust_score"):
+            entry[one_number] = 1.0 / (1 + entry["epoch"])
     for key in list(history[4]):
         if key != "epoch":
             history[4][key] = math.nan
@@ -124,4 +132,4 @@ def test_arguments_out_of_range_are_refused(arguments, name):
 
 def test_a_missing_signal_is_an_error():
     with pytest.raises(KeyError, match="vote_agreement"):
-        SelectionRule().replay([{"epoch": 0, "label_agreement": 1.0}])
+        SelectionRule("consensus").replay([{"epoch": 0, "label_agreement": 1.0}])

@@ -6,7 +6,7 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, LabelVotes, Signals, TrustScore, functional
+from bu_torch import BoundaryUncertainty, LabelRegression, LabelVotes, Signals, TrustScore, functional
 from bu_torch._progress import shown_on
 
 
@@ -40,6 +40,7 @@ def test_measures_what_the_estimators_say():
         "neighbor_agreement": functional.neighbor_agreement(
             functional.trust_score(trust.class_distances(points, rows), predictions)
         ),
+        "expected_accuracy": signals.probabilities[torch.arange(240), predictions].double().mean(),
         "prediction_changes": (predictions != before).double().mean(),
         "omission": functional.omission(
             functional.label_votes(labels, boundary.neighbors, 0.0), predictions, boundary.neighbors
@@ -150,23 +151,56 @@ class TestFile:
 
 
 @pytest.mark.filterwarnings("error")
-def test_labels_that_neighbours_do_not_tell_are_warned_of(tmp_path):
-    signals, _, labels = fitted()
+def test_labels_that_the_others_do_not_tell_are_warned_of(tmp_path):
+    signals, features, labels = fitted()
     assert signals.vote_skill == LabelVotes().fit(labels, signals.boundary.neighbors).skill_ > 0.5
+    points = signals.boundary.standardize(features)
+    assert signals.regression_skill == LabelRegression(seed=3).fit(points, labels).skill_ > 0.5
     generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(500) % 2
-    # A narrow class within a wide one: what is nearest is nearly always of the narrow one.
-    ring = torch.randn(500, 20, generator=generator) * (1 + labels.unsqueeze(1))
-    noise = torch.randint(2, (500,), generator=generator)
-    for known in (labels, noise):
-        with pytest.warns(UserWarning, match=r"no more of a sample's label than chance \(Brier skill score -?0\.\d+\)"):
-            signals = Signals(n_draws=1).fit(ring, known)
+    inputs, noise = torch.randn(500, 20, generator=generator), torch.randint(2, (500,), generator=generator)
+    with pytest.warns(UserWarning, match=r"score -?0\.\d+ by the nearest, -?0\.\d+ by regression on all\)"):
+        signals = Signals(n_draws=1).fit(inputs, noise)
     signals.save(tmp_path / "signals.npz")
     with pytest.warns(UserWarning, match="`feature_extractor` may give a space"):
-        again = Signals(n_draws=1).load(tmp_path / "signals.npz", ring, noise)
-    assert again.vote_skill == signals.vote_skill < 0.01
+        again = Signals(n_draws=1).load(tmp_path / "signals.npz", inputs, noise)
+    for name in ("vote_skill", "regression_skill"):
+        assert getattr(again, name) == getattr(signals, name) < 0.01
+
+
+@pytest.mark.filterwarnings("error")
+def test_regression_tells_what_neighbours_do_not():
+    labels = torch.arange(500) % 2
+    # A narrow class within a wide one: what is nearest is nearly always of the narrow one.
+    ring = torch.randn(500, 20, generator=torch.Generator().manual_seed(0)) * (1 + labels.unsqueeze(1))
+    signals = Signals(n_draws=1).fit(ring, labels)
+    assert signals.vote_skill < 0.01
+    assert signals.regression_skill > 0.1
     by_radius = Signals(n_draws=1, feature_extractor=lambda x: x.norm(dim=1, keepdim=True)).fit(ring, labels)
     assert by_radius.vote_skill > 0.5
+
+
+def test_expected_accuracy_is_the_mean_probability_of_what_is_predicted():
+    signals, features, labels = fitted()
+    boundary = signals.boundary
+    regression = LabelRegression(seed=3).fit(boundary.standardize(features), labels)
+    decay = LabelVotes().fit(labels, boundary.neighbors).decay_
+    by_votes = functional.label_votes(labels, boundary.neighbors, decay, leave_one_out=True)
+    scores = [
+        float(functional.brier_score(torch.lerp(by_votes, regression.left_out, w / 100), labels)) for w in range(101)
+    ]
+    weight = scores.index(min(scores)) / 100
+    points = boundary.standardize(signals.perturbed_inputs)
+    expected = (1 - weight) * signals.votes.repeat(2, 1) + weight * regression.predict_proba(points)
+    torch.testing.assert_close(signals.probabilities, expected, atol=0.01, rtol=0)
+    torch.testing.assert_close(signals.probabilities.sum(dim=1), torch.ones(len(points)))
+    logits = torch.randn(len(points), 3, generator=torch.Generator().manual_seed(0))
+    value = signals.measure(logits)[0]["expected_accuracy"]
+    chosen = [float(signals.probabilities[row, column]) for row, column in enumerate(logits.argmax(dim=1).tolist())]
+    assert float(value) == pytest.approx(sum(chosen) / len(chosen), abs=1e-6)
+    best = torch.nn.functional.one_hot(signals.probabilities.argmax(dim=1), 3).float()
+    assert signals.measure(best)[0]["expected_accuracy"] > value
+    wider = torch.nn.functional.pad(logits, (0, 1), value=100.0)
+    assert signals.measure(wider)[0]["expected_accuracy"] == 0  # of a class that no sample has
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def label_votes(
     check_range("neighbors", neighbors, labels.shape[0], "rows of `labels`")
     voters = (neighbors[:, 1:] if leave_one_out else neighbors).long()  # uint8 would count as a mask
     weights = torch.arange(1, voters.shape[1] + 1, dtype=torch.float64).pow(-decay)
-    votes = torch.zeros(labels.shape[0], n_classes, device=labels.device)
+    votes = torch.zeros(labels.shape[0], n_classes, dtype=torch.float32, device=labels.device)
     for member, weight in zip(voters.unbind(dim=1), (weights / weights.sum()).tolist(), strict=True):
         column = labels[member].long().unsqueeze(1)
         votes.scatter_(1, column, votes.gather(1, column) + weight)

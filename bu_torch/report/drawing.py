@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from bu_torch.report.verdict import Verdict
 
 BLUE, ORANGE, VIOLET, GREEN, GREY = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2"
+RED = "#dc2626"
 _FEW_CHECKS = 40  # up to so many, each is marked
 
 

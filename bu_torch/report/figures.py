@@ -15,6 +15,7 @@ from bu_torch.report.drawing import (
     GREY,
     MORE,
     ORANGE,
+    RED,
     VIOLET,
     WORSE,
     Figure,
@@ -28,6 +29,7 @@ from bu_torch.report.verdict import RULE_LABELS, Verdict, shown_details
 
 # Of sizes that leave each to be seen where they coincide.
 _RULE_MARKS = {
+    "expected_accuracy": ("cross", 25, RED),
     "consensus": ("diamond", 19, VIOLET),
     "boundary_uncertainty": ("circle", 12, BLUE),
     "trust_score": ("square", 9, ORANGE),
@@ -123,6 +125,7 @@ def _marks(verdict: Verdict) -> list[dict[str, Any]]:
 def _agreement(record: Record, verdict: Verdict) -> Figure | None:
     epochs = record.values("epoch")
     signals = (
+        ("expected_accuracy", "expected accuracy", RED),
         ("label_agreement", "with the labels", BLUE),
         ("vote_agreement", "with the votes nearby", GREEN),
         ("neighbor_agreement", "with the nearest class", ORANGE),
@@ -136,10 +139,10 @@ def _agreement(record: Record, verdict: Verdict) -> Figure | None:
     layout = {"xaxis": {"title": {"text": "epoch"}}, "yaxis": {"title": {"text": "share"}}}
     return Figure(
         "agreement",
-        "What the consensus rule looks at",
-        "Shares of the moved samples. Predictions should agree with labels, votes and nearest classes, and change"
-        " little; agreement with the labels that still rises while the others fall is the sign of overfitting."
-        " Omission, where smaller is better, decides nothing.",
+        "What the rules look at",
+        "Shares of the moved samples. Expected accuracy decides by default. Predictions should agree with labels,"
+        " votes and nearest classes, and change little, which consensus compares; agreement with the labels that still"
+        " rises while the others fall is the sign of overfitting. Omission, where smaller is better, decides nothing.",
         drawn(curves, layout, verdict),
         380,
     )

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from bu_torch.report.reading import Details, Record
-from bu_torch.selection import RuleName, SelectionRule
+from bu_torch.selection import DEFAULT_RULE, RuleName, SelectionRule
 
-DEFAULT_RULE: RuleName = "consensus"
-RULE_LABELS = {"consensus": "consensus", "boundary_uncertainty": "boundary uncertainty", "trust_score": "trust score"}
+RULE_LABELS = {
+    "expected_accuracy": "expected accuracy",
+    "consensus": "consensus",
+    "boundary_uncertainty": "boundary uncertainty",
+    "trust_score": "trust score",
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Verdict:
         by_rule = {name: _replay(name, record) for name in get_args(RuleName) if _can_replay(name, record)}
         if record.end is not None and rule is not None:
             return cls(rule, record.end.kept_epoch, by_rule)
-        check = by_rule.get(rule or DEFAULT_RULE)
+        name = rule or (DEFAULT_RULE if DEFAULT_RULE in by_rule else "consensus")  # which older records lack
+        check = by_rule.get(name)
         return cls(rule, None if check is None else check["epoch"], by_rule)
 
 
@@ -101,7 +106,7 @@ def _replay(name: RuleName, record: Record) -> dict[str, Any] | None:
     options: dict[str, Any] = {
         option: settings[option] for option in ("smoothing", "start_from_epoch") if settings.get(option) is not None
     }
-    if name == DEFAULT_RULE == settings.get("rule") and settings.get("min_delta") is not None:
+    if name == "consensus" == settings.get("rule") and settings.get("min_delta") is not None:
         options["min_delta"] = settings["min_delta"]
     try:
         return SelectionRule(name, **options).replay(record.checks[record.n_not_compared :])

@@ -12,7 +12,8 @@ from bu_torch import BoundaryUncertaintyStopping
 @pytest.mark.parametrize(
     ("kwargs", "name"),
     [
-        ({}, "consensus"),
+        ({}, "expected accuracy"),
+        ({"rule": "consensus"}, "consensus"),
         ({"rule": "boundary_uncertainty"}, "boundary uncertainty"),
         ({"rule": "trust_score"}, "trust score"),
     ],
@@ -68,6 +69,7 @@ def test_rules_and_summary_on_curves_made_by_hand(quality):
     curves = {
         "boundary_uncertainty": [0.1, 0.5, 0.2],
         "trust_score": [1.0, 1.0, 2.0],
+        "expected_accuracy": [0.1, 0.6, 0.2],
         "label_agreement": [0.1, 0.6, 0.2],
         "vote_agreement": [0.1, 0.6, 0.2],
         "neighbor_agreement": [0.1, 0.6, 0.2],
@@ -86,7 +88,13 @@ def test_rules_and_summary_on_curves_made_by_hand(quality):
     case = {"table": "made up", "noise": 0.0, "seed": 0, "setting": "rmsprop", "epochs": 3}
     judged = quality.judge([{"case": case, "all": curves, "part": part}]).set_index("rule")
     excess = judged.excess.round(9).to_dict()
-    assert excess["boundary uncertainty"] == excess["consensus"] == excess["EB criterion"] == 0.0
+    assert (
+        excess["expected accuracy"]
+        == excess["boundary uncertainty"]
+        == excess["consensus"]
+        == excess["EB criterion"]
+        == 0.0
+    )
     assert excess["trust score"] == excess["last epoch"] == excess["training loss plateau"] == 0.1
     assert excess["hold-out accuracy"] == 0.2
     assert excess["hold-out loss"] == 0.4

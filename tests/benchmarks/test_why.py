@@ -33,7 +33,8 @@ def test_the_signals_are_those_of_the_monitor(why, tmp_path):
     pl.seed_everything(0, verbose=False)
     module = why.quality.Net(split[0].shape[1:], n_classes, "rmsprop")
     trainer.fit(module, DataLoader(TensorDataset(*split), batch_size=32, shuffle=True))
-    names = ("boundary uncertainty", "trust score", "label agreement", "vote agreement", "neighbor agreement")
+    names = ("expected accuracy", "boundary uncertainty", "trust score", "label agreement", "vote agreement")
+    names += ("neighbor agreement",)
     for row, entry in zip(variants.rows, monitor.history, strict=True):
         for name in names:
             assert row[name] == pytest.approx(entry[name.replace(" ", "_")], rel=1e-3), name

@@ -56,7 +56,7 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     header, *checks, end = lines(stopping)
     assert header["kind"] == "header"
     assert header["format"] == 1
-    assert header["settings"]["rule"] == "consensus"
+    assert header["settings"]["rule"] == "expected_accuracy"
     assert header["settings"]["min_delta"] == 0.1
     assert header["settings"]["n_draws"] == 2
     assert header["settings"]["cache"] is None
@@ -203,7 +203,7 @@ def test_a_resumed_run_records_what_only_it_smooths(tmp_path):
         second = fit(tmp_path, BoundaryUncertaintyStopping(smoothing=0.5), ckpt_path=last, max_epochs=2)
     table = pd.read_csv(second.record_path)
     agree(table, second.history)
-    assert table.label_agreement_smoothed.notna().tolist() == [False, True]
+    assert table.expected_accuracy_smoothed.notna().tolist() == [False, True]
 
 
 def test_where_there_are_no_checkpoints_it_lies_beside_the_logs(tmp_path):

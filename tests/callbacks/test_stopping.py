@@ -50,6 +50,7 @@ class Scripted(BoundaryUncertaintyStopping):
         return {
             "boundary_uncertainty": value,
             "trust_score": 2 * value,
+            "expected_accuracy": value,
             "label_agreement": value,
             "vote_agreement": value,
             "neighbor_agreement": value,
@@ -190,14 +191,14 @@ class TestConsensus:
 
             def _measure(self, trainer, pl_module):
                 a, b, c, d = rows[trainer.current_epoch]
-                return {"boundary_uncertainty": 0.0, "trust_score": 1.0} | {
+                return {"boundary_uncertainty": 0.0, "trust_score": 1.0, "expected_accuracy": 0.5} | {
                     "label_agreement": a,
                     "vote_agreement": b,
                     "neighbor_agreement": c,
                     "prediction_changes": -d,
                 }
 
-        stopping, module, weights = Rows(patience=4, min_delta=min_delta), Classifier(), Weights()
+        stopping, module, weights = Rows(rule="consensus", patience=4, min_delta=min_delta), Classifier(), Weights()
         trainer(tmp_path, stopping, weights, max_epochs=20).fit(module, loader(*blobs()))
         kept, stopped = self.by_hand(rows, 4, min_delta)
         assert (stopping.best_epoch, stopping.stopped_epoch) == (kept, stopped)
@@ -257,20 +258,6 @@ class TestConsensus:
         trainer(tmp_path, stopping, max_epochs=150).fit(Classifier(), data)
         assert stopping.stopped_epoch is not None
 
-    def test_it_is_the_default(self, tmp_path, caplog):
-        stopping, module = BoundaryUncertaintyStopping(), Classifier()
-        with caplog.at_level("INFO", logger="lightning.pytorch"):
-            trainer(tmp_path, stopping, max_epochs=200).fit(module, loader(*blobs()))
-        counts = [entry["replacements"] for entry in stopping.history]
-        assert stopping.rule == "consensus"
-        assert stopping.best_score == max(counts)
-        assert stopping.best_epoch == counts.index(max(counts))
-        assert stopping.stopped_epoch == stopping.best_epoch + 20
-        kept = stopping.history[stopping.best_epoch]
-        line = f"kept epoch {stopping.best_epoch} (boundary_uncertainty {kept['boundary_uncertainty']:.4f})"
-        assert line in caplog.text
-        assert "no epoch was better than the kept one in the last 20 checks" in stopping.stopping_reason
-
     def test_a_threshold_looks_at_boundary_uncertainty(self, tmp_path):
         kwargs = {"rule": "consensus", "stopping_threshold": 0.6}
         stopping, module, weights = run(tmp_path, [0.1, 0.5, 0.7, 0.9], **kwargs)
@@ -282,7 +269,21 @@ class TestConsensus:
 
     def test_a_relative_delta_is_refused(self):
         with pytest.raises(MisconfigurationException, match="`rule='consensus'` compares several"):
-            BoundaryUncertaintyStopping(min_delta_mode="rel")
+            BoundaryUncertaintyStopping(rule="consensus", min_delta_mode="rel")
+
+
+class TestExpectedAccuracy:
+    def test_it_is_the_default(self, tmp_path, caplog):
+        stopping, module = BoundaryUncertaintyStopping(), Classifier()
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            trainer(tmp_path, stopping, max_epochs=200).fit(module, loader(*blobs()))
+        values = [entry["expected_accuracy"] for entry in stopping.history]
+        assert stopping.rule == "expected_accuracy"
+        assert stopping.best_score == max(values)
+        assert stopping.best_epoch == values.index(max(values))
+        assert stopping.stopped_epoch == stopping.best_epoch + 20
+        assert f"kept epoch {stopping.best_epoch} (expected_accuracy {max(values):.4f})" in caplog.text
+        assert "expected_accuracy did not improve in the last 20 checks" in stopping.stopping_reason
 
 
 class TestEnds:
@@ -762,7 +763,8 @@ def test_before_a_fit_nothing_is_kept():
         ({"smoothing": 1.0}, "`smoothing` must be a finite number >= 0 and < 1, got 1.0"),
         (
             {"rule": "accuracy"},
-            "`rule` must be one of 'consensus', 'boundary_uncertainty', 'trust_score', got 'accuracy'",
+            "`rule` must be one of 'expected_accuracy', 'consensus', 'boundary_uncertainty', 'trust_score', "
+            "got 'accuracy'",
         ),
         ({"n_neighbors": 0}, "`n_neighbors` must be an integer >= 2"),
         ({"budget": -1}, "`budget` must be > 0, or None for no bound, got -1"),

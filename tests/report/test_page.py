@@ -53,11 +53,11 @@ def test_what_a_finished_run_shows(tmp_path):
     kept = record.end.kept_epoch
     said = words(record, [tmp_path / "older.csv"])
     assert f"Epoch {kept} was kept" in said
-    assert "Stopped in epoch 59: no epoch was better than the kept one in the last 20 checks." in said
+    assert "Stopped in epoch 59: expected_accuracy did not improve in the last 20 checks." in said
     assert f"At epoch {kept}, boundary uncertainty is {record.checks[kept]['boundary_uncertainty']:.3f}" in said
     assert f"would reach {record.details[kept].ceiling:.3f} on average" in said
     assert f"Samples that trust doubts most, at epoch {kept}" in said
-    assert "consensus, this run's" in said
+    assert "expected accuracy, this run's" in said
     for doubt in record.details[kept].doubtful:
         assert str(doubt.sample) in said
     for setting in (*record.settings, *record.versions, *record.data):
@@ -75,8 +75,8 @@ def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
     records.write_run(tmp_path, rule="trust_score", smoothing=0.5, start_from_epoch=10)
     record = read_record(tmp_path)
     drawn = {trace["name"]: trace for trace in content(record).drawings[0]["data"] if trace["mode"] == "markers"}
-    assert len(drawn) == 3
-    for name in ("consensus", "boundary_uncertainty", "trust_score"):
+    assert len(drawn) == 4
+    for name in ("expected_accuracy", "consensus", "boundary_uncertainty", "trust_score"):
         kept = SelectionRule(name, smoothing=0.5, start_from_epoch=10).replay(record.checks)
         assert drawn[f"rule: {name.replace('_', ' ')}"]["x"] == [kept["epoch"]]
 

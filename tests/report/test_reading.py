@@ -30,7 +30,7 @@ def test_a_whole_record(tmp_path):
     assert record.path == path
     assert record.values("epoch") == [0, 1, 2, 3, 4]
     assert record.values("trust_score") == [row["trust_score"] for row in records.checks(5)]
-    assert record.settings["rule"] == "consensus"
+    assert record.settings["rule"] == "expected_accuracy"
     assert record.classes == ["x", "y", "z"]
     assert record.end.stopped_epoch == 4
     assert record.missing == []

@@ -1,0 +1,111 @@
+import pytest
+import torch
+
+from bu_torch.functional import as_probabilities, brier_score, left_out_predictions, mixing_weight, tangent_kernel
+
+
+def by_sampling(first, second, n_hidden_layers, n_weights=400_000):
+    """Expected products of gradients of a wide network, its layers drawn at random: one kernel entry."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.stack([torch.cat([point, torch.ones(1)]) for point in (first, second)]).double()
+    covariance = points @ points.T / points.shape[1]
+    kernel = covariance[0, 1]
+    for _ in range(n_hidden_layers):
+        root = torch.linalg.cholesky(covariance)
+        before = torch.randn(n_weights, 2, generator=generator, dtype=torch.float64) @ root.T
+        after, slopes = before.relu(), (before > 0).double()
+        kernel = 2 * (after[:, 0] * after[:, 1]).mean() + kernel * 2 * (slopes[:, 0] * slopes[:, 1]).mean()
+        covariance = 2 * after.T @ after / n_weights
+    return kernel
+
+
+class TestTangentKernel:
+    @pytest.mark.parametrize("n_hidden_layers", [1, 2, 3])
+    def test_is_what_random_networks_have_on_average(self, n_hidden_layers):
+        first, second = torch.tensor([1.0, -0.5, 2.0]), torch.tensor([-0.3, 0.4, 1.0])
+        found = tangent_kernel(first[None].double(), second[None].double(), n_hidden_layers)
+        torch.testing.assert_close(found[0, 0], by_sampling(first, second, n_hidden_layers), rtol=0.01, atol=0)
+
+    @pytest.mark.parametrize("n_hidden_layers", [1, 3])
+    def test_of_a_point_with_itself_grows_with_its_norm_and_depth(self, n_hidden_layers):
+        points = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
+        expected = (points.square().sum(dim=1) + 1) / 3 * (n_hidden_layers + 1)
+        torch.testing.assert_close(tangent_kernel(points, points, n_hidden_layers).diagonal(), expected)
+
+    def test_is_symmetric_positive_and_blind_to_rotation(self, device):
+        generator = torch.Generator().manual_seed(0)
+        points = torch.randn(50, 4, generator=generator, dtype=torch.float64).to(device)
+        kernel = tangent_kernel(points, points)
+        assert kernel.device.type == device.type
+        torch.testing.assert_close(kernel, kernel.T)
+        assert torch.linalg.eigvalsh(kernel).min() > -1e-9
+        rotation = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64)).Q.to(device)
+        torch.testing.assert_close(tangent_kernel(points @ rotation, points @ rotation), kernel)
+
+    def test_keeps_the_dtype(self):
+        assert tangent_kernel(torch.ones(2, 1), torch.ones(3, 1)).dtype == torch.float32
+
+
+def test_left_out_predictions_are_those_of_as_many_fits():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(30, 5, generator=generator, dtype=torch.float64)
+    targets = torch.randn(30, 2, generator=generator, dtype=torch.float64)
+    eigenvalues, vectors = torch.linalg.eigh(features.T @ features)
+    found = left_out_predictions(features @ vectors, eigenvalues, targets, 0.7)
+    for row in range(30):
+        others = torch.arange(30) != row
+        part, wanted = features[others], targets[others]
+        weights = torch.linalg.solve(part.T @ part + 0.7 * torch.eye(5, dtype=torch.float64), part.T @ wanted)
+        torch.testing.assert_close(found[row], features[row] @ weights)
+
+
+def test_probabilities_are_positive_and_sum_to_one():
+    found = as_probabilities(torch.tensor([[0.2, 0.8, 0.0], [-1.0, 1.5, 0.5], [0.4, 0.4, 0.2]]))
+    torch.testing.assert_close(found, torch.tensor([[0.2, 0.8, 0.0], [0.0, 0.75, 0.25], [0.4, 0.4, 0.2]]))
+
+
+class TestMixingWeight:
+    @pytest.mark.parametrize("better", ["neither", "first", "second"])
+    def test_has_the_least_brier_score(self, device, better):
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.randint(3, (200,), generator=generator)
+        one_hot = torch.nn.functional.one_hot(labels, 3).float()
+        guesses = {name: torch.rand(200, 3, generator=generator).softmax(dim=1) for name in ("first", "second")}
+        for name in guesses:
+            know = {"neither": 0.3, name: 1.0}.get(better, 0.0)
+            guesses[name] = (1 - know) * guesses[name] + know * one_hot
+        weight = mixing_weight(guesses["first"].to(device), guesses["second"].to(device), labels.to(device)).cpu()
+        scores = [
+            float(brier_score(torch.lerp(guesses["first"], guesses["second"], step / 1000), labels))
+            for step in range(1001)
+        ]
+        assert abs(float(weight) - scores.index(min(scores)) / 1000) < 2e-3
+        assert {"first": weight == 0, "second": weight == 1}.get(better, 0 < weight < 1)
+
+    def test_is_zero_where_there_is_nothing_to_mix(self):
+        votes = torch.rand(10, 2).softmax(dim=1)
+        assert mixing_weight(votes, votes, torch.zeros(10, dtype=torch.int64)) == 0
+
+
+ONES = torch.ones(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: tangent_kernel([[1.0]], ONES), TypeError, "`first` must be a floating-point tensor .*got list"),
+        (lambda: tangent_kernel(ONES, ONES.T), ValueError, r"`second` must have shape \(P, 2\), got \(2, 3\)"),
+        (lambda: tangent_kernel(ONES, ONES, 0), ValueError, "`n_hidden_layers` must be >= 1, got 0"),
+        (lambda: left_out_predictions(ONES, ONES, ONES, 1.0), ValueError, r"`eigenvalues` must have shape \(2,\)"),
+        (lambda: left_out_predictions(ONES, ONES[0], ONES[:2], 1.0), ValueError, r"`targets` must have shape \(3, J\)"),
+        (lambda: left_out_predictions(ONES, ONES[0], ONES, -1.0), ValueError, "`penalty` must be >= 0, got -1.0"),
+        (lambda: as_probabilities(ONES[0]), ValueError, r"`predictions` must have shape \(N, J\), got \(2,\)"),
+        (lambda: mixing_weight(ONES, ONES.T, torch.zeros(3).long()), ValueError, r"`second` must have shape \(3, 2\)"),
+        (lambda: mixing_weight(ONES, ONES, torch.zeros(3)), TypeError, "`labels` must have an integer dtype"),
+        (lambda: mixing_weight(ONES, ONES, torch.full((3,), 2)), ValueError, r"`labels` must hold classes in \[0, 2\)"),
+        (lambda: mixing_weight(ONES[:0], ONES[:0], torch.zeros(0).long()), ValueError, "got no row"),
+    ],
+)
+def test_bad_arguments_are_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
