@@ -114,7 +114,7 @@ class BoundaryUncertaintyScorer:
 
 
 def consensus_index(results: dict[str, Any]) -> int:
-    """Which candidate of a search the default rule of `rank_models` prefers: for `refit=consensus_index`.
+    """Which candidate of a search `rank_models(rule="consensus")` prefers: for `refit=consensus_index`.
 
     Args:
         results: `cv_results_` of a search with `scoring=BoundaryUncertaintyScorer(None)`.

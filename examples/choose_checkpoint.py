@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bu_torch import Signals, greedy_soup, load_checkpoint
 
 LETTERS = Path(__file__).parent / "data" / "letter.csv.gz"
-RULES = ("consensus", "boundary_uncertainty", "trust_score")
+RULES = ("expected_accuracy", "consensus", "boundary_uncertainty", "trust_score")
 Split = tuple[Tensor, Tensor]
 
 
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
             soup = greedy_soup(folder, module, training, rule=rule, signals=signals)
             best = soup.ranking.best
             rows[rule] = (best.epoch, errors[best.epoch], len(soup.members), error(module, soup.state_dict, test))
-            if rule == "consensus":
+            if rule == RULES[0]:
                 print(soup.ranking)
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["epoch", "test error", "averaged", "of the average"])
     print(f"\n{table.to_string(float_format='{:.4f}'.format)}")

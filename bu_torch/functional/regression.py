@@ -11,8 +11,8 @@ from bu_torch.functional._checks import check_floating, check_index, check_integ
 def tangent_kernel(first: Tensor, second: Tensor, n_hidden_layers: int = 1) -> Tensor:
     """Neural tangent kernel of an infinitely wide fully connected ReLU network with biases (Jacot et al. 2018).
 
-    Regression with it is what such a network learns by gradient descent on the squared error. The closed form is that
-    of Arora et al. 2019 (section 3.1 and eq. 9 there), with a feature of 1 added as the bias; unlike a Gaussian kernel
+    Regression with it is what such a network learns by gradient descent on the squared error. The recursion over the
+    layers is that of Arora et al. (2019, section 3.1), with a feature of 1 added as the bias; unlike a Gaussian kernel
     it has no width to choose.
 
     Args:

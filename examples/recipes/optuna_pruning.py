@@ -1,7 +1,7 @@
 """Optuna without validation data: trials are compared, and pruned, by what the callback logs.
 
 Optuna's pruning callback reads its key at the end of a validation, and here is none; two lines make it read at the end
-of a training epoch. `vote_agreement` is comparable between trials: each reads its network at the same moved samples.
+of a training epoch. `expected_accuracy` is comparable between trials: each reads its network at the same moved samples.
 
     pip install optuna optuna-integration
     python examples/recipes/optuna_pruning.py
@@ -26,10 +26,10 @@ class PruningCallback(PyTorchLightningPruningCallback):
 
 def objective(trial: optuna.Trial, folder: str, epochs: int) -> float:
     stopping = BoundaryUncertaintyStopping(patience=10)
-    callbacks = [stopping, PruningCallback(trial, monitor="vote_agreement")]
+    callbacks = [stopping, PruningCallback(trial, monitor="expected_accuracy")]
     module = Classifier(lr=trial.suggest_float("lr", 1e-5, 1e-1, log=True))
     trainer(folder, epochs, logger=False, callbacks=callbacks).fit(module, loader())
-    return next(check["vote_agreement"] for check in stopping.history if check["epoch"] == stopping.best_epoch)
+    return next(check["expected_accuracy"] for check in stopping.history if check["epoch"] == stopping.best_epoch)
 
 
 def main(trials: int = 12, epochs: int = 25) -> optuna.Study:
@@ -40,7 +40,7 @@ def main(trials: int = 12, epochs: int = 25) -> optuna.Study:
         study.optimize(lambda trial: objective(trial, folder, epochs), n_trials=trials)
     for trial in study.trials:
         print(f"lr {trial.params['lr']:.5f}: {trial.state.name.lower()} after {len(trial.intermediate_values)} epochs")
-    print(f"best: lr {study.best_params['lr']:.5f}, vote agreement {study.best_value:.3f}")
+    print(f"best: lr {study.best_params['lr']:.5f}, expected accuracy {study.best_value:.3f}")
     return study
 
 

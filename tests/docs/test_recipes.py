@@ -41,7 +41,7 @@ def test_every_recipe_is_tested_and_shown_on_a_page():
 def test_plain_loop(recipe, capsys):
     stopper = recipe("plain_loop").main()
     assert stopper.stopped_epoch == stopper.best_epoch + 20
-    assert "no epoch was better" in capsys.readouterr().out
+    assert "did not improve" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not hasattr(bu_torch, "BoundaryUncertaintyScorer"), reason="needs the scorer")
@@ -113,7 +113,7 @@ def test_lightning_cli(recipe, tmp_path):
     run = recipe("lightning_cli").main(["fit", f"--config={config}", *options])
     stopping = run.trainer.callbacks[0]
     assert type(stopping) is bu_torch.BoundaryUncertaintyStopping
-    assert (stopping.patience, stopping.rule, len(stopping.history)) == (15, "consensus", 3)
+    assert (stopping.patience, stopping.rule, len(stopping.history)) == (15, "expected_accuracy", 3)
     assert Path(stopping.best_model_path).is_relative_to(tmp_path)
 
 
