@@ -150,7 +150,7 @@ def draw_curves(inputs: Tensor, labels: Tensor, path: Path, epochs: int) -> Boun
     upper.plot(test, color="black", label="test error")
     upper.plot(training, color=ORANGE, label="training error")
     upper.set_ylim(0, None)
-    for name, color in (("boundary_uncertainty", BLUE), ("vote_agreement", ORANGE), ("neighbor_agreement", GREY)):
+    for name, color in (("boundary_uncertainty", BLUE), ("expected_accuracy", ORANGE), ("neighbor_agreement", GREY)):
         lower.plot([check[name] for check in stopper.history], color=color, label=name.replace("_", " "))
     for ax in (upper, lower):
         if stopped is not None:
