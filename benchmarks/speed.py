@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import (
     BoundaryUncertaintyStopping,
+    LabelRegression,
     LabelVotes,
     NeighborGraph,
     PrototypeClassifier,
@@ -130,6 +131,8 @@ def setup_stages(n_samples: int, n_features: int, n_classes: int) -> dict[str, f
     trust = TrustScore().fit(features, labels)
     row["class distances"], _ = once(lambda: trust.class_distances(moved, torch.arange(n_samples)))
     row["votes"], _ = once(lambda: LabelVotes().fit(labels, graph.neighbors))
+    row["regression"], regression = once(lambda: LabelRegression().fit(features, labels))
+    row["expected"], _ = once(lambda: regression.predict_proba(moved))
     return row
 
 

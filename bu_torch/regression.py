@@ -10,7 +10,7 @@ from bu_torch import functional
 from bu_torch._inputs import as_flat_features, as_labels, check_integer
 
 _LEAST_EIGENVALUE = 1e-10  # of the largest; those below are rounding
-_CHUNK = 2**24  # kernel entries at once
+_CHUNK = 2**22  # kernel entries at once
 
 
 class LabelRegression:

@@ -10,6 +10,7 @@ def test_stages_are_all_there(speed):
     setup = speed.setup_stages(200, 4, 3)
     assert set(setup) == {
         "N", "d", "J", "neighbours", "perturbation", "prototypes", "pairs", "class distances", "votes",
+        "regression", "expected",
     }  # fmt: skip
     whole = speed.whole(200, 4, 3)
     assert whole["peak MiB"] >= whole["MiB of imports"] > 0
