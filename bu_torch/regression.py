@@ -1,16 +1,20 @@
 """Class probabilities anywhere, by kernel regression of the labels."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch._inputs import as_flat_features, as_labels, check_integer
+from bu_torch._inputs import as_flat_features, as_labels, check_integer, safe_unit
+from bu_torch._labelled_data import stratified_rows
+from bu_torch._progress import advance
 
 _LEAST_EIGENVALUE = 1e-10  # of the largest; those below are rounding
-_CHUNK = 2**22  # kernel entries at once
+_BLOCK_ELEMENTS = 2**22  # of float64 temporaries, of the kernel and of the points
+_LEAST_PENALTY = 1e-8  # below it, a sample left out is lost in rounding
 
 
 class LabelRegression:
@@ -22,12 +26,12 @@ class LabelRegression:
     left-out labels best (smallest Brier score, leave-one-out in closed form), so that there is nothing to set: where
     labels are noisy it comes out large. Points are centred and divided by their root mean square, so that shift, scale
     and rotation do not matter. Of more than `n_landmarks` samples, so many random ones span the solution (Nystroem),
-    which is fitted to the labels of all, or of `max_samples` random ones.
+    which is fitted to the labels of all, or of `max_samples` random ones, each class with its share.
 
     Args:
         n_landmarks: Samples that span the solution at most, >= 1; time grows with its cube.
-        penalties: The penalties to choose from, each > 0, in units of the kernel's mean diagonal; of equally good ones
-            the first is taken.
+        penalties: The penalties to choose from, each >= 1e-8, in units of the kernel's mean diagonal; of equally
+            good ones the first is taken.
         max_samples: Fit to so many samples at most, >= 1.
         seed: Seed of the random choices, >= 0.
 
@@ -55,8 +59,9 @@ class LabelRegression:
     left_out: Tensor
     skill_: float
     _landmarks: Tensor
+    _unit: float
     _center: Tensor
-    _scale: Tensor
+    _scale: float
     _weights: Tensor
     _shares: Tensor
 
@@ -68,8 +73,10 @@ class LabelRegression:
         seed: int = 0,
     ) -> None:
         self.n_landmarks = check_integer("n_landmarks", n_landmarks, 1)
-        if len(penalties) == 0 or not all(penalty > 0 for penalty in penalties):
-            raise ValueError(f"`penalties` must hold at least one number, all > 0, got {penalties!r}.")
+        if len(penalties) == 0 or not all(_LEAST_PENALTY <= penalty < math.inf for penalty in penalties):
+            raise ValueError(
+                f"`penalties` must hold at least one number, all finite and >= {_LEAST_PENALTY}, got {penalties!r}."
+            )
         self.penalties = tuple(penalties)
         self.max_samples = check_integer("max_samples", max_samples, 1)
         self.seed = check_integer("seed", seed, 0)
@@ -91,20 +98,24 @@ class LabelRegression:
         points = as_flat_features(features)
         labels = as_labels(labels, points.shape[0]).to(points.device)
         n_classes = int(labels.max()) + 1
-        chosen = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))
-        self.rows_ = chosen[: self.max_samples].sort().values.to(points.device)
-        points, labels = points[self.rows_].double(), labels[self.rows_]
-        self._center = points.mean(dim=0)
-        spread = (points - self._center).square().mean().sqrt()
-        self._scale = torch.where(spread > 0, spread, torch.ones_like(spread))
+        rows = torch.arange(len(points))
+        if len(points) > self.max_samples:
+            rows = stratified_rows(len(points), self.max_samples, self.seed, labels)
+        self.rows_ = rows.to(points.device)
+        points, labels = points[self.rows_], labels[self.rows_]
+        self._unit = safe_unit(points)
+        self._center, self._scale = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device), 1.0
+        self._center = torch.stack([block.sum(dim=0) for block in self._standardized(points)]).sum(dim=0) / len(points)
+        squares = sum(float(block.square().sum()) for block in self._standardized(points))
+        self._scale = math.sqrt(squares / points.numel()) or 1.0
         landmarks = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
-        self._landmarks = (points[landmarks.to(points.device)] - self._center) / self._scale
+        self._landmarks = torch.cat([*self._standardized(points[landmarks.to(points.device)])])
         kernel = functional.tangent_kernel(self._landmarks, self._landmarks)
         unit = kernel.diagonal().mean()
         values, vectors = torch.linalg.eigh(kernel / unit)
         is_kept = values > _LEAST_EIGENVALUE * values.max()
         values, to_basis = values[is_kept], vectors[:, is_kept] / values[is_kept].sqrt() / unit
-        basis = self._kernel(points, to_basis)
+        basis = torch.cat([*self._kernel(points, to_basis)])
         if len(points) > len(self._landmarks):  # else it is orthogonal as it is
             values, vectors = torch.linalg.eigh(basis.T @ basis)
             values, basis, to_basis = values.clamp(min=0), basis @ vectors, to_basis @ vectors
@@ -139,13 +150,18 @@ class LabelRegression:
         if not hasattr(self, "_weights"):
             raise RuntimeError("This LabelRegression is not fitted yet: call `fit` first.")
         points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
-        predicted = self._kernel(points, self._weights) + self._shares
-        return functional.as_probabilities(predicted).float()
+        predicted = (
+            functional.as_probabilities(part + self._shares).float() for part in self._kernel(points, self._weights)
+        )
+        return torch.cat([*predicted])
 
-    def _kernel(self, points: Tensor, weights: Tensor) -> Tensor:
-        """Product of the kernel of points and landmarks with `weights`, so many rows at a time that they fit."""
-        products = [
-            functional.tangent_kernel((chunk.double() - self._center) / self._scale, self._landmarks) @ weights
-            for chunk in points.split(max(1, _CHUNK // len(self._landmarks)))
-        ]
-        return torch.cat(products)
+    def _standardized(self, points: Tensor, n_beside: int = 1) -> Iterator[Tensor]:
+        """Points in float64, so many at a time that they, and `n_beside` numbers for each, fit."""
+        for block in points.split(max(1, _BLOCK_ELEMENTS // max(points.shape[1], n_beside))):
+            yield (block.double() / self._unit - self._center) / self._scale
+
+    def _kernel(self, points: Tensor, weights: Tensor) -> Iterator[Tensor]:
+        """Product of the kernel of points and landmarks with `weights`, block by block."""
+        for block in self._standardized(points, len(self._landmarks)):
+            advance(len(block) * len(self._landmarks))
+            yield functional.tangent_kernel(block, self._landmarks) @ weights

@@ -12,6 +12,7 @@ from bu_torch._inputs import as_features, check_integer
 from bu_torch._labelled_data import stratified_rows
 from bu_torch.functional._checks import check_choice
 from bu_torch.ranking import MEASURED, measure_model, standings
+from bu_torch.selection import SIGNALS
 from bu_torch.signals import Signals
 
 _MOST_FITTED = 4
@@ -141,13 +142,14 @@ def consensus_index(results: dict[str, Any]) -> int:
         >>> search.fit(X, y).best_params_
         {'C': 1.0}
     """
-    missing = [name for name in MEASURED if f"mean_test_{name}" not in results]
+    names = [name for name in SIGNALS["consensus"] if name in MEASURED]
+    missing = [name for name in names if f"mean_test_{name}" not in results]
     if missing:
         raise ValueError(
             f"`results` must be of a search with `scoring=BoundaryUncertaintyScorer(None)`, got none of {missing[0]}."
         )
-    columns = {name: np.asarray(results[f"mean_test_{name}"]) for name in MEASURED}
-    n_candidates = len(columns[MEASURED[0]])
+    columns = {name: np.asarray(results[f"mean_test_{name}"]) for name in names}
+    n_candidates = len(columns[names[0]])
     scores = standings(
         [{name: column[i] for name, column in columns.items()} for i in range(n_candidates)], "consensus"
     )

@@ -51,9 +51,9 @@ class Signals:
         probabilities: Class probabilities at each moved sample, (n_draws * N, J), float32: a mixture of the votes near
             the sample and of a `LabelRegression`, with the weights that predict left-out labels best (Brier score).
         vote_skill: How well the labels nearby predict a sample's label, 1 is certain and 0 chance (`LabelVotes`).
-        regression_skill: How well a regression on all other samples does (`LabelRegression`). Where both skills are
-            below 0.01, `fit` and `load` warn that the signals cannot be relied on, as they do where more than half of
-            the samples have an exact copy with the same label.
+        regression_skill: How well a regression on all other samples does (`LabelRegression`). Where the first is below
+            0.01, `fit` and `load` warn that what asks the neighbours cannot be relied on, and nothing at all where both
+            are; they warn as well where more than half of the samples have an exact copy with the same label.
 
     Example:
         >>> labels = torch.arange(200) % 2
@@ -140,7 +140,9 @@ class Signals:
         by_votes = functional.label_votes(boundary.labels, boundary.neighbors, votes.decay_, leave_one_out=True)
         known = regression.rows_
         weight = functional.mixing_weight(by_votes[known], regression.left_out, boundary.labels[known])
-        self.probabilities = torch.lerp(self.votes[rows], regression.predict_proba(moved), weight)
+        self.probabilities = regression.predict_proba(moved)
+        for draw in self.probabilities.view(boundary.n_draws, *self.votes.shape):
+            torch.lerp(self.votes, draw, weight, out=draw)
         self._fingerprint = self._of(inputs, boundary.labels)
         self._warn_of_copies(inputs)
         return self._completed()
@@ -188,8 +190,10 @@ class Signals:
         return self._fingerprint == self._of(inputs, as_labels(labels, inputs.shape[0]))
 
     def n_comparisons(self, n_samples: int) -> int:
-        """How far `fit` moves a progress bar that is shown: the distances between N samples that it looks at."""
-        return (1 + self.boundary.n_draws) * n_samples**2
+        """How far `fit` moves a progress bar that is shown: the pairs of N samples that it looks at."""
+        regression = LabelRegression()
+        n_read = min(n_samples, regression.max_samples) + self.boundary.n_draws * n_samples
+        return (1 + self.boundary.n_draws) * n_samples**2 + n_read * min(n_samples, regression.n_landmarks)
 
     def measure(self, logits: Tensor, before: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
         """All signals of logits that were read at `perturbed_inputs`; waits for no device.
@@ -305,8 +309,8 @@ class Signals:
             ) from error
         if not arrays:
             raise ValueError(
-                f"`{path}` was made of other samples or settings (fingerprint {found[:12]}, expected {wanted[:12]}):"
-                " remove it, or name another file."
+                f"`{path}` was made of other samples or settings, or by another version (fingerprint {found[:12]},"
+                f" expected {wanted[:12]}): remove it, or name another file."
             )
         for name in _SKILLS:
             setattr(self, name, float(arrays.pop(name)))
@@ -324,7 +328,14 @@ class Signals:
         self._counts = cluster_counts(shares, self.boundary.n_neighbors)
         labels = self.boundary.labels.repeat(self.boundary.n_draws)
         self._label_trust = functional.trust_score(self.left_out_distances, labels, validate_args=False)
-        if max(self.vote_skill, self.regression_skill) < _LEAST_SKILL:
+        if self.vote_skill < _LEAST_SKILL <= self.regression_skill:
+            warnings.warn(
+                "The labels of the nearest neighbours tell no more of a sample's label than chance (Brier skill score"
+                f" {self.vote_skill:.2f}), a regression on all samples does ({self.regression_skill:.2f}): expected"
+                " accuracy can be relied on, boundary uncertainty, trust score and agreement with neighbours cannot.",
+                stacklevel=3,
+            )
+        elif self.vote_skill < _LEAST_SKILL:
             warnings.warn(
                 "The other samples tell no more of a sample's label than chance (Brier skill score"
                 f" {self.vote_skill:.2f} by the nearest, {self.regression_skill:.2f} by regression on all): either"

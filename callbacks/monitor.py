@@ -57,7 +57,6 @@ class BoundaryUncertaintyMonitor(Callback):
       along the Bayes boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
     - `trust_score`, in [1e-3, 1e3], larger is better: does the classifier agree with the neighbours? (Jiang et al.
       2018; `bu_torch.functional.mean_trust_score`)
-
     - `expected_accuracy`, in [0, 1], larger is better: how likely are the predicted classes, by what the training
       labels say of each moved sample? (`bu_torch.Signals.probabilities`; this project's own)
 
@@ -395,8 +394,8 @@ class BoundaryUncertaintyMonitor(Callback):
         """Compare nothing that is measured now with what the checkpoint holds, and say so."""
         self._compare_nothing_before()
         rank_zero_warn(
-            "The run resumes with other training samples than it began with: what is measured now cannot be compared"
-            " with the checks before."
+            "The run resumes with other training samples than it began with, or with another version of bu_torch: what"
+            " is measured now cannot be compared with the checks before."
         )
 
     def _compare_nothing_before(self) -> None:

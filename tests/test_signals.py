@@ -1,4 +1,5 @@
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -168,15 +169,32 @@ def test_labels_that_the_others_do_not_tell_are_warned_of(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_regression_tells_what_neighbours_do_not():
+def test_where_regression_alone_tells_the_labels_that_is_said():
     labels = torch.arange(500) % 2
     # A narrow class within a wide one: what is nearest is nearly always of the narrow one.
     ring = torch.randn(500, 20, generator=torch.Generator().manual_seed(0)) * (1 + labels.unsqueeze(1))
-    signals = Signals(n_draws=1).fit(ring, labels)
+    with pytest.warns(
+        UserWarning, match=r"than chance \(Brier .*-?0\.\d+\), a regression on all samples does \(0\.\d+\)"
+    ):
+        signals = Signals(n_draws=1).fit(ring, labels)
     assert signals.vote_skill < 0.01
     assert signals.regression_skill > 0.1
     by_radius = Signals(n_draws=1, feature_extractor=lambda x: x.norm(dim=1, keepdim=True)).fit(ring, labels)
     assert by_radius.vote_skill > 0.5
+
+
+def test_of_many_samples_the_weight_is_that_of_some(monkeypatch):
+    monkeypatch.setattr("bu_torch.signals.LabelRegression", partial(LabelRegression, max_samples=80))
+    signals, features, labels = fitted()
+    points = signals.boundary.standardize(features)
+    regression = LabelRegression(seed=3, max_samples=80).fit(points, labels)
+    assert len(regression.rows_) == 80
+    decay = LabelVotes().fit(labels, signals.boundary.neighbors).decay_
+    by_votes = functional.label_votes(labels, signals.boundary.neighbors, decay, leave_one_out=True)
+    weight = functional.mixing_weight(by_votes[regression.rows_], regression.left_out, labels[regression.rows_])
+    moved = signals.boundary.standardize(signals.perturbed_inputs)
+    expected = torch.lerp(signals.votes.repeat(2, 1), regression.predict_proba(moved), weight)
+    torch.testing.assert_close(signals.probabilities, expected)
 
 
 def test_expected_accuracy_is_the_mean_probability_of_what_is_predicted():

@@ -9,11 +9,11 @@ from bu_torch.functional._checks import check_floating, check_index, check_integ
 
 
 def tangent_kernel(first: Tensor, second: Tensor, n_hidden_layers: int = 1) -> Tensor:
-    """Neural tangent kernel of an infinitely wide fully connected ReLU network with biases (Jacot et al. 2018).
+    """Neural tangent kernel of an infinitely wide fully connected ReLU network (Jacot et al. 2018).
 
     Regression with it is what such a network learns by gradient descent on the squared error. The recursion over the
-    layers is that of Arora et al. (2019, section 3.1), with a feature of 1 added as the bias; unlike a Gaussian kernel
-    it has no width to choose.
+    layers is that of Arora et al. (2019, section 3.1), the bias of the first layer being a further feature
+    of 1; unlike a Gaussian kernel it has no width to choose.
 
     Args:
         first: Points, shape (N, d), floating point.
@@ -58,7 +58,7 @@ def left_out_predictions(basis: Tensor, eigenvalues: Tensor, targets: Tensor, pe
         basis: The features rotated so that B'B = diag(e), shape (N, R), floating point.
         eigenvalues: e, shape (R,), >= 0.
         targets: Shape (N, J), dtype and device of `basis`.
-        penalty: > 0.
+        penalty: >= 0; with 0, the hat matrix must leave each sample some residual.
 
     Returns:
         Shape (N, J), dtype and device of `basis`.

@@ -137,10 +137,11 @@ def _agreement(record: Record, verdict: Verdict) -> Figure | None:
     if not curves:
         return None
     layout = {"xaxis": {"title": {"text": "epoch"}}, "yaxis": {"title": {"text": "share"}}}
+    decides = " Expected accuracy decides by default." if "expected_accuracy" in record.checks[0] else ""
     return Figure(
         "agreement",
         "What the rules look at",
-        "Shares of the moved samples. Expected accuracy decides by default. Predictions should agree with labels,"
+        f"Shares of the moved samples.{decides} Predictions should agree with labels,"
         " votes and nearest classes, and change little, which consensus compares; agreement with the labels that still"
         " rises while the others fall is the sign of overfitting. Omission, where smaller is better, decides nothing.",
         drawn(curves, layout, verdict),

@@ -64,11 +64,13 @@ def _tiles(record: Record, verdict: Verdict) -> str:
         shown = record.details.get(check["epoch"])
         ceiling = f"ceiling {figure(shown.ceiling)}" if shown and math.isfinite(shown.ceiling) else "of at most 1"
         tiles = [
-            ("kept epoch" if verdict.rule else "default rule", str(check["epoch"]), f"of {last['epoch']}"),
+            ("kept epoch" if verdict.rule else "would be kept", str(check["epoch"]), f"of {last['epoch']}"),
             ("boundary uncertainty", figure(check["boundary_uncertainty"]), ceiling),
             ("trust score", figure(check["trust_score"]), "above 1: agrees with the nearest class"),
             *tiles,
         ]
+        if "expected_accuracy" in check:
+            tiles.insert(1, ("expected accuracy", figure(check["expected_accuracy"]), "at the moved samples"))
     spent, total = last.get("check_seconds", math.nan), last.get("seconds", math.nan)
     if total > 0 and math.isfinite(spent):
         tiles.append(("checks took", f"{spent / total:.1%}", f"{duration(spent)} of {duration(total)}"))
@@ -99,9 +101,9 @@ def _rules(record: Record, verdict: Verdict) -> str:
         check = verdict.by_rule.get(rule)
         if check is None:
             why = "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
-            rows.append([name, escaped(why), "", "", ""])
+            rows.append([name, escaped(why), "", "", "", ""])
             continue
-        names = ("boundary_uncertainty", "trust_score", "label_agreement")
+        names = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
         rows.append([name, str(check["epoch"]), *(figure(check.get(column, math.nan)) for column in names)])
     note = "Each rule replayed on the checks of this run, patience aside, with its smoothing and first epoch."
     kept_by_rule = verdict.by_rule.get(verdict.rule or "")
@@ -110,9 +112,9 @@ def _rules(record: Record, verdict: Verdict) -> str:
     return _section(
         "What each rule would have kept",
         note,
-        ("rule", "epoch", "U", "trust", "label agreement"),
+        ("rule", "epoch", "expected accuracy", "U", "trust", "label agreement"),
         rows,
-        numbers=(1, 2, 3, 4),
+        numbers=(1, 2, 3, 4, 5),
     )
 
 

@@ -58,7 +58,8 @@ def headline(record: Record, verdict: Verdict) -> tuple[str, str]:
     if verdict.rule is None:
         would = "no epoch" if verdict.kept is None else f"epoch {verdict.kept}"
         decided = "The callback only measured" if record.settings else "The record does not tell what decided"
-        return f"The default rule would have kept {would}", f"{decided}. {_ending(record)}"
+        replayed = "The default rule" if DEFAULT_RULE in verdict.by_rule else "Consensus"
+        return f"{replayed} would have kept {would}", f"{decided}. {_ending(record)}"
     if verdict.kept is None:
         return "No epoch was kept", f"No finite check counted. {_ending(record)}"
     return f"Epoch {verdict.kept} {'was kept' if record.end else 'is kept so far'}", _ending(record)

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 import records
 
+from bu_torch import SelectionRule
 from bu_torch.cli import main
 from bu_torch.report import find_records, read_record, render, write_report
 from bu_torch.report.page import content
@@ -70,8 +71,6 @@ def test_what_a_finished_run_shows(tmp_path):
 
 
 def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
-    from bu_torch import SelectionRule
-
     records.write_run(tmp_path, rule="trust_score", smoothing=0.5, start_from_epoch=10)
     record = read_record(tmp_path)
     drawn = {trace["name"]: trace for trace in content(record).drawings[0]["data"] if trace["mode"] == "markers"}
@@ -95,6 +94,19 @@ def test_a_monitor_decides_nothing(tmp_path):
     assert "The default rule would have kept epoch" in said
     assert "The callback only measured." in said
     assert "would be kept:" in json.dumps(content(read_record(tmp_path)).drawings)
+
+
+def test_a_record_of_before_expected_accuracy_is_judged_by_consensus(tmp_path):
+    rows = [{k: v for k, v in row.items() if k != "expected_accuracy"} for row in records.checks(20)]
+    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
+    record = read_record(tmp_path)
+    said = words(record)
+    kept = SelectionRule("consensus").replay(record.checks)["epoch"]
+    assert f"Consensus would have kept epoch {kept}" in said
+    assert "The default rule" not in said
+    assert "decides by default" not in said
+    records.write_table(tmp_path / "boundary_uncertainty.csv", records.checks(20))
+    assert "Expected accuracy decides by default" in words(read_record(tmp_path))
 
 
 def test_a_table_alone_shows_what_it_has(tmp_path):
