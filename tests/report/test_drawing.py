@@ -46,12 +46,12 @@ def test_a_desktop(tmp_path, many, dark):
         page.open(many.as_uri())
         assert page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id)") == NAMES
         scores = drawn(page, "scores")
-        assert scores["traces"] == 9  # two scores, the ceiling, three rules on both
+        assert scores["traces"] == 11  # two scores, the ceiling, four rules on both
         assert scores["lines"] == 3
-        assert scores["points"] == 6
+        assert scores["points"] == 8
         assert scores["shapes"] == 1
         assert "kept: " in " ".join(scores["labels"])
-        assert drawn(page, "agreement")["lines"] == 5
+        assert drawn(page, "agreement")["lines"] == 6
         assert drawn(page, "cost")["lines"] == 2
         pairs = drawn(page, "pairs")
         assert pairs["maps"] == 1
