@@ -113,13 +113,10 @@ class Reference:
         self.votes = {f"M {m}": votes.votes for m, votes in fitted.items()}
         self.votes |= {f"decay {d}": functional.label_votes(self.labels, neighbors[40], d) for d in (0, 1, 2)}
         regression = LabelRegression().fit(self.inputs, self.labels)
-        by_votes = functional.label_votes(self.labels, neighbors[40], fitted[40].decay_, leave_one_out=True)
         known = regression.rows_
-        weight = functional.mixing_weight(by_votes[known], regression.left_out, self.labels[known])
-        votes, by_regression = (
-            self.votes["M 40"].repeat(4, 1),
-            regression.predict_proba(self.points[1.0][: 4 * n_samples]),
-        )
+        weight = functional.mixing_weight(fitted[40].left_out[known], regression.left_out, self.labels[known])
+        votes = self.votes["M 40"].repeat(4, 1)
+        by_regression = regression.predict_proba(self.points[1.0][: 4 * n_samples])
         self.expected = {
             "votes alone": votes,
             "regression alone": by_regression,

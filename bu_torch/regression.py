@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch._inputs import as_flat_features, as_labels, check_integer, safe_unit
+from bu_torch._inputs import as_flat_features, as_labels, check_integer
 from bu_torch._labelled_data import stratified_rows
 from bu_torch._progress import advance
+from bu_torch.space import moments, standardize
 
 _LEAST_EIGENVALUE = 1e-10  # of the largest; those below are rounding
-_BLOCK_ELEMENTS = 2**22  # of float64 temporaries, of the kernel and of the points
+_BLOCK_ELEMENTS = 2**22  # kernel entries at once
 _LEAST_PENALTY = 1e-8  # below it, a sample left out is lost in rounding
 
 
@@ -59,9 +60,8 @@ class LabelRegression:
     left_out: Tensor
     skill_: float
     _landmarks: Tensor
-    _unit: float
     _center: Tensor
-    _scale: float
+    _scale: Tensor
     _weights: Tensor
     _shares: Tensor
 
@@ -98,18 +98,16 @@ class LabelRegression:
         points = as_flat_features(features)
         labels = as_labels(labels, points.shape[0]).to(points.device)
         n_classes = int(labels.max()) + 1
-        rows = torch.arange(len(points))
+        self.rows_ = torch.arange(len(points), device=points.device)
         if len(points) > self.max_samples:
-            rows = stratified_rows(len(points), self.max_samples, self.seed, labels)
-        self.rows_ = rows.to(points.device)
-        points, labels = points[self.rows_], labels[self.rows_]
-        self._unit = safe_unit(points)
-        self._center, self._scale = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device), 1.0
-        self._center = torch.stack([block.sum(dim=0) for block in self._standardized(points)]).sum(dim=0) / len(points)
-        squares = sum(float(block.square().sum()) for block in self._standardized(points))
-        self._scale = math.sqrt(squares / points.numel()) or 1.0
+            self.rows_ = stratified_rows(len(points), self.max_samples, self.seed, labels).to(points.device)
+            points, labels = points[self.rows_], labels[self.rows_]
+        self._center, deviations = moments(points)
+        largest = float(deviations.max()) or 1.0
+        self._scale = (deviations / largest).square().mean().sqrt() * largest
+        self._scale = torch.where(self._scale > 0, self._scale, torch.ones_like(self._scale))
         landmarks = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
-        self._landmarks = torch.cat([*self._standardized(points[landmarks.to(points.device)])])
+        self._landmarks = standardize(points[landmarks.to(points.device)].double(), self._center, self._scale)
         kernel = functional.tangent_kernel(self._landmarks, self._landmarks)
         unit = kernel.diagonal().mean()
         values, vectors = torch.linalg.eigh(kernel / unit)
@@ -155,13 +153,9 @@ class LabelRegression:
         )
         return torch.cat([*predicted])
 
-    def _standardized(self, points: Tensor, n_beside: int = 1) -> Iterator[Tensor]:
-        """Points in float64, so many at a time that they, and `n_beside` numbers for each, fit."""
-        for block in points.split(max(1, _BLOCK_ELEMENTS // max(points.shape[1], n_beside))):
-            yield (block.double() / self._unit - self._center) / self._scale
-
     def _kernel(self, points: Tensor, weights: Tensor) -> Iterator[Tensor]:
         """Product of the kernel of points and landmarks with `weights`, block by block."""
-        for block in self._standardized(points, len(self._landmarks)):
+        for block in points.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape))):
+            standardized = standardize(block.double(), self._center, self._scale)
+            yield functional.tangent_kernel(standardized, self._landmarks) @ weights
             advance(len(block) * len(self._landmarks))
-            yield functional.tangent_kernel(block, self._landmarks) @ weights

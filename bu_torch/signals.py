@@ -137,9 +137,8 @@ class Signals:
         self.votes, self.vote_skill = votes.votes, votes.skill_
         regression = LabelRegression(seed=boundary.seed).fit(points, boundary.labels)
         self.regression_skill = regression.skill_
-        by_votes = functional.label_votes(boundary.labels, boundary.neighbors, votes.decay_, leave_one_out=True)
         known = regression.rows_
-        weight = functional.mixing_weight(by_votes[known], regression.left_out, boundary.labels[known])
+        weight = functional.mixing_weight(votes.left_out[known], regression.left_out, boundary.labels[known])
         self.probabilities = regression.predict_proba(moved)
         for draw in self.probabilities.view(boundary.n_draws, *self.votes.shape):
             torch.lerp(self.votes, draw, weight, out=draw)

@@ -101,15 +101,20 @@ class FeatureSpace:
         return features
 
 
-def standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each feature, (d,) float64; scale 1 for a constant feature."""
+def moments(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each feature, (d,) float64."""
     unit = _unit(flat)
     blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
     mean = torch.stack([(block.double() / unit).sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
-    scale = (
+    deviation = (
         torch.stack([(block.double() / unit - mean).square().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
     ).sqrt()
-    mean, scale = mean * unit, scale * unit
+    return mean * unit, deviation * unit
+
+
+def standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each feature, (d,) float64; scale 1 for a constant feature."""
+    mean, scale = moments(flat)
     is_constant = flat.amax(dim=0) == flat.amin(dim=0)
     return mean, torch.where(is_constant | (scale == 0), torch.ones_like(scale), scale)
 

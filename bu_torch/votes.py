@@ -1,5 +1,6 @@
 """Votes of the labels nearby, with the decay that predicts left-out labels best."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ class LabelVotes:
     Attributes:
         decay_: The chosen decay.
         votes: Class probabilities with the sample's own vote, shape (N, J), float32; J is the largest label + 1.
+        left_out: The same without the sample's own vote.
         skill_: How well the others' votes predict the label left out: 1 minus their Brier score over that of as many
             labels drawn at random from the data. 1 is certain, 0 chance; 0 also where there is one class alone.
 
@@ -35,6 +37,7 @@ class LabelVotes:
 
     decay_: float
     votes: Tensor
+    left_out: Tensor
     skill_: float
 
     def __init__(self, decays: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)) -> None:
@@ -57,15 +60,16 @@ class LabelVotes:
             TypeError: If an argument is not made of integers.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
-        scores = [
-            float(functional.brier_score(functional.label_votes(labels, neighbors, decay, leave_one_out=True), labels))
-            for decay in self.decays
-        ]
-        self.decay_ = self.decays[scores.index(min(scores))]
+        best = math.inf
+        for decay in self.decays:
+            left_out = functional.label_votes(labels, neighbors, decay, leave_one_out=True)
+            score = float(functional.brier_score(left_out, labels))
+            if score < best:
+                best, self.decay_, self.left_out = score, decay, left_out
         shares = torch.bincount(labels).double() / len(labels)
         # The mean of M - 1 labels drawn at random is off by the error of the shares, and by its own variance.
         by_chance = float(1 - shares.square().sum()) * (1 + 1 / (neighbors.shape[1] - 1))
-        self.skill_ = 1 - min(scores) / by_chance if by_chance else 0.0
+        self.skill_ = 1 - best / by_chance if by_chance else 0.0
         self.votes = functional.label_votes(labels, neighbors, self.decay_)
         return self
 

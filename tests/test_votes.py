@@ -17,6 +17,7 @@ def test_the_decay_predicts_left_out_labels_best():
     }
     assert scores[votes.decay_] == min(scores.values())
     assert torch.equal(votes.votes, label_votes(labels, neighbors, votes.decay_))
+    assert torch.equal(votes.left_out, label_votes(labels, neighbors, votes.decay_, leave_one_out=True))
 
 
 def test_noise_asks_more_neighbours_and_fine_shapes_fewer():

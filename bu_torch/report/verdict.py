@@ -7,12 +7,7 @@ from typing import Any, get_args
 from bu_torch.report.reading import Details, Record
 from bu_torch.selection import DEFAULT_RULE, RuleName, SelectionRule
 
-RULE_LABELS = {
-    "expected_accuracy": "expected accuracy",
-    "consensus": "consensus",
-    "boundary_uncertainty": "boundary uncertainty",
-    "trust_score": "trust score",
-}
+RULE_LABELS = {name: name.replace("_", " ") for name in get_args(RuleName)}
 
 
 @dataclass(frozen=True)
