@@ -77,9 +77,9 @@ def left_out_predictions(basis: Tensor, eigenvalues: Tensor, targets: Tensor, pe
     check_floating("eigenvalues", eigenvalues, (basis.shape[1],))
     check_floating("targets", targets, (basis.shape[0], "J"))
     check_not_negative("penalty", penalty)
-    shrunk = basis / (eigenvalues + penalty)
-    residuals = targets - shrunk @ (basis.T @ targets)
-    return targets - residuals / (1 - (shrunk * basis).sum(dim=1, keepdim=True))
+    shrinkage = 1 / (eigenvalues + penalty).unsqueeze(1)
+    residuals = targets - basis @ (shrinkage * (basis.T @ targets))
+    return targets - residuals / (1 - basis.square() @ shrinkage)
 
 
 def as_probabilities(predictions: Tensor) -> Tensor:
