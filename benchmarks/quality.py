@@ -486,6 +486,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     elif options.unseen:
         options.tables = UNSEEN
     elif options.csv:
+        if CONV in options.settings:
+            raise ValueError(f"`--settings {CONV}` is for images, and goes with no table: leave `--csv` out.")
         options.tables = options.csv
         for file in options.csv:  # what cannot be trained on is said before any training
             if len(read_table(Case(file, 0.0, 0, "", 0))[1]) < LEAST_ROWS:
