@@ -14,7 +14,7 @@ from bu_torch._progress import advance
 from bu_torch.space import moments, standardize
 
 _LEAST_EIGENVALUE = 1e-10  # of the largest; those below are rounding
-_BLOCK_ELEMENTS = 2**22  # kernel entries at once
+_BLOCK_ELEMENTS = 2**20  # kernel entries at once
 _LEAST_PENALTY = 1e-8  # below it, a sample left out is lost in rounding
 
 
@@ -113,14 +113,18 @@ class LabelRegression:
         values, vectors = torch.linalg.eigh(kernel / unit)
         is_kept = values > _LEAST_EIGENVALUE * values.max()
         values, to_basis = values[is_kept], vectors[:, is_kept] / values[is_kept].sqrt() / unit
-        basis = torch.cat([*self._kernel(points, to_basis)])
+        basis = torch.empty(len(points), len(values), dtype=values.dtype, device=values.device)
+        for block, kernel in zip(self._blocks(basis), self._kernel(points), strict=True):
+            torch.matmul(kernel, to_basis, out=block)
         if len(points) > len(self._landmarks):  # else it is orthogonal as it is
             values, vectors = torch.linalg.eigh(basis.T @ basis)
-            values, basis, to_basis = values.clamp(min=0), basis @ vectors, to_basis @ vectors
+            values, to_basis = values.clamp(min=0), to_basis @ vectors
+            for block in self._blocks(basis):
+                block.copy_(block @ vectors)
         one_hot = torch.nn.functional.one_hot(labels, n_classes).double()
         self._shares = one_hot.mean(dim=0)
         targets = one_hot - self._shares
-        best = float("inf")
+        best = math.inf
         for penalty in self.penalties:
             predicted = functional.left_out_predictions(basis, values, targets, penalty) + self._shares
             left_out = functional.as_probabilities(predicted)
@@ -149,13 +153,16 @@ class LabelRegression:
             raise RuntimeError("This LabelRegression is not fitted yet: call `fit` first.")
         points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
         predicted = (
-            functional.as_probabilities(part + self._shares).float() for part in self._kernel(points, self._weights)
+            functional.as_probabilities(kernel @ self._weights + self._shares).float()
+            for kernel in self._kernel(points)
         )
         return torch.cat([*predicted])
 
-    def _kernel(self, points: Tensor, weights: Tensor) -> Iterator[Tensor]:
-        """Product of the kernel of points and landmarks with `weights`, block by block."""
-        for block in points.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape))):
-            standardized = standardize(block.double(), self._center, self._scale)
-            yield functional.tangent_kernel(standardized, self._landmarks) @ weights
+    def _kernel(self, points: Tensor) -> Iterator[Tensor]:
+        """Kernel of points and landmarks, block by block."""
+        for block in self._blocks(points):
+            yield functional.tangent_kernel(standardize(block.double(), self._center, self._scale), self._landmarks)
             advance(len(block) * len(self._landmarks))
+
+    def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return rows.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape)))

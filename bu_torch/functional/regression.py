@@ -7,6 +7,8 @@ from torch import Tensor
 
 from bu_torch.functional._checks import check_floating, check_index, check_integer, check_not_negative, check_range
 
+_BLOCK_ELEMENTS = 2**20  # of a copy of the basis at once
+
 
 def tangent_kernel(first: Tensor, second: Tensor, n_hidden_layers: int = 1) -> Tensor:
     """Neural tangent kernel of an infinitely wide fully connected ReLU network (Jacot et al. 2018).
@@ -79,7 +81,8 @@ def left_out_predictions(basis: Tensor, eigenvalues: Tensor, targets: Tensor, pe
     check_not_negative("penalty", penalty)
     shrinkage = 1 / (eigenvalues + penalty).unsqueeze(1)
     residuals = targets - basis @ (shrinkage * (basis.T @ targets))
-    return targets - residuals / (1 - basis.square() @ shrinkage)
+    blocks = basis.split(max(1, _BLOCK_ELEMENTS // basis.shape[1]))
+    return targets - residuals / (1 - torch.cat([block.square() @ shrinkage for block in blocks]))
 
 
 def as_probabilities(predictions: Tensor) -> Tensor:
