@@ -152,11 +152,11 @@ class LabelRegression:
         if not hasattr(self, "_weights"):
             raise RuntimeError("This LabelRegression is not fitted yet: call `fit` first.")
         points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
-        predicted = (
-            functional.as_probabilities(kernel @ self._weights + self._shares).float()
-            for kernel in self._kernel(points)
-        )
-        return torch.cat([*predicted])
+        # In one tensor: small ones kept between large ones that are freed make the heap grow with each.
+        probabilities = torch.empty(len(points), len(self._shares), device=points.device, dtype=torch.float32)
+        for block, kernel in zip(self._blocks(probabilities), self._kernel(points), strict=True):
+            block.copy_(functional.as_probabilities(kernel @ self._weights + self._shares))
+        return probabilities
 
     def _kernel(self, points: Tensor) -> Iterator[Tensor]:
         """Kernel of points and landmarks, block by block."""
