@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch._inputs import as_flat_features, as_labels, check_integer
+from bu_torch._inputs import as_flat_features, as_labels, check_integer, safe_unit
 from bu_torch._labelled_data import stratified_rows
 from bu_torch._progress import advance
 from bu_torch.space import moments, standardize
@@ -103,8 +103,8 @@ class LabelRegression:
             self.rows_ = stratified_rows(len(points), self.max_samples, self.seed, labels).to(points.device)
             points, labels = points[self.rows_], labels[self.rows_]
         self._center, deviations = moments(points)
-        largest = float(deviations.max()) or 1.0
-        self._scale = (deviations / largest).square().mean().sqrt() * largest
+        range_unit = safe_unit(deviations)
+        self._scale = (deviations / range_unit).square().mean().sqrt() * range_unit
         self._scale = torch.where(self._scale > 0, self._scale, torch.ones_like(self._scale))
         landmarks = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
         self._landmarks = standardize(points[landmarks.to(points.device)].double(), self._center, self._scale)

@@ -81,7 +81,7 @@ def left_out_predictions(basis: Tensor, eigenvalues: Tensor, targets: Tensor, pe
     check_not_negative("penalty", penalty)
     shrinkage = 1 / (eigenvalues + penalty).unsqueeze(1)
     residuals = targets - basis @ (shrinkage * (basis.T @ targets))
-    blocks = basis.split(max(1, _BLOCK_ELEMENTS // basis.shape[1]))
+    blocks = basis.split(max(1, _BLOCK_ELEMENTS // max(1, basis.shape[1])))
     return targets - residuals / (1 - torch.cat([block.square() @ shrinkage for block in blocks]))
 
 

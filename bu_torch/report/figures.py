@@ -26,6 +26,7 @@ from bu_torch.report.drawing import (
 from bu_torch.report.reading import Histogram, Record
 from bu_torch.report.text import escaped, figure
 from bu_torch.report.verdict import RULE_LABELS, Verdict, shown_details
+from bu_torch.selection import DEFAULT_RULE
 
 # Of sizes that leave each to be seen where they coincide.
 _RULE_MARKS = {
@@ -137,7 +138,8 @@ def _agreement(record: Record, verdict: Verdict) -> Figure | None:
     if not curves:
         return None
     layout = {"xaxis": {"title": {"text": "epoch"}}, "yaxis": {"title": {"text": "share"}}}
-    decides = " Expected accuracy decides by default." if "expected_accuracy" in record.checks[0] else ""
+    default = RULE_LABELS[DEFAULT_RULE].capitalize()
+    decides = f" {default} decides by default." if DEFAULT_RULE in verdict.by_rule else ""
     return Figure(
         "agreement",
         "What the rules look at",

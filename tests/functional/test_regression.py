@@ -59,6 +59,10 @@ def test_left_out_predictions_are_those_of_as_many_fits():
         torch.testing.assert_close(found[row], features[row] @ weights)
 
 
+def test_with_no_feature_left_out_predictions_are_zero():
+    assert torch.equal(left_out_predictions(torch.ones(3, 0), torch.ones(0), ONES, 1.0), torch.zeros_like(ONES))
+
+
 def test_probabilities_are_positive_and_sum_to_one():
     found = as_probabilities(torch.tensor([[0.2, 0.8, 0.0], [-1.0, 1.5, 0.5], [0.4, 0.4, 0.2]]))
     torch.testing.assert_close(found, torch.tensor([[0.2, 0.8, 0.0], [0.0, 0.75, 0.25], [0.4, 0.4, 0.2]]))
