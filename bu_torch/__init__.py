@@ -1,32 +1,40 @@
-"""Early stopping and checkpoint selection by boundary uncertainty, without validation data."""
+"""Early stopping and checkpoint selection by boundary uncertainty, without validation data.
 
+Public names are found on first use: importing this package loads neither torch nor lightning.
+"""
+
+import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from bu_torch._version import __version__
-from bu_torch.anchors import BisectionAnchorUncertainty, GradientAnchorUncertainty
-from bu_torch.boundary import BoundaryUncertainty
-from bu_torch.checkpoints import Checkpoint, load_checkpoint
-from bu_torch.graph import NeighborGraph
-from bu_torch.layers import LayerFeatures
-from bu_torch.perturbation import perturb
-from bu_torch.prototypes import PrototypeClassifier
-from bu_torch.ranking import Candidate, Ranking, rank_checkpoints, rank_models
-from bu_torch.regression import LabelRegression
-from bu_torch.scoring import BoundaryUncertaintyScorer, consensus_index
-from bu_torch.selection import SelectionRule
-from bu_torch.signals import Signals
-from bu_torch.soup import Soup, average_checkpoints, greedy_soup
-from bu_torch.space import FeatureSpace
-from bu_torch.trust import KNNConfidence, TrustScore
-from bu_torch.votes import LabelVotes
 
+# Nothing but what Python itself has loaded is imported here: under `python -m bu_torch` the current folder is still the
+# first on the path, and a `typing.py` that lies there would run.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from bu_torch.callbacks import (
-        BoundaryUncertaintyMonitor,
-        BoundaryUncertaintyStopper,
-        BoundaryUncertaintyStopping,
-    )
+    from typing import Any
+
+    from bu_torch import callbacks as callbacks
+    from bu_torch import evaluation as evaluation
+    from bu_torch import functional as functional
+    from bu_torch import report as report
+    from bu_torch.anchors import BisectionAnchorUncertainty, GradientAnchorUncertainty
+    from bu_torch.boundary import BoundaryUncertainty
+    from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+    from bu_torch.checkpoints import Checkpoint, load_checkpoint
+    from bu_torch.graph import NeighborGraph
+    from bu_torch.layers import LayerFeatures
+    from bu_torch.perturbation import perturb
+    from bu_torch.prototypes import PrototypeClassifier
+    from bu_torch.ranking import Candidate, Ranking, rank_checkpoints, rank_models
+    from bu_torch.regression import LabelRegression
+    from bu_torch.scoring import BoundaryUncertaintyScorer, consensus_index
+    from bu_torch.selection import SelectionRule
+    from bu_torch.signals import Signals
+    from bu_torch.soup import Soup, average_checkpoints, greedy_soup
+    from bu_torch.space import FeatureSpace
+    from bu_torch.trust import KNNConfidence, TrustScore
+    from bu_torch.votes import LabelVotes
 
 __all__ = [
     "BisectionAnchorUncertainty",
@@ -60,12 +68,47 @@ __all__ = [
     "rank_models",
 ]
 
+# Where each name is found, once more for the interpreter, which skips the imports above.
+_PACKAGES = ("callbacks", "evaluation", "functional", "report")
+_MODULES = {
+    "anchors": ("BisectionAnchorUncertainty", "GradientAnchorUncertainty"),
+    "boundary": ("BoundaryUncertainty",),
+    "callbacks": ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopper", "BoundaryUncertaintyStopping"),
+    "checkpoints": ("Checkpoint", "load_checkpoint"),
+    "graph": ("NeighborGraph",),
+    "layers": ("LayerFeatures",),
+    "perturbation": ("perturb",),
+    "prototypes": ("PrototypeClassifier",),
+    "ranking": ("Candidate", "Ranking", "rank_checkpoints", "rank_models"),
+    "regression": ("LabelRegression",),
+    "scoring": ("BoundaryUncertaintyScorer", "consensus_index"),
+    "selection": ("SelectionRule",),
+    "signals": ("Signals",),
+    "soup": ("Soup", "average_checkpoints", "greedy_soup"),
+    "space": ("FeatureSpace",),
+    "trust": ("KNNConfidence", "TrustScore"),
+    "votes": ("LabelVotes",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
-def __getattr__(name: str) -> Any:
-    """Find the callbacks on first use, so that `import bu_torch` does not import lightning."""
-    if name in ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopper", "BoundaryUncertaintyStopping"):
-        return getattr(import_module("bu_torch.callbacks"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# In a checkout `callbacks/` stands beside this folder, and only an installation puts it here. From the checkout's root
+# this folder hides an installed package, so that the callbacks are looked for beside it too. A symbolic link would do
+# the same, but not every system makes one on checkout, and tools that walk folders would find the callbacks twice.
+_HERE = os.path.dirname(__file__)  # noqa: PTH120
+_is_checkout = os.path.isfile(f"{_HERE}/../callbacks/__init__.py")  # noqa: PTH113
+if _is_checkout and not os.path.isdir(f"{_HERE}/callbacks"):  # noqa: PTH112
+    __path__.append(os.path.dirname(_HERE))  # noqa: PTH120
+
+
+def __getattr__(name: str) -> "Any":
+    """Import what `name` stands for, and keep it."""
+    if name in _PACKAGES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

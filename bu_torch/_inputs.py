@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 _EXACT_INTEGER = 2**24  # up to here float32 has all integers
+_EXACT_DOUBLE = 2**53  # and float64
 _MOST_CLASSES = 100_000
+_MOST_ROWS = 2**63  # int64 ends before
+_MOST_SEEDS = 2**64  # what a `torch.Generator` takes
 _NUMBER_THEM = "number them by `torch.unique(labels, return_inverse=True)[1]`"
 
 
@@ -48,7 +51,7 @@ def as_flat_features(features: Any, name: str = "features", n_features: int | No
 def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes: bool = True) -> Tensor:
     """Return `labels` as int64 classes (N,); whole-numbered floats and a column (N, 1) are taken as classes.
 
-    Without `are_classes` they are rows or counts, which may be any number >= 0.
+    Without `are_classes` they are rows or counts, which may be any int64 >= 0.
     """
     labels = as_tensor(labels, name).detach()
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -65,15 +68,8 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes:
         raise ValueError(f"`{name}` must hold integer classes, got NaN or infinity in {n_bad} of {n_samples}.")
     if labels.is_floating_point() and not bool((labels == labels.round()).all()):
         raise ValueError(f"`{name}` must hold integer classes, got fractional {labels.dtype} values (a regression?).")
-    labels = labels.long()
-    if int(labels.min()) < 0:
-        way_out = f": {_NUMBER_THEM}" if are_classes else ""
-        raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {int(labels.min())}{way_out}.")
-    if are_classes and int(labels.max()) >= _MOST_CLASSES:
-        raise ValueError(
-            f"`{name}` must hold classes 0, 1, ..., below {_MOST_CLASSES}, got {int(labels.max())}: {_NUMBER_THEM}."
-        )
-    return labels
+    _check_range(labels, name, are_classes)
+    return labels.long()
 
 
 def safe_unit(*parts: Tensor) -> float:
@@ -93,9 +89,16 @@ def check_integer(name: str, value: Any, low: int) -> int:
     return int(value)
 
 
+def check_seed(seed: Any) -> int:
+    """Return `seed` as an int if it is an integer, of Python or NumPy, that a `torch.Generator` takes."""
+    if check_integer("seed", seed, 0) >= _MOST_SEEDS:
+        raise ValueError(f"`seed` must be an integer from 0 to 2**64 - 1, got {seed}.")
+    return int(seed)
+
+
 def scikit_learn_seed(seed: Any) -> int:
-    """A seed >= 0 as scikit-learn takes it, which knows none of more than 32 bits."""
-    return check_integer("seed", seed, 0) % 2**32
+    """A seed as scikit-learn takes it, which knows none of more than 32 bits."""
+    return check_seed(seed) % 2**32
 
 
 def check_two_classes(labels: Tensor) -> None:
@@ -117,7 +120,9 @@ def as_tensor(value: Any, name: str) -> Tensor:
     is_of_arrays = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], np.ndarray)
     try:
         return torch.as_tensor(_as_array(value) if is_of_arrays or hasattr(value, "__array__") else value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        if "overflow" in str(error).lower():
+            raise ValueError(f"`{name}` must hold numbers of at most 64 bits, got a larger one.") from error
         dtype = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
         raise TypeError(
             f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{dtype}."
@@ -132,6 +137,30 @@ def _as_array(value: Any) -> Any:
     if array.dtype.names is None:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return array if array.flags.writeable else array.copy()
+
+
+def _check_range(labels: Tensor, name: str, are_classes: bool) -> None:
+    """Raise unless whole-numbered labels are in range; before they are converted, for int64 would wrap them around."""
+    if labels.dtype == torch.uint64:  # of which torch finds no maximum
+        array = labels.cpu().numpy()
+        least, largest = array.min().item(), array.max().item()
+    else:
+        values = labels if labels.is_floating_point() else labels.long()
+        least, largest = values.min().item(), values.max().item()
+    if least < 0:
+        way_out = f": {_NUMBER_THEM}" if are_classes else ""
+        raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {_shown(least)}{way_out}.")
+    if are_classes and largest >= _MOST_CLASSES:
+        raise ValueError(
+            f"`{name}` must hold classes 0, 1, ..., below {_MOST_CLASSES}, got {_shown(largest)}: {_NUMBER_THEM}."
+        )
+    if largest >= _MOST_ROWS:
+        raise ValueError(f"`{name}` must hold integers below 2**63, got {_shown(largest)}.")
+
+
+def _shown(value: float) -> str:
+    """A whole number as its user would write it."""
+    return f"{value:.6g}" if isinstance(value, float) and abs(value) > _EXACT_DOUBLE else f"{int(value)}"
 
 
 def _exceeds_float32(features: Tensor) -> bool:

@@ -3,15 +3,14 @@
 import argparse
 import inspect
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
 from torch import nn
 
+from bu_torch._printing import cleaned, say
 from bu_torch.ranking import Ranking, find_checkpoints, rank_checkpoints
 from bu_torch.selection import DEFAULT_RULE, RuleName
 from bu_torch.signals import Signals
@@ -24,14 +23,10 @@ Rank checkpoints by what the stopping callback measures, on the training samples
 """
 
 
-def add_rank(commands: Any) -> None:
-    """Add the command to `bu-torch`."""
-    parser = commands.add_parser(
-        "rank",
-        help="rank checkpoints without validation data",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_rank(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = _DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CKPT", help="a file, or a folder of them")
     parser.add_argument(
         "--module",
@@ -77,26 +72,21 @@ def _run(options: argparse.Namespace) -> None:
         raise ValueError("`--keep N` and `--to DIR` go together, got one of them.")
     if options.soup is not None and options.soup.exists():
         raise FileExistsError(f"`{options.soup}` is there already.")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        files = find_checkpoints(options.checkpoints)
-    for warning in said:
-        print(f"bu-torch: {warning.message}", file=sys.stderr)  # noqa: T201
+    files = find_checkpoints(options.checkpoints)
     if options.keep is not None and not 1 <= options.keep <= len(files):
         raise ValueError(f"`--keep` must be from 1 to the number of checkpoints, {len(files)}, got {options.keep}.")
-    with _current_folder_importable():
-        ranking, soup = _rank(files, options)
-    _say(str(ranking))
+    ranking, soup = _rank(files, options)
     if options.json is not None:
         ranking.to_json(options.json)
     if options.csv is not None:
         ranking.to_csv(options.csv)
+    say(str(ranking))
     if options.keep is not None:
         for copy in ranking.copy_best(options.keep, options.to):
-            _say(f"kept {copy}")
+            say(f"kept {cleaned(copy)}")
     if soup is not None:
         soup.save(options.soup)
-        _say(_in_words(soup, options.soup))
+        say(_in_words(soup, options.soup))
 
 
 def _rank(files: list[Path], options: argparse.Namespace) -> tuple[Ranking, Soup | None]:
@@ -135,31 +125,43 @@ def _find(option: str, place: str) -> Any:
     module, _, path = place.partition(":")
     if not module or not path:
         raise ValueError(f"`{option}` must be of the form package.module:name, got {place!r}.")
-    value = import_module(module)
+    value = _import(module)
     for name in path.split("."):
         if not hasattr(value, name):
-            raise ValueError(f"`{option} {place}`: there is no {name!r} in {getattr(value, '__name__', module)}.")
+            where = getattr(value, "__file__", None) or getattr(value, "__name__", module)
+            raise ValueError(f"`{option} {place}`: there is no {name!r} in {where}.")
         value = getattr(value, name)
     return value
 
 
+def _import(name: str) -> Any:
+    """The user's module: an installed one, or else one of the current folder.
+
+    The folder is on the path only while such a module is imported, and last. Anything may lie there beside downloaded
+    checkpoints, and what this package imports must not come from it.
+    """
+    if not name.isidentifier() and not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"`{name}` is no name of a module.")
+    if _is_installed(name):
+        return import_module(name)
+    folder = str(Path.cwd())
+    sys.path.append(folder)
+    try:
+        return import_module(name)
+    finally:
+        if folder in sys.path:
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]  # the last one
+
+
+def _is_installed(name: str) -> bool:
+    package = name.partition(".")[0]
+    return package in sys.modules or find_spec(package) is not None
+
+
 def _in_words(soup: Soup, path: Path) -> str:
     if len(soup.members) == 1:
-        return f"no average was at least as good as {soup.members[0].name} alone: its weights are in {path}"
+        best = cleaned(soup.members[0].name)
+        return f"no average was at least as good as {best} alone: its weights are in {cleaned(path)}"
     unit = " standard deviations" if soup.ranking.rule == "consensus" else ""
-    names = ", ".join(member.name for member in soup.members)
-    return f"the average of {len(soup.members)} is better by {soup.gain:.4f}{unit}: {path} (of {names})"
-
-
-@contextmanager
-def _current_folder_importable() -> Iterator[None]:
-    before = list(sys.path)
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-def _say(line: str) -> None:
-    print(line)  # noqa: T201
+    names = ", ".join(cleaned(member.name) for member in soup.members)
+    return f"the average of {len(soup.members)} is better by {soup.gain:.4f}{unit}: {cleaned(path)} (of {names})"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch._evaluation_mode import as_taken, check_callable, evaluation_mode, read_logits
-from bu_torch._inputs import as_features, as_labels, check_integer, check_two_classes
+from bu_torch._inputs import as_features, as_labels, check_integer, check_seed, check_two_classes
 from bu_torch.clusters import divisive_clusters
 from bu_torch.functional._checks import as_logits, check_choice
 from bu_torch.functional.anchors import MEASURES, Measure
@@ -130,7 +130,7 @@ class BisectionAnchorUncertainty(_AnchorUncertainty):
         min_size: N_m, smaller clusters are left out, >= 1.
         max_size: N_M, larger clusters are divided, >= min_size.
         n_repeats: R, independent clusterings, >= 1.
-        seed: Seed of segments and clusterings, >= 0. Global random numbers are neither used nor changed.
+        seed: Seed of segments and clusterings, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
 
     Attributes:
         inputs: The samples, (N, ...).
@@ -167,7 +167,7 @@ class BisectionAnchorUncertainty(_AnchorUncertainty):
         self.min_size = check_integer("min_size", min_size, 1)
         self.max_size = check_integer("max_size", max_size, self.min_size)
         self.n_repeats = check_integer("n_repeats", n_repeats, 1)
-        self.seed = check_integer("seed", seed, 0)
+        self.seed = check_seed(seed)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier.

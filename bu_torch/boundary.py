@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
-from bu_torch._inputs import as_features, as_flat_features, as_labels, check_integer, check_two_classes
+from bu_torch._inputs import as_features, as_flat_features, as_labels, check_integer, check_seed, check_two_classes
 from bu_torch.functional._checks import as_logits, check_choice
 from bu_torch.functional.boundary import PairTerms, pair_terms
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
@@ -34,7 +34,7 @@ class BoundaryUncertainty:
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
         n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
-        seed: Seed of all random choices, >= 0. Global random numbers are neither used nor changed.
+        seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
         feature_extractor: As for `FeatureSpace`: neighbours and likely Bayes pairs are found among the features it
             gives. Samples are moved in input space all the same, by the distance there to the nearest of the neighbours
             found.
@@ -86,7 +86,7 @@ class BoundaryUncertainty:
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.n_draws = check_integer("n_draws", n_draws, 1)
-        self.seed = check_integer("seed", seed, 0)
+        self.seed = check_seed(seed)
         self.space = FeatureSpace(feature_extractor, n_components, seed)
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         if perturbation is not None and not callable(perturbation):

@@ -18,6 +18,7 @@ from bu_torch._evaluation_mode import preserved_random_state
 SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # what is looked for in a folder
 _STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's
 _LIGHTNING = "pytorch-lightning_version"
+_UNQUESTIONED = 2**28  # bytes that a file may claim beyond what it holds
 _WAY_OUT = "Pass a module instance, or a function of no argument that gives one."
 
 
@@ -56,7 +57,8 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
     Raises:
         FileNotFoundError: If there is no such file.
         ImportError: If safetensors is needed and not installed.
-        ValueError: If the file is damaged, holds other classes, or holds no weights.
+        ValueError: If the file is damaged, holds other classes, holds no weights, or holds tensors that have no values
+            or that `expand` made far larger than the file.
     """
     path = Path(path)
     if not path.is_file():
@@ -73,6 +75,7 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
             f"`{path}` must hold weights by name, under `state_dict` or one of {', '.join(_STATES[1:])} or as the file"
             f" itself, got {what}."
         )
+    _check_values(path, {name: value for name, value in found.items() if type(value) in (Tensor, nn.Parameter)})
     counts = (content.get(name) for name in ("epoch", "global_step"))
     epoch, step = (count if isinstance(count, int) and not isinstance(count, bool) else None for count in counts)
     return Checkpoint(path, dict(found), epoch, step, dict(content))
@@ -120,21 +123,34 @@ def _read(path: Path, weights_only: bool) -> Any:
     except OSError:
         raise
     except Exception as error:  # a damaged or crafted file may raise anything
-        said = re.sub(r"\s+", " ", str(error))
-        if weights_only and (foreign := re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", said)):
+        if weights_only and (foreign := _foreign_class(error)):
             raise ValueError(
-                f"`{path}` holds an object of {foreign[1]}, which is not read, for unpickling it can run any code. If"
+                f"`{path}` holds an object of {foreign}, which is not read, for unpickling it can run any code. If"
                 " you trust the file, pass `weights_only=False` (on the command line `--no-weights-only`); if you"
                 " trust the class alone, allow it by `torch.serialization.add_safe_globals`."
             ) from error
-        if "TorchScript" in said:
+        if "TorchScript" in str(error):
             raise ValueError(f"`{path}` is a TorchScript archive, that is a program: save its state_dict.") from error
-        if "weights_only" in said or "Weights only" in said:
-            said = "it is a pickle that cannot be read without running what is in it"
         raise ValueError(
             f"`{path}` is no file that `torch.save` wrote, or it is damaged or holds more than weights:"
-            f" {said.split('. ')[0]} ({type(error).__name__})."
+            f" {why_unreadable(error)}."
         ) from error
+
+
+def why_unreadable(error: Exception) -> str:
+    """What `torch.load` or `load_state_dict` had against a file, in one line."""
+    said = re.sub(r"\s+", " ", str(error))
+    if foreign := _foreign_class(error):
+        return f"it holds an object of {foreign}"
+    if "weights_only" in said or "Weights only" in said:
+        return f"it is a pickle that cannot be read without running what is in it ({type(error).__name__})"
+    return f"{said.split('. ')[0][:300]} ({type(error).__name__})"
+
+
+def _foreign_class(error: Exception) -> str:
+    """The class that torch refuses to unpickle; "" if that is not the reason."""
+    found = re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", re.sub(r"\s+", " ", str(error)))
+    return "" if found is None else found[1]
 
 
 def _read_safetensors(path: Path) -> Any:
@@ -148,6 +164,26 @@ def _read_safetensors(path: Path) -> Any:
         raise
     except Exception as error:
         raise ValueError(f"`{path}` is no safetensors file, or it is damaged: {error}.") from error
+
+
+def _check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise where a tensor holds no values, or repeats a few so often that a copy would take all memory.
+
+    Checkpoints do hold expanded buffers: so the bound is generous. It counts all tensors together.
+    """
+    excess = {}
+    for name, value in tensors.items():
+        if value.is_meta:
+            raise ValueError(f"`{path}` must hold the values of its weights, got {name!r} without, on the meta device.")
+        if value.layout == torch.strided and not value.is_nested:
+            excess[name] = max(0, value.numel() * value.element_size() - value.untyped_storage().nbytes())
+    if sum(excess.values()) > max(_UNQUESTIONED, 4 * path.stat().st_size):
+        name = max(excess, key=lambda name: excess[name])
+        shape, n_bytes = tuple(tensors[name].shape), tensors[name].untyped_storage().nbytes()
+        raise ValueError(
+            f"`{path}` must hold the values of its weights, got {name!r} of shape {shape}, expanded from {n_bytes}"
+            " bytes: save a contiguous copy of it."
+        )
 
 
 def _build(build: Callable[..., Any], checkpoint: Checkpoint) -> Any:

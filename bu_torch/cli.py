@@ -2,15 +2,20 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
-from bu_torch._rank_command import add_rank
+from bu_torch._printing import cleaned, say
 from bu_torch._version import __version__
-from bu_torch.report.commands import add_report, add_watch
 
-# Each adds one command, whose `run` is given the options.
-_COMMANDS: tuple[Callable[[Any], None], ...] = (add_rank, add_report, add_watch)
+# Each command, what it does, and the function that adds its options, `run` among them.
+_COMMANDS = {
+    "rank": ("rank checkpoints without validation data", "bu_torch._rank_command:add_rank"),
+    "report": ("write a page that shows a run", "bu_torch.report.commands:add_report"),
+    "watch": ("show a run while it goes on", "bu_torch.report.commands:add_watch"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,15 +27,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0, or 1 where what was asked for cannot be done, which is said in a line on stderr.
     """
+    given = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="bu-torch", description=__doc__)
     parser.add_argument("--version", action="version", version=f"bu-torch {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for register in _COMMANDS:
-        register(commands)
-    options = parser.parse_args(arguments)
-    try:
-        options.run(options)
-    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-        print(f"bu-torch: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+    for name, (summary, place) in _COMMANDS.items():
+        command = commands.add_parser(name, help=summary)
+        if given[:1] == [name]:  # the others' modules are not loaded: torch alone takes seconds
+            module, _, function = place.partition(":")
+            getattr(import_module(module), function)(command)
+    options = parser.parse_args(given)
+    with warnings.catch_warnings():
+        warnings.showwarning = _say_warning
+        if not sys.warnoptions:
+            warnings.simplefilter("default", UserWarning)
+        try:
+            options.run(options)
+        except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
+            _say_error(error)
+            return 1
     return 0
+
+
+def _say_error(error: object) -> None:
+    say(f"bu-torch: {cleaned(error)}", sys.stderr)
+
+
+def _say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    _say_error(message)

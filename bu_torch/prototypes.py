@@ -7,7 +7,15 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_two_classes, safe_unit
+from bu_torch._inputs import (
+    as_flat_features,
+    as_labels,
+    check_integer,
+    check_seed,
+    check_two_classes,
+    safe_unit,
+    scikit_learn_seed,
+)
 from bu_torch.functional import top_pairs
 
 _BLOCK_ELEMENTS = 2**22
@@ -25,7 +33,7 @@ class PrototypeClassifier:
     Args:
         n_prototypes: Prototypes of a class, or `"aic"` to choose for each class. A class never gets more than its
             number of distinct samples.
-        seed: Seed of K-means, >= 0.
+        seed: Seed of K-means, 0 <= seed < 2**64.
 
     Attributes:
         n_prototypes_: Prototypes of each class, (J,) int64, 0 for a class without samples; J is the largest label + 1.
@@ -43,7 +51,7 @@ class PrototypeClassifier:
 
     def __init__(self, n_prototypes: int | Literal["aic"] = "aic", seed: int = 0) -> None:
         self.n_prototypes = n_prototypes if n_prototypes == "aic" else check_integer("n_prototypes", n_prototypes, 1)
-        self.seed = check_integer("seed", seed, 0)
+        self.seed = check_seed(seed)
 
     def fit(self, features: Any, labels: Any) -> Self:
         """Find the prototypes of each class.
@@ -133,7 +141,8 @@ class PrototypeClassifier:
         unit = safe_unit(features)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model = KMeans(n_clusters=k, n_init=1, random_state=self.seed).fit((features / unit).cpu().numpy())
+            model = KMeans(n_clusters=k, n_init=1, random_state=scikit_learn_seed(self.seed))
+            model.fit((features / unit).cpu().numpy())
         return torch.as_tensor(model.cluster_centers_).to(features) * unit, float(model.inertia_)
 
 

@@ -21,6 +21,7 @@ from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
 from bu_torch._files import whole_file
 from bu_torch._inputs import as_features, as_labels, check_integer
 from bu_torch._labelled_data import Keys, read_labelled, whole_pair
+from bu_torch._printing import cleaned
 from bu_torch.checkpoints import SUFFIXES, holding, load_checkpoint
 from bu_torch.functional import standardized_standing
 from bu_torch.functional._checks import check_choice
@@ -131,11 +132,14 @@ class Ranking(Sequence[Candidate]):
             part.write_text(text + "\n", encoding="utf-8")
 
     def to_csv(self, path: str | Path) -> None:
-        """Write one row for each candidate, with a header. Folders are made."""
+        """Write one row for each candidate, with a header. Folders are made.
+
+        Characters of a name that cannot be seen, or are no Unicode, are replaced; `to_json` keeps them.
+        """
         with whole_file(Path(path)) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(self.best.as_record()))
             writer.writeheader()
-            writer.writerows(candidate.as_record() for candidate in self.candidates)
+            writer.writerows({**one.as_record(), "name": cleaned(one.name)} for one in self.candidates)
 
     def copy_best(self, n_best: int, folder: str | Path) -> list[Path]:
         """Copy the files of the best to a folder, under the names they have below the folder common to all.
@@ -382,7 +386,10 @@ def fit_signals(
         return signals.load(cache, inputs, labels)
     signals.fit(inputs, labels)
     if cache is not None:
-        signals.save(cache)
+        try:
+            signals.save(cache)
+        except OSError as error:
+            warnings.warn(f"The cache `{cache}` cannot be written: {error}.", stacklevel=3)
     return signals
 
 
@@ -444,4 +451,4 @@ def _named(models: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
 def _shown(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else cleaned(value)

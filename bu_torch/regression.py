@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch._inputs import as_flat_features, as_labels, check_integer, safe_unit
+from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_seed, safe_unit
 from bu_torch._labelled_data import stratified_rows
 from bu_torch._progress import advance
 from bu_torch.space import moments, standardize
@@ -34,7 +34,7 @@ class LabelRegression:
         penalties: The penalties to choose from, each >= 1e-8, in units of the kernel's mean diagonal; of equally
             good ones the first is taken.
         max_samples: Fit to so many samples at most, >= 1.
-        seed: Seed of the random choices, >= 0.
+        seed: Seed of the random choices, 0 <= seed < 2**64.
 
     Attributes:
         penalty_: The chosen penalty.
@@ -79,7 +79,7 @@ class LabelRegression:
             )
         self.penalties = tuple(penalties)
         self.max_samples = check_integer("max_samples", max_samples, 1)
-        self.seed = check_integer("seed", seed, 0)
+        self.seed = check_seed(seed)
 
     def fit(self, features: Any, labels: Any) -> Self:
         """Choose the penalty and solve.

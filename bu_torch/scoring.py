@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bu_torch._estimators import encode, estimator_logits
-from bu_torch._inputs import as_features, check_integer
+from bu_torch._inputs import as_features, check_integer, check_seed
 from bu_torch._labelled_data import stratified_rows
 from bu_torch.functional._checks import check_choice
 from bu_torch.ranking import MEASURED, measure_model, standings
@@ -70,7 +70,7 @@ class BoundaryUncertaintyScorer:
         self.signal = None if signal is None else check_choice("signal", signal, MEASURED)
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.n_draws = check_integer("n_draws", n_draws, 1)
-        self.seed = check_integer("seed", seed, 0)
+        self.seed = check_seed(seed)
         self.max_samples = None if max_samples is None else check_integer("max_samples", max_samples, 1)
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch._files import whole_file
+from bu_torch._cache import Samples, read_cache, write_cache
 from bu_torch._inputs import as_features, as_labels
 from bu_torch.boundary import FITTED, BoundaryUncertainty, Perturbation
 from bu_torch.details import Details, describe
@@ -26,6 +26,7 @@ _PROBE = 64
 _LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
 _MOST_COPIES = 0.5
 _OWN = ("class_distances", "left_out_distances", "votes", "probabilities")
+_WIDENED = ("class_distances", "left_out_distances")  # by `measure`, where there are more logits than classes
 _SKILLS = ("vote_skill", "regression_skill")
 
 
@@ -38,7 +39,7 @@ class Signals:
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         n_draws: Independent perturbations of each sample, >= 1.
-        seed: Seed of all random choices, >= 0.
+        seed: Seed of all random choices, 0 <= seed < 2**64.
         feature_extractor: As for `BoundaryUncertainty`; class distances are those between its features too.
         n_components: As for `BoundaryUncertainty`, likewise.
         perturbation: As for `BoundaryUncertainty`.
@@ -273,10 +274,11 @@ class Signals:
         self._check_fitted()
         tensors = {name: getattr(self.boundary, name) for name in FITTED}
         tensors |= {name: getattr(self, name) for name in _OWN}
+        for name in _WIDENED:
+            tensors[name] = tensors[name][:, : self.votes.shape[1]]
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         arrays |= {name: np.array(getattr(self, name)) for name in _SKILLS}
-        with whole_file(Path(path)) as part, part.open("wb") as file:
-            np.savez(file, fingerprint=np.array(self._fingerprint), **arrays)
+        write_cache(Path(path), self._fingerprint, arrays)
 
     def load(self, path: str | Path, features: Any, labels: Any) -> Self:
         """Take what `save` wrote in place of `fit(features, labels)`.
@@ -294,23 +296,13 @@ class Signals:
             ValueError: If the file is none of ours or damaged, or was made of other samples or settings.
         """
         inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
-        wanted = self._of(inputs, as_labels(labels, inputs.shape[0]))
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                found = str(file["fingerprint"])
-                arrays = {name: file[name] for name in (*FITTED, *_OWN, *_SKILLS)} if found == wanted else {}
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # what a damaged zip raises is not documented
-            raise ValueError(
-                f"`{path}` is not a file that `Signals.save` wrote, or it is damaged ({type(error).__name__}):"
-                " remove it, or name another file."
-            ) from error
-        if not arrays:
-            raise ValueError(
-                f"`{path}` was made of other samples or settings, or by another version (fingerprint {found[:12]},"
-                f" expected {wanted[:12]}): remove it, or name another file."
-            )
+        labels = as_labels(labels, inputs.shape[0])
+        wanted = self._of(inputs, labels)
+        dtype = inputs.new_empty(0).cpu().numpy().dtype
+        samples = Samples(
+            tuple(inputs.shape), dtype, labels.cpu().numpy(), self.boundary.n_neighbors, self.boundary.n_draws
+        )
+        arrays = read_cache(path, wanted, samples)
         for name in _SKILLS:
             setattr(self, name, float(arrays.pop(name)))
         tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch._evaluation_mode import as_taken, evaluation_mode
-from bu_torch._inputs import as_flat_features, as_tensor, check_integer
+from bu_torch._inputs import as_flat_features, as_tensor, check_integer, check_seed, scikit_learn_seed
 
 _BATCH = 1024
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
@@ -26,7 +26,7 @@ class FeatureSpace:
             inputs themselves.
         n_components: Principal components of the standardised features to keep, >= 1; None for all features. No more
             are kept than there are features or samples.
-        seed: Seed of the randomised PCA, >= 0.
+        seed: Seed of the randomised PCA, 0 <= seed < 2**64.
 
     Example:
         >>> inputs = torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -51,7 +51,7 @@ class FeatureSpace:
             )
         self.feature_extractor = feature_extractor
         self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
-        self.seed = check_integer("seed", seed, 0)
+        self.seed = check_seed(seed)
 
     @property
     def is_of_inputs(self) -> bool:
@@ -74,7 +74,7 @@ class FeatureSpace:
             n_components = min(self.n_components, *flat.shape)
             points = standardize(flat, self.mean_, self.scale_).cpu().numpy()
             with np.errstate(invalid="ignore"):  # shares of a variance of 0, where all samples are equal
-                pca = PCA(n_components, random_state=self.seed).fit(points)
+                pca = PCA(n_components, random_state=scikit_learn_seed(self.seed)).fit(points)
             self.components_ = torch.as_tensor(pca.components_).to(flat)
         return self
 

@@ -7,16 +7,21 @@ Thin subclasses, for the plain classes fall short where they follow a callback t
 
 import copy
 import math
+import os
+import re
+import stat
 import zipfile
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
+from bu_torch._printing import cleaned
 from bu_torch.callbacks._lightning import FITTING, Library, any_library, library_of
+from bu_torch.callbacks._own_files import OwnFiles
 from bu_torch.callbacks.monitor import scored_module
 
 if TYPE_CHECKING:
@@ -29,6 +34,8 @@ else:  # the bases are the trainer's own: `_classes` adds them
 
 
 _BEST = ("best_k_models", "kth_best_model_path", "kth_value", "best_model_path", "best_model_score", "current_score")
+_FILE_NAME = re.compile(r"boundary-epoch=\d+-step=\d+(-v\d+)?\.ckpt")
+_OWN_FILES = OwnFiles()  # of all fits of this process
 
 
 class Companion(Callback):
@@ -110,6 +117,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self.owner = owner
         self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
         self._obsolete: str | None = None  # its file, once the newest is written
+        self._resumed_path = ""  # the best file that the resumed state names
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
@@ -145,6 +153,13 @@ class KeeperMixin(Companion, ModelCheckpoint):
                 f" best one before stays{f': {self.best_model_path}' if self.best_model_path else ''}."
             )
 
+    def _save_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
+        super()._save_checkpoint(trainer, filepath)
+        _OWN_FILES.add(filepath)
+
+    def _should_remove_checkpoint(self, trainer: "Trainer", previous: str, current: str) -> bool:
+        return previous != current  # `_settle` looks closer
+
     def _remove_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
         # Not yet: checkpoints of this epoch that others save must not name a file that is gone.
         self._obsolete = filepath
@@ -171,9 +186,29 @@ class KeeperMixin(Companion, ModelCheckpoint):
         if not is_whole:
             rank_zero_warn(f"The checkpoint {self.best_model_path} is damaged: the best one before is kept instead.")
             self._take_back()
-        elif self._obsolete is not None:
+        elif self._obsolete is not None and self._may_remove(trainer, self._obsolete):
             super()._remove_checkpoint(trainer, self._obsolete)
+        elif self._obsolete is not None:
+            left = cleaned(self._obsolete)
+            rank_zero_info(f"Boundary uncertainty leaves the best checkpoint of before where it is: {left}")
         self._before = self._obsolete = None
+
+    def _may_remove(self, trainer: "Trainer", path: str) -> bool:
+        """Whether `path` is this callback's to delete. A resumed state may come from anywhere and name any path."""
+        is_ours = path in _OWN_FILES or self._is_of_the_resumed_run(path)
+        return is_ours and super()._should_remove_checkpoint(trainer, path, self.best_model_path)
+
+    def _is_of_the_resumed_run(self, path: str) -> bool:
+        """Whether the resumed state names this regular file, right in this run's folder and named as ours are."""
+        file = Path(path)
+        if path != self._resumed_path or not _FILE_NAME.fullmatch(file.name) or not os.path.lexists(file):
+            return False
+        return file.parent.resolve() == Path(str(self.dirpath)).resolve() and stat.S_ISREG(file.lstat().st_mode)
+
+    @property
+    def is_best_own(self) -> bool:
+        """Whether this process has written the best checkpoint."""
+        return self.best_model_path in _OWN_FILES
 
     def _take_back(self) -> None:
         for name, value in (self._before or {}).items():
@@ -183,21 +218,35 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.owner.is_comparable:
             return
-        path = state_dict["best_model_path"]
-        if path and not (self._fs.exists(path) and _is_whole(path)):
+        path = str(state_dict["best_model_path"])
+        if not path:
+            return
+        if not (self._fs.exists(path) and _is_whole(path)):
             rank_zero_warn(
-                f"The checkpoint of the best epoch so far is gone or damaged: {path}."
+                f"The checkpoint of the best epoch so far is gone or damaged: {cleaned(path)}."
                 " The best of the epochs to come is kept instead."
             )
             return
-        # A resumed run usually writes to a new folder; the best so far stays the one to beat.
-        super().load_state_dict({**state_dict, "dirpath": self.dirpath})
+        self._resumed_path = path
+        # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
+        # is needed, and nothing else is believed.
+        score = torch.tensor(float(state_dict["best_model_score"]), dtype=torch.float64)
+        super().load_state_dict(
+            {
+                "dirpath": self.dirpath,
+                "best_model_path": path,
+                "best_model_score": score,
+                "best_k_models": {path: score},
+                "kth_best_model_path": path,
+                "kth_value": score,
+            }
+        )
 
 
 def _is_whole(path: str) -> bool:
-    """Whether a file of this machine's disk that begins as torch's do ends so; others, of one's own plugin, may be."""
+    """False for a local file that torch began and did not end, and for pipes and devices; others may be whole."""
     if not Path(path).is_file():
-        return True
+        return Path(path).is_dir() or not os.path.lexists(path)  # shards, or a remote path
     with Path(path).open("rb") as file:
         begins = file.read(2)
     return begins not in (b"PK", b"") or zipfile.is_zipfile(path)

@@ -5,14 +5,19 @@ Both are often installed, and importing the second has side effects on the log o
 the trainer's own (an `EarlyStopping`, which Lightning calls after all other callbacks) is found by the trainer.
 """
 
+import operator
 import sys
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lightning_utilities.core.imports import compare_version
+
 _TREES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 FITTING = "fit"  # `TrainerFn.FITTING`, in either tree
+# Of `lightning` the requirements of this package say so; `pytorch_lightning` comes without being asked for.
+_OLDEST = "2.6.6"
 
 
 def _imported() -> list[str]:
@@ -68,7 +73,7 @@ def library_of(trainer: Any) -> Library:
     """The tree of a trainer.
 
     Raises:
-        MisconfigurationException: If it is no trainer of Lightning's.
+        MisconfigurationException: If it is no trainer of Lightning's, or of a version with known holes.
     """
     for cls in type(trainer).__mro__:
         for tree in _TREES:
@@ -87,6 +92,14 @@ def any_library() -> Library:
 
 @cache
 def _library(tree: str) -> Library:
+    package = tree.split(".")[0]
+    if not compare_version(package, operator.ge, _OLDEST):
+        version = import_module(package).__version__
+        raise MisconfigurationException(
+            f"`{package}` must be {_OLDEST} or newer, got {version}: older versions can run code from a checkpoint"
+            " (GHSA-qqmf-gpg7-g8gw), and 2.6.2 and 2.6.3 carried malware (GHSA-w37p-236h-pfx3). Install it by"
+            f" `pip install --upgrade {package.replace('_', '-')}`."
+        )
     callbacks = import_module(f"{tree}.callbacks")
     return Library(
         callback=callbacks.Callback,

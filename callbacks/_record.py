@@ -125,14 +125,17 @@ def folder_of(trainer: "Trainer") -> Path | None:
 
 
 def _new_file(folder: Path) -> Path:
+    """A table whose name is free, with the file beside it; both are created exclusively: no link is followed."""
     version = 0
     while True:
         path = folder / (f"{_NAME}-v{version}.csv" if version else f"{_NAME}.csv")
         version += 1
-        if path.with_suffix(".jsonl").exists():
+        both = (path, path.with_suffix(".jsonl"))
+        if any(os.path.lexists(file) for file in both):
             continue
         try:
-            path.touch(exist_ok=False)
+            for file in both:
+                file.touch(exist_ok=False)
         except FileExistsError:
             continue
         return path

@@ -594,7 +594,10 @@ def fit_or_load(
     ):
         signals.fit(inputs, labels)
     if cache is not None and is_saved:
-        signals.save(cache)
+        try:
+            signals.save(cache)
+        except OSError as error:
+            rank_zero_warn(f"The cache {cache} cannot be written: {error}. Training goes on without it.")
     return signals
 
 

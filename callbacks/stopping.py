@@ -1,5 +1,6 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -7,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from bu_torch._printing import cleaned
 from bu_torch.boundary import Perturbation
 from bu_torch.callbacks._arguments import Reference, choice, flag, integer, number
 from bu_torch.callbacks._companions import KeeperMixin, MemoryKeeperMixin, StopperMixin, install
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, told
+from bu_torch.checkpoints import why_unreadable
 from bu_torch.selection import DEFAULT_RULE, RuleName, SelectionRule
 
 if TYPE_CHECKING:
@@ -331,14 +334,38 @@ class BoundaryUncertaintyStopping(BoundaryUncertaintyMonitor):
             module.load_state_dict(self._keeper.best_weights, strict=module.strict_loading)
             return True
         try:
-            # A file of this run, which may hold hyperparameters of any class.
-            checkpoint = trainer.strategy.load_checkpoint(self.best_model_path, weights_only=False)
+            if self._keeper is not None and self._keeper.is_best_own:
+                self._load_best(trainer, weights_only=False)  # it may hold hyperparameters of any class
+                return True
+            return self._restore_from_others(trainer)
         except FileNotFoundError:
             rank_zero_warn(f"The checkpoint of the kept epoch is gone: {self.best_model_path}.")
             return False
+
+    def _restore_from_others(self, trainer: "Trainer") -> bool:
+        """Load a checkpoint that another process wrote: nothing in it may run, and it may not end the fit."""
+        module = trainer.lightning_module
+        before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
+        try:
+            self._load_best(trainer, weights_only=True)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # what a damaged or crafted file raises is not documented
+            module.load_state_dict(before, strict=False)
+            rank_zero_warn(
+                f"The weights stay as they are: the checkpoint of the kept epoch, {cleaned(self.best_model_path)}, was"
+                f" not written by this process and cannot be read as plain data: {cleaned(why_unreadable(error))}. If"
+                " you trust the file, read it by `torch.load(path, weights_only=False)`, or allow its classes before"
+                " the next `fit` by `torch.serialization.add_safe_globals`."
+            )
+            return False
+        return True
+
+    def _load_best(self, trainer: "Trainer", *, weights_only: bool) -> None:
+        module = trainer.lightning_module
+        checkpoint = trainer.strategy.load_checkpoint(self.best_model_path, weights_only=weights_only)
         module.on_load_checkpoint(checkpoint)
         trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
-        return True
 
     def _reason(self, trainer: "Trainer", exception: BaseException | None) -> str:
         if exception is not None:

@@ -196,6 +196,51 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
             load_checkpoint(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (
+            torch.ones(1).expand(10**7, 10**6),
+            r"'weight' of shape \(10000000, 1000000\), expanded from 4 bytes: save a",
+        ),
+        (torch.ones(9).as_strided((10**9, 9), (0, 1)), r"'weight' of shape \(1000000000, 9\), expanded from 36 bytes"),
+        (torch.ones(10**5).as_strided((5 * 10**4, 5 * 10**4), (1, 1)), r"\(50000, 50000\), expanded from 400000 bytes"),
+        (torch.ones((), dtype=torch.int8).expand(2**29), r"\(536870912,\), expanded from 1 bytes"),
+        (nn.Parameter(torch.ones(1).expand(10**13)), r"\(10000000000000,\), expanded from 4 bytes"),
+        (torch.ones(1, 2, device="meta"), "'weight' without, on the meta device"),
+    ],
+    ids=["expanded", "expanded rows", "overlapping rows", "bytes", "a parameter", "no values"],
+)
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"state_dict": state, "epoch": 1}])
+def test_a_tensor_far_larger_than_its_file_is_refused(tmp_path, wrap, tensor, said):
+    torch.save(wrap({"bias": torch.ones(1), "weight": tensor}), tmp_path / "crafted.pt")
+    assert (tmp_path / "crafted.pt").stat().st_size < 10**6
+    with pytest.raises(ValueError, match=rf"crafted.pt` must hold the values of its weights, got .*{said}"):
+        load_checkpoint(tmp_path / "crafted.pt")
+
+
+def test_tensors_that_are_too_large_together_are_refused(tmp_path):
+    torch.save({f"{place}": torch.ones(1).expand(2**25 + place) for place in range(4)}, tmp_path / "crafted.pt")
+    with pytest.raises(ValueError, match=r"got '3' of shape \(33554435,\), expanded from 4 bytes"):
+        load_checkpoint(tmp_path / "crafted.pt")
+
+
+def test_buffers_may_be_expanded_and_weights_shared(tmp_path):
+    weight = torch.ones(20, 20)
+    state = {
+        "mask": torch.ones(50, 50, dtype=torch.bool).expand(8, 12, 50, 50),
+        "scale": torch.ones(1).expand(2**25),
+        "windows": torch.arange(10).unfold(0, 5, 1),
+        "sparse": torch.eye(3).to_sparse(),
+        "none": torch.zeros(0, 10**12),
+        **{f"{place}.weight": weight for place in range(1000)},
+    }
+    torch.save(state, tmp_path / "file.pt")
+    found = load_checkpoint(tmp_path / "file.pt").state_dict
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name].to_dense(), value.to_dense()) for name, value in state.items())
+
+
 def test_safetensors_files_are_read(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     state = nn.Linear(2, 3).state_dict()

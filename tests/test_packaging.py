@@ -1,5 +1,6 @@
 """The wheel and the imports, away from the repository."""
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -39,26 +40,44 @@ def test_wheel_holds_every_module_the_page_and_the_type_marker(wheel):
     assert not {name for name in names if name.startswith(("tests", "examples", "benchmarks", "callbacks"))}
 
 
-def test_wheel_imports_in_a_clean_environment_away_from_the_repository(wheel, tmp_path):
-    """The environment sees the dependencies that are installed here, but of this project only the wheel."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
-    python = tmp_path / "env" / "bin" / "python"
+@pytest.fixture(scope="module")
+def plainly_installed(wheel, tmp_path_factory):
+    """A Python with the wheel installed, and of all else what is installed here, by a path entry alone."""
+    folder = tmp_path_factory.mktemp("plain") / "env"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
-    installed = [p for p in sys.path if p.endswith("site-packages")]
-    program = f"""
-import sys
-here = [p for p in sys.path if p.endswith("site-packages")]
-sys.path += {installed!r}  # a plain path entry: the editable install's hook is not run
-import bu_torch, bu_torch.callbacks
+    (site,) = folder.glob("lib/python*/site-packages")
+    dependencies = [p for p in sys.path if p.endswith("site-packages")]
+    (site / "dependencies.pth").write_text("\n".join(dependencies))  # whose own `.pth` files are not run
+    return python
+
+
+IMPORTED = """
+import sys, bu_torch, bu_torch.callbacks
 from bu_torch import BoundaryUncertaintyStopping
 assert BoundaryUncertaintyStopping is bu_torch.callbacks.BoundaryUncertaintyStopping
-for module in (bu_torch, bu_torch.callbacks):
-    assert any(module.__file__.startswith(p) for p in here), module.__file__
 BoundaryUncertaintyStopping()
-print("imported")
+print(bu_torch.__file__, bu_torch.callbacks.__file__, sep="\\n")
 """
-    result = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert result.stdout.strip() == "imported"
+
+
+def files_imported(python, cwd):
+    result = subprocess.run([python, "-c", IMPORTED], check=True, capture_output=True, text=True, cwd=cwd)
+    return [Path(line) for line in result.stdout.splitlines()]
+
+
+def test_a_plain_install_is_imported_away_from_the_repository(plainly_installed, tmp_path):
+    (site,) = plainly_installed.parents[1].glob("lib/python*/site-packages")
+    package = site / "bu_torch"
+    assert files_imported(plainly_installed, tmp_path) == [package / "__init__.py", package / "callbacks/__init__.py"]
+
+
+def test_beside_a_plain_install_the_clone_s_root_finds_the_callbacks(plainly_installed, tmp_path):
+    """There the source folder hides the installed package, and the callbacks stand beside it."""
+    subprocess.run(["git", "-C", ROOT, "checkout-index", "--all", "--prefix", f"{tmp_path}/"], check=True)
+    found = files_imported(plainly_installed, tmp_path)
+    assert found == [tmp_path / "bu_torch/__init__.py", tmp_path / "callbacks/__init__.py"]
 
 
 def test_importing_the_package_loads_neither_lightning_nor_faiss(tmp_path):
@@ -80,6 +99,31 @@ def test_the_oldest_versions_tested_are_the_oldest_allowed():
     allowed = dict(one.split(">=") for one in [*project["dependencies"], *project["optional-dependencies"]["report"]])
     lines = (ROOT / "tests" / "oldest.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
-    del pinned["pytorch-lightning"]  # comes with lightning
     assert pinned.keys() == allowed.keys()
-    assert all(version.startswith(f"{allowed[name]}.") for name, version in pinned.items())
+    assert all(f"{version}.".startswith(f"{allowed[name]}.") for name, version in pinned.items())
+
+
+def names_of_imports(block):
+    return {alias.name for node in block if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def test_public_names_are_found_lazily_and_shown_to_type_checkers():
+    import bu_torch
+
+    (shown,) = [node for node in ast.parse(Path(bu_torch.__file__).read_text()).body if isinstance(node, ast.If)][:1]
+    assert ast.unparse(shown.test) == "TYPE_CHECKING"
+    packages = {"callbacks", "evaluation", "functional", "report"}
+    assert names_of_imports(shown.body) - {"Any"} == (set(bu_torch.__all__) | packages) - {"__version__"}
+    for name in (*bu_torch.__all__, *packages):
+        assert getattr(bu_torch, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Missing'"):
+        bu_torch.Missing  # noqa: B018
+
+
+def test_the_version_is_told_without_loading_torch(tmp_path):
+    command = [sys.executable, "-X", "importtime", "-m", "bu_torch"]
+    for options in (["--version"], ["--help"]):
+        result = subprocess.run([*command, *options], check=True, capture_output=True, text=True, cwd=tmp_path)
+        loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in result.stderr.splitlines()}
+        assert "bu_torch" in loaded
+        assert not loaded & {"torch", "numpy", "lightning", "faiss", "sklearn", "plotly"}

@@ -63,6 +63,47 @@ def test_files_of_other_shapes_are_not_averaged(tmp_path):
         average_checkpoints(tmp_path)
 
 
+class Lazy(nn.Module):
+    """Takes the shape of its weights from the file."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.LazyLinear(1)
+
+    def forward(self, x):
+        return self.last(x)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        average_checkpoints,
+        lambda paths: rank_checkpoints(paths, lambda: nn.Linear(2, 1), gaussians()),
+        lambda paths: rank_checkpoints(paths, Lazy, gaussians()),
+        lambda paths: greedy_soup(paths, lambda: nn.Linear(2, 1), gaussians()),
+    ],
+    ids=["average", "rank", "rank lazy modules", "soup"],
+)
+@pytest.mark.parametrize("stride", [0, 1], ids=["expanded", "overlapping"])
+def test_a_tensor_far_larger_than_its_file_takes_no_memory(tmp_path, read, stride):
+    n = 10**6 if stride else 10**13
+    large = torch.ones(2 * n if stride else 1).as_strided((n, n) if stride else (1, n), (stride, stride))
+    names = ("last.weight", "last.bias", "weight", "bias")
+    torch.save({name: large for name in names}, tmp_path / "crafted.pt")
+    with pytest.raises(
+        ValueError, match=r"crafted\.pt` must hold the values of its weights, got 'last\.weight' of shape"
+    ):
+        read(tmp_path)
+
+
+def test_expanded_weights_are_averaged(tmp_path):
+    for place in (1.0, 2.0):
+        state = {"weight": torch.full((1, 1), place).expand(1, 2), "bias": torch.zeros(1)}
+        torch.save(state, tmp_path / f"{place}.pt")
+    assert torch.equal(average_checkpoints(tmp_path)["weight"], torch.full((1, 2), 1.5))
+    assert len(greedy_soup(tmp_path, nn.Linear(2, 1), gaussians()).ranking) == 2
+
+
 @pytest.mark.parametrize("rule", ["consensus", "boundary_uncertainty"])
 def test_what_lies_on_both_sides_of_the_bayes_boundary_is_averaged(tmp_path, rule):
     for epoch, at in enumerate((0.3, 1.8, 5.0)):

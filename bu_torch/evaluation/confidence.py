@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features, as_labels, check_integer, scikit_learn_seed
+from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_seed, scikit_learn_seed
 from bu_torch.evaluation._cells import CellSearch
 
 Method = Literal["cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford"]
@@ -72,7 +72,7 @@ def generalization_interval(
         method: One of those above.
         confidence: Level of the interval, 0 < confidence < 1.
         n_bootstrap: Bootstrap draws, >= 1.
-        seed: Seed of the draws, >= 0; the global random state is left alone.
+        seed: Seed of the draws, 0 <= seed < 2**64; the global random state is left alone.
 
     Returns:
         center, lower and upper as floats, not clipped to [0, 1], so that widths can be compared.
@@ -96,8 +96,7 @@ def generalization_interval(
     if not 0 < confidence < 1:
         raise ValueError(f"`confidence` must satisfy 0 < confidence < 1, got {confidence}.")
     check_integer("n_bootstrap", n_bootstrap, 1)
-    check_integer("seed", seed, 0)
-    return _METHODS[method](_as_sample(features, labels), confidence, n_bootstrap, seed)
+    return _METHODS[method](_as_sample(features, labels), confidence, n_bootstrap, check_seed(seed))
 
 
 def cud_supremum(features: Any, labels: Any, counts: Any) -> float:

@@ -38,7 +38,7 @@ def network_interval(
         method: As in `generalization_interval`, and so are the arguments that follow.
         confidence: Level of the interval, 0 < confidence < 1.
         n_bootstrap: Bootstrap draws, >= 1.
-        seed: Seed of the draws, >= 0.
+        seed: Seed of the draws, 0 <= seed < 2**64.
 
     Returns:
         center, lower and upper as floats, not clipped to [0, 1].

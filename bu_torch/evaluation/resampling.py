@@ -41,7 +41,8 @@ def cross_validation_error(
         labels: Classes, shape (N,), integers >= 0; at least two different ones.
         n_folds: Folds, 2 <= n_folds <= N.
         n_repeats: Independent divisions into folds, >= 1.
-        seed: Seed of the divisions, >= 0. Global random numbers are left as they were, whatever the estimator draws.
+        seed: Seed of the divisions, 0 <= seed < 2**64. Global random numbers are left as they were, whatever the
+            estimator draws.
 
     Returns:
         The estimate, with n_repeats * n_folds single errors.

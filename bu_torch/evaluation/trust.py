@@ -103,7 +103,7 @@ def select_alpha(
         alphas: Candidates, each in [0, 1); by default 0 and 2^-7 to 2^-1.
         n_neighbors: As for `TrustScore`.
         n_folds: Stratified folds, >= 2; the trust score is fitted on the others and scores the one.
-        seed: Of the folds, >= 0.
+        seed: Of the folds, 0 <= seed < 2**64.
 
     Returns:
         The fraction, and the precision of each candidate.

@@ -2,17 +2,9 @@
 
 import html
 import math
-import unicodedata
 from typing import Any
 
-_JOINERS = "\u200c\u200d"  # belong to words of some scripts, and to emojis
-
-
-def cleaned(value: Any) -> str:
-    """`value` in characters that are seen: no control characters, none that turn the text around, no surrogates."""
-    return "".join(
-        " " if character in "\n\t" else "\ufffd" if _is_unseen(character) else character for character in str(value)
-    )
+from bu_torch._printing import cleaned
 
 
 def escaped(value: Any, most: int = 2000) -> str:
@@ -44,7 +36,3 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _is_unseen(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _JOINERS

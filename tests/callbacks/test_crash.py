@@ -16,7 +16,12 @@ from problems import Classifier, blobs, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+from bu_torch import (
+    BoundaryUncertaintyMonitor,
+    BoundaryUncertaintyStopper,
+    BoundaryUncertaintyStopping,
+    rank_models,
+)
 from bu_torch.report import read_record
 from bu_torch.report.verdict import Verdict
 
@@ -244,6 +249,35 @@ def test_a_torn_best_is_not_resumed_on(tmp_path):
     with pytest.warns(UserWarning, match="gone or damaged"):
         trainer(tmp_path, stopping, max_epochs=7).fit(Plain(), data(), ckpt_path=path)
     assert stopping.best_model_path != str(best)
+
+
+def no_such_folder(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    return tmp_path / "file" / "cache.npz", "Not a directory|File exists"
+
+
+def full_disk(tmp_path, monkeypatch):
+    def save(*arguments, **arrays):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("numpy.savez", save)
+    return tmp_path / "cache.npz", "No space left on device"
+
+
+@pytest.mark.parametrize("spoil", [no_such_folder, full_disk])
+def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path, monkeypatch, spoil):
+    cache, reason = spoil(tmp_path, monkeypatch)
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20, cache=cache)
+    with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*({reason}).* Training goes on without"):
+        trainer(tmp_path, stopping, max_epochs=2).fit(Plain(), data())
+    assert len(stopping.history) == 2
+    stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20, cache=cache)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        stopper.check(Plain())
+    with pytest.warns(UserWarning, match=f"cache `{cache}` cannot be written: .*({reason})"):
+        ranking = rank_models([Plain().eval()], blobs(), cache=cache)
+    assert len(ranking) == 1
+    assert not list(tmp_path.glob("cache*"))
 
 
 def test_a_file_of_one_s_own_kind_is_not_called_damaged(tmp_path):

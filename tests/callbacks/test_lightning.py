@@ -2,9 +2,14 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from problems import Classifier, blobs, loader, trainer
+
+from bu_torch.callbacks import BoundaryUncertaintyStopping, _lightning
 
 SCRIPT = """
 import sys
@@ -84,3 +89,14 @@ def test_a_trainer_of_pytorch_lightning_is_stopped_by_its_own_classes(tmp_path, 
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip().endswith("fine")
+
+
+@pytest.mark.parametrize(("version", "is_taken"), [("2.6.3", False), ("2.6.5", False), ("2.6.6", True), ("3.0", True)])
+def test_versions_with_known_holes_are_refused(tmp_path, monkeypatch, version, is_taken):
+    _lightning._library.cache_clear()
+    monkeypatch.setattr("lightning.__version__", version)
+    made = trainer(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), max_epochs=1)
+    refusal = pytest.raises(MisconfigurationException, match=f"must be 2.6.6 or newer, got {version}: .*GHSA-qqmf")
+    with nullcontext() if is_taken else refusal:
+        made.fit(Classifier(), loader(*blobs()))
+    _lightning._library.cache_clear()

@@ -179,6 +179,16 @@ def test_half_of_an_earlier_record_stays_as_it_is(tmp_path, there):
     assert earlier.read_text() == "earlier"
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_planted_link_is_not_followed(tmp_path, suffix):
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    folder.mkdir()
+    (folder / "boundary_uncertainty").with_suffix(suffix).symlink_to(outside)
+    record = Record(folder, {}, [{"epoch": 0}])
+    assert record.path.name == "boundary_uncertainty-v1.csv"
+    assert not outside.exists()
+
+
 def test_an_earlier_file_stays_and_a_resumed_run_has_all_checks_in_its_own(tmp_path):
     first = fit(
         tmp_path, BoundaryUncertaintyMonitor(), ModelCheckpoint(tmp_path / "user", save_last=True), max_epochs=2

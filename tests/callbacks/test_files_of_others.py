@@ -1,0 +1,203 @@
+"""Checkpoints to resume from that others have crafted: nothing in them runs, and nothing is deleted."""
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from problems import Classifier, blobs, loader, trainer
+
+from bu_torch import BoundaryUncertaintyStopping
+from bu_torch.callbacks import _companions
+from bu_torch.callbacks._own_files import OwnFiles
+
+
+@pytest.fixture
+def new_process(monkeypatch):
+    """From now on, files that this process has written count as another's."""
+    return lambda: monkeypatch.setattr(_companions, "_OWN_FILES", OwnFiles())
+
+
+class Bomb:
+    """Runs `os.mkdir(path)` where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+class Look(Callback):
+    """Remembers the weights that training ends with."""
+
+    def on_train_end(self, trainer, pl_module):
+        self.weights = copy.deepcopy(pl_module.state_dict())
+
+
+def run(tmp_path, **kwargs):
+    """A run of two epochs, and the file to resume it from."""
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    last = ModelCheckpoint(tmp_path / "user", save_last=True)
+    trainer(tmp_path, stopping, last, max_epochs=2).fit(Classifier(**kwargs), loader(*blobs()))
+    return tmp_path / "user" / "last.ckpt", Path(stopping.best_model_path)
+
+
+def craft(path, best, score):
+    """Name another file as the best so far."""
+    content = torch.load(path, weights_only=True)
+    (state,) = [state for key, state in content["callbacks"].items() if key.startswith("Keeper")]
+    value = torch.tensor(score, dtype=torch.float64)
+    state.update(best_model_path=str(best), kth_best_model_path=str(best), best_model_score=value, kth_value=value)
+    state["best_k_models"] = {str(best): value}
+    (own,) = [state for key, state in content["callbacks"].items() if key.startswith("BoundaryUncertaintyStopping")]
+    own["history"][-1]["expected_accuracy"] = score
+    torch.save(content, path)
+
+
+def resume(tmp_path, path, *callbacks):
+    stopping, module = BoundaryUncertaintyStopping(n_neighbors=20), Classifier()
+    made = trainer(tmp_path, stopping, *callbacks, max_epochs=4)
+    made.fit(module, loader(*blobs()), ckpt_path=path, weights_only=True)
+    return stopping, module
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def of_other_shapes(path, mark):
+    """Weights of which the first would fit."""
+    weights = Classifier(n_outputs=7).state_dict()
+    torch.save({"state_dict": weights}, path)
+
+
+def with_a_bomb(path, mark):
+    torch.save({"state_dict": Classifier().state_dict(), "hyper_parameters": Bomb(mark)}, path)
+
+
+def without_weights(path, mark):
+    torch.save({"epoch": 1}, path)
+
+
+def of_garbage(path, mark):
+    path.write_bytes(b"\x80\x02garbage")
+
+
+@pytest.mark.parametrize("write", [with_a_bomb, of_other_shapes, without_weights, of_garbage])
+def test_a_best_file_from_others_is_read_as_plain_data_or_not_at_all(tmp_path, write):
+    last, _ = run(tmp_path)
+    crafted, mark, look = tmp_path / "crafted.ckpt", tmp_path / "mark", Look()
+    write(crafted, mark)
+    craft(last, crafted, 1e9)
+    with pytest.warns(UserWarning, match="crafted.ckpt, was not written by this process.*weights_only=False") as said:
+        _, module = resume(tmp_path, last, look)
+    assert not mark.exists()
+    assert same(module.state_dict(), look.weights)
+    assert len([one for one in said if "crafted" in str(one.message)]) == 1
+
+
+def test_a_file_put_in_place_of_our_own_is_another_s(tmp_path):
+    class Swap(Callback):
+        def on_train_end(self, trainer, pl_module):
+            with_a_bomb(Path(stopping.best_model_path), tmp_path / "mark")
+
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    with pytest.warns(UserWarning, match="was not written by this process"):
+        trainer(tmp_path, stopping, Swap(), max_epochs=2).fit(Classifier(), loader(*blobs()))
+    assert stopping.best_model_path
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_best_file_of_plain_data_from_an_earlier_process_is_restored(tmp_path, new_process):
+    last, best = run(tmp_path)
+    craft(last, best, 1e9)
+    new_process()
+    _, module = resume(tmp_path, last)
+    assert same(module.state_dict(), torch.load(best, weights_only=True)["state_dict"])
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    last, _ = run(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    craft(last, tmp_path / "pipe", 1e9)
+    with pytest.warns(UserWarning, match="gone or damaged: .*pipe"):
+        stopping, _ = resume(tmp_path, last)
+    assert stopping.best_epoch in (2, 3)
+
+
+def folder_above(folder, outside):
+    (outside / "inside").write_text("precious")
+    return f"{folder}/../outside"
+
+
+def folder_named_as_ours(folder, outside):
+    (folder / "boundary-epoch=7-step=9.ckpt").mkdir()
+    return folder / "boundary-epoch=7-step=9.ckpt"
+
+
+def link_named_as_ours(folder, outside):
+    (outside / "target").write_text("precious")
+    (folder / "boundary-epoch=7-step=9.ckpt").symlink_to(outside / "target")
+    return folder / "boundary-epoch=7-step=9.ckpt"
+
+
+def file_of_another_name(folder, outside):
+    (folder / "thesis.ckpt").write_text("precious")
+    return folder / "thesis.ckpt"
+
+
+def file_in_a_folder_beneath(folder, outside):
+    (folder / "beneath").mkdir()
+    (folder / "beneath" / "boundary-epoch=7-step=9.ckpt").write_text("precious")
+    return folder / "beneath" / "boundary-epoch=7-step=9.ckpt"
+
+
+def file_elsewhere(folder, outside):
+    (outside / "boundary-epoch=7-step=9.ckpt").write_text("precious")
+    return f"{folder}/../outside/boundary-epoch=7-step=9.ckpt"
+
+
+PLANTS = [
+    folder_above,
+    folder_named_as_ours,
+    link_named_as_ours,
+    file_of_another_name,
+    file_in_a_folder_beneath,
+    file_elsewhere,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_what_a_resumed_state_names_is_not_deleted(tmp_path, new_process, caplog, plant):
+    last, best = run(tmp_path)
+    outside = best.parent.parent / "outside"
+    outside.mkdir()
+    named = plant(best.parent, outside)
+    before = {path: path.is_symlink() for path in (*best.parent.rglob("*"), *outside.rglob("*"))}
+    craft(last, named, -1e9)
+    new_process()
+    stopping, _ = resume(tmp_path, last)
+    assert stopping.best_epoch in (2, 3)  # a better one came
+    assert {path: path.is_symlink() for path in before if os.path.lexists(path)} == before
+    assert f"leaves the best checkpoint of before where it is: {named}" in caplog.text
+
+
+def test_the_best_of_the_resumed_run_is_deleted_once_a_better_one_is_saved(tmp_path, new_process):
+    last, best = run(tmp_path)
+    craft(last, best, -1e9)
+    new_process()
+    stopping, _ = resume(tmp_path, last)
+    assert stopping.best_epoch in (2, 3)
+    assert [path.name for path in best.parent.glob("boundary-epoch*")] == [Path(stopping.best_model_path).name]
+
+
+def test_the_file_that_the_run_resumes_from_stays(tmp_path, new_process):
+    _, best = run(tmp_path)
+    craft(best, best, -1e9)
+    new_process()
+    stopping, _ = resume(tmp_path, best)
+    assert stopping.best_model_path != str(best)
+    assert best.exists()
