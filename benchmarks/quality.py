@@ -43,7 +43,7 @@ from torch.func import functional_call, grad, vmap
 from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertaintyMonitor, SelectionRule
+from bu_torch import BoundaryUncertaintyMonitor
 
 FOLDER = Path(__file__).parent
 DATA = {file.name.removesuffix(".csv.gz"): file for file in sorted((FOLDER / "data").rglob("*.csv.gz"))}
@@ -316,21 +316,6 @@ def smoothed(values: list[float], width: int = 17) -> list[float]:
     return [float(np.mean(values[max(0, t - half) : t + half + 1])) for t in range(len(values))]
 
 
-def consensus(curves: Columns, patience: float = float("inf")) -> Kept:
-    """What `rule="consensus"` of the shipped callback keeps."""
-    rule = SelectionRule("consensus")
-    history: list[dict[str, float]] = []
-    kept, n_epochs = 0, len(curves["label_agreement"])
-    for epoch in range(n_epochs):
-        history.append({"epoch": epoch, **{name: curves[name][epoch] for name in rule.signals}})
-        rule.complete(history)
-        if history[epoch]["replacements"] > history[kept]["replacements"]:
-            kept = epoch
-        elif epoch - kept >= patience:
-            return kept, epoch
-    return kept, n_epochs - 1
-
-
 def label_wave(changes: list[float], width: int = 3) -> Kept:
     """Label Wave (Yuan et al. 2024): the first minimum of the moving average of changed predictions."""
     averages = [float(np.mean(changes[max(1, t - width + 1) : t + 1])) for t in range(1, len(changes))]
@@ -370,8 +355,6 @@ RULES: dict[str, Rule] = {
     "best of the smoothed test error": Rule(lambda c: smallest(smoothed(c["test_error"]))),
     "expected accuracy": Rule(lambda c: largest(c["expected_accuracy"], PATIENCE), needs_checks=True),
     "expected accuracy, no limit": Rule(lambda c: largest(c["expected_accuracy"]), needs_checks=True),
-    "consensus": Rule(lambda c: consensus(c, PATIENCE), needs_checks=True),
-    "consensus, no limit": Rule(consensus, needs_checks=True),
     "vote agreement": Rule(lambda c: largest(c["vote_agreement"], PATIENCE), needs_checks=True),
     "label agreement": Rule(lambda c: largest(c["label_agreement"], PATIENCE), needs_checks=True),
     "neighbor agreement": Rule(lambda c: largest(c["neighbor_agreement"], PATIENCE), needs_checks=True),

@@ -25,12 +25,12 @@ import numpy as np
 import pandas as pd
 import quality
 import torch
-from quality import Case, Columns, Split
+from quality import Case, Split
 from torch import Tensor
 from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertainty, LabelRegression, LabelVotes, TrustScore, functional
+from bu_torch import BoundaryUncertainty, LabelProbabilities, LabelVotes, TrustScore, functional
 
 RADII = (0.5, 1.0, 2.0)
 DRAWS = (1, 2, 4, 8)
@@ -112,16 +112,13 @@ class Reference:
         fitted = {m: LabelVotes().fit(self.labels, neighbors[m]) for m in self.clusters}
         self.votes = {f"M {m}": votes.votes for m, votes in fitted.items()}
         self.votes |= {f"decay {d}": functional.label_votes(self.labels, neighbors[40], d) for d in (0, 1, 2)}
-        regression = LabelRegression().fit(self.inputs, self.labels)
-        known = regression.rows_
-        weight = functional.mixing_weight(fitted[40].left_out[known], regression.left_out, self.labels[known])
-        votes = self.votes["M 40"].repeat(4, 1)
-        by_regression = regression.predict_proba(self.points[1.0][: 4 * n_samples])
+        both = LabelProbabilities().fit(self.inputs, self.labels, neighbors[40])
+        perturbed = self.points[1.0][: 4 * n_samples]
         self.expected = {
-            "votes alone": votes,
-            "regression alone": by_regression,
-            "both, mixed": torch.lerp(votes, by_regression, weight),
-            "regression, own sample out": regression.left_out,
+            "votes alone": both.votes.votes.repeat(4, 1),
+            "regression alone": both.regression.predict_proba(perturbed),
+            "both, mixed": both.predict_proba(perturbed),
+            "regression, own sample out": both.regression.left_out.repeat(4, 1),
         }
 
     def measure(self, module: torch.nn.Module, before: Tensor | None) -> tuple[dict[str, float], Tensor]:
@@ -173,7 +170,7 @@ class Reference:
         for name in ("decay 0", "decay 1", "decay 2"):
             row[name] = float(functional.vote_agreement(self.votes[name], first))
         for name, probabilities in self.expected.items():
-            row[name] = float(functional.vote_agreement(probabilities, first))
+            row[name] = float(functional.expected_accuracy(probabilities, first))
         row["expected accuracy"] = row["both, mixed"]
         row["boundary uncertainty"] = row["U, radius 1"]
         row["decay chosen"] = row["vote agreement"] = row["vote agreement, radius 1"]
@@ -222,17 +219,6 @@ def run(case: Case) -> quality.Record:
     return {"case": dataclasses.asdict(case), "all": columns, "part": part.columns()}
 
 
-def kept_by_consensus(curves: Columns) -> tuple[int, int]:
-    """What the shipped rule keeps, from these curves."""
-    columns = {
-        "label_agreement": curves["label agreement"],
-        "vote_agreement": curves["vote agreement"],
-        "neighbor_agreement": curves["neighbor agreement"],
-        "prediction_changes": [-value for value in curves["steadiness"]],
-    }
-    return quality.consensus(columns, quality.PATIENCE)
-
-
 def judge(records: list[quality.Record]) -> pd.DataFrame:
     """One row a case, group and variant: correlation with the test accuracy, and excess error of the kept epoch."""
     rows = []
@@ -253,14 +239,6 @@ def judge(records: list[quality.Record]) -> pd.DataFrame:
                     {**common, "group": group, "variant": name, "correlation": ranks.iloc[0, 1],
                      "excess": errors[kept] - errors.min()}
                 )  # fmt: skip
-        rows.append(
-            {
-                **common,
-                "group": "signal",
-                "variant": "consensus",
-                "excess": errors[kept_by_consensus(curves)[0]] - errors.min(),
-            }
-        )
     return pd.DataFrame(rows)
 
 

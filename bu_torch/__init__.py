@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from bu_torch import report as report
     from bu_torch.anchors import BisectionAnchorUncertainty, GradientAnchorUncertainty
     from bu_torch.boundary import BoundaryUncertainty
-    from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+    from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
     from bu_torch.checkpoints import Checkpoint, load_checkpoint
     from bu_torch.graph import NeighborGraph
+    from bu_torch.labels import LabelProbabilities, LabelRegression, LabelVotes
     from bu_torch.layers import LayerFeatures
+    from bu_torch.monitoring.rules import Rule, SelectionRule
+    from bu_torch.monitoring.signals import Measurement, Signals
+    from bu_torch.monitoring.stopper import BoundaryUncertaintyStopper
     from bu_torch.perturbation import perturb
     from bu_torch.prototypes import PrototypeClassifier
-    from bu_torch.ranking import Candidate, Ranking, rank_checkpoints, rank_models
-    from bu_torch.regression import LabelRegression
-    from bu_torch.scoring import BoundaryUncertaintyScorer, consensus_index
-    from bu_torch.selection import SelectionRule
-    from bu_torch.signals import Signals
-    from bu_torch.soup import Soup, average_checkpoints, greedy_soup
+    from bu_torch.ranking.ranking import Candidate, Ranking, rank_checkpoints, rank_models
+    from bu_torch.ranking.scoring import BoundaryUncertaintyScorer
+    from bu_torch.ranking.soup import Soup, average_checkpoints, greedy_soup
     from bu_torch.space import FeatureSpace
     from bu_torch.trust import KNNConfidence, TrustScore
-    from bu_torch.votes import LabelVotes
 
 __all__ = [
     "BisectionAnchorUncertainty",
@@ -48,19 +48,21 @@ __all__ = [
     "FeatureSpace",
     "GradientAnchorUncertainty",
     "KNNConfidence",
+    "LabelProbabilities",
     "LabelRegression",
     "LabelVotes",
     "LayerFeatures",
+    "Measurement",
     "NeighborGraph",
     "PrototypeClassifier",
     "Ranking",
+    "Rule",
     "SelectionRule",
     "Signals",
     "Soup",
     "TrustScore",
     "__version__",
     "average_checkpoints",
-    "consensus_index",
     "greedy_soup",
     "load_checkpoint",
     "perturb",
@@ -73,21 +75,21 @@ _PACKAGES = ("callbacks", "evaluation", "functional", "report")
 _MODULES = {
     "anchors": ("BisectionAnchorUncertainty", "GradientAnchorUncertainty"),
     "boundary": ("BoundaryUncertainty",),
-    "callbacks": ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopper", "BoundaryUncertaintyStopping"),
+    "callbacks": ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopping"),
     "checkpoints": ("Checkpoint", "load_checkpoint"),
     "graph": ("NeighborGraph",),
+    "labels": ("LabelProbabilities", "LabelRegression", "LabelVotes"),
     "layers": ("LayerFeatures",),
+    "monitoring.rules": ("Rule", "SelectionRule"),
+    "monitoring.stopper": ("BoundaryUncertaintyStopper",),
     "perturbation": ("perturb",),
     "prototypes": ("PrototypeClassifier",),
-    "ranking": ("Candidate", "Ranking", "rank_checkpoints", "rank_models"),
-    "regression": ("LabelRegression",),
-    "scoring": ("BoundaryUncertaintyScorer", "consensus_index"),
-    "selection": ("SelectionRule",),
-    "signals": ("Signals",),
-    "soup": ("Soup", "average_checkpoints", "greedy_soup"),
+    "ranking.ranking": ("Candidate", "Ranking", "rank_checkpoints", "rank_models"),
+    "ranking.scoring": ("BoundaryUncertaintyScorer",),
+    "monitoring.signals": ("Measurement", "Signals"),
+    "ranking.soup": ("Soup", "average_checkpoints", "greedy_soup"),
     "space": ("FeatureSpace",),
     "trust": ("KNNConfidence", "TrustScore"),
-    "votes": ("LabelVotes",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

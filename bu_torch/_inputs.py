@@ -1,7 +1,7 @@
 """What an estimator accepts as features and labels, and what it says about the rest."""
 
 import math
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,22 @@ def check_integer(name: str, value: Any, low: int) -> int:
     if value < low:
         raise ValueError(f"`{name}` must be an integer >= {low}, got {value}.")
     return int(value)
+
+
+def check_number(name: str, value: Any, low: float = -math.inf, below: float = math.inf) -> float:
+    """Return `value` as a float if it is a finite number with low <= value < below."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not low <= value < below:
+        bounds = [f">= {low}"] * (low > -math.inf) + [f"< {below}"] * (below < math.inf)
+        raise ValueError(f"`{name}` must be a finite number {' and '.join(bounds)}".rstrip() + f", got {value!r}.")
+    return float(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return `value` if it is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"`{name}` must be True or False, got {value!r}.")
+    return bool(value)
 
 
 def check_seed(seed: Any) -> int:

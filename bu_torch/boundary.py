@@ -13,7 +13,7 @@ from bu_torch.functional._checks import as_logits, check_choice
 from bu_torch.functional.boundary import PairTerms, pair_terms
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.graph import NeighborGraph, first_positive
-from bu_torch.perturbation import check_moved, perturb
+from bu_torch.perturbation import check_perturbed, perturb
 from bu_torch.prototypes import PrototypeClassifier
 from bu_torch.space import FeatureSpace, standardization, standardize
 
@@ -36,11 +36,11 @@ class BoundaryUncertainty:
         n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
         seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
         feature_extractor: As for `FeatureSpace`: neighbours and likely Bayes pairs are found among the features it
-            gives. Samples are moved in input space all the same, by the distance there to the nearest of the neighbours
-            found.
+            gives. Samples are perturbed in input space all the same, by the distance there to the nearest of the
+            neighbours found.
         n_components: As for `FeatureSpace`, likewise.
-        perturbation: How to move samples that cannot be moved along a straight line (token ids, graphs as tensors): a
-            callable of the inputs (N, ...), the distance of each to its nearest neighbour (N,) in the space where
+        perturbation: How to perturb samples that cannot be moved along a straight line (token ids, graphs as tensors):
+            a callable of the inputs (N, ...), the distance of each to its nearest neighbour (N,) in the space where
             neighbours are found, and a `torch.Generator` on the CPU with `seed`, that gives inputs of the same shape;
             called once a draw. Integer inputs stay integers then. None moves them as Algorithm 1 does. (Ha et al.,
             section 4.2.2, leave the operation open where inputs are no vectors.)
@@ -71,7 +71,6 @@ class BoundaryUncertainty:
     mean_: Tensor
     scale_: Tensor
     logits: Tensor | None = None
-    _terms: list[PairTerms]  # one a draw, of the logits scored last
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class BoundaryUncertainty:
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         if perturbation is not None and not callable(perturbation):
             raise TypeError(
-                "`perturbation` must be callable, (inputs, nearest_distance, generator) -> moved inputs, or None,"
+                "`perturbation` must be callable, (inputs, nearest_distance, generator) -> perturbed inputs, or None,"
                 f" got {type(perturbation).__name__}."
             )
         self.perturbation = perturbation
@@ -110,7 +109,7 @@ class BoundaryUncertainty:
 
         Raises:
             ValueError: If shapes do not fit, N < n_neighbors, features (also those of `feature_extractor`) are not
-                finite or too large to be moved, or there is only one class.
+                finite or too large to be perturbed, or there is only one class.
             TypeError: If an argument is not made of real numbers.
         """
         inputs = as_features(features, keep_integers=self.perturbation is not None)
@@ -121,7 +120,7 @@ class BoundaryUncertainty:
         classifier = PrototypeClassifier(seed=self.seed).fit(points, labels)
         generator = torch.Generator().manual_seed(self.seed)
         if self.perturbation is None:
-            draws = self._moved(inputs, points, graph, generator)
+            draws = self._perturb_inputs(inputs, points, graph, generator)
         else:
             self.mean_, self.scale_ = standardization(inputs.flatten(1))
             draws = [
@@ -135,7 +134,7 @@ class BoundaryUncertainty:
         return self._index()
 
     def standardize(self, inputs: Any) -> Tensor:
-        """Inputs in the units in which they are moved, one standard deviation of each feature.
+        """Inputs in the units in which they are perturbed, one standard deviation of each feature.
 
         Args:
             inputs: Shape (n, d) or (n, ...), tensor or array of numbers, finite, of as many features as in `fit`.
@@ -211,6 +210,22 @@ class BoundaryUncertainty:
             TypeError: If the logits are not a floating-point tensor.
             ValueError: If the logits have the wrong shape.
         """
+        return self.score_terms(self.terms(logits)).to(as_logits(logits).dtype)
+
+    def terms(self, logits: Tensor) -> list[PairTerms]:
+        """What boundary uncertainty is made of, by pair of classes and by sample; waits for no device.
+
+        Args:
+            logits: As for `score_logits`.
+
+        Returns:
+            One `bu_torch.functional.boundary.PairTerms` a draw.
+
+        Raises:
+            RuntimeError: As for `score_logits`.
+            TypeError: As for `score_logits`.
+            ValueError: As for `score_logits`.
+        """
         self._check_fitted()
         logits = self._as_class_logits(logits)
         n_samples = self.labels.shape[0]
@@ -219,8 +234,12 @@ class BoundaryUncertainty:
                 f"`logits` must have one row for each of the {self.n_draws} x {n_samples} perturbed inputs,"
                 f" got {logits.shape[0]}."
             )
-        self._terms = [terms for part in logits.split(len(self._members)) for terms in self._of_draws(part)]
-        return torch.stack([torch.dot(terms.values, terms.shares) for terms in self._terms]).mean().to(logits.dtype)
+        return [terms for part in logits.split(len(self._members)) for terms in self._of_draws(part)]
+
+    @staticmethod
+    def score_terms(terms: list[PairTerms]) -> Tensor:
+        """Boundary uncertainty of what `terms` gave: a scalar, float64."""
+        return torch.stack([torch.dot(of_draw.values, of_draw.shares) for of_draw in terms]).mean()
 
     def update(self, logits: Tensor, index: Tensor) -> None:
         """Take in the logits at some of the perturbed inputs.
@@ -278,8 +297,10 @@ class BoundaryUncertainty:
             setattr(self, name, getattr(self, name).to(device))
         return self
 
-    def _moved(self, inputs: Tensor, points: Tensor, graph: NeighborGraph, generator: torch.Generator) -> list[Tensor]:
-        """Draws of the inputs, moved in the units of their standard deviations."""
+    def _perturb_inputs(
+        self, inputs: Tensor, points: Tensor, graph: NeighborGraph, generator: torch.Generator
+    ) -> list[Tensor]:
+        """Draws of the inputs, perturbed in the units of their standard deviations."""
         flat = inputs.flatten(1)
         if self.space.is_of_inputs:
             self.mean_, self.scale_ = self.space.mean_, self.space.scale_
@@ -290,10 +311,10 @@ class BoundaryUncertainty:
             nearest_distance = _nearest_distance(standardized, graph.neighbors)
         draws = []
         for _ in range(self.n_draws):
-            moved = perturb(standardized, nearest_distance, generator)
+            perturbed = perturb(standardized, nearest_distance, generator)
             # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
-            step = (moved - standardized) * self.scale_.to(flat.dtype)
-            draws.append(check_moved(flat + step, flat).reshape(inputs.shape))
+            step = (perturbed - standardized) * self.scale_.to(flat.dtype)
+            draws.append(check_perturbed(flat + step, flat).reshape(inputs.shape))
         return draws
 
     def _restore(self, tensors: dict[str, Tensor]) -> Self:
@@ -344,16 +365,16 @@ class BoundaryUncertainty:
             raise RuntimeError("This BoundaryUncertainty is not fitted yet: call `fit` first.")
 
 
-def _checked(moved: Any, inputs: Tensor) -> Tensor:
+def _checked(perturbed: Any, inputs: Tensor) -> Tensor:
     """What a user's perturbation gave, of the shape, dtype and device of the inputs."""
-    if not isinstance(moved, Tensor) or moved.shape != inputs.shape:
-        got = tuple(moved.shape) if isinstance(moved, Tensor) else type(moved).__name__
+    if not isinstance(perturbed, Tensor) or perturbed.shape != inputs.shape:
+        got = tuple(perturbed.shape) if isinstance(perturbed, Tensor) else type(perturbed).__name__
         raise ValueError(
             f"`perturbation` must give a tensor of the shape of the inputs, {tuple(inputs.shape)}, got {got}."
         )
-    if not bool(moved.isfinite().all()):
+    if not bool(perturbed.isfinite().all()):
         raise ValueError("`perturbation` must give finite inputs, got NaN or infinity.")
-    return moved.detach().to(inputs)
+    return perturbed.detach().to(inputs)
 
 
 def _nearest_distance(standardized: Tensor, neighbors: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from bu_torch._version import __version__
 
 # Each command, what it does, and the function that adds its options, `run` among them.
 _COMMANDS = {
-    "rank": ("rank checkpoints without validation data", "bu_torch._rank_command:add_rank"),
+    "rank": ("rank checkpoints without validation data", "bu_torch.ranking.command:add_rank"),
     "report": ("write a page that shows a run", "bu_torch.report.commands:add_report"),
     "watch": ("show a run while it goes on", "bu_torch.report.commands:add_watch"),
 }

@@ -4,7 +4,7 @@ Beyond a size, FAISS asks an inverted file (IVF) in place of all samples, with a
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -15,6 +15,7 @@ from bu_torch._progress import advance
 
 _log = logging.getLogger(__name__)
 Backend = Literal["auto", "faiss", "torch"]
+_Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]  # queries (q, d), k -> squared distances, rows (q, k), float32
 
 _BLOCK_ELEMENTS = 2**22  # entries of one temporary block
 _SEARCHED_ELEMENTS = 2**21  # queries x features, or x candidates, of one search; FAISS is slower below 2**17
@@ -135,9 +136,10 @@ def nearest(
 ) -> Neighbors:
     """The k rows of `base` nearest to each query.
 
-    Candidates come from float32 arithmetic whose error is bounded: a row is taken when the k-th exact distance lies
-    below all that the candidates left out could have; other rows are searched again among four times as many. A search
-    that is not exact takes the candidates of an inverted file as they are.
+    A search in float32 proposes candidates, and their distances are computed anew in float64. The rounding error of the
+    search is bounded. A query is settled when no row outside its candidates can be nearer than the k-th found; the
+    others are asked again for four times as many candidates. An inverted file may miss rows, and its candidates are
+    taken as they are. A progress bar that is shown moves by B x Q.
 
     Args:
         base: Shape (B, d), float32 or float64.
@@ -148,59 +150,76 @@ def nearest(
         backend: As for `NeighborGraph`.
         exact: False allows FAISS to miss some; None does where B x Q x d is large.
 
-    A progress bar that is shown moves by B x Q.
-
     Returns:
         Distances and rows, equal distances in order of the rows, and the recall.
     """
     backend = resolve_backend(backend, base.device)
     if exact is None:
         exact = base.shape[0] * queries.shape[0] * base.shape[1] <= _EXACT_PRODUCTS
-    centre = base.median(dim=0).values.double()
-    spread = torch.maximum(base.amax(dim=0).double() - centre, centre - base.amin(dim=0).double()).max()
-    scale = torch.where(spread > 0, spread, torch.ones_like(spread))
-
-    def to_float32(part: Tensor) -> Tensor:
-        return (part.double() - centre).div_(scale).float()
-
-    base32 = torch.cat([to_float32(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
+    rounding = _Rounding.around(base)
+    base32 = torch.cat([rounding(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
     n_candidates = min(k + min(_SPARE_CANDIDATES, k + 2), base.shape[0])
-    inverted, recall = None, 1.0
+    inverted_file, recall = None, 1.0
     if backend == "faiss" and not exact:
-        inverted, recall = _inverted_file(base32, queries, to_float32, n_candidates)
-    is_approximate = inverted is not None
-    search = inverted or (_faiss_search(base32) if backend == "faiss" else _torch_search(base32))
+        inverted_file, recall = _inverted_file(base32, queries, rounding, n_candidates)
 
-    # Squares of float32 are in range in float64.
-    unit = safe_unit(base - centre, queries - centre) if base.dtype == torch.float64 else 1.0
+    # Squares of float32 are in range in float64, those of float64 need a unit.
+    unit = safe_unit(base - rounding.centre, queries - rounding.centre) if base.dtype == torch.float64 else 1.0
     distances = torch.empty(queries.shape[0], k, dtype=torch.float64, device=base.device)
     rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
-    todo = torch.arange(queries.shape[0], device=base.device)
-    is_first_pass = True
-    while todo.numel():
-        n_candidates = min(n_candidates, base.shape[0])
-        # One mask, and no small tensors that stay: between the large ones of each block they would scatter the heap.
-        is_left = torch.zeros_like(todo, dtype=torch.bool)
-        n_searched = max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))
-        for part, is_part_left in zip(todo.split(n_searched), is_left.split(n_searched), strict=True):
-            queries32 = to_float32(queries[part])
-            approximate, candidates = search(queries32, n_candidates)
+    unsettled = torch.arange(queries.shape[0], device=base.device)
+    for number, attempt in enumerate(_attempts(base32, backend, inverted_file, n_candidates)):
+        # One mask for all blocks: small tensors kept between the large ones of each block would scatter the heap.
+        is_settled = torch.empty_like(unsettled, dtype=torch.bool)
+        block_size = max(1, _SEARCHED_ELEMENTS // max(attempt.n_candidates, base.shape[1]))
+        for part, is_part_settled in zip(unsettled.split(block_size), is_settled.split(block_size), strict=True):
+            queries32 = rounding(queries[part])
+            squared32, candidates = attempt.search(queries32, attempt.n_candidates)
             own = None if exclude is None else exclude[part]
-            kept, found = _rerank(base, queries[part], candidates, own, k, unit)
-            distances[part], rows[part] = kept, found
-            if is_first_pass:
+            kept, kept_rows = _rerank(base, queries[part], candidates, own, k, unit)
+            distances[part], rows[part] = kept, kept_rows
+            is_part_settled.copy_(attempt.is_settled(kept[:, -1] / rounding.scale, squared32[:, -1], queries32))
+            if number == 0:
                 advance(len(part) * base.shape[0])
-            if is_approximate:
-                is_part_left.copy_(kept[:, -1].isinf())  # lists with too few samples in them
-            elif n_candidates < base.shape[0]:
-                is_part_left.copy_(~_is_proven(kept[:, -1] / scale, approximate[:, -1], queries32))
-        todo = todo[is_left]
-        is_first_pass = False
-        if is_approximate:
-            search, is_approximate = _faiss_search(base32), False
-        else:
-            n_candidates *= 4
+        unsettled = unsettled[~is_settled]
+        if not unsettled.numel():
+            break
     return Neighbors(distances, rows, recall)
+
+
+class _Rounding(NamedTuple):
+    """Turns points into the float32 coordinates that are searched, scaled so that those of the base are in [-1, 1]."""
+
+    centre: Tensor  # (d,), float64
+    scale: Tensor  # scalar, float64
+
+    @classmethod
+    def around(cls, base: Tensor) -> Self:
+        centre = base.median(dim=0).values.double()
+        spread = torch.maximum(base.amax(dim=0).double() - centre, centre - base.amin(dim=0).double()).max()
+        return cls(centre, torch.where(spread > 0, spread, torch.ones_like(spread)))
+
+    def __call__(self, points: Tensor) -> Tensor:
+        return (points.double() - self.centre).div_(self.scale).float()
+
+
+class _Attempt(NamedTuple):
+    """One search for candidates of the queries that are not settled yet, and the test that settles them."""
+
+    search: _Search
+    n_candidates: int
+    is_settled: Callable[[Tensor, Tensor, Tensor], Tensor]  # k-th distance, last candidate's squared one, queries32
+
+
+def _attempts(base32: Tensor, backend: str, inverted_file: _Search | None, n_candidates: int) -> Iterator[_Attempt]:
+    """What to try in turn: the inverted file if there is one, then all rows, with more and more candidates."""
+    if inverted_file is not None:
+        yield _Attempt(inverted_file, n_candidates, _is_filled)
+    search = _faiss_search(base32) if backend == "faiss" else _torch_search(base32)
+    while n_candidates < base32.shape[0]:
+        yield _Attempt(search, n_candidates, _is_proven)
+        n_candidates *= 4
+    yield _Attempt(search, base32.shape[0], _is_anything)
 
 
 def _rerank(
@@ -232,12 +251,22 @@ def _rerank_block(
     return exact[:, :k], candidates.gather(1, order[:, :k])
 
 
-def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
-    """Whether no sample outside the candidates can be nearer than the k-th found.
+def _is_filled(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
+    """Whether k rows were found: the lists of an inverted file may hold fewer."""
+    return ~kth.isinf()
 
-    A sample y nearer than r to x has |y| <= |x| + r. In float32 |x|^2 - 2 x.y + |y|^2 then errs by at most
-    (d + 8) eps (|x|^2 + |y|^2), so a sample left out, whose value was at least the last candidate's, is farther than r
-    when that value exceeds r^2 by the error. At r = 0 nothing can be nearer.
+
+def _is_anything(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
+    """True throughout: where all rows were candidates, nothing is left to search."""
+    return torch.ones_like(kth, dtype=torch.bool)
+
+
+def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
+    """Whether no row outside the candidates can be nearer than the k-th found.
+
+    A row y nearer than r to a query x has |y| <= |x| + r. In float32 |x|^2 - 2 x.y + |y|^2 then errs by at most
+    (d + 8) eps (|x|^2 + |y|^2). A row left out has a value of at least the last candidate's, so it is farther than r if
+    that value exceeds r^2 by the error. At r = 0 nothing can be nearer.
     """
     norm = queries32.double().norm(dim=1)
     eps = torch.finfo(torch.float32).eps
@@ -245,27 +274,29 @@ def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
     return (kth == 0) | (last_squared.double() > kth.square() + error)
 
 
-def _faiss_search(base32: Tensor) -> Any:
+def _faiss_search(base32: Tensor) -> _Search:
     import faiss
 
     index = faiss.IndexFlatL2(base32.shape[1])
     index.add(base32.cpu().numpy())
+    return _search_in(index, base32.device)
+
+
+def _search_in(index: Any, device: torch.device) -> _Search:
+    """A search in an index of FAISS."""
 
     def search(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:
         squared, rows = index.search(queries32.cpu().numpy(), k)
-        return torch.from_numpy(squared).to(base32.device), torch.from_numpy(rows).to(base32.device)
+        return torch.from_numpy(squared).to(device), torch.from_numpy(rows).to(device)
 
     return search
 
 
-def _inverted_file(
-    base32: Tensor, queries: Tensor, to_float32: Callable[[Tensor], Tensor], k: int
-) -> tuple[Any, float]:
-    """A search in an inverted file, and its recall among the k nearest of a random sample; None and 1 if all is asked.
+def _inverted_file(base32: Tensor, queries: Tensor, rounding: _Rounding, k: int) -> tuple[_Search | None, float]:
+    """A search in an inverted file, and its recall among the k nearest of a random sample of the queries.
 
-    As many of the lists are asked, half as many more each time, as the recall takes; all samples where that would be
-    more than an eighth of them, for FAISS measures eight distances to all in the time of one in a list. What is as
-    near as the k-th nearest counts as found.
+    It looks at as few lists as the recall allows. More than an eighth of the lists are not worth it, since FAISS
+    computes eight distances to all rows in the time of one in a list: then the result is None, and 1.
     """
     import faiss
 
@@ -274,15 +305,12 @@ def _inverted_file(
     index.cp.seed, index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 0, 1, 50
     index.train(base32.cpu().numpy())
     index.add(base32.cpu().numpy())
-
-    def search(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        squared, rows = index.search(queries32.cpu().numpy(), k)
-        return torch.from_numpy(squared).to(base32.device), torch.from_numpy(rows).to(base32.device)
+    search = _search_in(index, base32.device)
 
     chosen = torch.randperm(len(queries), generator=torch.Generator().manual_seed(0))[:_RECALL_SAMPLE]
-    sample = to_float32(queries[chosen.to(queries.device)])
-    radius = _faiss_search(base32)(sample, k)[0][:, -1:]
-    radius = radius * (1 + 1e-5) + 1e-12
+    sample = rounding(queries[chosen.to(queries.device)])
+    kth_squared = _faiss_search(base32)(sample, k)[0][:, -1:]
+    radius = kth_squared * (1 + 1e-5) + 1e-12  # a row as near as the k-th nearest counts as found
     index.nprobe = 4
     while index.nprobe <= _MOST_LISTS * n_lists:
         recall = float((search(sample, k)[0] <= radius).double().mean())
@@ -293,7 +321,7 @@ def _inverted_file(
     return None, 1.0
 
 
-def _torch_search(base32: Tensor) -> Any:
+def _torch_search(base32: Tensor) -> _Search:
     def search(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:
         rows = max(1, 4 * _BLOCK_ELEMENTS // base32.shape[0])
         found = [

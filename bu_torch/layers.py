@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import as_taken, evaluation_mode
 from bu_torch._inputs import as_features, check_integer
+from bu_torch.space import principal_components
 
 
 class LayerFeatures:
@@ -67,16 +68,14 @@ class LayerFeatures:
         """
         if self.n_components is None:
             return self
-        from sklearn.decomposition import PCA
-
         activations = self._activations(inputs)
         if self.n_components > min(activations.shape):
             raise ValueError(
                 f"`n_components` must be at most {min(activations.shape)}, the smaller of the numbers of samples and"
                 f" activations {tuple(activations.shape)}, got {self.n_components}."
             )
-        pca = PCA(self.n_components, random_state=0).fit(activations.double().cpu().numpy())
-        self.mean_, self.components_ = (torch.from_numpy(v).to(activations) for v in (pca.mean_, pca.components_))
+        mean, components = principal_components(activations.double(), self.n_components)
+        self.mean_, self.components_ = mean.to(activations), components.to(activations)
         return self
 
     def transform(self, inputs: Any) -> Tensor:

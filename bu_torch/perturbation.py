@@ -1,4 +1,4 @@
-"""Perturbed samples: each training sample moved by the distance to its nearest neighbour."""
+"""Perturbed samples: each training sample, moved by the distance to its nearest neighbour."""
 
 from typing import Any
 
@@ -27,8 +27,8 @@ def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | N
         beyond 2^24, float32 for all others.
 
     Raises:
-        ValueError: If shapes do not fit, a distance is negative or not finite, or a moved sample would leave the range
-            of its dtype.
+        ValueError: If shapes do not fit, a distance is negative or not finite, or a perturbed sample would leave the
+            range of its dtype.
         TypeError: If an argument is not made of real numbers.
 
     Example:
@@ -52,14 +52,14 @@ def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | N
     direction *= features.amax(dim=0) != features.amin(dim=0)
     length = direction.norm(dim=1, keepdim=True)
     direction /= torch.where(length > 0, length, torch.ones_like(length))
-    return check_moved(features + distance.unsqueeze(1) * direction, features)
+    return check_perturbed(features + distance.unsqueeze(1) * direction, features)
 
 
-def check_moved(moved: Tensor, features: Tensor) -> Tensor:
-    """Return moved samples unless one has left the range of its dtype."""
-    if not bool(moved.isfinite().all()):
+def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
+    """Return perturbed samples unless one has left the range of its dtype."""
+    if not bool(perturbed.isfinite().all()):
         raise ValueError(
-            f"`features` must be small enough to be moved within the range of {features.dtype}, got a magnitude of"
+            f"`features` must be small enough to be perturbed within the range of {features.dtype}, got a magnitude of"
             f" {float(features.abs().max()):.3g}: scale them down."
         )
-    return moved
+    return perturbed

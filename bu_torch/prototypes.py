@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from bu_torch._classes import PresentClasses
 from bu_torch._inputs import (
     as_flat_features,
     as_labels,
@@ -47,7 +48,8 @@ class PrototypeClassifier:
     """
 
     n_prototypes_: Tensor
-    prototypes_: list[Tensor]
+    _classes: PresentClasses
+    _present: list[Tensor]  # prototypes of the classes that have samples
 
     def __init__(self, n_prototypes: int | Literal["aic"] = "aic", seed: int = 0) -> None:
         self.n_prototypes = n_prototypes if n_prototypes == "aic" else check_integer("n_prototypes", n_prototypes, 1)
@@ -71,10 +73,18 @@ class PrototypeClassifier:
         features = as_flat_features(features)
         labels = as_labels(labels, features.shape[0]).to(features.device)
         check_two_classes(labels)
-        n_classes = int(labels.max()) + 1
-        self.prototypes_ = [self._fit_class(features[labels == c]) for c in range(n_classes)]
-        self.n_prototypes_ = torch.tensor([len(p) for p in self.prototypes_], device=features.device)
+        self._classes = PresentClasses(labels)
+        self._present = [self._fit_class(features[labels == c]) for c in self._classes.classes.tolist()]
+        counts = torch.tensor([[len(prototypes) for prototypes in self._present]], device=features.device)
+        self.n_prototypes_ = self._classes.spread(counts, 0).squeeze(0)
         return self
+
+    @property
+    def prototypes_(self) -> list[Tensor]:
+        """One tensor (n_prototypes_[j], d) a class."""
+        none = self._present[0][:0]
+        of_class = dict(zip(self._classes.classes.tolist(), self._present, strict=True))
+        return [of_class.get(label, none) for label in range(self._classes.n_classes)]
 
     def class_distances(self, features: Any) -> Tensor:
         """Distance to the nearest prototype of each class.
@@ -89,16 +99,7 @@ class PrototypeClassifier:
             RuntimeError: If `fit` has not been called.
             ValueError: If the features have another number of columns than in `fit`.
         """
-        if not hasattr(self, "prototypes_"):
-            raise RuntimeError("This PrototypeClassifier is not fitted yet: call `fit` first.")
-        features = as_flat_features(features, n_features=self.prototypes_[0].shape[1])
-        distances = features.new_full((features.shape[0], len(self.prototypes_)), math.inf)
-        for label, prototypes in enumerate(self.prototypes_):
-            if len(prototypes):
-                prototypes = prototypes.to(features)
-                blocks = features.split(max(1, _BLOCK_ELEMENTS // len(prototypes)))
-                distances[:, label] = torch.cat([_cdist(block, prototypes).amin(dim=1) for block in blocks])
-        return distances
+        return self._classes.spread(self._present_distances(features), math.inf)
 
     def top_pairs(self, features: Any) -> Tensor:
         """Likely Bayes pair of each sample: the two classes with the nearest prototype.
@@ -113,11 +114,22 @@ class PrototypeClassifier:
             RuntimeError: If `fit` has not been called.
             ValueError: If the features have another number of columns than in `fit`.
         """
-        return top_pairs(-self.class_distances(features))
+        columns = top_pairs(-self._present_distances(features))
+        return self._classes.classes.to(columns.device)[columns]
+
+    def _present_distances(self, features: Any) -> Tensor:
+        """Distances to the classes that have samples alone, (n, C)."""
+        if not hasattr(self, "_present"):
+            raise RuntimeError("This PrototypeClassifier is not fitted yet: call `fit` first.")
+        features = as_flat_features(features, n_features=self._present[0].shape[1])
+        distances = features.new_empty((features.shape[0], len(self._present)))
+        for column, prototypes in enumerate(self._present):
+            blocks = features.split(max(1, _BLOCK_ELEMENTS // len(prototypes)))
+            nearest = [_cdist(block, prototypes.to(features)).amin(dim=1) for block in blocks]
+            distances[:, column] = torch.cat(nearest)
+        return distances
 
     def _fit_class(self, features: Tensor) -> Tensor:
-        if len(features) == 0:
-            return features
         if len(features) > _MAX_SAMPLES:
             order = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed))
             features = features[order[:_MAX_SAMPLES].to(features.device)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch._evaluation_mode import as_taken, evaluation_mode
-from bu_torch._inputs import as_flat_features, as_tensor, check_integer, check_seed, scikit_learn_seed
+from bu_torch._inputs import as_flat_features, as_tensor, check_integer, check_seed, safe_unit, scikit_learn_seed
 
 _BATCH = 1024
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
@@ -69,13 +69,8 @@ class FeatureSpace:
         self.mean_, self.scale_ = standardization(flat)
         self.components_ = None
         if self.n_components is not None:
-            from sklearn.decomposition import PCA
-
-            n_components = min(self.n_components, *flat.shape)
-            points = standardize(flat, self.mean_, self.scale_).cpu().numpy()
-            with np.errstate(invalid="ignore"):  # shares of a variance of 0, where all samples are equal
-                pca = PCA(n_components, random_state=scikit_learn_seed(self.seed)).fit(points)
-            self.components_ = torch.as_tensor(pca.components_).to(flat)
+            points = standardize(flat, self.mean_, self.scale_)
+            self.components_ = principal_components(points, min(self.n_components, *flat.shape), self.seed)[1]
         return self
 
     def transform(self, inputs: Tensor) -> Tensor:
@@ -101,6 +96,21 @@ class FeatureSpace:
         return features
 
 
+def principal_components(
+    points: Tensor, n_components: int, seed: int = 0, *, exact: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Mean (d,) and leading principal axes (n_components, d) of points (n, d), of their dtype and on their device.
+
+    Scikit-learn approximates the axes of large data by random projections, drawn from `seed`, unless `exact`.
+    """
+    from sklearn.decomposition import PCA
+
+    pca = PCA(n_components, svd_solver="full" if exact else "auto", random_state=scikit_learn_seed(seed))
+    with np.errstate(invalid="ignore"):  # shares of a variance of 0, where all points are equal
+        pca.fit(points.cpu().numpy())
+    return torch.as_tensor(pca.mean_).to(points), torch.as_tensor(pca.components_).to(points)
+
+
 def moments(flat: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each feature, (d,) float64."""
     unit = _unit(flat)
@@ -117,6 +127,14 @@ def standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
     mean, scale = moments(flat)
     is_constant = flat.amax(dim=0) == flat.amin(dim=0)
     return mean, torch.where(is_constant | (scale == 0), torch.ones_like(scale), scale)
+
+
+def common_standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of each feature, (d,) float64, and one scale for all: their root mean square deviation; 1 if that is 0."""
+    mean, deviations = moments(flat)
+    unit = safe_unit(deviations)
+    scale = (deviations / unit).square().mean().sqrt() * unit
+    return mean, torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
 def _unit(flat: Tensor) -> Tensor:

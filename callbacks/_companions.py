@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 
 from bu_torch._printing import cleaned
-from bu_torch.callbacks._lightning import FITTING, Library, any_library, library_of
+from bu_torch.callbacks._lightning import FITTING, Library, library_of
 from bu_torch.callbacks._own_files import OwnFiles
 from bu_torch.callbacks.monitor import scored_module
+from bu_torch.monitoring.best_weights import BestWeights
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -60,15 +61,15 @@ class Companion(Callback):
 
 
 class StopperMixin(Companion, EarlyStopping):
-    """Lightning's `EarlyStopping` on the score of an epoch with a check; other epochs do not count."""
+    """Carries the verdict of a check across processes and, as `EarlyStopping` does, into checkpoints."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
         super().__init__(
-            monitor=owner.rule,
+            monitor=owner.score_name,
             mode="max",
             patience=owner.patience,
-            min_delta=0.0 if owner.rule == "consensus" else owner.min_delta,  # there it decides on a replacement
-            stopping_threshold=None if owner.rule == "consensus" else owner.stopping_threshold,  # likewise
+            min_delta=owner.min_delta,
+            stopping_threshold=owner.stopping_threshold,
             check_finite=owner.check_finite,
             check_on_train_epoch_end=True,
         )
@@ -76,11 +77,13 @@ class StopperMixin(Companion, EarlyStopping):
         self.has_stopped = False
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        score = self.score_of(trainer)
-        if score is None or self._should_skip_check(trainer):
+        if self.score_of(trainer) is None or self._should_skip_check(trainer):
             return
-        should_stop = self.decide(score, trainer.current_epoch)
-        should_stop = trainer.strategy.reduce_boolean_decision(should_stop, all=False)
+        verdict = self.owner.tracker.verdict
+        self.wait_count = verdict.wait
+        self.best_score = torch.tensor(verdict.best, dtype=torch.float64)
+        self.stopping_reason: Any = type(self.stopping_reason)[verdict.reason.name]
+        should_stop = trainer.strategy.reduce_boolean_decision(verdict.should_stop, all=False)
         # `trainer.should_stop` is never taken back, so it is not set before `min_epochs` and `min_steps` allow a stop:
         # the metric may recover by then.
         if should_stop and _may_stop(trainer):
@@ -88,20 +91,8 @@ class StopperMixin(Companion, EarlyStopping):
             self.has_stopped = True
             self.stopped_epoch = trainer.current_epoch
 
-    def decide(self, score: float, epoch: int) -> bool:
-        """Whether training may end with the check of `epoch`."""
-        if self.owner.min_delta_mode == "rel":
-            best = float(self.best_score)
-            self.min_delta = self.owner.min_delta * abs(best) if math.isfinite(best) else 0.0
-        should_stop, _ = self._evaluate_stopping_criteria(torch.tensor(score, dtype=torch.float64))
-        if not should_stop and self.owner.rule == "consensus" and self.owner.passes_threshold(epoch):
-            should_stop = True
-            self.stopping_reason: Any = type(self.stopping_reason).STOPPING_THRESHOLD
-        return bool(should_stop)
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.owner.is_comparable:
-            super().load_state_dict({**state_dict, "patience": self.patience})  # of this run, not of the last
+        """Nothing: the verdict follows from the history, which the owner has loaded."""
 
 
 class KeeperMixin(Companion, ModelCheckpoint):
@@ -109,7 +100,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
         super().__init__(
-            monitor=owner.rule,
+            monitor=owner.score_name,
             mode="max",
             filename="boundary-{epoch}-{step}",
             save_on_train_epoch_end=True,
@@ -132,7 +123,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
         candidates = super()._monitor_candidates(trainer)
         score = self.score_of(trainer)
         if score is not None:
-            candidates[self.owner.rule] = torch.tensor(score, dtype=torch.float64)
+            candidates[self.owner.score_name] = torch.tensor(score, dtype=torch.float64)
         return candidates
 
     def _should_skip_saving_checkpoint(self, trainer: "Trainer") -> bool:
@@ -259,31 +250,21 @@ class MemoryKeeperMixin(Companion, Checkpoint):
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
         self.owner = owner
-        self.best_model_score: Tensor | None = None
-        self.best_weights: dict[str, Any] = {}
+        self.best = BestWeights()
+
+    @property
+    def best_model_score(self) -> float | None:
+        return self.best.score
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        self.keep(self.score_of(trainer), scored_module(trainer, pl_module))
-
-    def keep(self, score: float | None, module: object) -> None:
-        """Keep the weights of a module, if it has some, where its score is the best so far."""
-        if score is None or not math.isfinite(score):
-            return
-        if self.best_model_score is None or score > float(self.best_model_score):
-            self.best_model_score = torch.tensor(score, dtype=torch.float64)
-            self.best_weights = {
-                name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
-                for name, value in (module.state_dict() if isinstance(module, nn.Module) else {}).items()
-            }
+        self.best.offer(self.score_of(trainer), scored_module(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_model_score": self.best_model_score, "best_weights": self.best_weights}
+        return self.best.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self.owner.is_comparable:
-            return
-        self.best_model_score = state_dict["best_model_score"]
-        self.best_weights = state_dict["best_weights"]
+        if self.owner.is_comparable:
+            self.best.load_state_dict(state_dict)
 
 
 class ConcluderMixin(Companion):
@@ -346,12 +327,6 @@ def install(
     after = present.index(owner) + 1
     trainer.callbacks = [*present[:after], stopper, keeper, *present[after:], Concluder(owner)]
     return stopper, keeper
-
-
-def without_trainer(owner: "BoundaryUncertaintyStopping") -> tuple[StopperMixin, MemoryKeeperMixin]:
-    """Stopper and keeper for a loop of one's own; of whichever tree is at hand, for none of its trainers is asked."""
-    stopper, _, memory_keeper, _ = _classes(any_library())
-    return stopper(owner), memory_keeper(owner)
 
 
 def _may_stop(trainer: "Trainer") -> bool:

@@ -2,27 +2,19 @@
 
 from typing import TYPE_CHECKING, Any
 
-from bu_torch.details import Details, Histogram
+from bu_torch.monitoring.catalogue import SIGNALS
+from bu_torch.monitoring.details import Details, Histogram
+from bu_torch.monitoring.record import HISTOGRAMS
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
+_SHARES = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel == "shares"]
+_OTHERS = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel != "shares"]
 _LAYOUT = {
     "boundary uncertainty": {
-        "U, trust score and training loss": [
-            "Multiline",
-            ["^boundary_uncertainty$", "^trust_score$", "^(?!val).*loss"],
-        ],
-        "what the rules look at": [
-            "Multiline",
-            [
-                "^expected_accuracy$",
-                "^label_agreement$",
-                "^vote_agreement$",
-                "^neighbor_agreement$",
-                "^prediction_changes$",
-            ],
-        ],
+        "U, trust score and training loss": ["Multiline", [*_OTHERS, "^(?!val).*loss"]],
+        "expected accuracy and agreement": ["Multiline", _SHARES],
     }
 }
 
@@ -45,7 +37,7 @@ def lay_out(writer: Any) -> None:
 
 def show(writer: Any, details: Details, step: int) -> None:
     """Histograms and the table of pairs of a check."""
-    for name in ("near_boundary", "local_uncertainty", "log_trust"):
+    for name in HISTOGRAMS:
         _add_histogram(writer, f"boundary/{name}", getattr(details, name), step)
     rows = [f"| {p.first} - {p.second} | {p.uncertainty:.3f} | {p.share:.3f} | {p.weight:.1f} |" for p in details.pairs]
     if details.n_pairs_left_out:

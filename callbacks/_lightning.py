@@ -85,11 +85,6 @@ def library_of(trainer: Any) -> Library:
     )
 
 
-def any_library() -> Library:
-    """A tree that is imported."""
-    return _library(_imported()[0])
-
-
 @cache
 def _library(tree: str) -> Library:
     package = tree.split(".")[0]

@@ -58,8 +58,9 @@ def test_draws_measured_at_once_are_the_draws_one_by_one(n_draws, monkeypatch):
     for n_rows in rows:
         monkeypatch.setattr("bu_torch.boundary._STACKED_ELEMENTS", 40 * n_rows)
         signals = Signals(n_draws=n_draws).fit(features, labels)
-        values, _ = signals.measure(model(signals.perturbed_inputs))
-        found.append((values["boundary_uncertainty"], values["omission"], signals.boundary._terms))
+        logits = model(signals.perturbed_inputs)
+        values, _ = signals.measure(logits)
+        found.append((values["boundary_uncertainty"], values["omission"], signals.boundary.terms(logits)))
         assert len(signals.boundary._members) == min(n_rows, 300 * n_draws)
     (score, omission, terms), *others = found
     assert len(terms) == n_draws

@@ -6,6 +6,7 @@ from sklearn.decomposition import PCA
 from torch import nn
 
 from bu_torch import BoundaryUncertainty, FeatureSpace, NeighborGraph, PrototypeClassifier, Signals, TrustScore
+from bu_torch.space import principal_components
 
 
 def distances(points):
@@ -27,6 +28,16 @@ def test_components_are_those_of_the_standardised_inputs():
     standardized = (inputs - inputs.mean(dim=0)) / inputs.std(dim=0, correction=0)
     expected = PCA(3, svd_solver="full").fit_transform(standardized.numpy())
     torch.testing.assert_close(points.abs(), torch.from_numpy(np.abs(expected)), atol=1e-3, rtol=1e-3)
+
+
+def test_exact_components_are_those_of_the_singular_values(dtype):
+    points = torch.randn(550, 520, generator=torch.Generator().manual_seed(0), dtype=dtype) + 3  # large: else random
+    mean, axes = principal_components(points, 4, exact=True)
+    assert (mean.dtype, axes.dtype, axes.shape) == (dtype, dtype, (4, 520))
+    torch.testing.assert_close(mean, points.mean(dim=0))
+    expected = torch.linalg.svd((points - points.mean(dim=0)).double(), full_matrices=False).Vh[:4]
+    cosines = (axes.double() * expected).sum(dim=1).abs()
+    torch.testing.assert_close(cosines, torch.ones(4, dtype=torch.float64), atol=1e-4, rtol=0)
 
 
 def test_all_components_keep_all_distances():

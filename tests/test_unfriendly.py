@@ -6,7 +6,6 @@ import pytest
 import torch
 from problems import blobs
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, default_collate
 
 from bu_torch import (
     BoundaryUncertainty,
@@ -32,7 +31,7 @@ def linear(x):
 
 def signals_of(x, y):
     signals = Signals(M, 2).fit(x, y)
-    return [float(value) for value in signals.measure(linear(signals.perturbed_inputs))[0].values()]
+    return [float(value) for value in signals.measure(linear(signals.perturbed_inputs)).values.values()]
 
 
 def stopped(x, y):
@@ -128,9 +127,9 @@ def test_a_large_offset_leaves_the_neighbours_that_are_there():
 @ways(OF_SAMPLES)
 def test_no_room_to_move_is_refused(way):
     x = X / X.abs().max() * 3.4e38
-    with pytest.raises(ValueError, match=r"`features` must be small enough to be moved .*float32, got .*3\.4e\+38"):
+    with pytest.raises(ValueError, match=r"`features` must be small enough to be perturbed .*float32, got .*3\.4e\+38"):
         way(x, Y)
-    with pytest.raises(ValueError, match="`features` must be small enough to be moved"):
+    with pytest.raises(ValueError, match="`features` must be small enough to be perturbed"):
         perturb(x, x.norm(dim=1).clamp(max=3e38))
 
 
@@ -191,8 +190,8 @@ class TestDegenerateSamples:
         logits = linear(X)[:, :2]
         wide = torch.full((120, 8), -1e3, dtype=logits.dtype)
         wide[:, [0, 7]] = logits
-        expected = two.measure(logits)[0]
-        for name, value in signals.measure(wide)[0].items():
+        expected = two.measure(logits).values
+        for name, value in signals.measure(wide).values.items():
             torch.testing.assert_close(value, expected[name])
 
 
@@ -376,65 +375,6 @@ class TestOutputs:
     def test_a_module_without_parameters(self):
         assert 0 <= BoundaryUncertainty(M).fit(X, Y).score(nn.Identity()) <= 1
         assert BoundaryUncertaintyStopper(X, Y, n_neighbors=M).check(nn.Identity()) is False
-
-
-class TestDatasets:
-    """What `rank_models` reads samples from."""
-
-    def read(self, item, collate=None):
-        class Made(Dataset):
-            def __len__(self):
-                return 120
-
-            def __getitem__(self, i):
-                return item(i)
-
-        dataset = Made() if collate is None else DataLoader(Made(), batch_size=30, collate_fn=collate)
-        return rank_models([linear], dataset, signals=Signals(M, 1))
-
-    @pytest.mark.parametrize(
-        ("item", "message"),
-        [
-            (
-                lambda i: ("word", 0),
-                "`dataset` must give an input and a label that can be stacked .*got tuple and Tensor",
-            ),
-            (lambda i: (X[i], "word"), "that can be stacked as tensors, got Tensor and tuple"),
-            (lambda i: X[i], "`dataset`: batches must be .*got a Tensor"),
-            (lambda i: (X[i], Y[i], i), "`dataset`: batches must be .*`input_key=`.*got a list of 3"),
-        ],
-    )
-    def test_samples_of_another_kind_are_refused(self, item, message):
-        with pytest.raises(ValueError, match=message):
-            self.read(item)
-
-    def test_shapes_that_differ_are_refused(self):
-        def collate(samples):
-            x, y = default_collate(samples)
-            return x, y if bool((x == X[0]).all(dim=1).any()) else y.unsqueeze(1)
-
-        class Many(Dataset):
-            def __len__(self):
-                return 600
-
-            def __getitem__(self, i):
-                return X[i % 120] + 1e-3 * (i >= 120), Y[i % 120]
-
-        with pytest.raises(ValueError, match=r"`dataset` must hold labels of one shape, got \[\(\), \(1,\)\]"):
-            rank_models([linear], DataLoader(Many(), batch_size=30, collate_fn=collate), signals=Signals(M, 1))
-
-    def test_samples_that_a_loader_drops_are_counted(self):
-        def collate(samples):
-            x, y = default_collate(samples)
-            return x[y < 2], y[y < 2]
-
-        with pytest.warns(UserWarning, match="hold 80 of the 120 samples that were read: those alone"):
-            ranking = self.read(lambda i: (X[i], Y[i]), collate)
-        assert np.isfinite(ranking.best.signals["trust_score"])
-
-    def test_none_left_is_refused(self):
-        with pytest.raises(ValueError, match="`dataset` must hold samples, got none"):
-            self.read(lambda i: (X[i], Y[i]), lambda samples: (torch.zeros(0, 4), torch.zeros(0).long()))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from torch import nn
 from bu_torch._inputs import check_integer
 from bu_torch.evaluation.confidence import Interval, Method, generalization_interval
 from bu_torch.layers import LayerFeatures
+from bu_torch.space import principal_components
 
 
 def network_interval(
@@ -56,8 +57,8 @@ def network_interval(
     features = LayerFeatures(model).transform(inputs).cpu().double()
     if n_components is not None:
         check_integer("n_components", n_components, 1)
-        centered = features - features.mean(dim=0)
-        features = centered @ torch.linalg.svd(centered, full_matrices=False).Vh[:n_components].T
+        mean, components = principal_components(features, min(n_components, *features.shape), exact=True)
+        features = (features - mean) @ components.T
     columns = torch.cat((torch.ones(len(features), 1, dtype=torch.float64), features), dim=1)
     options: dict[str, Any] = {"method": method, "confidence": confidence, "n_bootstrap": n_bootstrap, "seed": seed}
     return generalization_interval(columns, labels, **options)

@@ -1,6 +1,5 @@
-"""Error rates of a classifier that is trained again and again on parts of the data."""
+"""Error rates of a classifier that is trained again and again on parts of the data, by scikit-learn."""
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +62,7 @@ def cross_validation_error(
     check_integer("n_repeats", n_repeats, 1)
     inputs, classes = _as_arrays(features, labels)
     splitter = RepeatedStratifiedKFold(n_splits=n_folds, n_repeats=n_repeats, random_state=scikit_learn_seed(seed))
-    return _resample(estimator, inputs, classes, splitter.split(np.zeros(len(inputs)), classes))
+    return _resample(estimator, inputs, classes, splitter)
 
 
 def holdout_error(
@@ -101,7 +100,7 @@ def holdout_error(
         raise ValueError(f"`test_size` must be a share with 0 < test_size < 1, got {test_size!r}.")
     inputs, classes = _as_arrays(features, labels)
     splitter = StratifiedShuffleSplit(n_splits=n_repeats, test_size=test_size, random_state=scikit_learn_seed(seed))
-    return _resample(estimator, inputs, classes, splitter.split(np.zeros(len(inputs)), classes))
+    return _resample(estimator, inputs, classes, splitter)
 
 
 def _as_arrays(features: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -111,21 +110,41 @@ def _as_arrays(features: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     return inputs.cpu().numpy(), classes.cpu().numpy()
 
 
-def _resample(estimator: Any, inputs: np.ndarray, classes: np.ndarray, splits: Iterable[Any]) -> ErrorEstimate:
-    from sklearn.base import clone
+def _resample(estimator: Any, inputs: np.ndarray, classes: np.ndarray, splitter: Any) -> ErrorEstimate:
+    from sklearn.model_selection import cross_validate
 
     if isinstance(estimator, type) or not (hasattr(estimator, "fit") and hasattr(estimator, "predict")):
         raise TypeError(f"`estimator` must be an object with `fit` and `predict`, got {estimator!r}.")
-    errors = []
     with preserved_random_state():
-        for train, test in splits:
-            model = clone(estimator, safe=False)
-            model.fit(inputs[train], classes[train])
-            errors.append([_error(model, inputs[part], classes[part]) for part in (test, train)])
-    held_out, trained = torch.tensor(errors, dtype=torch.float64).T
+        scores = cross_validate(
+            _as_cloneable(estimator),
+            inputs,
+            classes,
+            cv=splitter,
+            scoring=_error_rate,
+            return_train_score=True,
+            error_score="raise",
+        )
+    errors = np.column_stack((scores["test_score"], scores["train_score"]))  # a row for each training
+    held_out, trained = torch.from_numpy(errors).unbind(dim=1)
     return ErrorEstimate(float(held_out.mean()), float(trained.mean()), held_out)
 
 
-def _error(model: Any, inputs: np.ndarray, classes: np.ndarray) -> float:
-    predicted = as_labels(model.predict(inputs), len(classes), "the predictions of `estimator`")
+def _as_cloneable(model: Any) -> Any:
+    """An estimator that holds `model`. Scikit-learn clones it with a fresh copy of any object in it."""
+    from sklearn.base import BaseEstimator
+
+    class Holder(BaseEstimator):
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+        def fit(self, inputs: np.ndarray, classes: np.ndarray) -> "Holder":
+            self.model.fit(inputs, classes)
+            return self
+
+    return Holder(model)
+
+
+def _error_rate(holder: Any, inputs: np.ndarray, classes: np.ndarray) -> float:
+    predicted = as_labels(holder.model.predict(inputs), len(classes), "estimator.predict(features)")
     return float(np.mean(predicted.cpu().numpy() != classes))

@@ -9,12 +9,13 @@ from bu_torch.functional.boundary import (
     top_pairs,
     uncertainty_ceiling,
 )
-from bu_torch.functional.consensus import standardized_gain, standardized_standing
+from bu_torch.functional.expected_accuracy import expected_accuracy
 from bu_torch.functional.omission import omission
 from bu_torch.functional.parzen import cvml_bandwidth, silverman_bandwidth
-from bu_torch.functional.regression import as_probabilities, left_out_predictions, mixing_weight, tangent_kernel
+from bu_torch.functional.probabilities import as_probabilities, brier_score, mixing_weight
+from bu_torch.functional.regression import left_out_predictions, tangent_kernel
 from bu_torch.functional.trust import mean_trust_score, nearest_class_ratio, neighbor_agreement, trust_score
-from bu_torch.functional.votes import brier_score, label_votes, vote_agreement
+from bu_torch.functional.votes import label_votes, vote_agreement
 
 __all__ = [
     "anchor_uncertainty",
@@ -24,6 +25,7 @@ __all__ = [
     "brier_score",
     "class_uncertainty",
     "cvml_bandwidth",
+    "expected_accuracy",
     "index_pairs",
     "label_votes",
     "left_out_predictions",
@@ -35,8 +37,6 @@ __all__ = [
     "omission",
     "pair_uncertainty",
     "silverman_bandwidth",
-    "standardized_gain",
-    "standardized_standing",
     "tangent_kernel",
     "top_pairs",
     "trust_score",

@@ -1,13 +1,14 @@
-"""Kernel regression of labels: the kernel of a wide network, leave-one-out in closed form, a mixture of two guesses."""
+"""Kernel regression: the kernel of a wide network, and leave-one-out predictions in closed form."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import check_floating, check_index, check_integer, check_not_negative, check_range
+from bu_torch.functional._checks import check_floating, check_integer, check_not_negative
 
 _BLOCK_ELEMENTS = 2**20  # of a copy of the basis at once
+_LEAST_EIGENVALUE = 1e-10  # relative to the largest; smaller ones are rounding errors
 
 
 def tangent_kernel(first: Tensor, second: Tensor, n_hidden_layers: int = 1) -> Tensor:
@@ -50,14 +51,26 @@ def tangent_kernel(first: Tensor, second: Tensor, n_hidden_layers: int = 1) -> T
     return kernel
 
 
+def landmark_projection(kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """Coordinates whose products are the kernel in units of its mean diagonal, without checks (Nystroem).
+
+    Takes the kernel of the landmarks (L, L). Returns its eigenvalues e (R,) and the projection P (L, R): a point with
+    kernel values k (L,) to the landmarks has the coordinates k P. Those of the landmarks, B (L, R), have B'B = diag(e).
+    """
+    unit = kernel.diagonal().mean()
+    eigenvalues, eigenvectors = torch.linalg.eigh(kernel / unit)
+    is_kept = eigenvalues > _LEAST_EIGENVALUE * eigenvalues.max()
+    return eigenvalues[is_kept], eigenvectors[:, is_kept] / eigenvalues[is_kept].sqrt() / unit
+
+
 def left_out_predictions(basis: Tensor, eigenvalues: Tensor, targets: Tensor, penalty: float) -> Tensor:
-    """What ridge regression predicts of each sample when fitted to all the others, without fitting N times.
+    """Leave-one-out predictions of ridge regression: of each sample by a fit to all others, without fitting N times.
 
     With the hat matrix H = B diag(1 / (e + penalty)) B' the prediction is y_i - (y_i - (H y)_i) / (1 - H_ii), as in
     PRESS (Allen 1974).
 
     Args:
-        basis: The features rotated so that B'B = diag(e), shape (N, R), floating point.
+        basis: B, the features rotated so that B'B = diag(e), shape (N, R), floating point.
         eigenvalues: e, shape (R,), >= 0.
         targets: Shape (N, J), dtype and device of `basis`.
         penalty: >= 0; with 0, the hat matrix must leave each sample some residual.
@@ -83,59 +96,3 @@ def left_out_predictions(basis: Tensor, eigenvalues: Tensor, targets: Tensor, pe
     residuals = targets - basis @ (shrinkage * (basis.T @ targets))
     blocks = basis.split(max(1, _BLOCK_ELEMENTS // max(1, basis.shape[1])))
     return targets - residuals / (1 - torch.cat([block.square() @ shrinkage for block in blocks]))
-
-
-def as_probabilities(predictions: Tensor) -> Tensor:
-    """Predictions of one-hot labels as class probabilities: negative ones are 0, and each row is divided by its sum.
-
-    Args:
-        predictions: Shape (N, J), floating point, with a positive value in each row.
-
-    Returns:
-        Shape (N, J), in [0, 1], rows sum to 1, dtype and device of `predictions`.
-
-    Raises:
-        TypeError: If `predictions` is not a floating-point tensor.
-        ValueError: If it is not of shape (N, J).
-
-    Example:
-        >>> as_probabilities(torch.tensor([[-0.5, 1.5], [0.5, 1.5]]))
-        tensor([[0.0000, 1.0000],
-                [0.2500, 0.7500]])
-    """
-    check_floating("predictions", predictions, ("N", "J"))
-    positive = predictions.clamp(min=0)
-    return positive / positive.sum(dim=1, keepdim=True)
-
-
-def mixing_weight(first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
-    """The weight w in [0, 1] whose mixture (1 - w) first + w second of class probabilities has the least Brier score.
-
-    Args:
-        first: Class probabilities of samples whose own label they do not know, shape (N, J), floating point.
-        second: Likewise, shape, dtype and device of `first`.
-        labels: Classes, shape (N,), integer, in [0, J), on the same device.
-
-    Returns:
-        Scalar, dtype and device of `first`; 0 where the two are the same.
-
-    Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If a shape or a value does not fit.
-
-    Example:
-        >>> probabilities = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> mixing_weight(probabilities, probabilities.flip(0), torch.tensor([0, 1]))
-        tensor(0.)
-    """
-    check_floating("first", first, ("N", "J"))
-    check_floating("second", second, tuple(first.shape))
-    check_index("labels", labels, (first.shape[0],), first.device)
-    if labels.numel() == 0:
-        raise ValueError("`first` must have shape (N, J) with N >= 1, got no row.")
-    check_range("labels", labels, first.shape[1], "classes")
-    apart = second - first
-    missing = -first
-    missing.scatter_add_(1, labels.long().unsqueeze(1), torch.ones_like(first[:, :1]))
-    length = apart.square().sum()
-    return torch.where(length > 0, (missing * apart).sum() / length, torch.zeros_like(length)).clamp(0, 1)

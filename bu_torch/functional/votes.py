@@ -1,9 +1,10 @@
-"""What the labels nearby vote for, and how far predictions agree with it."""
+"""Votes of the nearby labels, and the share of them that predictions get."""
 
 import torch
 from torch import Tensor
 
 from bu_torch.functional._checks import check_floating, check_index, check_integer, check_not_negative, check_range
+from bu_torch.functional.expected_accuracy import mean_probability
 
 
 def label_votes(
@@ -11,8 +12,8 @@ def label_votes(
 ) -> Tensor:
     """Share of each class in the votes of a sample's neighbourhood, where the m-th nearest weighs m^-decay.
 
-    A weighted nearest-neighbour estimate of the class probabilities at each sample. It sits between two measures of a
-    prediction: with a large decay the sample's own label decides alone, with none all of the cluster vote alike.
+    A weighted nearest-neighbour estimate of the class probabilities at each sample. With a large decay the sample's own
+    label decides alone; with decay 0 all members of the cluster weigh the same.
 
     Args:
         labels: Classes, shape (N,), integer, >= 0.
@@ -20,7 +21,7 @@ def label_votes(
             nearest first (`NeighborGraph.neighbors`), on the device of the labels.
         decay: Exponent of the rank, >= 0.
         n_classes: J; None for the largest label + 1.
-        leave_one_out: The sample itself has no vote, and its nearest other sample is the first.
+        leave_one_out: Whether to leave the sample's own vote out; its nearest other sample then ranks first.
 
     Returns:
         Shape (N, J), in [0, 1], rows sum to 1, float32, device of the labels.
@@ -53,40 +54,15 @@ def label_votes(
     return votes
 
 
-def brier_score(votes: Tensor, labels: Tensor) -> Tensor:
-    """Mean squared distance of class probabilities from the labels (Brier 1950): smaller is better, 0 is certain.
-
-    Args:
-        votes: Class probabilities, shape (N, J), floating point.
-        labels: Classes, shape (N,), integer, in [0, J), on the same device.
-
-    Returns:
-        Scalar in [0, 2], float64, device of the votes.
-
-    Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If a shape or a value does not fit.
-
-    Example:
-        >>> brier_score(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([0, 0]))
-        tensor(0.2500, dtype=torch.float64)
-    """
-    check_floating("votes", votes, ("N", "J"))
-    check_index("labels", labels, (votes.shape[0],), votes.device)
-    if labels.numel() == 0:
-        raise ValueError("`votes` must have shape (N, J) with N >= 1, got no row.")
-    check_range("labels", labels, votes.shape[1], "classes")
-    own = votes.gather(1, labels.long().unsqueeze(1)).double()
-    return (votes.double().square().sum(dim=1, keepdim=True) - 2 * own + 1).mean()
-
-
 def vote_agreement(votes: Tensor, predictions: Tensor, *, validate_args: bool = True) -> Tensor:
-    """Mean share of the votes that went to the predicted class: the accuracy to be expected if the votes are right.
+    """Mean share of the votes that went to the predicted class: the accuracy to expect if the votes are right.
+
+    This is `expected_accuracy` where the votes of a sample count for all its perturbed copies.
 
     Args:
         votes: Class probabilities at N samples, shape (N, J), floating point.
-        predictions: Predicted classes at D * N points, those of the N samples one draw after another, shape (D * N,),
-            integer, >= 0, on the same device. A class from J on had no vote.
+        predictions: Predicted classes of D perturbed copies of each sample, one draw of all samples after another,
+            shape (D * N,), integer, >= 0, on the same device. A class from J on has no votes.
         validate_args: Check the values of `predictions`, which waits for the device; shapes and dtypes are always
             checked.
 
@@ -107,8 +83,4 @@ def vote_agreement(votes: Tensor, predictions: Tensor, *, validate_args: bool = 
         raise ValueError(
             f"`predictions` must hold a multiple of the {votes.shape[0]} samples, got {predictions.shape[0]}."
         )
-    if validate_args and int(predictions.min()) < 0:
-        raise ValueError(f"`predictions` must hold classes 0, 1, ..., got {int(predictions.min())}.")
-    column = predictions.long().view(-1, votes.shape[0]).T
-    share = votes.gather(1, column.clamp(max=votes.shape[1] - 1))
-    return torch.where(column < votes.shape[1], share, torch.zeros_like(share)).double().mean()
+    return mean_probability(votes, predictions.view(-1, votes.shape[0]).T, validate_args)

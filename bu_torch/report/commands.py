@@ -9,6 +9,8 @@ from bu_torch.report.page import write_report
 from bu_torch.report.reading import find_records, read_record
 from bu_torch.report.serving import watch
 
+_MOST_OTHERS = 20  # records that are named
+
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bu-torch report`."""
@@ -23,8 +25,10 @@ def _report(options: argparse.Namespace) -> None:
     record = read_record(found[0] if found else options.folder)
     others = [path for path in found if path != record.path]
     say(f"{cleaned(write_report(record, options.output, others))}: {cleaned(record.path)}")
-    for path in others:
+    for path in others[:_MOST_OTHERS]:
         say(f"  not shown: {cleaned(path)}")
+    if len(others) > _MOST_OTHERS:
+        say(f"  not shown: {len(others) - _MOST_OTHERS} more")
 
 
 def add_watch(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +38,21 @@ def add_watch(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("folder", metavar="RUN_DIR", type=Path, help="any folder above a record")
     parser.add_argument("--port", type=int, default=0, help="where to listen; 0 takes one that is free (%(default)s)")
+    parser.add_argument(
+        "--allow-host",
+        metavar="HOST[:PORT]",
+        action="append",
+        default=[],
+        help="another name under which the page is reached, through a proxy; may be given several times",
+    )
     parser.set_defaults(run=_watch)
 
 
 def _watch(options: argparse.Namespace) -> None:
     with contextlib.suppress(KeyboardInterrupt):
-        watch(options.folder, port=options.port, on_start=lambda address: say(f"{address} (Ctrl-C ends it)"))
+        watch(
+            options.folder,
+            port=options.port,
+            allowed_hosts=options.allow_host,
+            on_start=lambda address: say(f"{address} (Ctrl-C ends it)"),
+        )

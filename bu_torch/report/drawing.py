@@ -13,6 +13,7 @@ from bu_torch.report.verdict import Verdict
 BLUE, ORANGE, VIOLET, GREEN, GREY = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2"
 RED = "#dc2626"
 _FEW_CHECKS = 40  # up to so many, each is marked
+_DIGITS = 7  # of a number in a curve
 
 
 def _theme(text: str, grid: str, panel: str, mark: str) -> dict[str, Any]:
@@ -143,5 +144,5 @@ def curve(
 
 
 def known(values: Sequence[float]) -> list[float | None]:
-    """`values` with a gap where one is not finite, which JSON cannot say."""
-    return [value if math.isfinite(value) else None for value in values]
+    """`values` with a gap where one is not finite, which JSON cannot say, in as many digits as can be seen."""
+    return [float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None for value in values]

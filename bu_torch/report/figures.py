@@ -1,5 +1,6 @@
 """The figures of a page: what each shows of a record, and how it is read."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -7,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from bu_torch.monitoring.catalogue import SIGNALS
+from bu_torch.monitoring.rules import DEFAULT_RULE
 from bu_torch.report.drawing import (
     BELOW,
     BLUE,
@@ -23,19 +26,20 @@ from bu_torch.report.drawing import (
     drawn,
     known,
 )
-from bu_torch.report.reading import Histogram, Record
-from bu_torch.report.text import escaped, figure
-from bu_torch.report.verdict import RULE_LABELS, Verdict, shown_details
-from bu_torch.selection import DEFAULT_RULE
+from bu_torch.report.record import Histogram, Record
+from bu_torch.report.text import escaped, figure, shortened
+from bu_torch.report.verdict import Verdict, rule_label, shown_details
 
 # Of sizes that leave each to be seen where they coincide.
 _RULE_MARKS = {
     "expected_accuracy": ("cross", 25, RED),
-    "consensus": ("diamond", 19, VIOLET),
     "boundary_uncertainty": ("circle", 12, BLUE),
     "trust_score": ("square", 9, ORANGE),
 }
-_MOST_COLUMNS = 300  # of a map over the epochs; more are narrower than a pixel
+_OTHER_MARK = ("diamond", 19, VIOLET)
+_SHARE_COLOURS = (RED, BLUE, GREEN, ORANGE, GREY, VIOLET)
+_MOST_POINTS = 4000  # of a curve; more are narrower than a pixel
+_MOST_COLUMNS = 300  # of a map over the epochs; likewise
 _MOST_CLASSES = 40
 _BLANK_WEIGHT = 1e-6  # effective samples; with fewer near its boundary a pair counts as separable
 
@@ -61,6 +65,11 @@ def figures(record: Record, verdict: Verdict) -> list[Figure]:
     return [one for one in made if one is not None]
 
 
+def drawing_step(record: Record) -> int:
+    """One of how many checks the curves show."""
+    return max(1, math.ceil(len(record.checks) / _MOST_POINTS))
+
+
 def class_name(record: Record, index: int, most: int = 60) -> str:
     """A class in words, escaped: plotly understands some HTML in its labels."""
     has_name = record.classes is not None and index < len(record.classes)
@@ -68,12 +77,13 @@ def class_name(record: Record, index: int, most: int = 60) -> str:
 
 
 def _scores(record: Record, verdict: Verdict) -> Figure:
+    detailed = [check["epoch"] for check in record.checks if check["epoch"] in record.details]
+    ceilings = [record.details[epoch].ceiling for epoch in detailed]
+    record = _with_fewer_checks(record, verdict)
     epochs = record.values("epoch")
-    details = [record.details.get(check["epoch"]) for check in record.checks]
-    ceilings = [math.nan if one is None else one.ceiling for one in details]
     curves = [
         curve(epochs, record.values("boundary_uncertainty"), "boundary uncertainty", BLUE),
-        curve(epochs, ceilings, "its ceiling", GREY, dash="dot"),
+        curve(detailed, ceilings, "its ceiling", GREY, dash="dot"),
         curve(epochs, _smoothed(record, "boundary_uncertainty"), "smoothed", BLUE, dash="dash"),
         curve(epochs, record.values("trust_score"), "trust score", ORANGE, yaxis="y2"),
         curve(epochs, _smoothed(record, "trust_score"), "smoothed", ORANGE, dash="dash", yaxis="y2"),
@@ -104,7 +114,7 @@ def _marks(verdict: Verdict) -> list[dict[str, Any]]:
     for rule, check in verdict.by_rule.items():
         if check is None:
             continue
-        symbol, size, colour = _RULE_MARKS[rule]
+        symbol, size, colour = _RULE_MARKS.get(rule, _OTHER_MARK)
         for axis, name in (("y", "boundary_uncertainty"), ("y2", "trust_score")):
             traces.append(
                 {
@@ -113,7 +123,7 @@ def _marks(verdict: Verdict) -> list[dict[str, Any]]:
                     "x": [check["epoch"]],
                     "y": known([check[name]]),
                     "yaxis": axis,
-                    "name": f"rule: {RULE_LABELS[rule]}",
+                    "name": f"rule: {escaped(rule_label(rule), 60)}",
                     "legendgroup": rule,
                     "showlegend": axis == "y",
                     "marker": {"symbol": f"{symbol}-open", "size": size, "color": colour, "line": {"width": 2.5}},
@@ -124,28 +134,25 @@ def _marks(verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def _agreement(record: Record, verdict: Verdict) -> Figure | None:
+    record = _with_fewer_checks(record, verdict)
     epochs = record.values("epoch")
-    signals = (
-        ("expected_accuracy", "expected accuracy", RED),
-        ("label_agreement", "with the labels", BLUE),
-        ("vote_agreement", "with the votes nearby", GREEN),
-        ("neighbor_agreement", "with the nearest class", ORANGE),
-        ("prediction_changes", "changed since the last check", GREY),
-        ("omission", "boundary left out (omission)", VIOLET),
-    )
-    curves = [curve(epochs, record.values(name), label, colour) for name, label, colour in signals]
+    signals = [signal for signal in SIGNALS.values() if signal.panel == "shares"]
+    curves = [
+        curve(epochs, record.values(signal.name), signal.title, colour)
+        for signal, colour in zip(signals, itertools.cycle(_SHARE_COLOURS), strict=False)
+    ]
     curves = [one for one in curves if any(value is not None for value in one["y"])]
     if not curves:
         return None
     layout = {"xaxis": {"title": {"text": "epoch"}}, "yaxis": {"title": {"text": "share"}}}
-    default = RULE_LABELS[DEFAULT_RULE].capitalize()
+    default = rule_label(DEFAULT_RULE).capitalize()
     decides = f" {default} decides by default." if DEFAULT_RULE in verdict.by_rule else ""
     return Figure(
         "agreement",
-        "What the rules look at",
-        f"Shares of the moved samples.{decides} Predictions should agree with labels,"
-        " votes and nearest classes, and change little, which consensus compares; agreement with the labels that still"
-        " rises while the others fall is the sign of overfitting. Omission, where smaller is better, decides nothing.",
+        "Expected accuracy and agreement",
+        f"Shares of the perturbed samples.{decides} Predictions should agree with labels, votes and nearest classes,"
+        " and change little. Agreement with the labels that rises while the others fall is the sign of overfitting. Of"
+        " omission, too, less is better.",
         drawn(curves, layout, verdict),
         380,
     )
@@ -164,9 +171,11 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
         k, m = int(first), int(second)
         if k not in place or m not in place:
             continue
-        note = f"{class_name(record, k)} | {class_name(record, m)}<br>U {figure(value)}, {share:.2%} of the samples<br>"
+        note = f"{class_name(record, k, 40)} | {class_name(record, m, 40)}<br>U {figure(value)}, "
+        note += f"{shortened(f'{share:.2%}', 12)} of the samples<br>"
         near = "none near the boundary: counts as separable" if not weight >= _BLANK_WEIGHT else "near the boundary"
-        note += near if not weight >= _BLANK_WEIGHT else f"{weight:.1f} effective samples {near}"
+        effective = shortened(f"{weight:.1f}", 12)
+        note += near if not weight >= _BLANK_WEIGHT else f"{effective} effective samples {near}"
         for row, column in ((place[k], place[m]), (place[m], place[k])):
             values[row][column] = value if math.isfinite(value) else None
             notes[row][column] = note
@@ -232,7 +241,7 @@ def _near_boundary(record: Record, verdict: Verdict) -> Figure | None:
         "near_boundary",
         "Distance from the boundary",
         "kernel widths",
-        "Each column is a check: how many of the moved samples lie how far from the decision boundary, in kernel"
+        "Each column is a check: how many of the perturbed samples lie how far from the decision boundary, in kernel"
         " widths. Those at the bottom are on it, and the top row has all that are farther. A network that grows certain"
         " pushes them up, and few are left to measure at.",
     )
@@ -268,7 +277,8 @@ def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, 
     if not found:
         return None
     all_edges = found[max(found)].edges
-    epochs = _thinned([epoch for epoch, one in found.items() if _same(one.edges, all_edges)], verdict.kept)
+    epochs = [epoch for epoch, one in found.items() if _same(one.edges, all_edges)]
+    epochs = _thinned(epochs, _MOST_COLUMNS, verdict.kept)
     edges, columns = _trimmed(all_edges, [_shares(found[epoch]) for epoch in epochs])
     n_bins = len(edges) - 1
     ranges = [f"{_edge(low, '-∞')} to {_edge(high, '∞')}" for low, high in itertools.pairwise(edges)]
@@ -302,12 +312,20 @@ def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, 
 
 
 def _cost(record: Record, verdict: Verdict) -> Figure | None:
-    between, checks = _differences(record.values("seconds")), _differences(record.values("check_seconds"))
+    between, checks = (_differences(record, name) for name in ("seconds", "check_seconds"))
     training = [total - check for total, check in zip(between, checks, strict=True)]
     if not any(math.isfinite(value) for value in training):
         return None
+    costs = [
+        {"epoch": check["epoch"], "check": spent, "training": rest}
+        for check, spent, rest in zip(record.checks, checks, training, strict=True)
+    ]
+    record = _with_fewer_checks(dataclasses.replace(record, checks=costs), verdict)
     epochs = record.values("epoch")
-    curves = [curve(epochs, checks, "check", BLUE), curve(epochs, training, "all else", GREY)]
+    curves = [
+        curve(epochs, record.values("check"), "check", BLUE),
+        curve(epochs, record.values("training"), "all else", GREY),
+    ]
     for one in curves:
         one["hovertemplate"] = "%{y:.3~s}s"
     layout = {
@@ -328,18 +346,26 @@ def _smoothed(record: Record, name: str) -> list[float]:
     return record.values(f"{name}_smoothed")
 
 
-def _differences(totals: list[float]) -> list[float]:
-    """What each check adds to a total that starts at 0; NaN where it is not known, or falls as a clock must not."""
+def _differences(record: Record, name: str) -> list[float]:
+    """What each check adds to a total; NaN where it is not known, or falls as a clock must not."""
     differences = []
-    before = 0.0
-    for total in totals:
+    before = math.nan if record.n_left_out else 0.0
+    for total in record.values(name):
         differences.append(total - before if total >= before else math.nan)
         before = total if math.isfinite(total) else before
     return differences
 
 
-def _thinned(epochs: list[int], kept: int | None) -> list[int]:
-    step = math.ceil(len(epochs) / _MOST_COLUMNS)
+def _with_fewer_checks(record: Record, verdict: Verdict) -> Record:
+    """The record with as many checks as a curve can show."""
+    if drawing_step(record) == 1:
+        return record
+    epochs = set(_thinned([check["epoch"] for check in record.checks], _MOST_POINTS, verdict.kept))
+    return dataclasses.replace(record, checks=[check for check in record.checks if check["epoch"] in epochs])
+
+
+def _thinned(epochs: list[int], most: int, kept: int | None) -> list[int]:
+    step = math.ceil(len(epochs) / most)
     return sorted({*epochs[::step], *epochs[-1:], *([kept] if kept in epochs else [])})
 
 

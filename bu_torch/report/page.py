@@ -1,6 +1,7 @@
 """The page: one file with its figures, its style and all it runs in it, so that nothing is fetched."""
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -14,7 +15,7 @@ from typing import Any
 from bu_torch._files import whole_file
 from bu_torch.report.drawing import THEMES, plotly_script
 from bu_torch.report.figures import figures
-from bu_torch.report.reading import Record
+from bu_torch.report.record import Record
 from bu_torch.report.sections import header, sections
 from bu_torch.report.text import escaped
 from bu_torch.report.verdict import Verdict, headline
@@ -36,8 +37,9 @@ class Content:
     drawings: list[dict[str, Any]]
     has_ended: bool
 
-    def as_json(self) -> str:
-        """All of it, as the script of the page reads it."""
+    @functools.cached_property
+    def json(self) -> str:
+        """All of it, as the script of the page reads it; made once, for a page that is watched asks again and again."""
         return _json({"title": self.title, "main": self.main, "drawings": self.drawings, "hasEnded": self.has_ended})
 
 

@@ -1,118 +1,53 @@
 """The record of a run, as far as it was written: a table of checks and, beside it, the details of each.
 
-Both files are text that is parsed and checked; nothing in them is executed.
+Both files are text that is parsed and checked; nothing in them is executed. They may come from anyone. What no run can
+have written is refused. Of what is more than a page can show a part is read, and `Record.missing` says which.
 """
 
 import csv
-import io
+import itertools
 import json
 import math
+import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import stat
+from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from bu_torch.monitoring.record import FORMAT
+from bu_torch.report.lines import Place, count_lines, is_torn, last_line, read_line, skip_lines, spread_lines
+from bu_torch.report.record import Details, Doubt, End, Histogram, Record
+from bu_torch.report.verdict import Verdict
+
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
 _REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")
-_FORMAT = 1
-# Beyond these a file is none that a run has written, and reading it could fill the memory.
+# A row of a run has some 300 bytes, and a check beside it at most some 30,000 in 500 lists. A list takes up to 50 times
+# its bytes in memory, so that a line is only parsed if it has few of them.
 _MOST_TABLE_BYTES = 2**26
-_MOST_DETAIL_BYTES = 2**30
-_MOST_LINE_BYTES = 2**25
-_MOST_BINS = 1000
-
-
-class Histogram(NamedTuple):
-    """Counts of what lies between each two edges, the outer ones with all beyond; an edge that is not finite is NaN."""
-
-    edges: list[float]
-    counts: list[float]
-
-
-class Doubt(NamedTuple):
-    """A sample by its index in the data set, with the trust in its label or the prediction, whichever is lower."""
-
-    sample: int
-    label: int
-    prediction: int
-    nearest: int
-    trust: float
-
-
-@dataclass(frozen=True)
-class Details:
-    """What a check tells beyond its row in the table.
-
-    Attributes:
-        ceiling: What a boundary with both classes equally likely would reach on average with these counts.
-        pairs: One row a pair of classes k < l: k, l, share of the samples, effective number of samples near the
-            boundary, boundary uncertainty.
-        n_pairs_left_out: How many more there are, with fewer samples near their boundary.
-        histograms: By name.
-        doubtful: Lowest trust first.
-    """
-
-    ceiling: float
-    pairs: np.ndarray
-    n_pairs_left_out: int
-    histograms: dict[str, Histogram]
-    doubtful: list[Doubt]
-
-
-@dataclass(frozen=True)
-class End:
-    """How a run ended that ended in order."""
-
-    kept_epoch: int | None
-    stopped_epoch: int | None
-    reason: str
-    best_model_path: str
-
-
-@dataclass
-class Record:
-    """What a run has left.
-
-    Attributes:
-        path: The table of checks.
-        checks: One a check, in order of the epochs; of two checks of an epoch the later one. `epoch` is an int, all
-            else a float: NaN where the table says nothing.
-        settings: Of the callback.
-        versions: Of what it ran with.
-        data: Sizes of what was measured.
-        classes: Their names; None where they have none.
-        n_not_compared: So many checks, the first, are those of a run that this one resumed with other settings or
-            samples: its own are not compared with them.
-        setup_seconds: What was spent before the first epoch; NaN where unknown.
-        started: When, in ISO format; "" where unknown.
-        details: By epoch, as far as they were written.
-        end: None where the run still goes on, or was killed.
-        missing: What the page cannot show, and why; in sentences.
-        last_written: When the newest of the files was.
-    """
-
-    path: Path
-    checks: list[dict[str, Any]]
-    last_written: datetime
-    settings: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-    classes: list[str] | None = None
-    n_not_compared: int = 0
-    setup_seconds: float = math.nan
-    started: str = ""
-    details: dict[int, Details] = field(default_factory=dict)
-    end: End | None = None
-    missing: list[str] = field(default_factory=list)
-
-    def values(self, name: str) -> list[float]:
-        """One column of the table, NaN where a check has no such value."""
-        return [check.get(name, math.nan) for check in self.checks]
+_MOST_ROW_BYTES = 2**16
+_MOST_HEADER_BYTES = 2**23
+_MOST_HEADER_BRACKETS = 2**18
+_MOST_CHECK_BYTES = 2**20
+_MOST_CHECK_BRACKETS = 2**12
+# What is read of more than that: as much as a page can show.
+_MOST_ROWS = 50_000
+_MOST_COLUMNS = 40
+_MOST_LINES = 1000
+_MOST_PARSED_BYTES = 2**25
+_MOST_PAIRS = 500
+_MOST_DOUBTFUL = 100
+_MOST_HISTOGRAMS = 8
+_MOST_BINS = 50
+_MOST_SETTINGS = 100
+_MOST_CLASSES = 100_000
+# A check as a run writes it, so that its epoch is known before it is parsed.
+_EPOCH = re.compile(rb'\{\s*"kind"\s*:\s*"check"\s*,\s*"epoch"\s*:\s*(\d{1,16})\s*,')
 
 
 def find_records(folder: str | PathLike[str]) -> list[Path]:
@@ -134,7 +69,7 @@ def find_records(folder: str | PathLike[str]) -> list[Path]:
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file, not a folder.")
     tables = [path for path in folder.rglob("boundary_uncertainty*.csv") if _NAME.fullmatch(path.name)]
-    dated = [(_written(path), path) for path in tables if path.is_file()]
+    dated = [(written, path) for path in tables if (written := _written(path)) is not None]
     return [path for _, path in sorted(dated, key=lambda pair: (pair[0], pair[1].name), reverse=True)]
 
 
@@ -142,7 +77,9 @@ def read_record(path: str | PathLike[str]) -> Record:
     """Read what a run has left: its table of checks, and the details beside it where there are any.
 
     A last line that was not written to its end is left out, so that the record of a killed run, or of one that still
-    goes on, can be read.
+    goes on, can be read. Of a record that is longer than a page can show, a part is read: the last 50,000 rows of the
+    table, and the details of some 1,000 checks, spread evenly and with those of the kept epoch. `Record.missing` says
+    what was left out.
 
     Args:
         path: The table (`boundary_uncertainty.csv`, or one with a version), the details beside it, or any folder above:
@@ -165,13 +102,16 @@ def read_record(path: str | PathLike[str]) -> Record:
             )
         path = found[0]
     path = path.with_suffix(".csv") if path.suffix == ".jsonl" else path
-    if not path.is_file():
+    written = _written(path)
+    if written is None:
         raise FileNotFoundError(f"There is no record {path}.")
-    record = Record(path, [], datetime.fromtimestamp(_written(path), UTC))
-    record.checks = _read_table(path, record.missing)
+    record = Record(path, [], datetime.fromtimestamp(written, UTC))
+    with path.open("rb") as file:
+        _read_table(file, record)
     details = details_path(path)
     if details.is_file():
-        _read_details(details, record)
+        with details.open("rb") as file:
+            _DetailsReader(details, record).read(file)
     else:
         record.missing.append(
             f"There is no {details.name} beside the table, so that settings, pairs of classes, doubtful samples and"
@@ -185,130 +125,291 @@ def details_path(table: Path) -> Path:
     return table.with_suffix(".jsonl")
 
 
-def _written(table: Path) -> float:
-    """Seconds since 1970 at which the table or its details were last written to."""
-    times = [path.stat().st_mtime for path in (table, details_path(table)) if path.is_file()]
-    return max(times, default=0.0)
+def _written(table: Path) -> float | None:
+    """Seconds since 1970 at which the table or its details were last written to; None if there is no table."""
+    times = [_modified(path) for path in (table, details_path(table))]
+    return None if times[0] is None else max(time for time in times if time is not None)
 
 
-def _read_table(path: Path, missing: list[str]) -> list[dict[str, Any]]:
-    lines = list(_whole_lines(path, _MOST_TABLE_BYTES, missing))
-    rows = csv.reader(io.StringIO("".join(lines), newline=""), strict=True)
+def _modified(path: Path) -> float | None:
     try:
-        columns = next(rows, None)
-        if columns is None:
-            return []
-        if absent := [name for name in _REQUIRED if name not in columns]:
-            raise ValueError(
-                f"{path} is not a record of checks: its first line must name the columns {', '.join(_REQUIRED)}; there"
-                f" is no {absent[0]}."
-            )
-        checks = [_check(columns, row, f"{path}, line {rows.line_num}") for row in rows if row]
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime if stat.S_ISREG(status.st_mode) else None
+
+
+def _read_table(file: BinaryIO, record: Record) -> None:
+    """Read the last rows of the table into the record."""
+    path, size = record.path, os.fstat(file.fileno()).st_size
+    if size > _MOST_TABLE_BYTES:
+        raise ValueError(f"{path} has {size} bytes; a table of checks has at most {_MOST_TABLE_BYTES}.")
+    n_rows = count_lines(file, 0, size) - 1
+    if is_torn(file, size):
+        record.missing.append(_torn(path))
+    if n_rows < 0:
+        return
+    file.seek(0)
+    columns = _cells(read_line(file, _MOST_ROW_BYTES, f"{path}, line 1"), f"{path}, line 1")
+    if absent := [name for name in _REQUIRED if name not in columns[:_MOST_COLUMNS]]:
+        raise ValueError(
+            f"{path} is not a record of checks: its first line must name the columns {', '.join(_REQUIRED)}; there"
+            f" is no {absent[0]}{f' among the first {_MOST_COLUMNS}' if len(columns) > _MOST_COLUMNS else ''}."
+        )
+    record.n_left_out = max(0, n_rows - _MOST_ROWS)
+    skip_lines(file, file.tell(), size, record.n_left_out)
+    by_epoch: dict[int, dict[str, Any]] = {}
+    for number in range(record.n_left_out, n_rows):
+        where = f"{path}, line {number + 2}"
+        if cells := _cells(read_line(file, _MOST_ROW_BYTES, where), where):
+            check = _check(columns, cells, where)
+            by_epoch[check["epoch"]] = check
+    record.checks = [by_epoch[epoch] for epoch in sorted(by_epoch)]
+    _tell_what_is_not_read(record, len(columns))
+
+
+def _tell_what_is_not_read(record: Record, n_columns: int) -> None:
+    """Say which rows and columns of the table are left out."""
+    if record.n_left_out:
+        record.missing.append(
+            f"The table has {record.n_left_out + _MOST_ROWS} rows. The last {_MOST_ROWS} are read, the"
+            f" {record.n_left_out} before are left out: the rules are replayed without them."
+        )
+    if n_columns > _MOST_COLUMNS:
+        record.missing.append(
+            f"The table has {n_columns} columns. The first {_MOST_COLUMNS} are read, the"
+            f" {n_columns - _MOST_COLUMNS} after them are left out."
+        )
+
+
+def _torn(path: Path) -> str:
+    return f"The last line of {path.name} was not written to its end and is left out."
+
+
+def _cells(line: bytes, where: str) -> list[str]:
+    """A line of the table by its cells; none where it is empty. A cell does not go on in the next line."""
+    try:
+        return next(csv.reader([_text(line, where)], strict=True), [])
     except csv.Error as error:
-        raise ValueError(f"{path} is not a record of checks: line {rows.line_num}: {error}.") from None
-    by_epoch = {check["epoch"]: check for check in checks}
-    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+        raise ValueError(f"{where}: {error}.") from None
 
 
 def _check(columns: list[str], row: list[str], where: str) -> dict[str, Any]:
     if len(row) != len(columns):
         raise ValueError(f"{where}: expected {len(columns)} values, got {len(row)}.")
+    epoch = row[columns.index("epoch")]
     check: dict[str, Any] = {}
-    for name, value in zip(columns, row, strict=True):
-        try:
-            check[name] = int(value) if name == "epoch" else float(value or "nan")
-        except ValueError:
-            kind = "an integer" if name == "epoch" else "a number"
-            raise ValueError(f"{where}: {name[:50]} must be {kind}, got {value[:50]!r}.") from None
+    try:
+        for name, value in itertools.islice(zip(columns, row, strict=True), _MOST_COLUMNS):
+            check[name] = float(value or "nan")
+    except ValueError:
+        raise ValueError(f"{where}: {name[:50]} must be a number, got {value[:50]!r}.") from None
+    try:
+        check["epoch"] = int(epoch)
+    except ValueError:
+        raise ValueError(f"{where}: epoch must be an integer, got {epoch[:50]!r}.") from None
     if not 0 <= check["epoch"] < 2**53:
-        raise ValueError(f"{where}: epoch must be an integer >= 0, got {row[columns.index('epoch')][:50]}.")
+        raise ValueError(f"{where}: epoch must be an integer >= 0, got {epoch[:50]}.")
     return check
 
 
-def _read_details(path: Path, record: Record) -> None:
-    number = 0
-    for number, line in enumerate(_whole_lines(path, _MOST_DETAIL_BYTES, record.missing), start=1):
-        where = f"{path}, line {number}"
+class _DetailsReader:
+    """Reads the file beside the table into the record.
+
+    Args:
+        path: The file, for what is said of it.
+        record: What to read it into; its table is read already.
+    """
+
+    def __init__(self, path: Path, record: Record) -> None:
+        self._path = path
+        self._record = record
+        self._n_left_out: Counter[str] = Counter()
+        self._readers: dict[str, Callable[[dict[str, Any]], None]] = {
+            "header": self._read_header,
+            "check": self._read_check,
+            "end": self._read_end,
+        }
+
+    def read(self, file: BinaryIO) -> None:
+        """Read all of the file, or its first and last line and others between them."""
+        size = os.fstat(file.fileno()).st_size
+        where = f"{self._path}, line 1"
+        first = read_line(file, _MOST_HEADER_BYTES, where)
+        start = file.tell()
+        if is_torn(file, size):
+            self._record.missing.append(_torn(self._path))
+        if not first and start == size:
+            self._record.missing.append(f"{self._path.name} has no complete line yet.")
+            return
+        self._parse(first, where, _MOST_HEADER_BRACKETS, is_first=True)
+        n_lines = count_lines(file, start, size) if size - start <= _MOST_PARSED_BYTES else math.inf
+        if n_lines <= _MOST_LINES:
+            file.seek(start)
+            for number in range(2, 2 + int(n_lines)):
+                self._read_next(file, f"{self._path}, line {number}")
+        else:
+            self._read_some(file, start, size)
+        for what, number in self._n_left_out.items():
+            self._record.missing.append(f"Left out of {self._path.name}: {number} {what}.")
+
+    def _read_some(self, file: BinaryIO, start: int, size: int) -> None:
+        """Read the last line, which tells what was kept, that of the kept epoch, and others spread evenly."""
+        last = last_line(file, start, size, _MOST_CHECK_BYTES, str(self._path))
+        self._read_at(file, last)
+        found = spread_lines(file, start, size, _MOST_LINES, _MOST_CHECK_BYTES, str(self._path))
+        places = found
+        while sum(place.length for place in places) > _MOST_PARSED_BYTES:
+            places = places[::2]
+        starts = {place.start for place in places} - {last}
+        n_bytes = sum(place.length for place in places)
+        if (kept := self._find_kept(file, found, size)) is not None:
+            starts.add(kept)
+        for begin in sorted(starts):
+            self._read_at(file, begin)
+        self._record.missing.append(
+            f"{self._path.name} is longer than a page needs: of its {size} bytes {n_bytes} are read, in"
+            f" {len(places)} lines that are spread evenly, besides the first line, the last and that of the kept epoch."
+        )
+
+    def _find_kept(self, file: BinaryIO, found: list[Place], size: int) -> int | None:
+        """Where the line of the kept epoch begins, between two of those found; None if it is not there."""
+        try:
+            kept = Verdict.of(self._record).kept
+        except ValueError:  # of settings that no rule takes, which the page refuses
+            return None
+        if kept is None:
+            return None
+        starts = [place.start for place in found if 0 <= _epoch(place.head) <= kept]
+        place = max(starts, default=size)
+        file.seek(place)
+        stop = min(size, place + _MOST_PARSED_BYTES)
+        while place < stop:
+            line = read_line(file, _MOST_CHECK_BYTES, f"{self._path}, byte {place}")
+            if not line or _epoch(line) >= kept:
+                return place if _epoch(line) == kept else None
+            place = file.tell()
+        return None
+
+    def _read_at(self, file: BinaryIO, start: int) -> None:
+        file.seek(start)
+        self._read_next(file, f"{self._path}, byte {start}")
+
+    def _read_next(self, file: BinaryIO, where: str) -> None:
+        self._parse(read_line(file, _MOST_CHECK_BYTES, where), where, _MOST_CHECK_BRACKETS)
+
+    def _parse(self, line: bytes, where: str, most_brackets: int, *, is_first: bool = False) -> None:
+        n_brackets = line.count(b"[") + line.count(b"{")
+        if n_brackets > most_brackets:
+            raise ValueError(
+                f"{where}: a line of a record has at most {most_brackets} brackets, [ and {{, got {n_brackets}."
+            )
+        text = _text(line, where)
         try:
             # `json` would take NaN and Infinity, which are no JSON.
-            entry = json.loads(line, parse_constant=lambda _: None)
+            entry = json.loads(text, parse_constant=lambda _: None)
         except (ValueError, RecursionError):
             raise ValueError(f"{where}: not a line of JSON.") from None
-        if not isinstance(entry, dict) or (number == 1) != (entry.get("kind") == "header"):
+        kind = entry.get("kind") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict) or is_first != (kind == "header"):
             raise ValueError(f"{where}: expected an object, the first one of kind 'header' and no other.")
-        read = _READERS.get(str(entry.get("kind")))
+        read = self._readers.get(kind) if isinstance(kind, str) else None
         if read is None:
-            continue  # what a later version may add
+            return  # what a later version may add
         try:
-            read(entry, record)
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            read(entry)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"[:200]
-            raise ValueError(f"{where}: not a {entry['kind']} as this package writes it ({reason}).") from None
-    if number == 0:
-        record.missing.append(f"{path.name} has no complete line yet.")
+            raise ValueError(f"{where}: not a {kind} as this package writes it ({reason}).") from None
+
+    def _read_header(self, entry: dict[str, Any]) -> None:
+        if entry["format"] != FORMAT:
+            raise ValueError(f"format must be {FORMAT}, got {entry['format']!r}; a newer bu-torch may read it")
+        record = self._record
+        record.settings, record.versions, record.data = (
+            self._first_settings(name, entry[name]) for name in ("settings", "versions", "data")
+        )
+        classes = entry.get("classes")
+        if classes is not None and not isinstance(classes, list):
+            raise TypeError(f"classes must be a list, got {type(classes).__name__}")
+        if classes is not None:
+            record.classes = [str(name) for name in self._first(classes, _MOST_CLASSES, "names of classes", "")]
+        record.n_not_compared = _integer(entry.get("n_not_compared", 0))
+        record.setup_seconds = _number(entry.get("setup_seconds"))
+        record.started = str(entry.get("started") or "")
+
+    def _read_check(self, entry: dict[str, Any]) -> None:
+        pairs = self._first(entry["pairs"], _MOST_PAIRS, "pairs of classes")
+        if any(len(pair) != 5 for pair in pairs):
+            raise ValueError("a pair must have 5 values")
+        array = _numbers(list(itertools.chain.from_iterable(pairs))).reshape(-1, 5)
+        if not ((array[:, 0] >= 0) & (array[:, 0] < array[:, 1]) & (array[:, 1] < 2**31)).all():
+            raise ValueError("pairs must be of classes 0 <= k < l")
+        self._record.details[_integer(entry["epoch"])] = Details(
+            ceiling=_number(entry.get("ceiling")),
+            pairs=array,
+            n_pairs_left_out=_integer(entry.get("n_pairs_left_out", 0)),
+            histograms=self._histograms(entry["histograms"]),
+            doubtful=[
+                Doubt(_integer(sample), _integer(label), _integer(prediction), _integer(nearest), _number(trust))
+                for sample, label, prediction, nearest, trust in self._first(
+                    entry["doubtful"], _MOST_DOUBTFUL, "doubtful samples"
+                )
+            ],
+        )
+
+    def _read_end(self, entry: dict[str, Any]) -> None:
+        kept, stopped = (
+            None if entry.get(name) is None else _integer(entry[name]) for name in ("kept_epoch", "stopped_epoch")
+        )
+        self._record.end = End(kept, stopped, str(entry.get("reason") or ""), str(entry.get("best_model_path") or ""))
+
+    def _histograms(self, value: Any) -> dict[str, Histogram]:
+        found = {}
+        for name, one in self._first(list(_table(value).items()), _MOST_HISTOGRAMS, "histograms"):
+            edges, counts = one["edges"], one["counts"]
+            if not 1 <= len(counts) == len(edges) - 1:
+                raise ValueError("a histogram of n >= 1 counts must have n + 1 edges")
+            if len(counts) > _MOST_BINS:
+                self._n_left_out[f"histograms, of more than {_MOST_BINS} bins"] += 1
+                continue
+            found[name] = Histogram(
+                _numbers(edges).tolist(), [count if count > 0 else 0.0 for count in _numbers(counts).tolist()]
+            )
+        return found
+
+    def _first(self, values: Any, most: int, what: str, where: str = " of a check") -> list[Any]:
+        """The first entries of a list; how many more there are is counted."""
+        if not isinstance(values, list):
+            raise TypeError(f"{what} must be a list, got {type(values).__name__}")
+        if len(values) > most:
+            self._n_left_out[f"{what}, beyond the first {most}{where}"] += len(values) - most
+        return values[:most]
+
+    def _first_settings(self, name: str, value: Any) -> dict[str, Any]:
+        return dict(self._first(list(_table(value).items()), _MOST_SETTINGS, f"entries of `{name}`", ""))
 
 
-def _read_header(entry: dict[str, Any], record: Record) -> None:
-    if entry["format"] != _FORMAT:
-        raise ValueError(f"format must be {_FORMAT}, got {entry['format']!r}; a newer bu-torch may read it")
-    record.settings, record.versions, record.data = (_table(entry[name]) for name in ("settings", "versions", "data"))
-    classes = entry.get("classes")
-    if classes is not None and not isinstance(classes, list):
-        raise TypeError(f"classes must be a list, got {type(classes).__name__}")
-    record.classes = None if classes is None else [str(name) for name in classes]
-    record.n_not_compared = _integer(entry.get("n_not_compared", 0))
-    record.setup_seconds = _number(entry.get("setup_seconds"))
-    record.started = str(entry.get("started") or "")
-
-
-def _read_check(entry: dict[str, Any], record: Record) -> None:
-    pairs = np.array([[_number(value) for value in pair] for pair in entry["pairs"]], dtype=np.float64).reshape(-1, 5)
-    if not ((pairs[:, 0] >= 0) & (pairs[:, 0] < pairs[:, 1]) & (pairs[:, 1] < 2**31)).all():
-        raise ValueError("pairs must be of classes 0 <= k < l")
-    record.details[_integer(entry["epoch"])] = Details(
-        ceiling=_number(entry.get("ceiling")),
-        pairs=pairs,
-        n_pairs_left_out=_integer(entry.get("n_pairs_left_out", 0)),
-        histograms={str(name): _histogram(value) for name, value in entry["histograms"].items()},
-        doubtful=[
-            Doubt(_integer(sample), _integer(label), _integer(prediction), _integer(nearest), _number(trust))
-            for sample, label, prediction, nearest, trust in entry["doubtful"]
-        ],
-    )
-
-
-def _read_end(entry: dict[str, Any], record: Record) -> None:
-    kept, stopped = (
-        None if entry.get(name) is None else _integer(entry[name]) for name in ("kept_epoch", "stopped_epoch")
-    )
-    record.end = End(kept, stopped, str(entry.get("reason") or ""), str(entry.get("best_model_path") or ""))
-
-
-_READERS: dict[str, Callable[[dict[str, Any], Record], None]] = {
-    "header": _read_header,
-    "check": _read_check,
-    "end": _read_end,
-}
-
-
-def _histogram(value: dict[str, Any]) -> Histogram:
-    edges, counts = ([_number(number) for number in value[name]] for name in ("edges", "counts"))
-    if not 1 <= len(counts) <= _MOST_BINS or len(edges) != len(counts) + 1:
-        raise ValueError(f"a histogram of n <= {_MOST_BINS} counts must have n + 1 edges")
-    return Histogram(edges, [count if count > 0 else 0.0 for count in counts])
+def _epoch(line: bytes) -> int:
+    """The epoch of a check, as far as can be told without parsing it; -1 if it cannot."""
+    found = _EPOCH.match(line)
+    return int(found[1]) if found else -1
 
 
 def _number(value: Any) -> float:
     """A number of a record, where null stands for what is not finite."""
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"expected a number, got {type(value).__name__}")
-    return float(value)
+    return float(_numbers([value])[0])
+
+
+def _numbers(values: list[Any]) -> np.ndarray:
+    """Numbers of a record, likewise."""
+    if others := {type(value).__name__ for value in values} - {"float", "int", "NoneType"}:
+        raise TypeError(f"expected a number, got {min(others)}")
+    return np.array(values, dtype=np.float64)
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
+    if type(value) is not int or not 0 <= value < 2**53:
         raise TypeError(f"expected an integer >= 0, got {str(value)[:50]}")
     return value
 
@@ -319,19 +420,8 @@ def _table(value: Any) -> dict[str, Any]:
     return value
 
 
-def _whole_lines(path: Path, most_bytes: int, missing: list[str]) -> Iterator[str]:
-    """Lines of a text file that end in a line break; what follows the last break was not written to its end."""
-    size = path.stat().st_size
-    if size > most_bytes:
-        raise ValueError(f"{path} has {size} bytes; a record has at most {most_bytes}.")
-    with path.open("rb") as file:
-        while line := file.readline(_MOST_LINE_BYTES):
-            if len(line) == _MOST_LINE_BYTES:
-                raise ValueError(f"{path} has a line of more than {_MOST_LINE_BYTES} bytes; a record has none.")
-            if not line.endswith(b"\n"):
-                missing.append(f"The last line of {path.name} was not written to its end and is left out.")
-                return
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError:
-                raise ValueError(f"{path} is not a record: it is not text in UTF-8.") from None
+def _text(line: bytes, where: str) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{where}: not a line of a record: it is not text in UTF-8.") from None

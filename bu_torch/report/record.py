@@ -73,7 +73,7 @@ class Record:
             samples: its own are not compared with them.
         setup_seconds: What was spent before the first epoch; NaN where unknown.
         started: When, in ISO format; "" where unknown.
-        details: By epoch, as far as they were written; of a long record, those of some 2,000 epochs.
+        details: By epoch, as far as they were written; of a long record, those of some 1,000 epochs.
         end: None where the run still goes on, or was killed.
         missing: What the page cannot show, and why; in sentences.
         last_written: When the newest of the files was.

@@ -5,13 +5,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bu_torch.monitoring.record import HISTOGRAMS
+from bu_torch.monitoring.rules import RULE_NAMES
 from bu_torch.report.drawing import Figure
-from bu_torch.report.figures import class_name
-from bu_torch.report.reading import Doubt, Record
-from bu_torch.report.text import duration, escaped, figure
-from bu_torch.report.verdict import RULE_LABELS, Verdict, headline, level, shown_details
+from bu_torch.report.figures import class_name, drawing_step
+from bu_torch.report.record import Doubt, Record
+from bu_torch.report.text import duration, escaped, figure, shortened
+from bu_torch.report.verdict import (
+    Verdict,
+    headline,
+    level,
+    rule_label,
+    shown_details,
+)
 
 _MOST_PAIRS = 10
+_MOST_OTHERS = 100
+_MOST_PATH = 500
 
 
 def sections(record: Record, verdict: Verdict, drawn: Sequence[Figure], others: Sequence[Path]) -> str:
@@ -27,7 +37,7 @@ def sections(record: Record, verdict: Verdict, drawn: Sequence[Figure], others: 
         plots.get("agreement", ""),
         plots.get("pairs", ""),
         _worst_pairs(record, verdict),
-        *(plots.get(name, "") for name in ("near_boundary", "local_uncertainty", "log_trust")),
+        *(plots.get(name, "") for name in HISTOGRAMS),
         _doubtful(record, verdict),
         plots.get("cost", ""),
         _settings(record),
@@ -50,7 +60,9 @@ def _missing(record: Record) -> str:
         )
     without = [check["epoch"] for check in record.checks if check["epoch"] not in record.details]
     if record.details and without:
-        notes.append(f"Of {len(without)} of {len(record.checks)} checks no details were written.")
+        notes.append(f"Of {len(without)} of {len(record.checks)} checks there are no details here.")
+    if (step := drawing_step(record)) > 1:
+        notes.append(f"The curves show one of every {step} checks, besides the kept one and the last.")
     return f'<ul class="notes">{"".join(f"<li>{escaped(note)}</li>" for note in notes)}</ul>' if notes else ""
 
 
@@ -59,7 +71,7 @@ def _tiles(record: Record, verdict: Verdict) -> str:
         return ""
     check = next((check for check in record.checks if check["epoch"] == verdict.kept), None)
     last = record.checks[-1]
-    tiles = [("checks", str(len(record.checks)), f"last: epoch {last['epoch']}")]
+    tiles = [("checks", str(record.n_left_out + len(record.checks)), f"last: epoch {last['epoch']}")]
     if check is not None:
         shown = record.details.get(check["epoch"])
         ceiling = f"ceiling {figure(shown.ceiling)}" if shown and math.isfinite(shown.ceiling) else "of at most 1"
@@ -70,7 +82,7 @@ def _tiles(record: Record, verdict: Verdict) -> str:
             *tiles,
         ]
         if "expected_accuracy" in check:
-            tiles.insert(1, ("expected accuracy", figure(check["expected_accuracy"]), "at the moved samples"))
+            tiles.insert(1, ("expected accuracy", figure(check["expected_accuracy"]), "at the perturbed samples"))
     spent, total = last.get("check_seconds", math.nan), last.get("seconds", math.nan)
     if total > 0 and math.isfinite(spent):
         tiles.append(("checks took", f"{spent / total:.1%}", f"{duration(spent)} of {duration(total)}"))
@@ -96,12 +108,12 @@ def _rules(record: Record, verdict: Verdict) -> str:
     if not record.checks:
         return ""
     rows = []
-    for rule, label in RULE_LABELS.items():
+    for rule in dict.fromkeys((*RULE_NAMES, *verdict.by_rule)):
+        label = rule_label(rule)
         name = f"<strong>{escaped(label)}</strong>, this run's" if rule == verdict.rule else escaped(label)
         check = verdict.by_rule.get(rule)
         if check is None:
-            why = "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
-            rows.append([name, escaped(why), "", "", "", ""])
+            rows.append([name, escaped(_why_none(rule, verdict)), "", "", "", ""])
             continue
         names = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
         rows.append([name, str(check["epoch"]), *(figure(check.get(column, math.nan)) for column in names)])
@@ -118,6 +130,10 @@ def _rules(record: Record, verdict: Verdict) -> str:
     )
 
 
+def _why_none(rule: str, verdict: Verdict) -> str:
+    return "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
+
+
 def _worst_pairs(record: Record, verdict: Verdict) -> str:
     shown = shown_details(record, verdict)
     if shown is None or not len(shown[1].pairs):
@@ -128,8 +144,8 @@ def _worst_pairs(record: Record, verdict: Verdict) -> str:
             class_name(record, int(first)),
             class_name(record, int(second)),
             figure(value),
-            f"{share:.2%}" if math.isfinite(share) else "",
-            f"{weight:.1f}" if math.isfinite(weight) else "",
+            shortened(f"{share:.2%}", 12) if math.isfinite(share) else "",
+            shortened(f"{weight:.1f}", 12) if math.isfinite(weight) else "",
         ]
         for first, second, share, weight, value in found[:_MOST_PAIRS]
     ]
@@ -207,8 +223,8 @@ def _sources(record: Record, others: Sequence[Path]) -> str:
         ("checkpoint", record.end.best_model_path if record.end else ""),
     ]
     rows = [[escaped(name), f"<code>{escaped(value)}</code>"] for name, value in facts if str(value)]
-    listed = "".join(f"<li><code>{escaped(path)}</code></li>" for path in others[:100])
-    more = f"<li>and {len(others) - 100} more</li>" if len(others) > 100 else ""
+    listed = "".join(f"<li><code>{escaped(path, _MOST_PATH)}</code></li>" for path in others[:_MOST_OTHERS])
+    more = f"<li>and {len(others) - _MOST_OTHERS} more</li>" if len(others) > _MOST_OTHERS else ""
     nearby = f"<h3>Other records nearby</h3><ul>{listed}{more}</ul>" if others else ""
     return f"<section><h2>Where this comes from</h2>{_table(('', ''), rows)}{nearby}</section>"
 

@@ -1,20 +1,27 @@
 """The page of a run that goes on, served to this machine alone."""
 
 import hashlib
+import ipaddress
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from bu_torch.report.page import Content, content, message, page
 from bu_torch.report.reading import details_path, find_records, read_record
 
 _ADDRESS = "127.0.0.1"
+# A browser looks for these names on its own machine, so that no site can make one of them lead here. Any port is safe:
+# one that is not this server's was forwarded by the user, and a page at another port, being of another origin, reads
+# nothing here.
+_OWN_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_HOST = re.compile(r"(?P<name>[a-z0-9]([a-z0-9._-]*[a-z0-9])?|\[(?P<address>[0-9a-f:.]+)\])(:(?P<port>[0-9]{1,5}))?")
 _REFRESH_SECONDS = 2.0
 _PATIENCE = 10  # a record is left alone so many times as long as reading it took: the training wants the processor too
 _HEADERS = {
@@ -27,16 +34,29 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
 }
 
+_FORBIDDEN = (
+    "This page answers requests for localhost and 127.0.0.1 alone.\n"
+    "Where it is reached under another name, start it with `bu-torch watch --allow-host NAME`.\n"
+)
 
-def watch(folder: str | PathLike[str], *, port: int = 0, on_start: Callable[[str], None] | None = None) -> None:
+
+def watch(
+    folder: str | PathLike[str],
+    *,
+    port: int = 0,
+    allowed_hosts: Sequence[str] = (),
+    on_start: Callable[[str], None] | None = None,
+) -> None:
     """Serve the page of the newest record in a folder, until interrupted; it refreshes itself while the run goes on.
 
-    The page is at the loopback address, so that no other machine reads it (other users of this one can), and only for
-    requests that name that address, so that no page of another site in the same browser does.
+    The page is at the loopback address, so that no other machine reads it (other users of this one can). It answers
+    only requests for `localhost` or the loopback address, so that no page of another site in the same browser reads it.
 
     Args:
         folder: Any folder above a record; there may be none in it yet.
         port: Where to listen; 0 takes one that is free.
+        allowed_hosts: Other names under which the page is reached, through a proxy: `host` with any port, or
+            `host:port`.
         on_start: Told the address once the page can be opened.
 
     Raises:
@@ -44,10 +64,11 @@ def watch(folder: str | PathLike[str], *, port: int = 0, on_start: Callable[[str
         ImportError: If plotly is not installed.
         NotADirectoryError: If it is a file.
         OSError: If the port is taken.
-        ValueError: If the port is none.
+        TypeError: If the allowed hosts are not a sequence of strings.
+        ValueError: If the port or an allowed host is none.
     """
     find_records(folder)
-    with PageServer(Path(folder), port) as server:
+    with PageServer(Path(folder), port, allowed_hosts) as server:
         if on_start is not None:
             on_start(server.address)
         server.serve_forever()
@@ -59,20 +80,24 @@ class PageServer(ThreadingHTTPServer):
     Args:
         folder: Any folder above a record.
         port: Where to listen; 0 takes one that is free.
+        allowed_hosts: Names under which the page may be asked for, besides those of the loopback address: `host` with
+            any port, or `host:port`.
 
     Attributes:
         address: Of the page.
 
     Raises:
         OSError: If the port is taken.
-        ValueError: If the port is none.
+        TypeError: If the allowed hosts are not a sequence of strings.
+        ValueError: If the port or an allowed host is none.
     """
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, port: int = 0, allowed_hosts: Sequence[str] = ()) -> None:
         if not 0 <= port < 2**16:
             raise ValueError(f"`port` must be an integer from 0 to 65535, got {port}.")
+        self._hosts = frozenset([*_OWN_HOSTS, *_checked_hosts(allowed_hosts)])
         self._folder = folder
         self._lock = threading.Lock()
         self._seen: object = None
@@ -81,22 +106,30 @@ class PageServer(ThreadingHTTPServer):
         super().__init__((_ADDRESS, port), _Handler)
         self.address = f"http://{_ADDRESS}:{self.server_port}/"
 
+    def allows(self, host: str) -> bool:
+        """Whether a request for this host, as its header names it, is for this page.
+
+        A site whose name was made to lead here asks for its own name, and learns nothing.
+        """
+        found = _HOST.fullmatch(host.lower())
+        return found is not None and not self._hosts.isdisjoint((found[0], found["name"]))
+
     def shown(self) -> Content:
         """What there is to show now; made anew where a file has changed."""
         with self._lock:
-            try:
-                began = time.monotonic()
-                if began >= self._next_look:
-                    seen = self._look()
+            began = time.monotonic()
+            if began >= self._next_look:
+                try:
+                    tables = find_records(self._folder)
+                    seen = tables, _states(tables[:1])
                     if seen != self._seen:
-                        self._shown = self._read()
+                        self._shown = self._read(tables)
                         self._seen = seen
-                    ended = time.monotonic()
-                    self._next_look = ended + _PATIENCE * (ended - began)
-            except (OSError, ValueError) as error:
-                self._seen = None
-                self._next_look = 0.0
-                return message("The record cannot be read", str(error))
+                except (OSError, ValueError) as error:
+                    self._shown = message("The record cannot be read", str(error))
+                    self._seen = None
+                ended = time.monotonic()
+                self._next_look = ended + _PATIENCE * (ended - began)
             return self._shown
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -104,14 +137,7 @@ class PageServer(ThreadingHTTPServer):
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
-    def _look(self) -> object:
-        """What the page follows from, so that nothing is read that was read before."""
-        tables = find_records(self._folder)
-        files = [path for path in (*tables[:1], *map(details_path, tables[:1])) if path.is_file()]
-        return tables, [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in files]
-
-    def _read(self) -> Content:
-        tables = find_records(self._folder)
+    def _read(self, tables: list[Path]) -> Content:
         if not tables:
             return message(
                 "No record yet", f"Nothing in {self._folder} or beneath; this page waits for the first check."
@@ -126,12 +152,12 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "bu-torch"
     sys_version = ""
     timeout = 30  # seconds that a connection may stay silent
-    _hosts: ClassVar[tuple[str, ...]] = (_ADDRESS, "localhost")
 
     def do_GET(self) -> None:
         """Answer with the page, or the part of it that changes."""
-        if not self._is_for_us():
-            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "This page is served to its own address alone.\n")
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not self.server.allows(hosts[0]):
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", _FORBIDDEN)
             return
         if self.path.partition("?")[0] != "/":
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", "There is one page here: /\n")
@@ -140,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Accept") != "application/json":
             self._answer(HTTPStatus.OK, "text/html", page(shown, _REFRESH_SECONDS))
             return
-        text = shown.as_json()
+        text = shown.json
         tag = f'"{hashlib.sha256(text.encode()).hexdigest()}"'
         if self.headers.get("If-None-Match") == tag:
             self._answer(HTTPStatus.NOT_MODIFIED, "application/json", "", tag)
@@ -151,10 +177,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing of each request."""
-
-    def _is_for_us(self) -> bool:
-        """Whether the request names this address: that of a site whose name was made to lead here does not."""
-        return self.headers.get("Host") in [f"{host}:{self.server.server_port}" for host in self._hosts]
 
     def _answer(self, status: HTTPStatus, kind: str, text: str, tag: str = "") -> None:
         body = text.encode("utf-8")
@@ -168,3 +190,34 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD" and status != HTTPStatus.NOT_MODIFIED:
             self.wfile.write(body)
+
+
+def _states(tables: list[Path]) -> list[tuple[Path, int, int]]:
+    """What changes where tables or their details are written to, so that nothing is read that was read before."""
+    files = [path for path in (*tables, *map(details_path, tables)) if path.is_file()]
+    return [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in files]
+
+
+def _checked_hosts(allowed_hosts: Sequence[str]) -> list[str]:
+    """Hosts in lower case, each with its port where it has one."""
+    is_sequence = isinstance(allowed_hosts, Sequence) and not isinstance(allowed_hosts, str)
+    if not is_sequence or not all(isinstance(host, str) for host in allowed_hosts):
+        raise TypeError(f"`allowed_hosts` must be a sequence of strings, got {str(allowed_hosts)[:100]!r}.")
+    for host in allowed_hosts:
+        if not _is_host(host.lower()):
+            raise ValueError(
+                "`allowed_hosts` (`--allow-host`) must hold names such as `example.org`, `example.org:8080` or `[::1]`,"
+                f" without a scheme, a path or spaces; got {host[:100]!r}."
+            )
+    return [host.lower() for host in allowed_hosts]
+
+
+def _is_host(host: str) -> bool:
+    found = _HOST.fullmatch(host)
+    if found is None or int(found["port"] or 1) not in range(1, 2**16):
+        return False
+    try:
+        ipaddress.IPv6Address(found["address"] or "::")
+    except ValueError:
+        return False
+    return True

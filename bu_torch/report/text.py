@@ -9,7 +9,7 @@ from bu_torch._printing import cleaned
 
 def escaped(value: Any, most: int = 2000) -> str:
     """`value` cleaned, cut to `most` characters, and escaped for HTML, in attributes too."""
-    return html.escape(shortened(cleaned(value), most))
+    return html.escape(shortened(cleaned(str(value)[: most + 1]), most))  # what is cut off may be long: not cleaned
 
 
 def shortened(value: str, most: int) -> str:

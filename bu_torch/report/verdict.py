@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from bu_torch.report.reading import Details, Record
-from bu_torch.selection import DEFAULT_RULE, RuleName, SelectionRule
+from bu_torch.monitoring.catalogue import SIGNALS
+from bu_torch.monitoring.rules import DEFAULT_RULE, RULE_NAMES, RuleName, SelectionRule
+from bu_torch.report.record import Details, Record
 
-RULE_LABELS = {name: name.replace("_", " ") for name in get_args(RuleName)}
+# Of rules that only older versions have: the column of the table that holds their score.
+_SCORES = {"consensus": "replacements"}
 
 
 @dataclass(frozen=True)
@@ -15,8 +17,8 @@ class Verdict:
     """What there is to say of a run before any figure.
 
     Attributes:
-        rule: The rule that decided; None where nothing did, or where the record does not tell.
-        kept: The kept epoch, or that the default rule would have kept where nothing decided; None if there is none.
+        rule: Name of the rule that decided; None where nothing did, or where the record does not tell.
+        kept: The kept epoch, or that another rule would have kept where nothing decided; None if there is none.
         by_rule: The check that each rule would have kept; None where it would have kept none. A rule is missing where
             the table lacks what it looks at.
     """
@@ -33,17 +35,28 @@ class Verdict:
             ValueError: If its settings are none that a rule takes.
         """
         rule = record.settings.get("rule")
-        if rule is not None and rule not in get_args(RuleName):
-            raise ValueError(
-                f"{record.path}: the rule in the settings must be one of {', '.join(get_args(RuleName))},"
-                f" got {str(rule)[:50]!r}."
-            )
-        by_rule = {name: _replay(name, record) for name in get_args(RuleName) if _can_replay(name, record)}
+        if rule is not None and not (isinstance(rule, str) and rule.isidentifier()):
+            got = repr(rule[:50]) if isinstance(rule, str) else type(rule).__name__
+            raise ValueError(f"{record.path}: the rule in the settings must be a name, got {got}.")
+        by_rule: dict[str, dict[str, Any] | None] = {
+            name: _replay(name, record) for name in RULE_NAMES if _has(record, name)
+        }
+        if rule is not None and rule not in RULE_NAMES and _has(record, _SCORES.get(rule, rule)):
+            by_rule[rule] = _kept_by_score(_SCORES.get(rule, rule), record)
         if record.end is not None and rule is not None:
             return cls(rule, record.end.kept_epoch, by_rule)
-        name = rule or (DEFAULT_RULE if DEFAULT_RULE in by_rule else "consensus")  # which older records lack
-        check = by_rule.get(name)
+        check = by_rule.get(rule or _stand_in(by_rule))
         return cls(rule, None if check is None else check["epoch"], by_rule)
+
+    @property
+    def stand_in(self) -> str:
+        """The rule that tells what would have been kept where nothing decided."""
+        return _stand_in(self.by_rule)
+
+
+def rule_label(name: str) -> str:
+    """A rule in words."""
+    return SIGNALS[name].title if name in SIGNALS else name.replace("_", " ")
 
 
 def headline(record: Record, verdict: Verdict) -> tuple[str, str]:
@@ -53,7 +66,8 @@ def headline(record: Record, verdict: Verdict) -> tuple[str, str]:
     if verdict.rule is None:
         would = "no epoch" if verdict.kept is None else f"epoch {verdict.kept}"
         decided = "The callback only measured" if record.settings else "The record does not tell what decided"
-        replayed = "The default rule" if DEFAULT_RULE in verdict.by_rule else "Consensus"
+        is_default = verdict.stand_in == DEFAULT_RULE
+        replayed = "The default rule" if is_default else rule_label(verdict.stand_in).capitalize()
         return f"{replayed} would have kept {would}", f"{decided}. {_ending(record)}"
     if verdict.kept is None:
         return "No epoch was kept", f"No finite check counted. {_ending(record)}"
@@ -92,9 +106,12 @@ def _ending(record: Record) -> str:
     return record.end.reason or f"The run has ended.{last}"
 
 
-def _can_replay(name: RuleName, record: Record) -> bool:
-    signals = SelectionRule(name).signals
-    return all(signal in check for check in record.checks for signal in signals)
+def _stand_in(by_rule: dict[str, dict[str, Any] | None]) -> str:
+    return next((name for name in (DEFAULT_RULE, *RULE_NAMES) if name in by_rule), DEFAULT_RULE)
+
+
+def _has(record: Record, column: str) -> bool:
+    return all(column in check for check in record.checks)
 
 
 def _replay(name: RuleName, record: Record) -> dict[str, Any] | None:
@@ -102,9 +119,21 @@ def _replay(name: RuleName, record: Record) -> dict[str, Any] | None:
     options: dict[str, Any] = {
         option: settings[option] for option in ("smoothing", "start_from_epoch") if settings.get(option) is not None
     }
-    if name == "consensus" == settings.get("rule") and settings.get("min_delta") is not None:
-        options["min_delta"] = settings["min_delta"]
     try:
-        return SelectionRule(name, **options).replay(record.checks[record.n_not_compared :])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{record.path}: the settings beside it are none that a rule takes: {error}") from None
+        return SelectionRule(name, **options).replay(_compared(record))
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = f"{error}"[:500]
+        raise ValueError(f"{record.path}: the settings beside it are none that a rule takes: {reason}") from None
+
+
+def _kept_by_score(column: str, record: Record) -> dict[str, Any] | None:
+    """The check that a rule has kept which cannot be replayed, by the scores that it has left in the table."""
+    start = record.settings.get("start_from_epoch")
+    first = start if isinstance(start, int) else 0
+    counted = [check for check in _compared(record) if check["epoch"] >= first and math.isfinite(check[column])]
+    return max(counted, key=lambda check: check[column]) if counted else None
+
+
+def _compared(record: Record) -> list[dict[str, Any]]:
+    """The checks that a rule compares with each other."""
+    return record.checks[max(0, record.n_not_compared - record.n_left_out) :]

@@ -13,7 +13,6 @@ from bu_torch import BoundaryUncertaintyStopping
     ("kwargs", "name"),
     [
         ({}, "expected accuracy"),
-        ({"rule": "consensus"}, "consensus"),
         ({"rule": "boundary_uncertainty"}, "boundary uncertainty"),
         ({"rule": "trust_score"}, "trust score"),
     ],
@@ -88,19 +87,13 @@ def test_rules_and_summary_on_curves_made_by_hand(quality):
     case = {"table": "made up", "noise": 0.0, "seed": 0, "setting": "rmsprop", "epochs": 3}
     judged = quality.judge([{"case": case, "all": curves, "part": part}]).set_index("rule")
     excess = judged.excess.round(9).to_dict()
-    assert (
-        excess["expected accuracy"]
-        == excess["boundary uncertainty"]
-        == excess["consensus"]
-        == excess["EB criterion"]
-        == 0.0
-    )
+    assert excess["expected accuracy"] == excess["boundary uncertainty"] == excess["EB criterion"] == 0.0
     assert excess["trust score"] == excess["last epoch"] == excess["training loss plateau"] == 0.1
     assert excess["hold-out accuracy"] == 0.2
     assert excess["hold-out loss"] == 0.4
     assert excess["hold-out accuracy, then retrain"] == 0.1
     seconds = judged.seconds.to_dict()
-    assert seconds["consensus"] == 4.0
+    assert seconds["expected accuracy"] == 4.0
     assert seconds["last epoch"] == pytest.approx(2.8)
     assert seconds["hold-out accuracy"] == 1.5
     assert seconds["hold-out accuracy, then retrain"] == pytest.approx(1.5 + 2.8)

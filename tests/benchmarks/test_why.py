@@ -40,6 +40,3 @@ def test_the_signals_are_those_of_the_monitor(why, tmp_path):
             assert row[name] == pytest.approx(entry[name.replace(" ", "_")], rel=1e-3), name
         assert row["steadiness"] == pytest.approx(-entry["prediction_changes"])
         assert torch.tensor([row["U, draws 4"], row["U, M 40"]]).tolist() == pytest.approx([row["U, radius 1"]] * 2)
-    kept = {name: [0.1, 0.5, 0.2] for name in ("label agreement", "vote agreement", "neighbor agreement")}
-    kept["steadiness"] = [-1.0, -0.1, -0.5]
-    assert why.kept_by_consensus(kept) == (1, 2)

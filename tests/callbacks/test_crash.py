@@ -191,9 +191,6 @@ def scripted(tmp_path, values, callbacks=(), **disk):
             value = values[trainer.current_epoch]
             return {"boundary_uncertainty": value, "trust_score": value, "expected_accuracy": value}
 
-        def _show(self, *arguments):
-            """There is nothing behind these numbers."""
-
     stopping = Scripted(rule="trust_score", n_neighbors=20)
     made = trainer(tmp_path, stopping, *callbacks, max_epochs=len(values))
     Disk(made, **disk)
@@ -268,13 +265,13 @@ def full_disk(tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path, monkeypatch, spoil):
     cache, reason = spoil(tmp_path, monkeypatch)
     stopping = BoundaryUncertaintyStopping(n_neighbors=20, cache=cache)
-    with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*({reason}).* Training goes on without"):
+    with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*({reason})"):
         trainer(tmp_path, stopping, max_epochs=2).fit(Plain(), data())
     assert len(stopping.history) == 2
     stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20, cache=cache)
     with pytest.warns(UserWarning, match="cannot be written"):
         stopper.check(Plain())
-    with pytest.warns(UserWarning, match=f"cache `{cache}` cannot be written: .*({reason})"):
+    with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*({reason})"):
         ranking = rank_models([Plain().eval()], blobs(), cache=cache)
     assert len(ranking) == 1
     assert not list(tmp_path.glob("cache*"))

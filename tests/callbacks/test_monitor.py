@@ -1,4 +1,3 @@
-import math
 import random
 
 import lightning.pytorch as pl
@@ -12,23 +11,18 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
 from torch import nn
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    Subset,
     SubsetRandomSampler,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 from bu_torch import BoundaryUncertainty, LabelVotes, Signals, TrustScore, functional
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.callbacks import monitor as module_of_monitor
-from bu_torch.callbacks._training_data import _trained_indices
+from bu_torch.callbacks._training_data import choose_among, read_training_data
+from bu_torch.monitoring import preparation as module_of_preparation
+from bu_torch.subset import stratified_rows
 
 
 def fit(folder, data, module=None, monitor=None, **kwargs):
@@ -47,9 +41,9 @@ class Reading(BoundaryUncertaintyMonitor):
     """Keeps what was read, to look at after the fit."""
 
     def _read(self, trainer, pl_module):
-        data, self.draws = super()._read(trainer, pl_module)
-        self.read = [data.inputs, data.labels]
-        return data, self.draws
+        samples = super()._read(trainer, pl_module)
+        self.read = [samples.inputs, samples.labels]
+        return samples
 
 
 def test_history_holds_what_the_estimators_say(tmp_path):
@@ -175,256 +169,16 @@ class Endless(IterableDataset):
             yield from zip(*blobs(), strict=True)
 
 
+READ_ALL = {"how_many": lambda n_training: n_training, "most": None, "keys": (None, None), "seed": 0}
+
+
 class TestFindingTheData:
     def read(self, folder, data, module=None, **kwargs):
         monitor = Reading(n_neighbors=10, n_draws=1, **kwargs)
         fit(folder, data, module, monitor, max_epochs=1)
         return monitor.read
 
-    def test_shuffled_loader_is_read_whole_and_in_order(self, tmp_path):
-        features, labels = blobs()
-        inputs, targets = self.read(tmp_path, loader(features, labels, batch_size=32, drop_last=True))
-        assert torch.equal(inputs, features)
-        assert torch.equal(targets, labels)
-
-    def test_datamodule(self, tmp_path):
-        class Data(pl.LightningDataModule):
-            def train_dataloader(self):
-                return loader(*blobs())
-
-        monitor = Reading(n_draws=1)
-        trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), datamodule=Data())
-        assert torch.equal(monitor.read[0], blobs()[0])
-
-    @pytest.mark.parametrize("layout", [list, lambda pair: {"x": pair[0], "y": pair[1], "id": 3}])
-    def test_lists_and_dicts(self, tmp_path, layout):
-        class Flexible(Classifier):
-            def training_step(self, batch, batch_idx):
-                return super().training_step((batch["x"], batch["y"]) if isinstance(batch, dict) else batch, batch_idx)
-
-        def collate(samples):
-            return layout(torch.utils.data.default_collate(samples))
-
-        data = DataLoader(TensorDataset(*blobs()), batch_size=30, collate_fn=collate)
-        inputs, _ = self.read(tmp_path, data, Flexible(), input_key="x", label_key="y")
-        assert torch.equal(inputs, blobs()[0])
-
-    @pytest.mark.parametrize("places", [(1, 2), (-2, -1)])
-    def test_places_in_longer_tuples(self, tmp_path, places):
-        class Weighted(Classifier):
-            def training_step(self, batch, batch_idx):
-                return super().training_step(batch[1:], batch_idx)
-
-        features, labels = blobs()
-        data = DataLoader(TensorDataset(torch.rand(len(labels)), features, labels), batch_size=30)
-        read = self.read(tmp_path, data, Weighted(), input_key=places[0], label_key=places[1])
-        assert torch.equal(read[0], features)
-        assert torch.equal(read[1], labels)
-        with pytest.raises(MisconfigurationException, match="`label_key=3` is no place in a batch of 3"):
-            fit(tmp_path, data, Weighted(), BoundaryUncertaintyMonitor(input_key=1, label_key=3))
-
-    def test_only_samples_that_are_trained_on_are_read(self, tmp_path):
-        features, labels = blobs()
-        dataset, chosen = TensorDataset(features, labels), list(range(5, 95))
-        for kwargs in (
-            {"sampler": SubsetRandomSampler(chosen), "batch_size": 30},
-            {"batch_sampler": BatchSampler(SubsetRandomSampler(chosen), 30, drop_last=False)},
-            {"sampler": chosen, "batch_size": 30},
-        ):
-            inputs, _ = self.read(tmp_path, DataLoader(dataset, **kwargs))
-            assert torch.equal(inputs, features[5:95])
-        for sampler in (RandomSampler(dataset), WeightedRandomSampler(torch.ones(120), 60), SequentialSampler(dataset)):
-            inputs, _ = self.read(tmp_path, DataLoader(dataset, sampler=sampler, batch_size=30))
-            assert torch.equal(inputs, features)
-
-    def test_batch_samplers_and_weights(self, tmp_path):
-        features, labels = blobs()
-        dataset = TensorDataset(features, labels)
-        in_order = BatchSampler(SequentialSampler(dataset), 30, drop_last=False)
-        inputs, _ = self.read(tmp_path, DataLoader(dataset, batch_sampler=in_order))
-        assert torch.equal(inputs, features)
-        weights = torch.cat((torch.ones(70), torch.zeros(50)))
-        data = DataLoader(dataset, sampler=WeightedRandomSampler(weights, 120), batch_size=30)
-        inputs, _ = self.read(tmp_path, data)
-        assert torch.equal(inputs, features[:70])
-
-        class Buckets(BatchSampler):
-            def __iter__(self):
-                return iter([list(range(50)), list(range(50, 100))])
-
-        buckets = Buckets(SequentialSampler(dataset), 30, drop_last=False)
-        inputs, _ = self.read(tmp_path, DataLoader(dataset, batch_sampler=buckets))
-        assert torch.equal(inputs, features[:100])
-
-    @pytest.mark.parametrize("chosen", [range(120), range(5, 95)])
-    def test_a_dataset_that_is_asked_for_whole_batches(self, tmp_path, chosen):
-        features, labels = blobs()
-        blocks = BatchSampler(SubsetRandomSampler(chosen), 30, drop_last=False)
-        data = DataLoader(TensorDataset(features, labels), sampler=blocks, batch_size=None)
-        inputs, _ = self.read(tmp_path, data)
-        assert torch.equal(inputs, features[list(chosen)])
-
-    def test_a_sampler_of_lists_of_one_s_own(self, tmp_path):
-        class Blocks(Sampler):
-            def __iter__(self):
-                return iter([[0, 1, 2, 7] * 10, list(range(50, 110))])
-
-            def __len__(self):
-                return 2
-
-        features, labels = blobs()
-        data = DataLoader(TensorDataset(features, labels), sampler=Blocks(), batch_size=None)
-        inputs, _ = self.read(tmp_path, data)
-        assert torch.equal(inputs, features[[0, 1, 2, 7, *range(50, 110)]])
-        blocks = BatchSampler(SubsetRandomSampler(range(60)), 30, drop_last=False)
-        wrapped = DistributedSamplerWrapper(blocks, num_replicas=2, rank=0)
-        data = DataLoader(TensorDataset(features, labels), sampler=wrapped, batch_size=None)
-        assert _trained_indices(trainer(tmp_path), data, math.inf) == list(range(60))
-
-    def test_lightning_s_wrapper_of_a_sampler_is_looked_into(self, tmp_path):
-        dataset = TensorDataset(*blobs())
-        wrapped = DistributedSamplerWrapper(SubsetRandomSampler(range(60)), num_replicas=2, rank=0)
-        assert _trained_indices(trainer(tmp_path), DataLoader(dataset, sampler=wrapped), math.inf) == list(range(60))
-
-    def test_a_sampler_is_copied_without_the_dataset_it_holds(self, tmp_path):
-        class Unpicklable(TensorDataset):
-            def __reduce_ex__(self, protocol):
-                raise TypeError("cannot be copied")
-
-        class Evens(torch.utils.data.Sampler):
-            def __init__(self, source):
-                self.source = source
-
-            def __iter__(self):
-                return iter(range(0, 120, 2))
-
-            def __len__(self):
-                return 60
-
-        dataset = Unpicklable(*blobs())
-        inputs, _ = self.read(tmp_path, DataLoader(dataset, sampler=Evens(dataset), batch_size=30))
-        assert torch.equal(inputs, blobs()[0][::2])
-
-        class Stubborn(Evens):
-            def __deepcopy__(self, memo):
-                raise TypeError("no copy")
-
-        with pytest.raises(MisconfigurationException, match=r"Stubborn cannot be copied .*`reference="):
-            self.read(tmp_path, DataLoader(dataset, sampler=Stubborn(dataset), batch_size=30))
-
-    def test_what_a_dataset_opens_or_draws_itself_stays_with_training(self, tmp_path):
-        class Own(Dataset):
-            features, labels = blobs()
-
-            def __init__(self):
-                self.handle = None
-                self.rng = np.random.default_rng(0)
-                self.inner = TensorDataset(*blobs())
-
-            def __len__(self):
-                return 120
-
-            def __getitem__(self, i):
-                self.handle = self.handle or object()
-                return self.features[i] + self.rng.normal(), self.labels[i]
-
-        opened = []
-        look = LambdaCallback(on_train_start=lambda t, m: opened.append(data.dataset.handle))
-        data = DataLoader(Own(), batch_size=30, num_workers=1)
-        trainer(tmp_path, BoundaryUncertaintyMonitor(n_draws=1), look, max_epochs=1).fit(Classifier(), data)
-        assert opened == [None]
-        in_process = Own()
-        states = []
-        for callbacks in ((), (BoundaryUncertaintyMonitor(n_draws=1),)):
-            in_process.rng = np.random.default_rng(0)
-            trainer(tmp_path, *callbacks, max_epochs=1).fit(Classifier(), DataLoader(in_process, batch_size=30))
-            states.append(in_process.rng.bit_generator.state)
-        assert states[0] == states[1]
-
-    def test_a_custom_batch_sampler_is_asked_without_being_disturbed(self, tmp_path):
-        class Blocks:
-            def __init__(self):
-                self.calls = 0
-
-            def __iter__(self):
-                self.calls += 1
-                return iter([[0, 3, 6] * 4, list(range(60, 110))])
-
-            def __len__(self):
-                return 2
-
-        blocks = Blocks()
-        inputs, _ = self.read(tmp_path, DataLoader(TensorDataset(*blobs()), batch_sampler=blocks))
-        assert torch.equal(inputs, blobs()[0][[0, 3, 6, *range(60, 110)]])
-        assert blocks.calls == 1
-
-    def test_limited_batches_in_order_leave_the_rest_out(self, tmp_path):
-        monitor = Reading(n_draws=1)
-        data = DataLoader(TensorDataset(*blobs()), batch_size=30)
-        trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=2).fit(Classifier(), data)
-        assert torch.equal(monitor.read[0], blobs()[0][:60])
-
-    def test_max_samples_draws_a_subset_by_the_seed(self, tmp_path):
-        first, second, other = (
-            self.read(tmp_path, loader(*blobs()), max_samples=50, seed=seed)[0] for seed in (1, 1, 2)
-        )
-        assert len(first) == 50
-        assert torch.equal(first, second)
-        assert not torch.equal(first, other)
-
-    def test_a_subset_is_stratified_where_labels_are_known(self, tmp_path, caplog):
-        features, labels = blobs(600)
-        labels = torch.where(torch.arange(600) < 30, 2, labels)
-        labels[77] = 3  # the only one of its class
-
-        class Named(Dataset):
-            targets = labels.tolist()
-
-            def __len__(self):
-                return 600
-
-            def __getitem__(self, i):
-                return features[i], labels[i]
-
-        every_other = Subset(TensorDataset(features, labels), list(range(1, 600, 2)))
-        for dataset, kept in (
-            (TensorDataset(features, labels), labels),
-            (Named(), labels),
-            (every_other, labels[1::2]),
-        ):
-            module = Classifier(n_outputs=4)
-            with caplog.at_level("INFO", logger="lightning.pytorch"):
-                _, chosen = self.read(
-                    tmp_path, DataLoader(dataset, batch_size=30, shuffle=True), module, max_samples=60
-                )
-            shares = kept.bincount(minlength=4) * 60 / len(kept)
-            assert len(chosen) == 60
-            assert bool(((chosen.bincount(minlength=4) - shares).abs() <= 1).all())
-            assert int((chosen == 3).sum()) == 1
-            assert f"a stratified random 60 of the {len(kept)} training samples" in caplog.text
-            caplog.clear()
-
-    @pytest.mark.parametrize("targets", [None, ["a"] * 120, [0.5] * 120, [1], KeyError])
-    def test_a_subset_is_random_where_labels_are_not_known(self, tmp_path, caplog, targets):
-        class Unnamed(Dataset):
-            @property
-            def targets(self):
-                if targets is KeyError:
-                    raise KeyError("targets")
-                return targets
-
-            def __len__(self):
-                return 120
-
-            def __getitem__(self, i):
-                return blobs()[0][i], blobs()[1][i]
-
-        with caplog.at_level("INFO", logger="lightning.pytorch"):
-            inputs, _ = self.read(tmp_path, DataLoader(Unnamed(), batch_size=30), max_samples=50)
-        assert len(inputs) == 50
-        assert "looks at a random 50 of the 120 training samples" in caplog.text
-
-    def test_the_trainer_s_own_loader_and_workers_are_not_touched(self, tmp_path):
+    def test_the_loader_of_a_data_module_is_read_in_order_and_left_alone(self, tmp_path):
         class Counting(TensorDataset):
             reads = 0
 
@@ -432,29 +186,59 @@ class TestFindingTheData:
                 Counting.reads += 1
                 return super().__getitem__(i)
 
-        fit(tmp_path, DataLoader(Counting(*blobs()), batch_size=30, shuffle=True), max_epochs=2)
-        assert Counting.reads == 3 * 120
+        class Data(pl.LightningDataModule):
+            def train_dataloader(self):
+                return DataLoader(Counting(*blobs()), batch_size=32, shuffle=True, drop_last=True)
 
-    def test_stream_is_read_from_a_fresh_iterator(self, tmp_path):
-        class Stream(IterableDataset):
-            starts = 0
+        monitor = Reading(n_draws=1)
+        trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), datamodule=Data())
+        assert torch.equal(monitor.read[0], blobs()[0])
+        assert torch.equal(monitor.read[1], blobs()[1])
+        assert Counting.reads == 120 + 2 * 96
 
-            def __iter__(self):
-                Stream.starts += 1
-                return iter(list(zip(*blobs(), strict=True)))
+    def test_keys_of_a_batch_are_passed_on(self, tmp_path):
+        class Weighted(Classifier):
+            def training_step(self, batch, batch_idx):
+                return super().training_step(batch[1:], batch_idx)
 
-        inputs, _ = self.read(tmp_path, DataLoader(Stream(), batch_size=32), max_samples=70)
-        assert torch.equal(inputs, blobs()[0][:70])
-        inputs, _ = self.read(tmp_path, DataLoader(Stream(), batch_size=32))
-        assert torch.equal(inputs, blobs()[0])
+        features, labels = blobs()
+        data = DataLoader(TensorDataset(torch.rand(len(labels)), features, labels), batch_size=30)
+        read = self.read(tmp_path, data, Weighted(), input_key=1, label_key=-1)
+        assert torch.equal(read[0], features)
+        assert torch.equal(read[1], labels)
+        with pytest.raises(
+            MisconfigurationException, match=r"^Training data: `label_key=3` is no place .*`reference=\("
+        ):
+            fit(tmp_path, data, Weighted(), BoundaryUncertaintyMonitor(input_key=1, label_key=3))
 
-    def test_endless_stream_is_cut_off(self, tmp_path):
-        monitor = Reading(n_draws=1, max_samples=300)
-        with pytest.warns(UserWarning, match="have an exact copy with the same label.* as `reference`"):
-            trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=3).fit(
-                Classifier(), DataLoader(Endless(), batch_size=32)
-            )
-        assert len(monitor.read[0]) == 300
+    def test_lightning_s_wrapper_of_a_sampler_is_taken_off(self, tmp_path):
+        own = SubsetRandomSampler(range(60))
+        wrapped = DistributedSamplerWrapper(own, num_replicas=2, rank=0)
+        data = DataLoader(TensorDataset(*blobs()), sampler=wrapped, batch_size=30)
+        assert read_training_data(trainer(tmp_path), reference=data, **READ_ALL).rows.tolist() == list(range(60))
+
+    def test_limited_batches_in_order_leave_the_rest_out(self, tmp_path):
+        monitor = Reading(n_draws=1)
+        data = DataLoader(TensorDataset(*blobs()), batch_size=30)
+        trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=2).fit(Classifier(), data)
+        assert torch.equal(monitor.read[0], blobs()[0][:60])
+
+    def test_max_samples_draws_a_subset_by_the_seed(self, tmp_path, caplog):
+        features, labels = blobs()
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            inputs, _ = self.read(tmp_path, loader(features, labels), max_samples=50, seed=1)
+            assert "looks at a stratified random 50 of 120 training samples" in caplog.text
+            choose_among(features, torch.rand(120), lambda n: 50, 1)
+            assert "looks at a random 50 of 120 training samples" in caplog.text
+        assert torch.equal(inputs, features[stratified_rows(120, 50, 1, labels)])
+
+    @pytest.mark.parametrize(("most", "n_read"), [(300, 300), (None, 10_000)])
+    def test_endless_stream_is_cut_off(self, tmp_path, caplog, most, n_read):
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            samples = read_training_data(trainer(tmp_path), reference=Endless(), **{**READ_ALL, "most": most})
+        assert len(samples.inputs) == n_read
+        assert f"reads the first {n_read} samples of Endless" in caplog.text
+        assert ("`max_samples` sets another number" in caplog.text) == (most is None)
 
     @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
     def test_steps_counted_on_an_endless_stream_are_warned_of(self, tmp_path):
@@ -526,20 +310,6 @@ class TestFindingTheData:
     def test_unfit_data_is_named(self, tmp_path, data, kwargs, message):
         with pytest.raises(MisconfigurationException, match=message):
             fit(tmp_path, data, monitor=BoundaryUncertaintyMonitor(**kwargs))
-
-    def test_dict_batches_without_keys_list_the_keys(self, tmp_path):
-        class Named(Dataset):
-            def __len__(self):
-                return 120
-
-            def __getitem__(self, i):
-                return {"image": blobs()[0][i], "target": blobs()[1][i]}
-
-        data = DataLoader(Named(), batch_size=30)
-        with pytest.raises(MisconfigurationException, match="keys 'image', 'target': name two of them by `input_key="):
-            fit(tmp_path, data)
-        with pytest.raises(MisconfigurationException, match="`label_key='y'` is not among the keys"):
-            fit(tmp_path, data, monitor=BoundaryUncertaintyMonitor(input_key="image", label_key="y"))
 
 
 class TestModels:
@@ -789,7 +559,7 @@ def test_distances_are_those_of_the_space_that_is_asked_for(tmp_path):
 
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_a_bar_shows_how_far_a_long_preparation_is(tmp_path, capsys, monkeypatch, is_shown):
-    monkeypatch.setattr(module_of_monitor, "_BAR_DELAY", 0)
+    monkeypatch.setattr(module_of_preparation, "_BAR_DELAY", 0)
     fit(tmp_path, loader(*blobs()), enable_progress_bar=is_shown, max_epochs=1)
     shown = capsys.readouterr().err
     assert ("Boundary uncertainty prepares:" in shown) == is_shown

@@ -16,7 +16,7 @@ from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks._record import Record
+from bu_torch.monitoring.record import Record
 
 
 def fit(folder, callback, *others, ckpt_path=None, **kwargs):

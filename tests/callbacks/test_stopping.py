@@ -1,10 +1,7 @@
 import math
-import random
 import signal
-import statistics
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import numpy as np
@@ -23,6 +20,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
 
+from bu_torch import Rule
 from bu_torch.callbacks import BoundaryUncertaintyStopping
 from bu_torch.report import read_record
 
@@ -36,14 +34,11 @@ class Scripted(BoundaryUncertaintyStopping):
         super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", **kwargs})
         self.script = script
 
-    def _fit(self, signals, inputs, labels, trainer):
-        return SimpleNamespace(to=lambda device: None, perturbed_inputs=torch.zeros(1, 1), fingerprint="the same")
+    def _prepare_here(self, trainer, pl_module):
+        return torch.zeros(1, 1), None, "the same"
 
     def _try(self, trainer, pl_module):
         """There is nothing to read."""
-
-    def _show(self, *arguments):
-        """There is nothing behind these numbers."""
 
     def _measure(self, trainer, pl_module):
         value = self.script[min(trainer.current_epoch, len(self.script) - 1)]
@@ -161,115 +156,100 @@ class TestDecision:
         assert stopping.best_score == max(values)
 
 
-class TestConsensus:
-    """Four signals, compared with the kept epoch in units of their spread so far."""
+class Gain(Rule):
+    """By how much trust has grown since the check before: a rule that remembers."""
 
-    def by_hand(self, rows, patience, min_delta=0.0):
-        """Kept and stopped epoch from the definition, in plain Python."""
-        columns = [[row[k] for row in rows] for k in range(4)]
-        kept = last = 0
-        for t in range(1, len(rows)):
-            gains = []
-            for column in columns:
-                spread = statistics.pstdev(column[: t + 1])
-                gains.append((column[t] - column[kept]) / spread if spread else 0.0)
-            if sum(gains) / 4 > min_delta:
-                kept = last = t
-            elif t - last >= patience:
-                return kept, t
-        return kept, None
+    name = "gain"
+    signals = ("trust_score", "boundary_uncertainty")
 
-    @pytest.mark.parametrize("seed", range(4))
-    @pytest.mark.parametrize("min_delta", [0.0, 0.5])
-    def test_keeps_and_stops_as_defined(self, tmp_path, seed, min_delta):
-        rng = random.Random(seed)
-        rows = [[rng.random() * (1 + t % 5) for _ in range(4)] for t in range(20)]
+    def __init__(self):
+        self.before = 0.0
 
-        class Rows(BoundaryUncertaintyStopping):
-            def _show(self, *arguments):
-                """There is nothing behind these numbers."""
+    def score(self, values):
+        gain, self.before = values["trust_score"] - self.before, values["trust_score"]
+        return gain
 
-            def _measure(self, trainer, pl_module):
-                a, b, c, d = rows[trainer.current_epoch]
-                return {"boundary_uncertainty": 0.0, "trust_score": 1.0, "expected_accuracy": 0.5} | {
-                    "label_agreement": a,
-                    "vote_agreement": b,
-                    "neighbor_agreement": c,
-                    "prediction_changes": -d,
-                }
+    def reset(self):
+        self.before = 0.0
 
-        stopping, module, weights = Rows(rule="consensus", patience=4, min_delta=min_delta), Classifier(), Weights()
-        trainer(tmp_path, stopping, weights, max_epochs=20).fit(module, loader(*blobs()))
-        kept, stopped = self.by_hand(rows, 4, min_delta)
-        assert (stopping.best_epoch, stopping.stopped_epoch) == (kept, stopped)
-        assert same(module.state_dict(), weights.of_epoch[kept])
-        counts = [entry["replacements"] for entry in stopping.history]
-        assert stopping.best_score == counts[kept] == max(counts)
+    def state_dict(self):
+        return {"before": self.before}
+
+    def load_state_dict(self, state_dict):
+        self.before = state_dict["before"]
+
+
+class TestRuleOfOnesOwn:
+    SCRIPT = (0.1, 0.2, 0.7, 0.75, 0.8, 0.85, 0.86, 0.87)  # the largest step leads to epoch 2
+
+    def test_it_keeps_and_stops(self, tmp_path, caplog):
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            stopping, module, weights = run(tmp_path, self.SCRIPT, rule=Gain(), patience=3)
+        assert (stopping.best_epoch, stopping.stopped_epoch) == (2, 5)
+        assert stopping.best_score == stopping.history[2]["gain"] == pytest.approx(1.0)
+        assert stopping.stopping_reason == "Stopped in epoch 5: gain did not improve in the last 3 checks."
+        assert "kept epoch 2 (gain 1.0000)" in caplog.text
+        assert same(module.state_dict(), weights[2])
+        record = read_record(stopping.record_path)
+        assert record.settings["rule"] == "gain"
+        assert record.values("gain")[:3] == pytest.approx([0.2, 0.2, 1.0])
 
     @pytest.mark.parametrize("kwargs", [{}, {"start_from_epoch": 2}, {"smoothing": 0.4}, {"every_n_epochs": 2}])
-    def test_resumes_as_if_uncut(self, tmp_path, kwargs):
-        script = (0.1, 0.9, 0.3, 0.6, 0.2, 0.5, 0.95, 0.1)
-        kwargs = {"rule": "consensus", "patience": 4, **kwargs}
-        whole, _, _ = run(tmp_path / "whole", script, **kwargs)
+    def test_it_resumes_as_if_uncut(self, tmp_path, kwargs):
+        kwargs = {"patience": 4, **kwargs}
+        whole, _, _ = run(tmp_path / "whole", self.SCRIPT, rule=Gain(), **kwargs)
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        run(tmp_path, script, last, max_epochs=4, **kwargs)
-        resumed, _, _ = run(tmp_path, script, ckpt_path=tmp_path / "user" / "last.ckpt", **kwargs)
+        run(tmp_path, self.SCRIPT, last, max_epochs=4, rule=Gain(), **kwargs)
+        resumed, _, _ = run(tmp_path, self.SCRIPT, ckpt_path=tmp_path / "user" / "last.ckpt", rule=Gain(), **kwargs)
         assert resumed.history == whole.history
         assert (resumed.best_epoch, resumed.stopped_epoch) == (whole.best_epoch, whole.stopped_epoch)
 
-    def test_a_check_that_is_not_finite_replaces_nothing(self, tmp_path):
-        stopping, _, _ = run(tmp_path, [0.1, NAN, 0.9, NAN], rule="consensus", check_finite=False, max_epochs=4)
-        counts = [entry["replacements"] for entry in stopping.history]
-        assert counts[0] == 1.0
-        assert math.isnan(counts[1])
-        assert counts[2] == 2.0
-        assert stopping.best_epoch == 2
+    def test_a_second_fit_begins_without_memory(self, tmp_path):
+        stopping = Scripted(self.SCRIPT, rule=Gain())
+        for _ in range(2):
+            trainer(tmp_path, stopping, max_epochs=3).fit(Classifier(), loader(*blobs()))
+            assert stopping.history[0]["gain"] == pytest.approx(0.2)
 
-    def test_on_real_data_predictions_are_remembered_over_a_resume(self, tmp_path):
-        def real(max_epochs, *callbacks, ckpt_path=None):
-            pl.seed_everything(3, verbose=False)
-            stopping, module = BoundaryUncertaintyStopping(rule="consensus", n_draws=2), Classifier()
-            module.net[3] = torch.nn.Identity()  # no dropout: the order of the samples is all that is random
-            data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*blobs()), batch_size=30)
-            trainer(tmp_path, stopping, *callbacks, max_epochs=max_epochs).fit(module, data, ckpt_path=ckpt_path)
-            return stopping
+    def test_two_rules_of_one_name_are_refused(self, tmp_path):
+        pair = [BoundaryUncertaintyStopping(rule=Gain()) for _ in range(2)]
+        with pytest.raises(RuntimeError, match="more than one stateful callback"):
+            trainer(tmp_path, *pair)
 
-        whole = real(6)
-        real(3, ModelCheckpoint(tmp_path / "user", save_last=True))
-        resumed = real(6, ckpt_path=tmp_path / "user" / "last.ckpt")
-        assert resumed.history == whole.history
-        assert whole.history[0]["prediction_changes"] == 1.0
-        assert whole.history[1]["prediction_changes"] < 1.0
+    def test_beside_the_default_it_decides_for_itself(self, tmp_path):
+        default = Scripted(self.SCRIPT, rule="expected_accuracy", restore_best_weights=False)
+        own = Scripted(self.SCRIPT, rule=Gain())
+        trainer(tmp_path, default, own, max_epochs=8).fit(Classifier(), loader(*blobs()))
+        assert (default.best_epoch, own.best_epoch) == (7, 2)
 
-    @pytest.mark.parametrize("kwargs", [{}, {"smoothing": 0.5}, {"smoothing": 0.9}])
-    def test_stops_where_nothing_changes_any_more(self, tmp_path, kwargs):
-        script = [0.1, 0.3, 0.5, 0.7, 0.8, 0.9]
-        stopping, _, _ = run(tmp_path, script, rule="consensus", max_epochs=200, patience=5, **kwargs)
-        if not kwargs:
-            assert (stopping.best_epoch, stopping.stopped_epoch) == (5, 10)
-        assert stopping.stopped_epoch is not None
-        same_from_the_start, _, _ = run(tmp_path, [0.1], rule="consensus", max_epochs=30, patience=5, **kwargs)
-        assert same_from_the_start.stopped_epoch == 5
 
-    def test_stops_on_data_that_is_learnt_at_once(self, tmp_path):
-        features = torch.cat([torch.randn(60, 4) + 8 * k for k in range(3)])
-        data = loader(features, torch.arange(3).repeat_interleave(60))
-        stopping = BoundaryUncertaintyStopping(patience=10)
-        trainer(tmp_path, stopping, max_epochs=150).fit(Classifier(), data)
-        assert stopping.stopped_epoch is not None
+def test_a_run_of_the_rule_that_is_no_more_gives_one_clear_error(tmp_path):
+    last = ModelCheckpoint(tmp_path / "user", save_last=True)
+    run(tmp_path, [0.1, 0.2], last, max_epochs=2)
+    path = tmp_path / "user" / "last.ckpt"
+    content = torch.load(path, weights_only=True)
+    states = content["callbacks"]
+    content["callbacks"] = {key.replace("'boundary_uncertainty'", "'consensus'"): states[key] for key in states}
+    assert content["callbacks"].keys() != states.keys()
+    torch.save(content, path)
+    with pytest.raises(MisconfigurationException, match="began with `rule='consensus'`, which is no more"):
+        run(tmp_path, [0.1, 0.2, 0.3], max_epochs=3, ckpt_path=path)
 
-    def test_a_threshold_looks_at_boundary_uncertainty(self, tmp_path):
-        kwargs = {"rule": "consensus", "stopping_threshold": 0.6}
-        stopping, module, weights = run(tmp_path, [0.1, 0.5, 0.7, 0.9], **kwargs)
-        assert (stopping.best_epoch, stopping.stopped_epoch) == (2, 2)
-        assert stopping.stopping_reason.endswith("boundary_uncertainty exceeds the stopping threshold 0.6.")
-        assert same(module.state_dict(), weights[2])
-        later, _, _ = run(tmp_path, [0.7, 0.1, 0.1, 0.9, 0.9], start_from_epoch=1, **kwargs)
-        assert later.stopped_epoch == 3
 
-    def test_a_relative_delta_is_refused(self):
-        with pytest.raises(MisconfigurationException, match="`rule='consensus'` compares several"):
-            BoundaryUncertaintyStopping(rule="consensus", min_delta_mode="rel")
+def test_predictions_are_remembered_over_a_resume(tmp_path):
+    def real(max_epochs, *callbacks, ckpt_path=None):
+        pl.seed_everything(3, verbose=False)
+        stopping, module = BoundaryUncertaintyStopping(n_draws=2), Classifier()
+        module.net[3] = torch.nn.Identity()  # no dropout: the order of the samples is all that is random
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*blobs()), batch_size=30)
+        trainer(tmp_path, stopping, *callbacks, max_epochs=max_epochs).fit(module, data, ckpt_path=ckpt_path)
+        return stopping
+
+    whole = real(6)
+    real(3, ModelCheckpoint(tmp_path / "user", save_last=True))
+    resumed = real(6, ckpt_path=tmp_path / "user" / "last.ckpt")
+    assert resumed.history == whole.history
+    assert whole.history[0]["prediction_changes"] == 1.0
+    assert whole.history[1]["prediction_changes"] < 1.0
 
 
 class TestExpectedAccuracy:
@@ -763,8 +743,8 @@ def test_before_a_fit_nothing_is_kept():
         ({"smoothing": 1.0}, "`smoothing` must be a finite number >= 0 and < 1, got 1.0"),
         (
             {"rule": "accuracy"},
-            "`rule` must be one of 'expected_accuracy', 'consensus', 'boundary_uncertainty', 'trust_score', "
-            "got 'accuracy'",
+            "`rule` must be one of 'expected_accuracy', 'boundary_uncertainty', 'trust_score', or a `bu_torch.Rule`,"
+            " got 'accuracy'",
         ),
         ({"n_neighbors": 0}, "`n_neighbors` must be an integer >= 2"),
         ({"budget": -1}, "`budget` must be > 0, or None for no bound, got -1"),

@@ -85,6 +85,23 @@ def test_bad_arguments_are_named(call, error, message):
         call(*blobs())
 
 
+class Failing(Majority):
+    def fit(self, features, labels):
+        raise ZeroDivisionError("in fit")
+
+
+class Vague(Majority):
+    def predict(self, features):
+        return [0.5] * len(features)
+
+
+def test_what_an_estimator_raises_comes_through():
+    with pytest.raises(ZeroDivisionError, match="in fit"):
+        cross_validation_error(Failing(), *blobs())
+    with pytest.raises(ValueError, match=r"`estimator.predict\(features\)` must hold integer classes, got fractional"):
+        holdout_error(Vague(), *blobs())
+
+
 def test_large_seeds_are_taken():
     features, labels = blobs()
     estimates = [holdout_error(Majority(), features, labels, seed=seed).error for seed in (1, 2**32 + 1)]

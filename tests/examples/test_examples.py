@@ -44,7 +44,7 @@ def test_choose_checkpoint_ranks_what_a_run_saved(load, capsys):
     table = load("choose_checkpoint").main(["--smoke"])
     errors = table.attrs["errors"]
     assert len(errors) == 4
-    assert list(table.index) == ["expected_accuracy", "consensus", "boundary_uncertainty", "trust_score"]
+    assert list(table.index) == ["expected_accuracy", "boundary_uncertainty", "trust_score"]
     assert table["test error"].tolist() == [errors[epoch] for epoch in table["epoch"]]
     assert (table["of the average"] < 1).all()
     assert (table["averaged"] >= 1).all()

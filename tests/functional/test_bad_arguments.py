@@ -23,9 +23,13 @@ PAIRS = torch.tensor([[0, 1]] * 6)
         (lambda: F.index_pairs(PAIRS[:0]), ValueError, "`bayes_pairs` must hold at least one pair .*got none"),
         (lambda: F.index_pairs(-PAIRS), ValueError, r"`bayes_pairs` must hold .*got -1"),
         (lambda: F.index_pairs([[0, 1]]), TypeError, "`bayes_pairs` must be an integer tensor .*got list"),
-        (lambda: F.brier_score([[0.5]], LABELS), TypeError, r"`votes` must be .*of shape \(N, J\), got list"),
-        (lambda: F.brier_score(LOGITS[:, 0], LABELS), ValueError, r"`votes` must have shape \(N, J\), got \(6,\)"),
-        (lambda: F.brier_score(LOGITS[:0], LABELS[:0]), ValueError, "`votes` must have shape .*got no row"),
+        (lambda: F.brier_score([[0.5]], LABELS), TypeError, r"`probabilities` must be .*of shape \(N, J\), got list"),
+        (
+            lambda: F.brier_score(LOGITS[:, 0], LABELS),
+            ValueError,
+            r"`probabilities` must have shape \(N, J\), got \(6,\)",
+        ),
+        (lambda: F.brier_score(LOGITS[:0], LABELS[:0]), ValueError, "`probabilities` must have shape .*got no row"),
         (lambda: F.vote_agreement(LOGITS.long(), LABELS), TypeError, r"`votes` must be .*got torch\.int64"),
         (
             lambda: F.vote_agreement(LOGITS[:0], LABELS),
@@ -38,9 +42,6 @@ PAIRS = torch.tensor([[0, 1]] * 6)
         (lambda: F.mean_trust_score([1.0]), TypeError, "`scores` must be a floating-point tensor, got list"),
         (lambda: F.neighbor_agreement(LABELS), TypeError, r"`scores` must be .*got torch\.int64"),
         (lambda: F.trust_score(-LOGITS, LABELS), ValueError, r"`class_distances` must be >= 0, got -1\.0"),
-        (lambda: F.standardized_gain([[1.0]], 0), TypeError, "`signals` must be a floating-point tensor, got list"),
-        (lambda: F.standardized_gain(LOGITS, 1.0), TypeError, r"`kept` must be an integer, got 1\.0"),
-        (lambda: F.standardized_standing(LABELS), TypeError, r"`signals` must be .*got torch\.int64"),
         (lambda: F.omission(LOGITS / 0, LABELS, NEIGHBORS), ValueError, "`shares` must be finite"),
         (
             lambda: F.boundary_uncertainty(LOGITS.to_sparse(), LABELS, NEIGHBORS, PAIRS),

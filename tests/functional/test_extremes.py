@@ -19,7 +19,6 @@ from bu_torch.functional import (
     label_votes,
     omission,
     silverman_bandwidth,
-    standardized_gain,
     trust_score,
     uncertainty_ceiling,
 )
@@ -138,23 +137,6 @@ def test_trust_score(problem, seed):
     assert found.dtype == distances.dtype
     eps = torch.finfo(found.dtype).eps
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64).to(found.dtype), rtol=2 * eps, atol=0)
-
-
-@given(values(20, 1, 5), SEEDS)
-def test_standardized_gain(problem, seed):
-    signals, exact, _ = problem
-    kept = seed % len(signals)
-    rows = [[Fraction(value) for value in row] for row in exact.tolist()]
-    gains, eps = [], torch.finfo(signals.dtype).eps
-    for column in zip(*rows, strict=True):
-        mean = sum(column) / len(column)
-        spread = math.sqrt(sum((value - mean) ** 2 for value in column) / len(column))
-        rounding = 8 * eps * max(map(abs, column))
-        assume(not 0.9 * rounding < spread < 1.1 * rounding)
-        gains.append(float(column[-1] - column[kept]) / spread if spread > rounding else 0.0)
-    found = standardized_gain(signals, kept)
-    assert found.dtype == signals.dtype
-    assert float(found) == pytest.approx(sum(gains) / len(gains), rel=50 * eps, abs=50 * eps)
 
 
 @st.composite

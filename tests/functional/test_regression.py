@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bu_torch.functional import as_probabilities, brier_score, left_out_predictions, mixing_weight, tangent_kernel
+from bu_torch.functional import left_out_predictions, tangent_kernel
 
 
 def by_sampling(first, second, n_hidden_layers, n_weights=400_000):
@@ -63,34 +63,6 @@ def test_with_no_feature_left_out_predictions_are_zero():
     assert torch.equal(left_out_predictions(torch.ones(3, 0), torch.ones(0), ONES, 1.0), torch.zeros_like(ONES))
 
 
-def test_probabilities_are_positive_and_sum_to_one():
-    found = as_probabilities(torch.tensor([[0.2, 0.8, 0.0], [-1.0, 1.5, 0.5], [0.4, 0.4, 0.2]]))
-    torch.testing.assert_close(found, torch.tensor([[0.2, 0.8, 0.0], [0.0, 0.75, 0.25], [0.4, 0.4, 0.2]]))
-
-
-class TestMixingWeight:
-    @pytest.mark.parametrize("better", ["neither", "first", "second"])
-    def test_has_the_least_brier_score(self, device, better):
-        generator = torch.Generator().manual_seed(0)
-        labels = torch.randint(3, (200,), generator=generator)
-        one_hot = torch.nn.functional.one_hot(labels, 3).float()
-        guesses = {name: torch.rand(200, 3, generator=generator).softmax(dim=1) for name in ("first", "second")}
-        for name in guesses:
-            know = {"neither": 0.3, name: 1.0}.get(better, 0.0)
-            guesses[name] = (1 - know) * guesses[name] + know * one_hot
-        weight = mixing_weight(guesses["first"].to(device), guesses["second"].to(device), labels.to(device)).cpu()
-        scores = [
-            float(brier_score(torch.lerp(guesses["first"], guesses["second"], step / 1000), labels))
-            for step in range(1001)
-        ]
-        assert abs(float(weight) - scores.index(min(scores)) / 1000) < 2e-3
-        assert {"first": weight == 0, "second": weight == 1}.get(better, 0 < weight < 1)
-
-    def test_is_zero_where_there_is_nothing_to_mix(self):
-        votes = torch.rand(10, 2).softmax(dim=1)
-        assert mixing_weight(votes, votes, torch.zeros(10, dtype=torch.int64)) == 0
-
-
 ONES = torch.ones(3, 2)
 
 
@@ -103,11 +75,6 @@ ONES = torch.ones(3, 2)
         (lambda: left_out_predictions(ONES, ONES, ONES, 1.0), ValueError, r"`eigenvalues` must have shape \(2,\)"),
         (lambda: left_out_predictions(ONES, ONES[0], ONES[:2], 1.0), ValueError, r"`targets` must have shape \(3, J\)"),
         (lambda: left_out_predictions(ONES, ONES[0], ONES, -1.0), ValueError, "`penalty` must be >= 0, got -1.0"),
-        (lambda: as_probabilities(ONES[0]), ValueError, r"`predictions` must have shape \(N, J\), got \(2,\)"),
-        (lambda: mixing_weight(ONES, ONES.T, torch.zeros(3).long()), ValueError, r"`second` must have shape \(3, 2\)"),
-        (lambda: mixing_weight(ONES, ONES, torch.zeros(3)), TypeError, "`labels` must have an integer dtype"),
-        (lambda: mixing_weight(ONES, ONES, torch.full((3,), 2)), ValueError, r"`labels` must hold classes in \[0, 2\)"),
-        (lambda: mixing_weight(ONES[:0], ONES[:0], torch.zeros(0).long()), ValueError, "got no row"),
     ],
 )
 def test_bad_arguments_are_named(call, error, message):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bu_torch.functional import brier_score, label_votes, vote_agreement
+from bu_torch.functional import expected_accuracy, label_votes, vote_agreement
 
 
 def clusters(n_samples, size, generator):
@@ -69,17 +69,6 @@ class TestLabelVotes:
             label_votes(**{**arguments, **change})
 
 
-class TestBrierScore:
-    def test_closed_forms(self):
-        assert float(brier_score(torch.full((4, 2), 0.5), torch.tensor([0, 1, 1, 0]))) == 0.5
-        assert float(brier_score(torch.eye(3), torch.tensor([1, 2, 0]))) == 2.0
-        assert float(brier_score(torch.eye(3), torch.arange(3))) == 0.0
-
-    def test_bad_arguments_are_named(self):
-        with pytest.raises(ValueError, match=r"`labels` must hold classes in \[0, 2\)"):
-            brier_score(torch.full((2, 2), 0.5), torch.tensor([0, 2]))
-
-
 class TestVoteAgreement:
     def test_agrees_with_the_definition(self, device):
         votes = torch.rand(6, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
@@ -93,3 +82,10 @@ class TestVoteAgreement:
     def test_a_length_that_does_not_fit_is_refused(self, n):
         with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 2 samples"):
             vote_agreement(torch.full((2, 2), 0.5), torch.zeros(n, dtype=torch.int64))
+
+    def test_is_expected_accuracy_with_the_votes_repeated_for_each_draw(self):
+        generator = torch.Generator().manual_seed(0)
+        votes = torch.rand(50, 4, generator=generator).softmax(dim=1)
+        predictions = torch.randint(5, (150,), generator=generator)
+        expected = expected_accuracy(votes.repeat(3, 1), predictions)
+        torch.testing.assert_close(vote_agreement(votes, predictions), expected)

@@ -74,8 +74,8 @@ def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
     records.write_run(tmp_path, rule="trust_score", smoothing=0.5, start_from_epoch=10)
     record = read_record(tmp_path)
     drawn = {trace["name"]: trace for trace in content(record).drawings[0]["data"] if trace["mode"] == "markers"}
-    assert len(drawn) == 4
-    for name in ("expected_accuracy", "consensus", "boundary_uncertainty", "trust_score"):
+    assert len(drawn) == 3
+    for name in ("expected_accuracy", "boundary_uncertainty", "trust_score"):
         kept = SelectionRule(name, smoothing=0.5, start_from_epoch=10).replay(record.checks)
         assert drawn[f"rule: {name.replace('_', ' ')}"]["x"] == [kept["epoch"]]
 
@@ -96,17 +96,31 @@ def test_a_monitor_decides_nothing(tmp_path):
     assert "would be kept:" in json.dumps(content(read_record(tmp_path)).drawings)
 
 
-def test_a_record_of_before_expected_accuracy_is_judged_by_consensus(tmp_path):
+def test_a_record_of_before_expected_accuracy_is_judged_by_what_it_has(tmp_path):
     rows = [{k: v for k, v in row.items() if k != "expected_accuracy"} for row in records.checks(20)]
     records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
     record = read_record(tmp_path)
     said = words(record)
-    kept = SelectionRule("consensus").replay(record.checks)["epoch"]
-    assert f"Consensus would have kept epoch {kept}" in said
+    kept = SelectionRule("boundary_uncertainty").replay(record.checks)["epoch"]
+    assert f"Boundary uncertainty would have kept epoch {kept}" in said
     assert "The default rule" not in said
     assert "decides by default" not in said
     records.write_table(tmp_path / "boundary_uncertainty.csv", records.checks(20))
     assert "Expected accuracy decides by default" in words(read_record(tmp_path))
+
+
+@pytest.mark.parametrize(("rule", "column"), [("consensus", "replacements"), ("my_rule", "my_rule")])
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_rule_that_cannot_be_replayed_is_drawn_by_the_scores_it_left(tmp_path, rule, column, ended):
+    rows = [row | {column: float(min(row["epoch"], 7))} for row in records.checks(20)]
+    records.write_run(tmp_path, n_checks=20, n_classes=3, rule=rule, ended=ended)
+    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
+    record = read_record(tmp_path)
+    drawn = {trace["name"]: trace for trace in content(record).drawings[0]["data"] if trace["mode"] == "markers"}
+    assert drawn[f"rule: {rule.replace('_', ' ')}"]["x"] == [7]
+    assert f"{rule.replace('_', ' ')}, this run's" in words(record)
+    if not ended:
+        assert "Epoch 7 is kept so far" in words(record)
 
 
 def test_a_table_alone_shows_what_it_has(tmp_path):
@@ -121,7 +135,7 @@ def test_a_table_with_the_least_columns(tmp_path):
     (tmp_path / "boundary_uncertainty.csv").write_text("epoch,boundary_uncertainty,trust_score\n0,0.5,1.5\n")
     record = read_record(tmp_path)
     assert [drawing["name"] for drawing in content(record).drawings] == ["scores"]
-    assert "consensus not in the table" in words(record).replace("  ", " ") or "not in the table" in words(record)
+    assert "not in the table" in words(record)
 
 
 def test_a_run_without_a_check(tmp_path):

@@ -143,7 +143,7 @@ def test_nothing_there(tmp_path):
         (HEAD + "-1,1,1\r\n", "epoch must be an integer >= 0, got -1"),
         (HEAD + "9" * 5000 + ",1,1\r\n", "epoch must be an integer"),
         (HEAD + "0,__import__('os'),1\r\n", "boundary_uncertainty must be a number, got"),
-        (HEAD + "0," + "1" * 200_000 + ",1\r\n", "line 2: field larger than field limit"),
+        (HEAD + "0," + "1" * 200_000 + ",1\r\n", "line 2: a line of a record has at most 65536 bytes"),
         (HEAD + '0,"1,1\r\n', "line 2: unexpected end of data"),
         (HEAD.encode("utf-16"), "not text in UTF-8"),
         (b"\x80\x04\x95pickle\n", "not text in UTF-8"),
@@ -165,7 +165,8 @@ BINS = {"edges": [0, 1], "counts": [1]}
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ("[" * 100_000 + "\n", "line 2: not a line of JSON"),
+        ("[" * 100_000 + "\n", "line 2: a line of a record has at most 4096 brackets"),
+        ("[" * 4000 + "\n", "line 2: not a line of JSON"),
         ("not json\n", "line 2: not a line of JSON"),
         ("3\n", "line 2: expected an object"),
         (records.header(), "line 2: expected an object, the first one of kind 'header' and no other"),
@@ -179,7 +180,12 @@ BINS = {"edges": [0, 1], "counts": [1]}
         (CHECK | {"pairs": [[0, 1, True, 1, 1]]}, "expected a number, got bool"),
         (CHECK | {"pairs": [[0, 1, 1, 1, 1], [0]]}, "not a check"),
         (CHECK | {"histograms": {"near_boundary": {"edges": [0], "counts": [1]}}}, "n . 1 edges"),
-        (CHECK | {"histograms": {"a": {"edges": [0] * 5001, "counts": [1] * 5000}}}, "n . 1 edges"),
+        (CHECK | {"histograms": {"a": {"edges": [0] * 5000, "counts": [1] * 5000}}}, "n . 1 edges"),
+        (CHECK | {"histograms": {"a": {"edges": "ab", "counts": "a"}}}, "expected a number, got str"),
+        (CHECK | {"histograms": [BINS]}, "expected an object, got list"),
+        (CHECK | {"pairs": {"0": [0, 1, 0.5, 1, 1]}}, "pairs of classes must be a list, got dict"),
+        (CHECK | {"pairs": [[0, 1, 0.5, 1, 1, 0, 2, 0.5, 1, 1]]}, "a pair must have 5 values"),
+        (CHECK | {"pairs": ["01111"]}, "expected a number, got str"),
         (CHECK | {"doubtful": [[1, 2, 3]]}, "not a check"),
         (CHECK | {"doubtful": [[1, 2, 3, "<b>", 0.5]]}, "expected an integer >= 0"),
         ({"kind": "end", "kept_epoch": "no"}, "not a end as this package writes it"),
@@ -210,13 +216,13 @@ def test_headers_of_others_are_refused(tmp_path, first, message):
         read_record(tmp_path)
 
 
-def test_files_too_large_for_a_record_are_refused_unread(tmp_path):
+def test_a_table_too_large_for_a_run_and_lines_that_never_end_are_refused(tmp_path):
     path = table(tmp_path, HEAD)
     os.truncate(path, 2**27)  # a hole in the file takes no space
-    with pytest.raises(ValueError, match="a record has at most"):
+    with pytest.raises(ValueError, match="a table of checks has at most"):
         read_record(tmp_path)
     os.truncate(path, len(HEAD))
     details = lines(tmp_path, records.header())
     os.truncate(details, 2**26)
-    with pytest.raises(ValueError, match="has a line of more than"):
+    with pytest.raises(ValueError, match="a line of a record has at most"):
         read_record(tmp_path)

@@ -1,5 +1,6 @@
 """The page of a run that goes on: for this machine alone, one page, new where the record is."""
 
+import contextlib
 import http.client
 import json
 import signal
@@ -18,11 +19,18 @@ from bu_torch.report.serving import PageServer, watch
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     monkeypatch.setattr(serving, "_PATIENCE", 0)
-    with PageServer(tmp_path) as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with PageServer(tmp_path) as made, running(made):
         yield made
-        made.shutdown()
+
+
+@contextlib.contextmanager
+def running(server):
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
         thread.join()
 
 
@@ -54,15 +62,109 @@ def test_the_page_comes_with_headers_that_shut_others_out(server, tmp_path):
     assert "Python" not in answer.getheader("Server")
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", ""])
-def test_another_host_name_is_refused(server, host):
+ATTACKERS = [
+    "attacker.com",
+    "attacker.com:{port}",
+    "localhost.attacker.com:{port}",
+    "127.0.0.1.attacker.com:{port}",
+    "attacker.com:{port}@127.0.0.1",
+    "127.0.0.2:{port}",
+    "10.0.0.7:{port}",
+    "[::2]:{port}",
+    "localhost:{port}/",
+    "localhost:{port} attacker.com",
+    "localhost:port",
+    "localhost:",
+    "<b>",
+    "",
+]
+
+
+@pytest.mark.parametrize("host", ATTACKERS)
+def test_a_name_that_a_site_has_made_to_lead_here_is_refused(server, tmp_path, host):
+    records.write_run(tmp_path, n_checks=2, n_classes=2)
     answer, text = ask(server, Host=host.format(port=server.server_port))
     assert answer.status == 403
+    assert "--allow-host" in text
     assert "<" not in text
+    assert "attacker" not in text
 
 
-def test_this_host_by_name(server):
-    assert ask(server, Host=f"localhost:{server.server_port}")[0].status == 200
+@pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LocalHost:{port}"])
+def test_this_machine_by_name(server, host):
+    assert ask(server, Host=host.format(port=server.server_port))[0].status == 200
+
+
+@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1:9000", "[::1]:9000", "localhost"])
+def test_the_end_of_a_tunnel_at_another_port(server, host):
+    assert ask(server, Host=host)[0].status == 200
+
+
+@pytest.mark.parametrize("hosts", [[], ["localhost", "attacker.com"], ["attacker.com", "localhost"]])
+def test_a_request_must_name_one_host(server, hosts):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.putrequest("GET", "/", skip_host=True)
+    for host in hosts:
+        connection.putheader("Host", host)
+    connection.endheaders()
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host", "status"),
+    [
+        ("gpu.example.org", "gpu.example.org", 200),
+        ("gpu.example.org", "gpu.example.org:8080", 200),
+        ("gpu.example.org", "GPU.Example.org:8080", 200),
+        ("GPU.example.org:8080", "gpu.example.ORG:8080", 200),
+        ("gpu.example.org:8080", "gpu.example.org:8081", 403),
+        ("gpu.example.org:8080", "gpu.example.org", 403),
+        ("gpu.example.org", "agpu.example.org", 403),
+        ("gpu.example.org", "gpuxexample.org", 403),
+        ("[fe80::1]", "[fe80::1]:80", 200),
+        ("gpu_1", "gpu_1:80", 200),
+        ("gpu_1", "localhost:80", 200),
+    ],
+)
+def test_hosts_that_are_allowed_besides(tmp_path, allowed, host, status):
+    with PageServer(tmp_path, allowed_hosts=["other.example.org", allowed]) as server, running(server):
+        assert ask(server, Host=host)[0].status == status
+        assert ask(server, Host=f"attacker.com:{server.server_port}")[0].status == 403
+
+
+BAD_HOSTS = [
+    "",
+    " ",
+    "a b",
+    "http://a",
+    "a/b",
+    "a:",
+    "a:0",
+    "a:65536",
+    "a:b",
+    "*",
+    "*.a",
+    "::1",
+    "[x]",
+    "[1:2]",
+    "[]",
+    "a\n",
+    "ä.de",
+]
+
+
+@pytest.mark.parametrize("host", BAD_HOSTS)
+def test_hosts_that_are_none(tmp_path, host):
+    with pytest.raises(ValueError, match=r"`allowed_hosts` \(`--allow-host`\) must hold names such as") as found:
+        PageServer(tmp_path, allowed_hosts=["example.org", host])
+    assert repr(host) in str(found.value)
+
+
+@pytest.mark.parametrize("hosts", ["example.org", None, 3, [3]])
+def test_allowed_hosts_of_another_type(tmp_path, hosts):
+    with pytest.raises(TypeError, match="`allowed_hosts` must be a sequence of strings, got"):
+        PageServer(tmp_path, allowed_hosts=hosts)
 
 
 @pytest.mark.parametrize("path", ["/boundary_uncertainty.csv", "/../../etc/passwd", "/favicon.ico", "/x?/", "/%2e%2e/"])
@@ -122,10 +224,39 @@ def test_a_record_that_takes_long_to_read_is_left_alone_for_longer(server, tmp_p
     assert server.shown().has_ended
 
 
+def test_a_record_that_cannot_be_read_is_left_alone_as_long(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "_PATIENCE", 10_000)
+    (tmp_path / "boundary_uncertainty.csv").write_text("a,b\n1,2\n")
+    first = server.shown()
+    assert "The record cannot be read" in first.main
+    records.write_run(tmp_path, n_checks=2, n_classes=2)
+    assert server.shown() is first
+    server._next_look = 0.0
+    assert server.shown().has_ended
+
+
+def test_a_record_made_to_fill_the_page_is_shown_in_part(server, tmp_path):
+    rows = "".join(f"{epoch},0.5,1.5\n" for epoch in range(100_000))
+    (tmp_path / "boundary_uncertainty.csv").write_text(f"epoch,boundary_uncertainty,trust_score\n{rows}")
+    answer, text = ask(server, Accept="application/json")
+    assert answer.status == 200
+    assert len(text) < 2**20
+    assert "the 50000 before are left out" in json.loads(text)["main"]
+
+
+def test_a_record_made_to_fill_the_memory_is_refused(server, tmp_path):
+    records.write_run(tmp_path, n_checks=2, n_classes=2)
+    with (tmp_path / "boundary_uncertainty.jsonl").open("a") as file:
+        file.write("[" * 2**21 + "\n")
+    answer, text = ask(server, Accept="application/json")
+    assert answer.status == 200
+    assert "a line of a record has at most 1048576 bytes" in json.loads(text)["main"]
+
+
 def test_the_command_serves_until_it_is_interrupted(tmp_path):
     records.write_run(tmp_path, n_checks=2, n_classes=2)
     process = subprocess.Popen(
-        [sys.executable, "-m", "bu_torch", "watch", tmp_path],
+        [sys.executable, "-m", "bu_torch", "watch", tmp_path, "--allow-host", "a.org:80", "--allow-host", "b.org"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -136,6 +267,10 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path):
         address = process.stdout.readline().split()[0]
         with urllib.request.urlopen(address, timeout=60) as answer:  # noqa: S310
             assert b"was kept" in answer.read()
+        for host in ("a.org:80", "b.org:1234"):
+            request = urllib.request.Request(address, headers={"Host": host})  # noqa: S310
+            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+                assert b"was kept" in answer.read()
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
         assert process.returncode == 0

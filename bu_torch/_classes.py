@@ -1,0 +1,52 @@
+"""Classes that have samples: arrays have a column for each of these, whatever their numbers are."""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+class PresentClasses:
+    """The classes among some labels, and the columns that stand for them.
+
+    Public shapes and numbers go up to the largest label. Cost and memory follow the classes that are there.
+
+    Args:
+        labels: (N,) int64, >= 0.
+
+    Attributes:
+        classes: Those that are present, ascending, (C,).
+        n_classes: J, the largest label + 1.
+    """
+
+    def __init__(self, labels: Tensor) -> None:
+        self.classes = torch.unique(labels)
+        self.n_classes = int(self.classes[-1]) + 1
+        # Present classes come first, in order, and absent ones after them, so that none share a column.
+        is_present = torch.zeros(self.n_classes, dtype=torch.bool, device=labels.device)
+        is_present[self.classes] = True
+        order = torch.cat((self.classes, (~is_present).nonzero().squeeze(1)))
+        self._columns = order.argsort()
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def columns(self, classes: Tensor) -> Tensor:
+        """Columns of classes, (n,) int64: below C for those present, from C on for all others."""
+        if len(self) == self.n_classes:
+            return classes
+        return torch.where(classes < self.n_classes, self._columns[classes.clamp(max=self.n_classes - 1)], classes)
+
+    def spread(self, columns: Tensor, fill: float) -> Tensor:
+        """An array (n, C) or wider as one with a column for each class, (n, J); those of absent classes hold `fill`."""
+        if len(self) == self.n_classes:
+            return columns[:, : self.n_classes]
+        spread = columns.new_full((len(columns), self.n_classes), fill)
+        spread[:, self.classes] = columns[:, : len(self)]
+        return spread
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the mapping, in place."""
+        self.classes = self.classes.to(device)
+        self._columns = self._columns.to(device)
+        return self

@@ -1,0 +1,63 @@
+"""How many samples a check looks at: a price in forward passes, counted, never timed, so that runs repeat."""
+
+import dataclasses
+import math
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+MAX_DRAWS = 12
+_UNBOUNDED_DRAWS = 4  # of data that the floor does not reach, where nothing bounds the price
+# Small data needs a floor, which a small network can afford: so many forward passes whatever the budget. For a network
+# in between, weights times passes are bounded.
+_LEAST_FLOOR, _MOST_FLOOR = 1000, 6000
+_WEIGHTS_TIMES_PASSES = 2e8
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How many reference samples a check looks at, and how often each is perturbed."""
+
+    n_samples: int
+    n_draws: int
+
+
+def plan(
+    n_training: int,
+    n_visited: int,
+    n_weights: int,
+    *,
+    budget: float | None,
+    n_draws: int | None,
+    max_samples: int | None,
+    n_neighbors: int,
+) -> Plan:
+    """Spend at most `budget` forward passes for each sample of an epoch, or the floor of small data, on one check.
+
+    Another sample says more than another draw of the same one, so further draws are made where all samples are in:
+    small data, where single predictions make the signals jump, has the most.
+
+    Args:
+        n_training: How many training samples there are.
+        n_visited: How many of them an epoch of one process visits.
+        n_weights: How many the network has.
+        budget: Forward passes of one check as a fraction of `n_visited`; None for no bound.
+        n_draws: Draws that were asked for; None to choose, at most `MAX_DRAWS`.
+        max_samples: Reference samples that were asked for; None to choose.
+        n_neighbors: At least so many reference samples, for a cluster must fit.
+    """
+    n_samples = n_training if max_samples is None else min(n_training, max_samples)
+    if budget is None:
+        return Plan(n_samples, n_draws or min(MAX_DRAWS, max(_UNBOUNDED_DRAWS, _MOST_FLOOR // n_samples)))
+    floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, _WEIGHTS_TIMES_PASSES / max(n_weights, 1)))
+    passes = math.floor(max(budget * n_visited, floor))
+    if n_draws is None:
+        n_draws = min(MAX_DRAWS, max(1, passes // n_samples))
+    if max_samples is None:
+        n_samples = min(n_samples, max(passes // n_draws, n_neighbors))
+    return Plan(n_samples, n_draws)
+
+
+def count_weights(module: nn.Module) -> int:
+    """Parameters of a module, those aside that a lazy layer has not made yet."""
+    return sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))

@@ -1,0 +1,123 @@
+"""The signals: one entry for each number that a check measures. A new signal is a new entry, and its formula."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bu_torch import functional
+from bu_torch.functional.boundary import PairTerms
+from bu_torch.functional.omission import omission_of_counts
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a check has read of the network, beside what was fitted before training. D draws of N samples, C classes.
+
+    Attributes:
+        terms: What boundary uncertainty is made of, one a draw.
+        pairs: Likely Bayes pairs that there are, (P, 2).
+        pair_index: The pair of each sample, (N,).
+        labels: Classes of the samples, (N,).
+        predictions: Of the perturbed inputs, one draw after another, (D * N,).
+        predictions_before: Those of the check before; None at the first.
+        columns: The predicted classes' columns in arrays of C classes, (D * N,); from C on for classes without samples.
+        uncertainty: Boundary uncertainty, a scalar; NaN where a logit is not finite.
+        trust: Trust scores of the predictions, (D * N,).
+        left_out_trust: The same, the sample that was perturbed left out.
+        probabilities: Class probabilities at the perturbed inputs, (D * N, C).
+        votes: Votes of the labels near each sample, (N, C).
+        cluster_counts: Of the labels in each cluster, as `functional.omission` takes them.
+        members: Clusters of the draws that are measured in one call.
+    """
+
+    terms: list[PairTerms]
+    pairs: Tensor
+    pair_index: Tensor
+    labels: Tensor
+    predictions: Tensor
+    predictions_before: Tensor | None
+    columns: Tensor
+    uncertainty: Tensor
+    trust: Tensor
+    left_out_trust: Tensor
+    probabilities: Tensor
+    votes: Tensor
+    cluster_counts: tuple[Tensor, Tensor, Tensor]
+    members: Tensor
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A number that each check measures.
+
+    Attributes:
+        name: In histories, logs and records.
+        title: In words, for plots and pages.
+        low: Smallest value.
+        high: Largest value.
+        is_larger_better: Whether a better network has a larger value.
+        panel: The figure in which pages and dashboards draw it.
+        formula: From what was read to a scalar, float64.
+        is_in_progress_bar: Whether the progress bar shows it.
+    """
+
+    name: str
+    title: str
+    low: float
+    high: float
+    is_larger_better: bool
+    panel: Literal["uncertainty", "trust", "shares"]
+    formula: Callable[[Reading], Tensor]
+    is_in_progress_bar: bool = False
+
+
+def _boundary_uncertainty(read: Reading) -> Tensor:
+    return read.uncertainty.double()
+
+
+def _trust_score(read: Reading) -> Tensor:
+    return functional.mean_trust_score(read.trust)
+
+
+def _expected_accuracy(read: Reading) -> Tensor:
+    return functional.expected_accuracy(read.probabilities, read.columns, validate_args=False)
+
+
+def _label_agreement(read: Reading) -> Tensor:
+    return (read.predictions.view(-1, len(read.labels)) == read.labels).double().mean()
+
+
+def _vote_agreement(read: Reading) -> Tensor:
+    return functional.vote_agreement(read.votes, read.columns, validate_args=False)
+
+
+def _neighbor_agreement(read: Reading) -> Tensor:
+    return functional.neighbor_agreement(read.left_out_trust)
+
+
+def _prediction_changes(read: Reading) -> Tensor:
+    if read.predictions_before is None:
+        return torch.ones_like(read.uncertainty).double()
+    return (read.predictions != read.predictions_before).double().mean()
+
+
+def _omission(read: Reading) -> Tensor:
+    return omission_of_counts(*read.cluster_counts, read.columns, read.members)
+
+
+SIGNALS = {
+    signal.name: signal
+    for signal in (
+        Signal("boundary_uncertainty", "boundary uncertainty", 0, 1, True, "uncertainty", _boundary_uncertainty, True),
+        Signal("trust_score", "trust score", 1e-3, 1e3, True, "trust", _trust_score, True),
+        Signal("expected_accuracy", "expected accuracy", 0, 1, True, "shares", _expected_accuracy, True),
+        Signal("label_agreement", "agreement with the labels", 0, 1, True, "shares", _label_agreement),
+        Signal("vote_agreement", "agreement with the votes nearby", 0, 1, True, "shares", _vote_agreement),
+        Signal("neighbor_agreement", "agreement with the nearest class", 0, 1, True, "shares", _neighbor_agreement),
+        Signal("prediction_changes", "changed since the last check", 0, 1, False, "shares", _prediction_changes),
+        Signal("omission", "boundary left out (omission)", 0, 1, False, "shares", _omission),
+    )
+}

@@ -1,0 +1,69 @@
+"""When to stop: patience, the least improvement, a threshold, and scores that are not finite, as one pure function."""
+
+import math
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+
+class Reason(StrEnum):
+    """Why training should stop, by the names that Lightning's `EarlyStoppingReason` has."""
+
+    NOT_STOPPED = "not_stopped"
+    STOPPING_THRESHOLD = "stopping_threshold"
+    PATIENCE_EXHAUSTED = "patience_exhausted"
+    NON_FINITE_METRIC = "non_finite_metric"
+
+
+class Verdict(NamedTuple):
+    """What is decided after a check, and all that the next decision needs.
+
+    Args:
+        best: Score that has to be exceeded; -inf before the first check that counts.
+        wait: Checks in a row without improvement.
+        reason: Why to stop; `NOT_STOPPED` where training goes on.
+    """
+
+    best: float = -math.inf
+    wait: int = 0
+    reason: Reason = Reason.NOT_STOPPED
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether there is a reason to stop."""
+        return self.reason != Reason.NOT_STOPPED
+
+
+def decide(
+    before: Verdict,
+    score: float,
+    *,
+    patience: int,
+    min_delta: float = 0.0,
+    min_delta_mode: Literal["abs", "rel"] = "abs",
+    stopping_threshold: float | None = None,
+    check_finite: bool = True,
+) -> Verdict:
+    """Decide after a check, as Lightning's `EarlyStopping(mode="max")` does; Lightning has no `min_delta_mode`.
+
+    Args:
+        before: The verdict after the check before, or `Verdict()`.
+        score: Of this check, larger is better.
+        patience: So many checks in a row without improvement are a reason to stop, >= 1.
+        min_delta: An improvement exceeds the best by more than this, >= 0.
+        min_delta_mode: `"abs"`, or `"rel"` for a fraction of the magnitude of the best.
+        stopping_threshold: A score beyond it is a reason to stop; None for none.
+        check_finite: A score that is NaN or infinite is a reason to stop.
+
+    Returns:
+        The verdict.
+    """
+    if check_finite and not math.isfinite(score):
+        return before._replace(reason=Reason.NON_FINITE_METRIC)
+    if stopping_threshold is not None and score > stopping_threshold:
+        return before._replace(reason=Reason.STOPPING_THRESHOLD)
+    if min_delta_mode == "rel":
+        min_delta = min_delta * abs(before.best) if math.isfinite(before.best) else 0.0
+    if score - min_delta > before.best:
+        return Verdict(score)
+    wait = before.wait + 1
+    return Verdict(before.best, wait, Reason.PATIENCE_EXHAUSTED if wait >= patience else Reason.NOT_STOPPED)

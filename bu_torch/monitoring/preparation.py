@@ -1,0 +1,60 @@
+"""What is computed once: fitted, with a progress bar where that takes long, or read from a cache."""
+
+import warnings
+from pathlib import Path
+
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from bu_torch._progress import shown_on
+from bu_torch.monitoring.signals import Signals
+
+_BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
+
+
+def fit_or_load(
+    signals: Signals,
+    inputs: Tensor,
+    labels: Tensor,
+    cache: Path | None,
+    *,
+    has_progress_bar: bool = False,
+    is_saved: bool = True,
+) -> Signals:
+    """Read what an earlier run saved in `cache`, or fit and save it there.
+
+    Args:
+        signals: Still to be fitted.
+        inputs: As for `Signals.fit`.
+        labels: As for `Signals.fit`.
+        cache: The file; None for none. One that cannot be written is warned of.
+        has_progress_bar: Show a progress bar after a few seconds.
+        is_saved: Write the cache if it is not there.
+
+    Returns:
+        The fitted `signals`.
+
+    Raises:
+        ValueError: As for `Signals.fit` and `Signals.load`.
+        TypeError: As for `Signals.fit`.
+    """
+    if cache is not None and cache.exists():
+        return signals.load(cache, inputs, labels)
+    with (
+        tqdm(
+            desc="Boundary uncertainty prepares",
+            total=signals.n_comparisons(len(inputs)),
+            delay=_BAR_DELAY,
+            disable=not has_progress_bar,
+            leave=False,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+        ) as bar,
+        shown_on(bar),
+    ):
+        signals.fit(inputs, labels)
+    if cache is not None and is_saved:
+        try:
+            signals.save(cache)
+        except OSError as error:
+            warnings.warn(f"The cache {cache} cannot be written: {error}. It is not kept.", stacklevel=2)
+    return signals

@@ -1,0 +1,234 @@
+"""Rules: which epoch is kept. A rule scores a check, and the epoch with the largest score is kept."""
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, Literal, get_args
+
+from bu_torch._inputs import check_integer
+from bu_torch.monitoring.catalogue import SIGNALS
+
+RuleName = Literal["expected_accuracy", "boundary_uncertainty", "trust_score"]
+DEFAULT_RULE: RuleName = "expected_accuracy"
+RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
+History = Sequence[dict[str, Any]]
+
+
+class Rule:
+    """Scores a check by some of its signals; the epoch with the largest score is kept.
+
+    A subclass is a rule of your own, and an instance of it goes where a rule's name goes (`rule=`). It sets `name` and
+    `signals`, and defines `score`. A rule that remembers something besides also defines `reset`, `state_dict` and
+    `load_state_dict`.
+
+    Attributes:
+        name: What checkpoints, records and messages call the rule. A trainer takes each name once. The names of signals
+            are taken.
+        signals: Names of the signals that `score` looks at (`bu_torch.Signals.NAMES`). They are smoothed where
+            `smoothing` is on.
+        title: The rule's name in words, for plots and pages; by default its name with spaces.
+        unit: What a score is measured in, and so `min_delta` and `stopping_threshold`; "" for a plain number.
+
+    Example:
+        >>> class Cautious(Rule):
+        ...     name = "cautious"
+        ...     signals = ("expected_accuracy", "prediction_changes")
+        ...
+        ...     def score(self, values):
+        ...         return values["expected_accuracy"] - 0.1 * values["prediction_changes"]
+        >>> Cautious().score({"expected_accuracy": 0.75, "prediction_changes": 0.5})
+        0.7
+    """
+
+    name: str
+    signals: tuple[str, ...]
+    unit: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name in words."""
+        return self.name.replace("_", " ")
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """The score of a check.
+
+        Args:
+            values: The signals looked at, by name; none is NaN or infinite.
+
+        Returns:
+            A number, larger is better. An epoch whose score is NaN or infinite is not kept.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `score`.")
+
+    def reset(self) -> None:
+        """Forget all checks: a training begins."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the rule remembers of the checks so far: plain numbers, strings, tensors and containers of them."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+
+
+class SignalRule(Rule):
+    """Scores by one signal, of which larger values are better."""
+
+    def __init__(self, signal: RuleName) -> None:
+        self.name = signal
+        self.signals = (signal,)
+
+    @property
+    def title(self) -> str:
+        return SIGNALS[self.name].title
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """The signal."""
+        return values[self.name]
+
+
+def as_rule(rule: Any) -> Rule:
+    """A rule by its name, or one of the user's own.
+
+    Raises:
+        ValueError: If the name is unknown, or the object's attributes are not those of a rule.
+        TypeError: If it is neither a name nor a rule.
+    """
+    if isinstance(rule, str):
+        if rule not in RULE_NAMES:
+            names = ", ".join(map(repr, RULE_NAMES))
+            raise ValueError(f"`rule` must be one of {names}, or a `bu_torch.Rule`, got {rule!r}.")
+        return SignalRule(rule)
+    if not isinstance(rule, Rule):
+        raise TypeError(f"`rule` must be a name or a `bu_torch.Rule`, got {type(rule).__name__}.")
+    name, signals = getattr(rule, "name", None), getattr(rule, "signals", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"`rule.name` must be a string of letters, digits and underscores, got {name!r}.")
+    if not isinstance(signals, tuple) or not signals or any(signal not in SIGNALS for signal in signals):
+        raise ValueError(f"`rule.signals` must be a tuple of names among {', '.join(SIGNALS)}, got {signals!r}.")
+    if name in SIGNALS and not isinstance(rule, SignalRule):
+        raise ValueError(f"`rule.name` must not be the name of a signal, got {name!r}.")
+    return rule
+
+
+class SelectionRule:
+    """Says of each check, from it and those before, whether its epoch is to be kept.
+
+    The kept epoch is the first with the largest score.
+
+    Args:
+        rule: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a `Rule`.
+        smoothing: Weight of the past in an exponential moving average of the signals that the rule looks at, corrected
+            for the start, 0 <= smoothing < 1.
+        start_from_epoch: Checks of earlier epochs are not kept, >= 0.
+
+    Attributes:
+        rule: The `Rule`.
+        score_name: The entry of a check that holds its score.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If an integer is none, or `rule` is no rule.
+
+    Example:
+        >>> rule = SelectionRule("trust_score")
+        >>> rule.replay([{"epoch": 0, "trust_score": 1.0}, {"epoch": 1, "trust_score": 3.0}])["epoch"]
+        1
+    """
+
+    def __init__(
+        self, rule: RuleName | Rule = DEFAULT_RULE, *, smoothing: float = 0.0, start_from_epoch: int = 0
+    ) -> None:
+        self.rule = as_rule(rule)
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"`smoothing` must be a number with 0 <= smoothing < 1, got {smoothing!r}.")
+        self.smoothing = smoothing
+        self.start_from_epoch = check_integer("start_from_epoch", start_from_epoch, 0)
+
+    @property
+    def score_name(self) -> str:
+        return self._looked_at(self.rule.name) if self.rule.name in SIGNALS else self.rule.name
+
+    @property
+    def added(self) -> list[str]:
+        """The entries that `complete` adds to a check."""
+        smoothed = [self._looked_at(name) for name in self.rule.signals if self.smoothing]
+        return smoothed if self.rule.name in SIGNALS else [*smoothed, self.rule.name]
+
+    def complete(self, history: History) -> None:
+        """Add to the last check what follows from it and those before.
+
+        Args:
+            history: Checks in order of their epochs, each with `epoch` and the signals looked at (NaN where one could
+                not be measured), all but the last completed before. The last one gets `<signal>_smoothed` where
+                `smoothing` is on, and the score of a rule that is no signal; NaN where a signal is not finite.
+
+        Raises:
+            KeyError: If a signal is missing.
+            TypeError: If the rule's score is no number.
+        """
+        entry = history[-1]
+        if self.smoothing:
+            for name in self.rule.signals:
+                values = [check[name] for check in history]
+                entry[self._looked_at(name)] = _moving_averages(values, self.smoothing)[-1]
+        if self.rule.name not in SIGNALS:
+            entry[self.rule.name] = self._scored(entry)
+
+    def score(self, entry: Mapping[str, Any]) -> float | None:
+        """The score of a completed check; None where its epoch is too early to count."""
+        return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
+
+    def kept(self, history: History) -> dict[str, Any] | None:
+        """The check whose epoch is kept among completed ones: the first with the largest score; None if none counts."""
+        scores = [(entry, self.score(entry)) for entry in history]
+        counted = [(entry, score) for entry, score in scores if score is not None and math.isfinite(score)]
+        return max(counted, key=lambda pair: pair[1])[0] if counted else None
+
+    def replay(self, history: History) -> dict[str, Any] | None:
+        """What this rule would have kept of checks that another rule, or none, has judged; they are left as they are.
+
+        Args:
+            history: Checks in order of their epochs, each with `epoch` and the signals looked at.
+
+        Returns:
+            A completed copy of the check whose epoch is kept; None if none counts.
+
+        Raises:
+            KeyError: If a signal is missing.
+        """
+        judged = [dict(entry) for entry in history]
+        if self.smoothing:
+            for name in self.rule.signals:
+                averages = _moving_averages([check[name] for check in judged], self.smoothing)
+                for entry, average in zip(judged, averages, strict=True):
+                    entry[self._looked_at(name)] = average
+        if self.rule.name not in SIGNALS:
+            self.rule.reset()
+            for entry in judged:
+                entry[self.rule.name] = self._scored(entry)
+        return self.kept(judged)
+
+    def _looked_at(self, signal: str) -> str:
+        return f"{signal}_smoothed" if self.smoothing else signal
+
+    def _scored(self, entry: Mapping[str, Any]) -> float:
+        values = {name: entry[self._looked_at(name)] for name in self.rule.signals}
+        if not all(math.isfinite(value) for value in values.values()):
+            return math.nan
+        score = self.rule.score(values)
+        if isinstance(score, bool) or not isinstance(score, Real):
+            raise TypeError(f"`{type(self.rule).__name__}.score` must give a number, got {type(score).__name__}.")
+        return float(score)
+
+
+def _moving_averages(values: list[float], weight_of_past: float) -> list[float]:
+    """Exponential moving average of the finite values, corrected for the start; NaN where a value is not finite."""
+    total = weight = 0.0
+    averages = []
+    for value in values:
+        if math.isfinite(value):
+            total = weight_of_past * total + (1 - weight_of_past) * value
+            weight = weight_of_past * weight + (1 - weight_of_past)
+        averages.append(total / weight if math.isfinite(value) else math.nan)
+    return averages

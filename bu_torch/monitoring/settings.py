@@ -1,0 +1,142 @@
+"""What can be set, each option once: the callbacks and the plain loop's stopper take these and check them alike."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from torch import Tensor
+
+from bu_torch._inputs import check_flag, check_integer, check_number, check_seed
+from bu_torch.boundary import Perturbation
+from bu_torch.functional._checks import check_choice
+from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName, as_rule
+from bu_torch.monitoring.signals import Signals
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class MeasurementSettings:
+    """What a check looks at, and what it may cost.
+
+    Args:
+        n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
+            samples is refused.
+        n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws cost as
+            many more forward passes a check and make the numbers steadier. None chooses up to 12 within the budget:
+            the smaller the data, the more.
+        max_samples: Look at no more than so many training samples, a subset drawn with `seed`, stratified where labels
+            can be told without reading the samples; at least `n_neighbors`. None chooses within the budget. (Of an
+            `IterableDataset` the first `max_samples` are read, or 10,000.)
+        budget: Price of a check in forward passes, which several processes share: at most this fraction of the training
+            samples that an epoch visits, > 0. It bounds what `n_draws` and `max_samples` choose by themselves. A sample
+            costs two to three forward passes, so that 0.15 is below a tenth of a training epoch. Small data has a
+            floor: 6000 passes, fewer for networks of more than 33,000 weights (2e8 passes times weights), but no fewer
+            than 1000. None for no bound. Counted, not timed: runs repeat.
+        seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
+        cache: File (npz) that holds what is computed before the first epoch: read where it exists, written otherwise.
+            One that was made of other samples or settings is refused, so that samples augmented at random cannot be
+            kept. Not used in a `fast_dev_run`.
+        feature_extractor: Callable from inputs (n, ...) to features (n, k), a frozen module say: neighbours and
+            distances between samples are those of its features, while samples are perturbed in input space. None takes
+            the inputs themselves, standardised.
+        n_components: Measure distances among so many principal components only, >= 1, which is faster where inputs have
+            hundreds of values; None for all.
+        perturbation: Callable of inputs (n, ...), the distance of each to its nearest neighbour (n,) and a
+            `torch.Generator`, that gives perturbed inputs, for what cannot be moved along a straight line (token ids,
+            say): see `BoundaryUncertainty`. None moves inputs in a random direction by that distance.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If an argument is of the wrong type.
+    """
+
+    n_neighbors: int = 40
+    n_draws: int | None = None
+    max_samples: int | None = None
+    budget: float | None = 0.15
+    seed: int = 0
+    cache: str | Path | None = None
+    feature_extractor: Callable[[Tensor], Any] | None = None
+    n_components: int | None = None
+    perturbation: Perturbation | None = None
+
+    def __post_init__(self) -> None:
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        self.n_neighbors = check_integer("n_neighbors", self.n_neighbors, 2)
+        self.n_draws = None if self.n_draws is None else check_integer("n_draws", self.n_draws, 1)
+        if self.max_samples is not None:
+            self.max_samples = check_integer("max_samples", self.max_samples, self.n_neighbors)
+        if self.budget is not None:
+            self.budget = check_number("budget", self.budget)
+            if self.budget <= 0:
+                raise ValueError(f"`budget` must be > 0, or None for no bound, got {self.budget!r}.")
+        self.seed = check_seed(self.seed)
+        self.cache = None if self.cache is None else Path(self.cache)
+        self.n_components = self.make_signals(n_draws=1).boundary.space.n_components
+
+    @classmethod
+    def of(cls, other: "MeasurementSettings") -> Self:
+        """These settings alone, of an object that has others besides."""
+        return cls(**{field.name: getattr(other, field.name) for field in fields(cls)})
+
+    def make_signals(self, n_draws: int) -> Signals:
+        """`Signals` of these settings, still to be fitted."""
+        return Signals(
+            self.n_neighbors,
+            n_draws,
+            self.seed,
+            feature_extractor=self.feature_extractor,
+            n_components=self.n_components,
+            perturbation=self.perturbation,
+        )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Settings(MeasurementSettings):
+    """What is measured, and how it is decided; the first as for `MeasurementSettings`.
+
+    Args:
+        patience: Stop after so many checks in a row without improvement, >= 1.
+        min_delta: An improvement must exceed the best by more than this to reset the patience, >= 0. The kept epoch is
+            the largest score all the same.
+        min_delta_mode: `"abs"`, or `"rel"` for a fraction of the magnitude of the best.
+        stopping_threshold: Stop as soon as the score exceeds this; None for never.
+        check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
+        start_from_epoch: Checks in earlier epochs are measured and logged but count neither for the patience nor as
+            best, >= 0.
+        smoothing: Weight of the past in an exponential moving average of what the rule looks at, 0 <= smoothing < 1, as
+            in TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
+            `<signal>_smoothed` beside the raw one.
+        rule: `"expected_accuracy"`, `"boundary_uncertainty"` or `"trust_score"`: the epoch with the largest value is
+            kept. Or a `bu_torch.Rule` of your own, which gives each check a score. What is expected at a perturbed
+            sample are the class probabilities of `Signals.probabilities`, computed once from the training labels: votes
+            of the nearest samples, mixed with a kernel regression on all. The expected accuracy is the mean probability
+            of the predicted class.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If an argument is of the wrong type.
+    """
+
+    patience: int = 20
+    min_delta: float = 0.0
+    min_delta_mode: Literal["abs", "rel"] = "abs"
+    stopping_threshold: float | None = None
+    check_finite: bool = True
+    start_from_epoch: int = 0
+    smoothing: float = 0.0
+    rule: RuleName | Rule = DEFAULT_RULE
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        self.patience = check_integer("patience", self.patience, 1)
+        self.min_delta = check_number("min_delta", self.min_delta, 0)
+        self.min_delta_mode = check_choice("min_delta_mode", self.min_delta_mode, ("abs", "rel"))
+        if self.stopping_threshold is not None:
+            self.stopping_threshold = check_number("stopping_threshold", self.stopping_threshold)
+        self.check_finite = check_flag("check_finite", self.check_finite)
+        self.start_from_epoch = check_integer("start_from_epoch", self.start_from_epoch, 0)
+        self.smoothing = check_number("smoothing", self.smoothing, 0, below=1)
+        as_rule(self.rule)

@@ -1,0 +1,179 @@
+"""The same decision for a training loop of one's own."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from bu_torch._evaluation_mode import device_of, read_logits
+from bu_torch._inputs import as_features, as_labels, check_integer
+from bu_torch.data import choose_among
+from bu_torch.monitoring.best_weights import BestWeights
+from bu_torch.monitoring.budget import count_weights
+from bu_torch.monitoring.settings import Settings
+from bu_torch.monitoring.tracker import Tracker
+
+
+@dataclass(eq=False, repr=False)
+class BoundaryUncertaintyStopper(Settings):
+    """Stop a plain PyTorch loop when the decision boundary gets no better, and keep the best epoch's weights.
+
+    Does for a loop of your own what `BoundaryUncertaintyStopping` does for a trainer: the same measurements, rule,
+    patience and record; the best weights are kept in memory. It needs no Lightning.
+
+        stopper = BoundaryUncertaintyStopper(inputs, labels)
+        for epoch in range(500):
+            train_one_epoch(model)
+            if stopper.check(model):
+                break
+        stopper.restore(model)
+
+    Args:
+        inputs: Training inputs, shape (N, ...) as the model takes them, N >= n_neighbors, tensor or array, finite.
+        labels: Their classes, shape (N,), integers >= 0, at least two different ones.
+        folder: Where to leave the record of the checks; None for none.
+        **settings: `bu_torch.monitoring.settings.Settings` says what each is: `patience`, `min_delta`,
+            `min_delta_mode`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `smoothing`, `rule`;
+            `n_neighbors`, `n_draws`, `max_samples`, `budget` (an epoch is taken to visit each of the N samples once),
+            `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`.
+
+    Attributes:
+        best_epoch: Number of the kept check, counted as `check` is told; None before the first that counts.
+        best_score: The rule's score there.
+        stopped_epoch: Number of the check that said to stop; None before.
+        stopping_reason: Why, in words; "" before.
+        history: One dict a check, as for `BoundaryUncertaintyStopping`.
+        setup_seconds: Time spent before the first check, in seconds.
+        check_seconds: Time spent in checks so far, in seconds.
+        record_path: The table of checks; "" where there is none.
+
+    Raises:
+        ValueError: If an argument is out of range or the samples are not fit for the method.
+        TypeError: If an argument is of the wrong type, or the samples are not made of numbers.
+    """
+
+    inputs: Any
+    labels: Any
+    folder: str | Path | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.inputs = as_features(self.inputs, "inputs", keep_integers=self.perturbation is not None)
+        self.labels = as_labels(self.labels, len(self.inputs))
+        if self.folder is not None and not isinstance(self.folder, str | Path):
+            raise TypeError(f"`folder` must be a path or None, got {type(self.folder).__name__}.")
+        self._tracker = Tracker(Settings.of(self))
+        self._best = BestWeights()
+        self.stopped_epoch: int | None = None
+        self.stopping_reason = ""
+
+    def check(self, model: Callable[[Tensor], Any], epoch: int | None = None) -> bool:
+        """Measure the model, keep its weights if they are the best so far, and say whether to stop.
+
+        The first call finds the nearest neighbours. The model is run in eval mode without gradient; its modes and all
+        random states are left as they were.
+
+        Args:
+            model: Any callable from inputs (n, ...) to logits (n, J), or to an output with `logits`. Weights are kept
+                of a `torch.nn.Module` alone.
+            epoch: Number of this epoch, larger than the last one's; None counts on from it.
+
+        Returns:
+            True where training may end: no epoch was better than the kept one for `patience` checks, or a threshold or
+            a value that is not finite ends it. Each later call says so again, until one finds a better epoch.
+
+        Raises:
+            ValueError: If the model gives too few outputs, the samples are not fit for the method, or `epoch` is not
+                larger than the last.
+            TypeError: If the model does not give numbers, or `epoch` is no integer.
+        """
+        tracker = self._tracker
+        following = self.history[-1]["epoch"] + 1 if self.history else 0
+        epoch = following if epoch is None else check_integer("epoch", epoch, 0)
+        if epoch < following:
+            raise ValueError(f"`epoch` must be larger than that of the last check, {following - 1}, got {epoch}.")
+        if not tracker.is_prepared:
+            self._prepare(model)
+        started = time.perf_counter()
+        inputs = tracker.perturbed_inputs
+        logits = read_logits(model, inputs, check_finite=False)
+        tracker.add(epoch, tracker.measure(logits.to(inputs.device)))
+        self._best.offer(tracker.score_of(epoch), model)
+        tracker.end_check(started, tracker.details() if tracker.is_recorded else None)
+        self.stopping_reason = tracker.why_stopped(epoch)
+        self.stopped_epoch = epoch if tracker.verdict.should_stop else None
+        return tracker.verdict.should_stop
+
+    def restore(self, model: nn.Module) -> None:
+        """Load the kept epoch's weights into the model.
+
+        Raises:
+            RuntimeError: If no epoch has been kept, or the kept model was no module.
+        """
+        if not self._best.weights:
+            raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
+        model.load_state_dict(self._best.weights)
+        self._tracker.end(
+            self.stopping_reason or "Training ended.", kept_epoch=self.best_epoch, stopped_epoch=self.stopped_epoch
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed loop needs, the kept weights included; plain numbers, strings and tensors."""
+        return {"checks": self._tracker.state_dict(), "keeper": self._best.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        With other settings or samples, patience and the best epoch start anew, with a warning.
+
+        Raises:
+            ValueError: If it was taken under a rule that is no more.
+        """
+        self._tracker.load_state_dict(state_dict["checks"])
+        if self._tracker.is_comparable:
+            self._best.load_state_dict(state_dict["keeper"])
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self._tracker.history
+
+    @property
+    def best_epoch(self) -> int | None:
+        kept = self._tracker.kept
+        return None if kept is None else kept["epoch"]
+
+    @property
+    def best_score(self) -> float | None:
+        return self._best.score
+
+    @property
+    def setup_seconds(self) -> float:
+        return self._tracker.setup_seconds
+
+    @property
+    def check_seconds(self) -> float:
+        return self._tracker.check_seconds
+
+    @property
+    def record_path(self) -> str:
+        return self._tracker.record_path
+
+    def _prepare(self, model: object) -> None:
+        tracker, started = self._tracker, time.perf_counter()
+        n_weights = count_weights(model) if isinstance(model, nn.Module) else 0
+        made = tracker.plan_checks(len(self.inputs), len(self.inputs), n_weights)
+        samples = choose_among(self.inputs, self.labels, lambda n_training: made.n_samples, self.seed)
+        cache = None if self.cache is None else Path(self.cache)
+        fingerprint = tracker.prepare(samples, cache=cache, has_progress_bar=True)
+        tracker.to(device_of(model, tracker.perturbed_inputs))
+        if not tracker.go_on(fingerprint):
+            self._best = BestWeights()
+            tracker.warn(
+                "The samples are not those that the loaded state was taken with: what is measured now cannot be"
+                " compared with the checks before, so patience and the best epoch start anew."
+            )
+        settings = {one.name: getattr(self, one.name) for one in fields(Settings)}
+        tracker.begin(started, None if self.folder is None else Path(self.folder), settings)

@@ -1,0 +1,500 @@
+"""The heart: follows one training from check to check, and knows no trainer."""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bu_torch._evaluation_mode import warn_of_probabilities
+from bu_torch._inputs import as_labels
+from bu_torch.data import Samples
+from bu_torch.monitoring.budget import Plan, plan
+from bu_torch.monitoring.decision import Reason, Verdict, decide
+from bu_torch.monitoring.details import Details
+from bu_torch.monitoring.preparation import fit_or_load
+from bu_torch.monitoring.record import Record, check_line, end_line, header_line, row
+from bu_torch.monitoring.rules import SelectionRule
+from bu_torch.monitoring.settings import MeasurementSettings, Settings
+from bu_torch.monitoring.signals import MOST_ENTRIES, Measurement, Signals
+from bu_torch.subset import stratified_rows
+
+# What a score depends on: with another value of one of them, scores cannot be compared.
+_COMPARED = (
+    "rule",
+    "smoothing",
+    "start_from_epoch",
+    "n_neighbors",
+    "n_draws",
+    "max_samples",
+    "budget",
+    "seed",
+    "n_components",
+)
+_REMOVED_RULE = "consensus"
+
+
+class Tracker:
+    """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
+
+    A feeder stands between the tracker and whatever trains:
+
+        tracker = Tracker(Settings(patience=10))
+        tracker.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_weights=n_weights)
+        tracker.prepare(samples)
+        for epoch in range(500):
+            train_one_epoch(model)
+            logits = model(tracker.perturbed_inputs)
+            entry = tracker.add(epoch, tracker.measure(logits))
+            if tracker.kept is entry:
+                save(model)
+            if tracker.verdict.should_stop:
+                break
+
+    Where several processes train, one of them prepares and measures, and all of them `add` the same values.
+
+    Args:
+        settings: `Settings`; with `MeasurementSettings` alone, nothing is decided.
+        warn: How to warn; by default `warnings.warn`.
+
+    Attributes:
+        history: One dict a check, in order: `epoch`, the signals, and what the rule adds; floats, NaN where a logit was
+            not finite.
+        verdict: The decision after the last check.
+        plan: How many samples are looked at, and how often each is perturbed; None before `plan_checks`.
+        n_not_compared: So many checks, the first of the history, cannot be compared with those that follow: they were
+            made with other samples or settings, before a resume.
+        setup_seconds: What the preparation took, in seconds.
+        check_seconds: What the checks took so far, in seconds.
+    """
+
+    history: list[dict[str, Any]]
+    verdict: Verdict
+    plan: Plan | None
+    n_not_compared: int
+    setup_seconds: float
+    check_seconds: float
+    _signals: Signals | None  # only where it was prepared
+    _predictions: Tensor  # at the last check, (n_draws * N,)
+    _fingerprint: str | None  # of the samples
+
+    def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None] | None = None) -> None:
+        self.settings = settings
+        self.selection: SelectionRule | None = None
+        if isinstance(settings, Settings):
+            self.selection = SelectionRule(
+                settings.rule, smoothing=settings.smoothing, start_from_epoch=settings.start_from_epoch
+            )
+        self.warn = warn if warn is not None else _warn
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: another training begins."""
+        self.history = []
+        self.verdict = Verdict()
+        self.plan = None
+        self.n_not_compared = 0
+        self.setup_seconds = 0.0
+        self.check_seconds = 0.0
+        self._signals = None
+        self._measurement: Measurement | None = None
+        self._predictions = torch.empty(0, dtype=torch.int64)
+        self._fingerprint = None
+        self._record: Record | None = None
+        self._about: dict[str, Any] = {"data": {}, "classes": None}
+        self._rows = torch.empty(0, dtype=torch.int64)
+        self._began = time.perf_counter()
+        if self.selection is not None:
+            self.selection.rule.reset()
+
+    def plan_checks(self, n_training: int, n_visited: int, n_weights: int, *, max_samples: int | None = None) -> Plan:
+        """Decide how many samples to look at; a resumed training keeps its plan.
+
+        Args:
+            n_training: How many training samples there are.
+            n_visited: How many of them an epoch of one process visits.
+            n_weights: How many the network has.
+            max_samples: In place of the settings' one.
+        """
+        if self.plan is None:
+            self.plan = plan(
+                n_training,
+                n_visited,
+                n_weights,
+                budget=self.settings.budget,
+                n_draws=self.settings.n_draws,
+                max_samples=self.settings.max_samples if max_samples is None else max_samples,
+                n_neighbors=self.settings.n_neighbors,
+            )
+        return self.plan
+
+    def prepare(
+        self, samples: Samples, *, cache: Path | None = None, has_progress_bar: bool = False, is_saved: bool = True
+    ) -> str:
+        """Compute all that does not depend on the network.
+
+        Args:
+            samples: As many as planned.
+            cache: As for `fit_or_load`, and so is what follows.
+            has_progress_bar: Likewise.
+            is_saved: Likewise.
+
+        Returns:
+            Fingerprint of samples and settings, for `go_on`.
+
+        Raises:
+            ValueError: As for `Signals.fit` and `Signals.load`.
+            TypeError: As for `Signals.fit`.
+        """
+        samples, n_draws = self._within_memory(samples)
+        self._signals = fit_or_load(
+            self.settings.make_signals(n_draws),
+            samples.inputs,
+            samples.labels,
+            cache,
+            has_progress_bar=has_progress_bar,
+            is_saved=is_saved,
+        )
+        self._rows = samples.rows
+        self._about = {
+            "data": {
+                "n_samples": len(samples.inputs),
+                "n_draws": n_draws,
+                "n_training": samples.n_training,
+                "n_classes": int(samples.labels.max()) + 1,
+                "shape": list(samples.inputs.shape[1:]),
+            },
+            "classes": samples.classes,
+        }
+        return self._signals.fingerprint
+
+    def _within_memory(self, samples: Samples) -> tuple[Samples, int]:
+        """As many samples and draws of those planned as there is room for: some arrays have a column for each class."""
+        made = self.plan_checks(len(samples.inputs), len(samples.inputs), 0)
+        labels = as_labels(samples.labels, len(samples.inputs))
+        n_rows = MOST_ENTRIES // len(torch.unique(labels))
+        n_samples = len(labels)
+        if made.n_draws * n_samples <= n_rows:
+            return samples, made.n_draws
+        n_draws = made.n_draws if self.settings.n_draws is not None else max(1, n_rows // n_samples)
+        if self.settings.max_samples is None and n_draws * n_samples > n_rows >= self.settings.n_neighbors:
+            n_samples = n_rows // n_draws
+            rows = stratified_rows(len(labels), n_samples, self.settings.seed, labels)
+            inputs, labels, places = (part[rows.to(part.device)] for part in samples[:3])
+            samples = samples._replace(inputs=inputs, labels=labels, rows=places)
+        self.plan = Plan(n_samples, n_draws)
+        self.warn(
+            f"So many classes need much memory: a check looks at {n_samples} samples, {n_draws} times perturbed, where"
+            f" {made.n_samples} and {made.n_draws} were planned."
+        )
+        return samples, n_draws
+
+    def go_on(self, fingerprint: str) -> bool:
+        """Go on from the checks of a resumed training, if they are of these samples; False where they are of others.
+
+        Then nothing that is measured from now on is compared with them.
+        """
+        are_the_same = not self.history or self._fingerprint in (None, fingerprint)
+        if not are_the_same:
+            self._compare_nothing_before()
+        self._fingerprint = fingerprint
+        return are_the_same
+
+    def release(self) -> None:
+        """Free what `prepare` computed."""
+        self._signals = None
+        self._measurement = None
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `prepare` has been called here."""
+        return self._signals is not None
+
+    @property
+    def signals(self) -> Signals:
+        """What was prepared.
+
+        Raises:
+            RuntimeError: If `prepare` has not been called.
+        """
+        if self._signals is None:
+            raise RuntimeError("This Tracker has no samples yet: call `prepare` first.")
+        return self._signals
+
+    @property
+    def perturbed_inputs(self) -> Tensor:
+        """Where the network is to be read, (n_draws * N, ...)."""
+        return self.signals.perturbed_inputs
+
+    @property
+    def n_classes(self) -> int:
+        """The least number of logits that a network must give."""
+        return int(self._about["data"]["n_classes"])
+
+    def to(self, device: torch.device | str) -> None:
+        """Move what was prepared to where the network is."""
+        self.signals.to(device)
+
+    def measure(self, logits: Tensor) -> dict[str, float]:
+        """The signals of the network's logits at `perturbed_inputs`; waits for the device once.
+
+        Args:
+            logits: (n_draws * N, J), on the device of what was prepared.
+
+        Raises:
+            RuntimeError: If `prepare` has not been called.
+            TypeError: If the logits are not a floating-point tensor.
+            ValueError: If they have the wrong shape.
+        """
+        if self.check_seconds == 0:
+            warn_of_probabilities(logits, "The module", self.warn)
+        before = self._predictions.to(logits.device) if len(self._predictions) == len(logits) else None
+        self._measurement = self.signals.measure(logits, before)
+        self._predictions = self._measurement.predictions
+        values = self._measurement.values
+        return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+
+    def add(self, epoch: int, values: Mapping[str, float]) -> dict[str, Any]:
+        """Add a check to the history, and decide.
+
+        Args:
+            epoch: At least that of the last check; the same one again, as a resumed training may end an epoch a second
+                time, takes its place.
+            values: What `measure` gave.
+
+        Returns:
+            The new entry of `history`.
+        """
+        if self.history and self.history[-1]["epoch"] == epoch:
+            self.history.pop()
+            self.n_not_compared = min(self.n_not_compared, len(self.history))
+            self.verdict = self._decide_anew()
+        entry = {"epoch": epoch, **values}
+        self.history.append(entry)
+        if self.selection is not None:
+            self.selection.complete(self.compared)
+            self.verdict = self._decided(self.verdict, entry)
+        return entry
+
+    @property
+    def compared(self) -> list[dict[str, Any]]:
+        """The checks that can be compared with one another: all but the first `n_not_compared`."""
+        return self.history[self.n_not_compared :]
+
+    @property
+    def kept(self) -> dict[str, Any] | None:
+        """The check whose epoch is to be kept; None if no check counts yet."""
+        return None if self.selection is None else self.selection.kept(self.compared)
+
+    def score_of(self, epoch: int) -> float | None:
+        """What decides in `epoch`, if its check was the last and counts; else None."""
+        if self.selection is None or not self.history or self.history[-1]["epoch"] != epoch:
+            return None
+        return self.selection.score(self.history[-1])
+
+    def check_with_score(self, score: float) -> dict[str, Any] | None:
+        """The first check that counts with this score."""
+        if self.selection is None:
+            return None
+        return next((entry for entry in self.compared if self.selection.score(entry) == score), None)
+
+    def why_stopped(self, epoch: int) -> str:
+        """Why training should stop, in words; "" where it should go on.
+
+        Args:
+            epoch: Of the check that said so.
+        """
+        if self.selection is None or not self.verdict.should_stop:
+            return ""
+        settings, name = self.settings, self.selection.score_name
+        assert isinstance(settings, Settings)  # noqa: S101  (there is a rule)
+        start = f"Stopped in epoch {epoch}: {name}"
+        if self.verdict.reason == Reason.NON_FINITE_METRIC:
+            return f"{start} is not finite ({self.history[-1][name]})."
+        if self.verdict.reason == Reason.STOPPING_THRESHOLD:
+            return f"{start} exceeds the stopping threshold {settings.stopping_threshold}."
+        wait = self.verdict.wait
+        n_epochs = epoch - self.compared[-1 - wait]["epoch"] if wait < len(self.compared) else wait
+        epochs = f" ({n_epochs} epochs)" if n_epochs > wait else ""
+        return f"{start} did not improve in the last {wait} checks{epochs}."
+
+    def why_none_kept(self) -> str:
+        """Why no epoch is kept, in words."""
+        if not self.history:
+            return "no check was made"
+        if self.selection is not None and all(self.selection.score(entry) is None for entry in self.compared):
+            return f"all checks were of epochs before `start_from_epoch={self.selection.start_from_epoch}`"
+        return "no finite check counted"
+
+    def details(self) -> Details | None:
+        """What the last check saw behind its numbers; None where it was not measured."""
+        return None if self._measurement is None else self._measurement.details()
+
+    # The record.
+
+    @property
+    def record_path(self) -> str:
+        """The table of checks on disk; "" where there is none."""
+        return "" if self._record is None or self._record.path is None else str(self._record.path)
+
+    def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
+        """Training begins: count its time from now on, and open a record.
+
+        Args:
+            started: When the preparation began, by `time.perf_counter`.
+            folder: Where to leave the record; None for nowhere.
+            settings: What the record tells of them.
+        """
+        self._began = time.perf_counter()
+        self.setup_seconds = self._began - started
+        if folder is not None:
+            rule = None if self.selection is None else self.selection.rule.name
+            header = header_line({**settings, "rule": rule}, self._about, self.n_not_compared, self.setup_seconds)
+            self._record = Record(folder, header, map(row, self.history), self._columns())
+
+    def end_check(self, started: float, details: Details | None, step: int | None = None) -> None:
+        """Count what the last check took, and write it to the record.
+
+        Args:
+            started: When it began, by `time.perf_counter`.
+            details: What it saw; None to leave that out.
+            step: Optimiser steps so far, where they are known.
+        """
+        if self._record is not None and self._record.path is not None and details is not None:
+            self._record.tell(check_line(self.history[-1]["epoch"], details, self._rows))
+        now = time.perf_counter()
+        self.check_seconds += now - started
+        if self._record is not None:
+            self._record.append(row(self.history[-1], step, now - self._began, self.check_seconds))
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there is a record that can be written."""
+        return bool(self.record_path)
+
+    def end(self, reason: str, **kept: Any) -> None:
+        """Write the last line of the record.
+
+        Args:
+            reason: Why training ended.
+            **kept: `kept_epoch`, `stopped_epoch` and `best_model_path`, of what decided.
+        """
+        if self._record is not None:
+            self._record.tell(end_line(reason, **kept))
+
+    def cost(self) -> str:
+        """What the checks of this training have cost, in words."""
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        return (
+            f"Checks took {self.check_seconds:.1f} s of {seconds:.1f} s ({self.check_seconds / seconds:.0%}),"
+            f" their preparation {self.setup_seconds:.1f} s."
+        )
+
+    # What a resumed training needs.
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, as plain numbers, strings and tensors on the CPU."""
+        state = {
+            "history": self.history,
+            "predictions": self._predictions.cpu().to(torch.int32),
+            "plan": None if self.plan is None else dataclasses.astuple(self.plan),
+            "asked": self._asked(),
+            "samples": self._fingerprint,
+            "n_not_compared": self.n_not_compared,
+        }
+        if self.selection is not None:
+            state |= {"settings": self._compared_settings(), "rule": self.selection.rule.state_dict()}
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; with other settings, patience and the best epoch start anew.
+
+        Raises:
+            ValueError: If it was taken under a rule that is no more.
+        """
+        settings = {**self._compared_settings(), **state_dict.get("settings", {})}
+        check_rule(settings.get("rule"))
+        self.history = [dict(entry) for entry in state_dict["history"]]
+        self.n_not_compared = state_dict.get("n_not_compared", 0)
+        self._predictions = state_dict.get("predictions", torch.empty(0)).long()
+        if state_dict.get("plan") is not None and state_dict["asked"] == self._asked():
+            self.plan = Plan(*state_dict["plan"])
+            self._fingerprint = state_dict.get("samples")
+        if self.selection is None:
+            return
+        changed = {name: now for name, now in self._compared_settings().items() if now != settings[name]}
+        if changed:
+            self._compare_nothing_before()
+            was = ", ".join(f"{name}={settings[name]!r}" for name in changed)
+            now = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+            self.warn(
+                f"The run resumes with {now} where it had {was}: its scores cannot be compared with those before, so"
+                " patience and the best epoch start anew."
+            )
+        else:
+            self.selection.rule.load_state_dict(state_dict.get("rule", {}))
+            self.verdict = self._decide_anew()
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether what is measured from now on can be compared with any check so far."""
+        return self.n_not_compared < len(self.history)
+
+    def _compare_nothing_before(self) -> None:
+        self._predictions = self._predictions[:0]
+        self.n_not_compared = len(self.history)
+        self.verdict = Verdict()
+        if self.selection is not None:
+            self.selection.rule.reset()
+
+    def _decide_anew(self) -> Verdict:
+        verdict = Verdict()
+        for entry in self.compared:
+            verdict = self._decided(verdict, entry)
+        return verdict
+
+    def _decided(self, before: Verdict, entry: Mapping[str, Any]) -> Verdict:
+        if self.selection is None or (score := self.selection.score(entry)) is None:
+            return before
+        assert isinstance(self.settings, Settings)  # noqa: S101  (there is a rule)
+        return decide(
+            before,
+            score,
+            patience=self.settings.patience,
+            min_delta=self.settings.min_delta,
+            min_delta_mode=self.settings.min_delta_mode,
+            stopping_threshold=self.settings.stopping_threshold,
+            check_finite=self.settings.check_finite,
+        )
+
+    def _asked(self) -> list[float | None]:
+        """Settings that decide what is looked at."""
+        asked = self.settings
+        return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed, asked.n_components]
+
+    def _compared_settings(self) -> dict[str, Any]:
+        if self.selection is None:
+            return {}
+        named = {name: getattr(self.settings, name) for name in _COMPARED}
+        return {**named, "rule": self.selection.rule.name}
+
+    def _columns(self) -> list[str]:
+        """What a check adds to `history` beside its epoch."""
+        return [*Signals.NAMES, *([] if self.selection is None else self.selection.added)]
+
+
+def check_rule(name: Any) -> None:
+    """Raise where a run that resumes was decided by a rule that is no more."""
+    if name == _REMOVED_RULE:
+        raise ValueError(
+            f"The run began with `rule={_REMOVED_RULE!r}`, which is no more. Begin a new run, from its weights alone if"
+            " you like (`Model.load_from_checkpoint`): `rule='expected_accuracy'` is at least as good."
+        )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=3)

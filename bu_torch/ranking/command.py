@@ -1,0 +1,166 @@
+"""`bu-torch rank`: checkpoints from the best to the worst."""
+
+import argparse
+import inspect
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from bu_torch._printing import cleaned, say
+from bu_torch.monitoring.rules import DEFAULT_RULE, RULE_NAMES
+from bu_torch.monitoring.signals import Signals
+from bu_torch.ranking.ranking import Ranking, find_checkpoints, rank_checkpoints
+from bu_torch.ranking.soup import Soup, greedy_soup
+
+_DESCRIPTION = """\
+Rank checkpoints by what the stopping callback measures, on the training samples alone, without validation data.
+
+    bu-torch rank --module my_project.model:Net --data my_project.data:training checkpoints/
+"""
+
+
+def add_rank(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.description = _DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CKPT", help="a file, or a folder of them")
+    parser.add_argument(
+        "--module",
+        required=True,
+        metavar="PKG.MOD:NAME",
+        help="a module, a class of them, or a function that gives one",
+    )
+    parser.add_argument(
+        "--data",
+        required=True,
+        metavar="PKG.MOD:NAME",
+        help="the training samples: a Dataset, DataLoader, LightningDataModule or pair (inputs, labels), or a class or"
+        " function that gives one",
+    )
+    parser.add_argument("--rule", choices=RULE_NAMES, default=DEFAULT_RULE, help="default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ranking to this file")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
+    parser.add_argument("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="where --keep copies to; nothing there is overwritten")
+    parser.add_argument(
+        "--soup", type=Path, metavar="FILE", help="average the best as far as that is better, and write it to this file"
+    )
+    parser.add_argument("--input-key", type=_key, metavar="KEY", help="where dict or tuple samples hold their input")
+    parser.add_argument("--label-key", type=_key, metavar="KEY", help="likewise of the label")
+    parser.add_argument("--max-samples", type=int, metavar="N", help="look at a random subset of so many samples")
+    parser.add_argument("--n-neighbors", type=int, default=40, metavar="M", help="samples in a cluster (%(default)s)")
+    parser.add_argument("--n-draws", type=int, default=4, metavar="N", help="moves of each sample (%(default)s)")
+    parser.add_argument("--n-components", type=int, metavar="N", help="find neighbours among so many components")
+    parser.add_argument("--seed", type=int, default=0, help="of all random choices (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=4096, metavar="N", help="of a forward pass (%(default)s)")
+    parser.add_argument("--device", help="where the module runs, such as cuda (where it is)")
+    parser.add_argument("--cache", type=Path, metavar="FILE", help="keep what is computed once in this file (npz)")
+    parser.add_argument(
+        "--no-weights-only",
+        action="store_true",
+        help="unpickle whatever the checkpoints hold, which can run any code: for files you trust",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if (options.keep is None) != (options.to is None):
+        raise ValueError("`--keep N` and `--to DIR` go together, got one of them.")
+    if options.soup is not None and options.soup.exists():
+        raise FileExistsError(f"`{options.soup}` is there already.")
+    files = find_checkpoints(options.checkpoints)
+    if options.keep is not None and not 1 <= options.keep <= len(files):
+        raise ValueError(f"`--keep` must be from 1 to the number of checkpoints, {len(files)}, got {options.keep}.")
+    ranking, soup = _rank(files, options)
+    if options.json is not None:
+        ranking.to_json(options.json)
+    if options.csv is not None:
+        ranking.to_csv(options.csv)
+    say(str(ranking))
+    if options.keep is not None:
+        for copy in ranking.copy_best(options.keep, options.to):
+            say(f"kept {cleaned(copy)}")
+    if soup is not None:
+        soup.save(options.soup)
+        say(_in_words(soup, options.soup))
+
+
+def _rank(files: list[Path], options: argparse.Namespace) -> tuple[Ranking, Soup | None]:
+    module, data = _find("--module", options.module), _find("--data", options.data)
+    if inspect.isclass(data) or inspect.isroutine(data):
+        data = data()
+    if options.device is not None and isinstance(module, nn.Module):
+        module.to(options.device)
+    signals = Signals(options.n_neighbors, options.n_draws, options.seed, n_components=options.n_components)
+    settings: dict[str, Any] = {
+        "rule": options.rule,
+        "weights_only": not options.no_weights_only,
+        "max_samples": options.max_samples,
+        "signals": signals,
+        "cache": options.cache,
+        "batch_size": options.batch_size,
+        "device": options.device,
+        "input_key": options.input_key,
+        "label_key": options.label_key,
+    }
+    if options.soup is None:
+        return rank_checkpoints(files, module, data, **settings), None
+    soup = greedy_soup(files, module, data, **settings)
+    return soup.ranking, soup
+
+
+def _key(text: str) -> str | int:
+    """A place in a tuple, where it is a number; else a key of a dict."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _find(option: str, place: str) -> Any:
+    module, _, path = place.partition(":")
+    if not module or not path:
+        raise ValueError(f"`{option}` must be of the form package.module:name, got {place!r}.")
+    value = _import(module)
+    for name in path.split("."):
+        if not hasattr(value, name):
+            where = getattr(value, "__file__", None) or getattr(value, "__name__", module)
+            raise ValueError(f"`{option} {place}`: there is no {name!r} in {where}.")
+        value = getattr(value, name)
+    return value
+
+
+def _import(name: str) -> Any:
+    """The user's module: an installed one, or else one of the current folder.
+
+    The folder is on the path only while such a module is imported, and last. Anything may lie there beside downloaded
+    checkpoints, and what this package imports must not come from it.
+    """
+    if not name.isidentifier() and not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"`{name}` is no name of a module.")
+    if _is_installed(name):
+        return import_module(name)
+    folder = str(Path.cwd())
+    sys.path.append(folder)
+    try:
+        return import_module(name)
+    finally:
+        if folder in sys.path:
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]  # the last one
+
+
+def _is_installed(name: str) -> bool:
+    package = name.partition(".")[0]
+    return package in sys.modules or find_spec(package) is not None
+
+
+def _in_words(soup: Soup, path: Path) -> str:
+    if len(soup.members) == 1:
+        best = cleaned(soup.members[0].name)
+        return f"no average was at least as good as {best} alone: its weights are in {cleaned(path)}"
+    names = ", ".join(cleaned(member.name) for member in soup.members)
+    return f"the average of {len(soup.members)} is better by {soup.gain:.4f}: {cleaned(path)} (of {names})"

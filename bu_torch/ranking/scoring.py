@@ -1,0 +1,113 @@
+"""Scoring for the searches of scikit-learn, with every sample in training."""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from bu_torch._inputs import as_features, check_integer, check_seed
+from bu_torch.functional._checks import check_choice
+from bu_torch.monitoring.catalogue import SIGNALS
+from bu_torch.monitoring.signals import Signals
+from bu_torch.ranking.estimators import encode, estimator_logits
+from bu_torch.ranking.ranking import MEASURED, measure_model
+from bu_torch.subset import stratified_rows
+
+_MOST_FITTED = 4
+_BATCH = 4096
+_fitted: OrderedDict[str, Signals] = OrderedDict()  # of this process: a search copies and pickles its scorer
+_lock = threading.RLock()
+
+
+class BoundaryUncertaintyScorer:
+    """A scorer for `GridSearchCV` and the like that needs no held-out samples: one split, all samples in it.
+
+    Called with a fitted classifier and the samples, it fits `Signals` on them, once for all candidates of a search and
+    in each process of it, and reads the classifier at the perturbed samples: `decision_function` where there is one,
+    else the logarithm of `predict_proba`. A pipeline is read before its first step: samples are perturbed in the units
+    of X. Labels may be of any kind.
+
+    Args:
+        signal: What to score by, larger is better: `"boundary_uncertainty"`, `"trust_score"`, `"expected_accuracy"`, or
+            another that `Signals` measures of one classifier (`"omission"` is negated, for there less is better). None
+            gives all of them in a dict, for a search with several metrics (`refit="expected_accuracy"`).
+        n_neighbors: As for `Signals`.
+        n_draws: As for `Signals`.
+        seed: As for `Signals`.
+        max_samples: Look at a stratified subset of so many samples; None for all.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If an integer is none.
+
+    Example:
+        >>> import numpy as np
+        >>> from sklearn.model_selection import GridSearchCV
+        >>> from sklearn.neighbors import KNeighborsClassifier
+        >>> y = np.array(["no", "yes"]).repeat(100)
+        >>> X = np.random.default_rng(0).normal(size=(200, 2)) + 2 * (y == "yes")[:, None]
+        >>> everything = np.arange(len(y))
+        >>> search = GridSearchCV(
+        ...     KNeighborsClassifier(),
+        ...     {"n_neighbors": [1, 15, 199]},
+        ...     scoring=BoundaryUncertaintyScorer(),
+        ...     cv=[(everything, everything)],
+        ... )
+        >>> search.fit(X, y).best_params_
+        {'n_neighbors': 15}
+    """
+
+    def __init__(
+        self,
+        signal: str | None = "boundary_uncertainty",
+        *,
+        n_neighbors: int = 40,
+        n_draws: int = 4,
+        seed: int = 0,
+        max_samples: int | None = None,
+    ) -> None:
+        self.signal = None if signal is None else check_choice("signal", signal, MEASURED)
+        self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
+        self.n_draws = check_integer("n_draws", n_draws, 1)
+        self.seed = check_seed(seed)
+        self.max_samples = None if max_samples is None else check_integer("max_samples", max_samples, 1)
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({settings})"
+
+    def __call__(self, estimator: Any, X: Any, y: Any) -> float | dict[str, float]:
+        """The score of a fitted classifier.
+
+        Args:
+            estimator: Fitted, with `decision_function` or `predict_proba`.
+            X: The samples it was trained on, (N, d), an array or a pandas frame of numbers.
+            y: Their classes, (N,), of any kind.
+
+        Returns:
+            The signal, or all of them by name if `signal` is None.
+
+        Raises:
+            ValueError: As for `Signals.fit`, or if the classifier does not give one finite column for each class.
+        """
+        classes, labels = encode(y)
+        inputs = as_features(X, "X")
+        if len(labels) != len(inputs):
+            raise ValueError(f"`y` must have one entry a sample, {len(inputs)}, got {len(labels)}.")
+        if self.max_samples is not None and self.max_samples < len(labels):
+            rows = stratified_rows(len(labels), self.max_samples, self.seed, labels)
+            inputs, labels = inputs[rows], labels[rows]
+        digest = hashlib.sha256(repr((self.n_neighbors, self.n_draws, self.seed, inputs.shape, inputs.dtype)).encode())
+        for tensor in (inputs, labels):
+            digest.update(tensor.numpy().data.cast("B"))
+        key = digest.hexdigest()
+        with _lock:  # candidates that are scored by threads share one, which they must not widen at once
+            if key not in _fitted:
+                _fitted[key] = Signals(self.n_neighbors, self.n_draws, self.seed).fit(inputs, labels)
+                while len(_fitted) > _MOST_FITTED:
+                    _fitted.popitem(last=False)
+            _fitted.move_to_end(key)
+            read = estimator_logits(estimator, classes, X if hasattr(X, "iloc") else None)
+            values = measure_model(_fitted[key], read, _BATCH, type(estimator).__name__)
+        signed = {name: value if SIGNALS[name].is_larger_better else -value for name, value in values.items()}
+        return signed if self.signal is None else signed[self.signal]

@@ -1,0 +1,231 @@
+"""Averages of checkpoints ("soups"), made only as far as the training samples speak for them."""
+
+import copy
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch._files import whole_file
+from bu_torch._inputs import check_integer
+from bu_torch.checkpoints import Checkpoint, holding, load_checkpoint
+from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName
+from bu_torch.monitoring.signals import Signals
+from bu_torch.ranking.ranking import (
+    Candidate,
+    Paths,
+    Ranking,
+    as_ranking_rule,
+    find_checkpoints,
+    fit_and_rank,
+    measure_model,
+    score,
+)
+
+# Of a Lightning checkpoint, what does not tell of the one epoch that it was saved in.
+_KEPT_ENTRIES = (
+    "pytorch-lightning_version",
+    "hyper_parameters",
+    "hparams_name",
+    "hparams_type",
+    "datamodule_hyper_parameters",
+    "datamodule_hparams_name",
+)
+
+
+class Soup(NamedTuple):
+    """A uniform average of checkpoints, and what it was chosen among.
+
+    Args:
+        state_dict: The averaged weights, of the best checkpoint's dtypes.
+        members: What is averaged, the best first; one alone where no average was at least as good.
+        signals: What `Signals` measures of the average.
+        gain: By how much the rule scores the average higher than the best checkpoint, >= 0.
+        ranking: All candidates.
+        content: What the best checkpoint's file tells of its module, to be saved again.
+    """
+
+    state_dict: dict[str, Any]
+    members: tuple[Candidate, ...]
+    signals: dict[str, float]
+    gain: float
+    ranking: Ranking
+    content: dict[str, Any]
+
+    def save(self, path: str | Path) -> None:
+        """Write the average as the best checkpoint was written: with its hyperparameters, or as a bare state_dict.
+
+        The file holds plain data and tensors, so that `torch.load(path, weights_only=True)` and Lightning's
+        `load_from_checkpoint` read it; no state of an optimiser or a callback is in it, to resume from.
+
+        Raises:
+            FileExistsError: If there is a file already.
+            ValueError: If the name ends in `.safetensors`.
+        """
+        path = Path(path)
+        if path.exists():
+            raise FileExistsError(f"`{path}` is there already.")
+        if path.suffix == ".safetensors":
+            raise ValueError(f"`path` must name a file for `torch.save`, got `{path}`.")
+        saved = self.state_dict
+        if self.content:
+            best = self.members[0]
+            saved = {**self.content, "state_dict": saved, "epoch": best.epoch, "global_step": best.step}
+            saved["averaged"] = [member.name for member in self.members]
+        with whole_file(path) as part:
+            torch.save(saved, part)
+
+
+def average_checkpoints(paths: Paths, *, weights_only: bool = True) -> dict[str, Any]:
+    """The uniform average of the weights in several files: the uniform soup of Wortsman et al. (2022).
+
+    Floating-point and complex tensors are averaged in double precision, running means and variances of BatchNorm among
+    them; whole numbers (its count of batches) are those of the first. Averages of runs that started apart are mostly
+    useless: the checkpoints should be of one run, or fine-tuned from the same weights.
+
+    Args:
+        paths: As for `rank_checkpoints`.
+        weights_only: As for `load_checkpoint`.
+
+    Returns:
+        A `state_dict` on the CPU, of the first file's dtypes.
+
+    Raises:
+        FileNotFoundError: As for `rank_checkpoints`.
+        ValueError: If a file cannot be read, or the files do not hold tensors of the same names and shapes.
+    """
+    first, *rest = find_checkpoints(paths)
+    average = _Average(load_checkpoint(first, weights_only=weights_only))
+    for path in rest:
+        average = average.with_one(load_checkpoint(path, weights_only=weights_only))
+    return average.checkpoint().state_dict
+
+
+def greedy_soup(
+    paths: Paths,
+    module: nn.Module | Callable[..., nn.Module],
+    dataset: Any,
+    *,
+    rule: RuleName | Rule = DEFAULT_RULE,
+    n_best: int | None = None,
+    weights_only: bool = True,
+    max_samples: int | None = None,
+    signals: Signals | None = None,
+    cache: str | Path | None = None,
+    batch_size: int = 4096,
+    device: torch.device | str | None = None,
+    input_key: str | int | None = None,
+    label_key: str | int | None = None,
+) -> Soup:
+    """Average the best checkpoints as far as the rule says that it helps: a greedy soup that needs no held-out data.
+
+    The recipe of Wortsman et al. (2022), "Model soups", section 2, with the rule in place of held-out accuracy: the
+    checkpoints are ranked, and beginning with the best, each is added to the average if the average does not become
+    worse by it; of files with the same weights one is. See `average_checkpoints` for what is averaged, and when that
+    makes sense: while the error of a run still falls from epoch to epoch, its last one is better than any average.
+
+    Args:
+        paths: As for `rank_checkpoints`.
+        module: As for `rank_checkpoints`.
+        dataset: As for `rank_checkpoints`.
+        rule: As for `rank_checkpoints`.
+        n_best: Try so many of the best, >= 1; None for all.
+        weights_only: As for `load_checkpoint`.
+        max_samples: As for `rank_checkpoints`.
+        signals: As for `rank_checkpoints`.
+        cache: As for `rank_checkpoints`.
+        batch_size: As for `rank_checkpoints`.
+        device: As for `rank_checkpoints`.
+        input_key: As for `rank_checkpoints`.
+        label_key: As for `rank_checkpoints`.
+
+    Returns:
+        The soup; of one member, the best checkpoint, where no average was at least as good.
+
+    Raises:
+        FileNotFoundError: As for `rank_checkpoints`.
+        ValueError: As for `rank_checkpoints`, or if checkpoints do not hold tensors of the same names and shapes, or
+            the logits of all are not finite.
+        TypeError: As for `rank_checkpoints`.
+    """
+    if n_best is not None:
+        check_integer("n_best", n_best, 1)
+    keys = (input_key, label_key)
+    ranked_by = as_ranking_rule(rule)
+    signals, ranking = fit_and_rank(
+        paths, module, dataset, ranked_by, weights_only, max_samples, signals, cache, batch_size, device, keys
+    )
+    candidates = [candidate for candidate in ranking if candidate.score == candidate.score]
+    if not candidates:
+        raise ValueError("`paths` must hold a checkpoint whose logits are finite, got none.")
+    best = candidates[0]
+    average = _Average(load_checkpoint(str(best.path), weights_only=weights_only))
+    members, measured, seen = [best], best.signals, {_fingerprint(average.first)}
+    for candidate in candidates[1:n_best]:
+        checkpoint = load_checkpoint(str(candidate.path), weights_only=weights_only)
+        if _fingerprint(checkpoint) in seen:
+            continue
+        seen.add(_fingerprint(checkpoint))
+        trial = average.with_one(checkpoint)
+        with holding(module, trial.checkpoint(), device) as held:
+            values = measure_model(signals, held, batch_size, f"the average with {candidate.name}")
+        if score(values, ranked_by) >= score(measured, ranked_by):
+            average, members, measured = trial, [*members, candidate], values
+    total = score(measured, ranked_by) - score(best.signals, ranked_by)
+    content = {name: value for name, value in average.first.content.items() if name in _KEPT_ENTRIES}
+    return Soup(average.checkpoint().state_dict, tuple(members), measured, total, ranking, content)
+
+
+class _Average:
+    """Sums of state dicts; `torch.optim.swa_utils.AveragedModel` would average modules, and whole numbers with them."""
+
+    def __init__(self, first: Checkpoint) -> None:
+        self.first = first
+        self.n_members = 1
+        self.sums = {name: value.to(_wide(value)) for name, value in first.state_dict.items() if _is_averaged(value)}
+
+    def with_one(self, checkpoint: Checkpoint) -> Self:
+        """The sums with another one; these stay as they are."""
+        shapes, others = (
+            {name: tuple(getattr(value, "shape", ())) for name, value in one.state_dict.items()}
+            for one in (self.first, checkpoint)
+        )
+        if shapes != others:
+            name = sorted(name for name in shapes | others if shapes.get(name) != others.get(name))[0]
+            raise ValueError(
+                f"`paths` must hold tensors of the same names and shapes to be averaged: {name} is"
+                f" {shapes.get(name, 'missing')} in `{self.first.path}`, {others.get(name, 'missing')} in"
+                f" `{checkpoint.path}`."
+            )
+        grown = copy.copy(self)
+        grown.n_members += 1
+        grown.sums = {name: total + checkpoint.state_dict[name] for name, total in self.sums.items()}
+        return grown
+
+    def checkpoint(self) -> Checkpoint:
+        """The average, in place of the weights of the first member."""
+        averages = {
+            name: (total / self.n_members).to(self.first.state_dict[name].dtype) for name, total in self.sums.items()
+        }
+        return self.first._replace(state_dict={**self.first.state_dict, **averages})
+
+
+def _fingerprint(checkpoint: Checkpoint) -> str:
+    """Of the weights: a run may save the same ones in several files."""
+    digest = hashlib.sha256()
+    for name, value in sorted(checkpoint.state_dict.items()):
+        if isinstance(value, Tensor):
+            digest.update(repr((name, value.dtype, tuple(value.shape))).encode())
+            digest.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _is_averaged(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _wide(value: Tensor) -> torch.dtype:
+    return torch.complex128 if value.is_complex() else torch.float64

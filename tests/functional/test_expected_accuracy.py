@@ -1,0 +1,96 @@
+import pytest
+import torch
+
+from bu_torch.functional import expected_accuracy
+
+
+def problem(n=40, j=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = torch.randn(n, j, generator=generator, dtype=torch.float64).softmax(dim=1)
+    return probabilities, torch.randint(j, (n,), generator=generator)
+
+
+def test_agrees_with_the_definition(device, dtype):
+    probabilities, predictions = problem()
+    predictions[:5] = torch.tensor([3, 7, 100, 3, 4])  # classes without samples
+    total = sum(float(row[p]) if p < 3 else 0.0 for row, p in zip(probabilities, predictions.tolist(), strict=True))
+    found = expected_accuracy(probabilities.to(device, dtype), predictions.to(device))
+    assert (found.dtype, found.device.type, found.shape) == (torch.float64, device.type, ())
+    assert float(found) == pytest.approx(total / 40, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_any_integers_are_taken(kind):
+    probabilities, predictions = problem()
+    assert expected_accuracy(probabilities, predictions.to(kind)) == expected_accuracy(probabilities, predictions)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_the_mean_is_taken_in_double_precision(kind):
+    probabilities = torch.full((5000, 2), 0.5, dtype=kind)
+    assert float(expected_accuracy(probabilities, torch.zeros(5000, dtype=torch.int64))) == 0.5
+
+
+def test_certain_probabilities_give_the_accuracy():
+    _, labels = problem()
+    _, predictions = problem(seed=1)
+    accuracy = float((predictions == labels).double().mean())
+    assert float(expected_accuracy(torch.eye(3)[labels], predictions)) == pytest.approx(accuracy)
+    assert expected_accuracy(torch.eye(3)[labels], labels) == 1
+
+
+def test_is_the_mean_accuracy_for_labels_drawn_from_the_probabilities():
+    probabilities, predictions = problem(n=200)
+    n_times = 4000
+    drawn = torch.multinomial(probabilities, n_times, replacement=True, generator=torch.Generator().manual_seed(2))
+    accuracy = float((drawn == predictions.unsqueeze(1)).double().mean())
+    # The standard error is at most that of as many fair coins.
+    assert float(expected_accuracy(probabilities, predictions)) == pytest.approx(accuracy, abs=4 * 0.5 / 800_000**0.5)
+
+
+def test_no_prediction_does_better_than_the_likeliest_classes():
+    probabilities, predictions = problem()
+    best = expected_accuracy(probabilities, probabilities.argmax(dim=1))
+    assert best == pytest.approx(float(probabilities.amax(dim=1).mean()))
+    assert best > expected_accuracy(probabilities, predictions)
+
+
+def test_order_names_and_copies_do_not_matter():
+    probabilities, predictions = problem()
+    expected = expected_accuracy(probabilities, predictions)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(expected_accuracy(probabilities[order], predictions[order]), expected)
+    names = torch.tensor([2, 0, 1])
+    torch.testing.assert_close(expected_accuracy(probabilities[:, names.argsort()], names[predictions]), expected)
+    torch.testing.assert_close(expected_accuracy(probabilities.repeat(3, 1), predictions.repeat(3)), expected)
+
+
+def test_values_are_checked_unless_told_otherwise():
+    probabilities, predictions = problem()
+    expected = expected_accuracy(probabilities, predictions)
+    assert expected_accuracy(probabilities, predictions, validate_args=False) == expected
+    with pytest.raises(ValueError, match=r"`predictions` must hold classes 0, 1, \.\.\., got -1"):
+        expected_accuracy(probabilities, predictions - 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"probabilities": [[1.0]]}, TypeError, r"`probabilities` must be .*of shape \(P, J\), got list"),
+        ({"probabilities": torch.ones(2, 2).long()}, TypeError, r"`probabilities` must be .*got torch\.int64"),
+        ({"probabilities": torch.ones(2)}, ValueError, r"`probabilities` must have shape \(P, J\), got \(2,\)"),
+        ({"probabilities": torch.ones(2, 0)}, ValueError, r"\(P, J\) with P, J >= 1, got \(2, 0\)"),
+        ({"predictions": [0, 1]}, TypeError, r"`predictions` must be an integer tensor of shape \(2,\), got list"),
+        ({"predictions": torch.ones(2)}, TypeError, "`predictions` must have an integer dtype, got torch.float32"),
+        ({"predictions": torch.ones(4).long()}, ValueError, r"`predictions` must have shape \(2,\), got \(4,\)"),
+    ],
+)
+def test_bad_arguments_are_named(change, error, message):
+    arguments = {"probabilities": torch.full((2, 2), 0.5), "predictions": torch.tensor([0, 1])}
+    with pytest.raises(error, match=message):
+        expected_accuracy(**{**arguments, **change})
+
+
+def test_no_points_have_no_expected_accuracy():
+    with pytest.raises(ValueError, match=r"`probabilities` must have shape \(P, J\) with P, J >= 1, got \(0, 2\)"):
+        expected_accuracy(torch.ones(0, 2), torch.zeros(0, dtype=torch.int64))

@@ -1,0 +1,295 @@
+"""Files of `Signals` with the right fingerprint and wrong contents."""
+
+import io
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from problems import blobs
+
+from bu_torch import Signals
+
+X, Y = blobs()
+N, M, D, J = 120, 10, 2, 3
+ABSENT = torch.where(Y == 2, 7, Y)  # classes 0, 1 and 7
+
+
+def unfitted(**settings):
+    return Signals(**{"n_neighbors": M, "n_draws": D, **settings})
+
+
+def contents(folder, labels=Y):
+    path = folder / "cache.npz"
+    unfitted().fit(X, labels).save(path)
+    with np.load(path) as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory):
+    """What a file holds, fingerprint and all."""
+    return contents(tmp_path_factory.mktemp("cache"))
+
+
+def header(shape, dtype="<f4"):
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return content.getvalue()
+
+
+def members(arrays, **others):
+    """Bytes of each member, some replaced by bytes."""
+    found = {}
+    for name, array in arrays.items():
+        content = io.BytesIO()
+        np.save(content, array)
+        found[f"{name}.npy"] = content.getvalue()
+    return found | {f"{name}.npy": content for name, content in others.items()}
+
+
+def pack(path, found, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, content in found.items():
+            file.writestr(name, content)
+
+
+def refuse(path, said, labels=Y):
+    signals = unfitted()
+    with pytest.raises(ValueError, match=rf"or it is damaged \({said}.*\): remove it, or name another file"):
+        signals.load(path, X, labels)
+    assert not signals.is_fitted
+    assert not hasattr(signals.boundary, "labels")
+
+
+def at(place, value):
+    def change(array):
+        array = array.copy()
+        array[place] = value
+        return array
+
+    return change
+
+
+def as_type(dtype):
+    return lambda array: array.astype(dtype)
+
+
+CLUSTERS = r"`neighbors` must hold different rows in \[0, 120\) for each sample, its own first, got 1 of 120 wrong"
+PAIRS = "`bayes_pairs` must hold two classes of the labels for each sample, the lower first, got 1 of 120 wrong"
+DISTANCES = "`{}` must hold distances >= 0, got 1 of 240 wrong"
+SHARES = "`{}` must hold shares >= 0 with sum 1 in each row, got 1 of {} wrong"
+WRONG_VALUES = {
+    "a neighbour below 0": ("neighbors", at((5, 3), -1), CLUSTERS),
+    "a neighbour beyond the samples": ("neighbors", at((5, 3), N), CLUSTERS),
+    "a neighbour of the largest number": ("neighbors", at((119, 9), 2**63 - 1), CLUSTERS),
+    "a cluster of another sample": ("neighbors", at(5, np.r_[6, 5, 7:15]), CLUSTERS),
+    "a neighbour twice": ("neighbors", lambda array: at((5, 3), array[5, 8])(array), CLUSTERS),
+    "the sample itself twice": ("neighbors", at((5, 3), 5), CLUSTERS),
+    "another label": ("labels", at(7, 2), "`labels` must hold the labels of the samples, got 1 of 120 wrong"),
+    "a pair of equal classes": ("bayes_pairs", at(4, 1), PAIRS),
+    "a descending pair": ("bayes_pairs", at(4, [2, 0]), PAIRS),
+    "a class below 0": ("bayes_pairs", at((4, 0), -1), PAIRS),
+    "a class beyond all": ("bayes_pairs", at((4, 1), J), PAIRS),
+    "a class of the largest number": ("bayes_pairs", at((4, 1), 2**63 - 1), PAIRS),
+    "an input that is NaN": (
+        "perturbed_inputs",
+        at((1, 3, 2), np.nan),
+        "`perturbed_inputs` must hold finite .* 1 of 960",
+    ),
+    "an infinite input": (
+        "perturbed_inputs",
+        at((0, 3, 2), -np.inf),
+        "`perturbed_inputs` must hold finite .* 1 of 960",
+    ),
+    "an infinite mean": ("mean_", at(1, np.inf), "`mean_` must hold finite numbers, got 1 of 4 wrong"),
+    "a scale of 0": ("scale_", at(1, 0.0), "`scale_` must hold finite numbers > 0, got 1 of 4 wrong"),
+    "a negative scale": ("scale_", at(1, -1.0), "`scale_` must hold finite numbers > 0, got 1 of 4 wrong"),
+    "a scale that is NaN": ("scale_", at(1, np.nan), "`scale_` must hold finite numbers > 0, got 1 of 4 wrong"),
+    "a distance that is NaN": ("class_distances", at((9, 1), np.nan), DISTANCES.format("class_distances")),
+    "a negative distance": ("left_out_distances", at((9, 1), -0.5), DISTANCES.format("left_out_distances")),
+    "a vote that is NaN": ("votes", at((3, 0), np.nan), SHARES.format("votes", 120)),
+    "an infinite vote": ("votes", at((3, 0), np.inf), SHARES.format("votes", 120)),
+    "a negative vote": ("votes", at(3, [-0.5, 0.75, 0.75]), SHARES.format("votes", 120)),
+    "votes that do not sum to 1": ("votes", at(3, [0.5, 0.25, 0.0]), SHARES.format("votes", 120)),
+    "a probability that is NaN": ("probabilities", at((3, 0), np.nan), SHARES.format("probabilities", 240)),
+    "opposite infinities": ("probabilities", at(3, [np.inf, -np.inf, 1]), SHARES.format("probabilities", 240)),
+    "probabilities beyond float32": ("probabilities", at(3, 3e38), SHARES.format("probabilities", 240)),
+    "a probability above 1": ("probabilities", at(3, [1.5, -0.5, 0.0]), SHARES.format("probabilities", 240)),
+    "a skill that is NaN": ("vote_skill", lambda array: np.array(np.nan), "`vote_skill` must hold a finite number"),
+    "a skill of -inf": ("regression_skill", lambda array: np.array(-np.inf), "`regression_skill` must hold a finite"),
+    "a skill above 1": ("regression_skill", lambda array: np.array(1.5), "`regression_skill` must .* of at most 1"),
+}
+
+
+@pytest.mark.parametrize(("name", "change", "said"), list(WRONG_VALUES.values()), ids=list(WRONG_VALUES))
+def test_values_that_cannot_be_are_damage(tmp_path, arrays, name, change, said):
+    np.savez(tmp_path / "cache.npz", **arrays | {name: change(arrays[name])})
+    refuse(tmp_path / "cache.npz", said)
+
+
+WRONG_KINDS = {
+    "of floats": ("neighbors", as_type(float), r"`neighbors` must be int64 of shape \(120, 10\), got float64"),
+    "of smaller integers": ("bayes_pairs", as_type(np.int32), "`bayes_pairs` must be int64 .*, got int32"),
+    "of bytes in the other order": ("labels", as_type(">i8"), "`labels` must be int64 .*, got >i8"),
+    "of the other precision": (
+        "perturbed_inputs",
+        as_type(float),
+        "`perturbed_inputs` must be float32 .*, got float64",
+    ),
+    "of half precision": (
+        "class_distances",
+        as_type(np.float16),
+        "`class_distances` must be float32 or float64 .*float16",
+    ),
+    "complex": ("votes", as_type(complex), "`votes` must be float32 .*, got complex128"),
+    "of words": ("vote_skill", lambda array: np.array("good"), "`vote_skill` must be float64 .*, got <U4"),
+    "of objects": ("mean_", as_type(object), "`mean_` must be float64 .*, got object"),
+    "a record": ("scale_", lambda array: np.zeros(4, dtype=[("a", "f8")]), "`scale_` must be float64 .*, got .*a"),
+    "a skill for each sample": ("vote_skill", lambda array: np.zeros(N), r"`vote_skill` must .* got .* \(120,\)"),
+    "a row too few": ("neighbors", lambda array: array[1:], r"`neighbors` must .* got int64 of shape \(119, 10\)"),
+    "a column too few": ("neighbors", lambda array: array[:, 1:], r"`neighbors` must .* got int64 of shape \(120, 9\)"),
+    "a class too few": ("votes", lambda array: array[:, 1:], r"`votes` must .* got float32 of shape \(120, 2\)"),
+    "a draw too few": ("perturbed_inputs", lambda array: array[1:], r"`perturbed_inputs` .* got .* \(1, 120, 4\)"),
+    "inputs laid flat": ("perturbed_inputs", np.ravel, r"`perturbed_inputs` .* got .* \(960,\)"),
+    "probabilities of one draw": ("probabilities", lambda array: array[:N], r"`probabilities` .* got .* \(120, 3\)"),
+    "distances to more classes": (
+        "left_out_distances",
+        lambda array: np.c_[array, array],
+        r"`left_out_distances` .* got .* \(240, 6\)",
+    ),
+    "three to a pair": ("bayes_pairs", lambda array: np.c_[array, array[:, 1]], r"`bayes_pairs` .* got .* \(120, 3\)"),
+    "means of fewer features": ("mean_", lambda array: array[1:], r"`mean_` must .* got .* \(3,\)"),
+}
+
+
+@pytest.mark.parametrize(("name", "change", "said"), list(WRONG_KINDS.values()), ids=list(WRONG_KINDS))
+def test_arrays_of_another_kind_are_damage(tmp_path, arrays, name, change, said):
+    np.savez(tmp_path / "cache.npz", **arrays | {name: change(arrays[name])})
+    refuse(tmp_path / "cache.npz", said)
+
+
+def test_a_class_without_samples_is_in_no_pair(tmp_path):
+    arrays = contents(tmp_path, ABSENT)
+    path = tmp_path / "changed.npz"
+    np.savez(path, **arrays | {"bayes_pairs": at((4, 0), 1)(at((4, 1), 3)(arrays["bayes_pairs"]))})
+    refuse(path, PAIRS, ABSENT)
+
+
+@pytest.mark.parametrize("name", ["fingerprint", "neighbors", "regression_skill"])
+def test_an_array_that_is_missing_is_damage(tmp_path, arrays, name):
+    np.savez(tmp_path / "cache.npz", **{other: array for other, array in arrays.items() if other != name})
+    refuse(tmp_path / "cache.npz", f"`{name}` is missing")
+
+
+def test_an_array_too_many_is_not_looked_at(tmp_path, arrays):
+    pack(tmp_path / "cache.npz", members(arrays, other=b"no array"))
+    assert unfitted().load(tmp_path / "cache.npz", X, Y).is_fitted
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (header((10**13,)), r"`votes` must be float32 of shape \(120, 3\), got float32 of shape \(10000000000000,\)"),
+        (header((10**13, 3)) + bytes(1440), r"`votes` must be float32 of shape \(120, 3\), got float32 of shape"),
+        (header((N, J)) + bytes(1439), "`votes` must hold 1440 bytes, got 1439"),
+        (header((N, J)) + bytes(1441), "`votes` must hold 1440 bytes, got 1441"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "ValueError"),
+        (b"\x93NUMPY\x09\x09" + header((N, J))[8:] + bytes(1440), ""),
+        (b"", "ValueError"),
+    ],
+    ids=["a shape alone", "a shape too large", "too short", "too long", "a long header", "another format", "empty"],
+)
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_header_that_lies_is_damage(tmp_path, arrays, content, said, compression):
+    pack(tmp_path / "cache.npz", members(arrays, votes=content), compression)
+    refuse(tmp_path / "cache.npz", said)
+
+
+@pytest.mark.parametrize("name", ["fingerprint", "perturbed_inputs"])
+def test_what_inflates_to_much_more_takes_no_memory(tmp_path, arrays, name):
+    n_bytes = 2**26
+    content = header((n_bytes // 4,)) + bytes(n_bytes)
+    pack(tmp_path / "cache.npz", members(arrays, **{name: content}), zipfile.ZIP_DEFLATED)
+    del content
+    tracemalloc.start()
+    try:
+        refuse(tmp_path / "cache.npz", f"`{name}` must be ")
+        assert tracemalloc.get_traced_memory()[1] < n_bytes / 8
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_a_file_that_is_cut_off_is_damaged(tmp_path, arrays, share):
+    path = tmp_path / "cache.npz"
+    np.savez(path, **arrays)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    refuse(path, "BadZipFile")
+
+
+@pytest.mark.parametrize("name", ["perturbed_inputs", "vote_skill"])
+def test_a_bit_that_flips_on_the_disk_is_damage(tmp_path, arrays, name):
+    path = tmp_path / "cache.npz"
+    np.savez(path, **arrays)
+    content = bytearray(path.read_bytes())
+    place = content.index(arrays[name].tobytes())
+    content[place] ^= 1  # of the last bits of a number: its value stays a likely one
+    path.write_bytes(content)
+    refuse(path, "BadZipFile")
+
+
+def test_a_machine_without_the_memory_does_not_say_that_the_file_is_damaged(tmp_path, arrays, monkeypatch):
+    def read(*args, **kwargs):
+        raise MemoryError
+
+    np.savez(tmp_path / "cache.npz", **arrays)
+    monkeypatch.setattr(np.lib.format, "read_array", read)
+    with pytest.raises(MemoryError):
+        unfitted().load(tmp_path / "cache.npz", X, Y)
+
+
+def moved(inputs, distance, generator):
+    return inputs.flip(0)
+
+
+KINDS = {
+    "float64": (X.double(), Y, {}),
+    "integers": ((X * 100).long(), Y, {}),
+    "integers that are moved as such": ((X * 100).int(), Y, {"perturbation": moved}),
+    "bytes that are moved as such": ((X * 20 + 100).clamp(0, 255).byte(), Y, {"perturbation": moved}),
+    "images": (X.view(N, 1, 2, 2), Y, {}),
+    "classes without samples": (X, ABSENT, {}),
+    "a class of one sample": (X, torch.where(torch.arange(N) == 5, 2, Y % 2), {}),
+    "extracted in the other precision": (X, Y, {"feature_extractor": torch.Tensor.double}),
+    "few components": (X, Y, {"n_components": 2}),
+    "one sample many times": (X[:1].expand(N, -1), Y, {}),
+    "as many neighbours as samples": (X, Y, {"n_neighbors": N}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label", "ignore:.*no more of a sample's label")
+@pytest.mark.parametrize(("features", "labels", "settings"), list(KINDS.values()), ids=list(KINDS))
+def test_whatever_is_fitted_is_read_again_to_the_bit(tmp_path, features, labels, settings):
+    signals = unfitted(**settings).fit(features, labels)
+    signals.save(tmp_path / "cache.npz")
+    again = unfitted(**settings).load(tmp_path / "cache.npz", features, labels)
+    for name in ("class_distances", "left_out_distances", "votes", "probabilities"):
+        assert torch.equal(getattr(again, name), getattr(signals, name))
+    for name in ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_"):
+        found, expected = getattr(again.boundary, name), getattr(signals.boundary, name)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    assert (again.vote_skill, again.regression_skill) == (signals.vote_skill, signals.regression_skill)
+
+
+def test_a_measurement_of_more_logits_than_classes_leaves_the_file_as_it_is(tmp_path):
+    signals = unfitted().fit(X, Y)
+    logits = torch.randn(D * N, J + 2, generator=torch.Generator().manual_seed(0))
+    values, _ = signals.measure(logits)
+    assert signals.class_distances.shape == (D * N, J)
+    signals.save(tmp_path / "cache.npz")
+    again = unfitted().load(tmp_path / "cache.npz", X, Y)
+    assert again.class_distances.shape == (D * N, J)
+    assert again.measure(logits).values == values

@@ -1,0 +1,166 @@
+import math
+
+import numpy as np
+import pytest
+
+from bu_torch import Rule, SelectionRule, Signals
+from bu_torch.monitoring.catalogue import SIGNALS
+from bu_torch.monitoring.rules import RULE_NAMES, as_rule
+
+
+def checks(**columns):
+    length = len(next(iter(columns.values())))
+    return [
+        {"epoch": epoch, **{name: float(values[epoch]) for name, values in columns.items()}} for epoch in range(length)
+    ]
+
+
+class Product(Rule):
+    """Of two signals."""
+
+    name = "product"
+    signals = ("trust_score", "expected_accuracy")
+
+    def score(self, values):
+        return values["trust_score"] * values["expected_accuracy"]
+
+
+class SteadyRise(Rule):
+    """Remembers the score before, and gives what is gained."""
+
+    name = "steady_rise"
+    signals = ("trust_score",)
+
+    def __init__(self):
+        self.before = 0.0
+
+    def score(self, values):
+        gain, self.before = values["trust_score"] - self.before, values["trust_score"]
+        return gain
+
+    def reset(self):
+        self.before = 0.0
+
+    def state_dict(self):
+        return {"before": self.before}
+
+    def load_state_dict(self, state_dict):
+        self.before = state_dict["before"]
+
+
+@pytest.mark.parametrize("name", RULE_NAMES)
+def test_a_rule_of_one_signal_keeps_its_first_largest(name):
+    assert SelectionRule(name).replay(checks(**{name: [1, 3, 2, 3]}))["epoch"] == 1
+
+
+def test_expected_accuracy_is_the_default():
+    assert (SelectionRule().rule.name, SelectionRule().score_name) == ("expected_accuracy", "expected_accuracy")
+
+
+def test_a_rule_of_one_s_own_scores_by_its_signals():
+    history = checks(trust_score=[1, 2, 4, 3], expected_accuracy=[0.9, 0.8, 0.3, 0.5])
+    kept = SelectionRule(Product()).replay(history)
+    assert (kept["epoch"], kept["product"]) == (1, 1.6)
+    assert "product" not in history[1]
+
+
+def test_its_signals_are_smoothed_before_they_are_scored():
+    history = checks(trust_score=[1, 2], expected_accuracy=[0.5, 1.0])
+    rule = SelectionRule(Product(), smoothing=0.5)
+    kept = rule.replay(history)
+    assert rule.added == ["trust_score_smoothed", "expected_accuracy_smoothed", "product"]
+    assert kept["product"] == pytest.approx((0.5 * 1 + 2) / 1.5 * (0.5 * 0.5 + 1) / 1.5)
+
+
+def test_a_replay_begins_without_memory():
+    history = checks(trust_score=[1, 4, 5])
+    rule = SelectionRule(SteadyRise())
+    assert [rule.replay(history)["epoch"] for _ in range(2)] == [1, 1]
+
+
+def test_a_replay_is_causal_and_leaves_the_checks_alone():
+    rng = np.random.default_rng(0)
+    history = checks(trust_score=rng.normal(size=25), expected_accuracy=rng.normal(size=25))
+    before = [dict(entry) for entry in history]
+    whole = [dict(entry) for entry in history]
+    rule = SelectionRule(Product(), smoothing=0.3)
+    for end in range(len(whole)):
+        rule.complete(whole[: end + 1])
+    for end in (5, 15, 25):
+        assert rule.replay(history[:end])["epoch"] == rule.kept(whole[:end])["epoch"]
+    assert history == before
+
+
+@pytest.mark.parametrize("rule", [*RULE_NAMES, Product()], ids=str)
+def test_early_and_non_finite_checks_are_not_kept(rule):
+    falling = [1.0 / (1 + epoch) for epoch in range(12)]
+    history = checks(**dict.fromkeys(RULE_NAMES, falling))
+    history[4] |= dict.fromkeys(RULE_NAMES, math.nan)
+    assert SelectionRule(rule, start_from_epoch=4).replay(history)["epoch"] == 5
+    assert SelectionRule(rule, start_from_epoch=12).replay(history) is None
+
+
+def test_smoothing_decides_on_the_average():
+    rule = SelectionRule("trust_score", smoothing=0.5)
+    kept = rule.replay(checks(trust_score=[0, 4, 2, 3]))
+    averages = [0, (0 * 0.5 + 4) / 1.5, (0 * 0.25 + 4 * 0.5 + 2) / 1.75, (4 * 0.25 + 2 * 0.5 + 3) / 1.875]
+    assert kept["epoch"] == averages.index(max(averages))
+    assert kept["trust_score_smoothed"] == pytest.approx(max(averages))
+    assert rule.score_name == "trust_score_smoothed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rule": "loss"}, "`rule` must be one of 'expected_accuracy', .*got 'loss'"),
+        ({"rule": "consensus"}, "got 'consensus'"),
+        ({"smoothing": 1.0}, "`smoothing`"),
+        ({"start_from_epoch": -1}, "`start_from_epoch`"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SelectionRule(**arguments)
+
+
+def test_a_missing_signal_is_an_error():
+    with pytest.raises(KeyError, match="expected_accuracy"):
+        SelectionRule(Product()).replay([{"epoch": 0, "trust_score": 1.0}])
+
+
+def made(**attributes):
+    return type("Made", (Product,), attributes)()
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "message"),
+    [
+        (Product, TypeError, "`rule` must be a name or a `bu_torch.Rule`, got type"),
+        (None, TypeError, "got NoneType"),
+        (made(name="two words"), ValueError, "`rule.name`"),
+        (made(name=None), ValueError, "`rule.name`"),
+        (made(name="trust_score"), ValueError, "`rule.name` must not be the name of a signal, got 'trust_score'"),
+        (made(signals=()), ValueError, "`rule.signals`"),
+        (made(signals=("loss",)), ValueError, "`rule.signals` must be a tuple of names among boundary_.*'loss'"),
+        (made(signals="trust_score"), ValueError, "`rule.signals`"),
+    ],
+)
+def test_what_is_no_rule_is_refused(rule, error, message):
+    with pytest.raises(error, match=message):
+        as_rule(rule)
+
+
+def test_a_score_that_is_no_number_is_an_error():
+    with pytest.raises(TypeError, match=r"`Made\.score` must give a number, got str"):
+        SelectionRule(made(score=lambda self, values: "good")).replay(checks(trust_score=[1], expected_accuracy=[1]))
+
+
+def test_each_signal_has_one_entry_with_its_range():
+    assert tuple(SIGNALS) == Signals.NAMES
+    for name, signal in SIGNALS.items():
+        assert signal.name == name
+        assert signal.low < signal.high
+    assert [name for name, signal in SIGNALS.items() if not signal.is_larger_better] == [
+        "prediction_changes",
+        "omission",
+    ]

@@ -1,0 +1,172 @@
+"""The heart, fed without any trainer."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from problems import blobs
+from torch import nn
+
+from bu_torch import Signals
+from bu_torch.data import Samples
+from bu_torch.monitoring import tracker as module_of_tracker
+from bu_torch.monitoring.budget import Plan
+from bu_torch.monitoring.settings import MeasurementSettings, Settings
+from bu_torch.monitoring.tracker import Tracker
+
+VALUES = dict.fromkeys(Signals.NAMES, 0.5)
+
+
+def decided(scores, **settings):
+    """Feed a tracker with scores; the epochs at which it says to keep and to stop."""
+    tracker, kept, stopped = Tracker(Settings(**settings)), [], []
+    for epoch, score in enumerate(scores):
+        entry = tracker.add(epoch, VALUES | {"expected_accuracy": score})
+        if tracker.kept is entry:
+            kept.append(epoch)
+        if tracker.verdict.should_stop:
+            stopped.append(epoch)
+    return kept, stopped
+
+
+@pytest.mark.parametrize(
+    ("scores", "settings", "kept", "stopped"),
+    [
+        ([0.1, 0.3, 0.2, 0.4, 0.4, 0.4], {"patience": 2}, [0, 1, 3], [5]),
+        ([0.9, 0.3, 0.2, 0.4], {"patience": 3, "start_from_epoch": 1}, [1, 3], []),
+        ([0.1, 0.12, 0.14, 0.3], {"patience": 2, "min_delta": 0.05}, [0, 1, 2, 3], [2]),
+        ([0.1, float("nan"), 0.3], {"patience": 9}, [0, 2], [1]),
+        ([0.1, 0.6, 0.2], {"patience": 9, "stopping_threshold": 0.5}, [0, 1], [1]),
+        ([0.0, 1.0, 0.6, 0.5], {"patience": 2, "smoothing": 0.5}, [0, 1], [3]),
+    ],
+)
+def test_it_says_what_to_keep_and_when_to_stop(scores, settings, kept, stopped):
+    assert decided(scores, **settings) == (kept, stopped)
+
+
+def prepared(settings=None, n=120):
+    inputs, labels = blobs(n=n)
+    tracker = Tracker(settings or Settings(n_neighbors=20, n_draws=2))
+    tracker.plan_checks(n, n, 0)
+    fingerprint = tracker.prepare(Samples(inputs, labels, torch.arange(n), n))
+    return tracker, fingerprint
+
+
+def test_it_measures_what_the_estimators_say():
+    tracker, _ = prepared()
+    model = nn.Linear(4, 3)
+    logits = model(tracker.perturbed_inputs)
+    values = tracker.measure(logits)
+    expected = Signals(20, 2).fit(*blobs(n=120)).measure(logits).values
+    assert values == {name: float(value) for name, value in expected.items()}
+    tracker.add(0, values)
+    assert tracker.measure(logits)["prediction_changes"] == 0.0
+
+
+def test_without_a_rule_nothing_is_decided():
+    tracker = Tracker(MeasurementSettings())
+    tracker.add(0, VALUES)
+    tracker.add(1, VALUES | {"expected_accuracy": float("nan")})
+    assert tracker.kept is None
+    assert not tracker.verdict.should_stop
+
+
+def test_its_state_is_plain_data_and_goes_on(tmp_path):
+    scores = [0.1, 0.5, 0.4, 0.3, 0.45, 0.2]
+    whole = Tracker(Settings(patience=4))
+    halved = Tracker(Settings(patience=4))
+    for epoch, score in enumerate(scores):
+        whole.add(epoch, VALUES | {"expected_accuracy": score})
+        if epoch < 3:
+            halved.add(epoch, VALUES | {"expected_accuracy": score})
+    torch.save(halved.state_dict(), tmp_path / "state.pt")
+    again = Tracker(Settings(patience=4))
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert again.go_on("of these samples")
+    for epoch in (2, 3, 4, 5):  # the resumed run ends an epoch a second time
+        again.add(epoch, VALUES | {"expected_accuracy": scores[epoch]})
+    assert again.history == whole.history
+    assert again.verdict == whole.verdict
+    assert whole.verdict.should_stop
+    assert again.kept == whole.kept == whole.history[1]
+
+
+@pytest.mark.parametrize("changed", [{"smoothing": 0.5}, {"rule": "trust_score"}, {"seed": 1}])
+def test_with_other_settings_nothing_before_is_compared(changed):
+    first, said = Tracker(Settings(patience=2)), []
+    first.add(0, VALUES | {"expected_accuracy": 0.9})
+    second = Tracker(Settings(patience=2, **changed), said.append)
+    second.load_state_dict(first.state_dict())
+    assert len(said) == 1
+    assert f"resumes with {next(iter(changed))}=" in said[0]
+    entry = second.add(1, VALUES | {"expected_accuracy": 0.1})
+    assert second.kept is entry
+    assert [check["epoch"] for check in second.history] == [0, 1]
+
+
+def test_with_other_samples_neither():
+    first, fingerprint = prepared()
+    assert first.go_on(fingerprint)
+    first.add(0, VALUES | {"expected_accuracy": 0.9})
+    second, other = prepared(n=150)
+    second.load_state_dict(first.state_dict())
+    assert not second.go_on(other)
+    assert second.kept is None
+    assert second.n_not_compared == 1
+
+
+def test_a_state_under_the_rule_that_is_no_more_is_refused():
+    state = Tracker(Settings()).state_dict()
+    state["settings"]["rule"] = "consensus"
+    with pytest.raises(ValueError, match="began with `rule='consensus'`, which is no more"):
+        Tracker(Settings()).load_state_dict(state)
+
+
+def test_it_leaves_a_record(tmp_path):
+    tracker, _ = prepared()
+    tracker.begin(0.0, tmp_path, {"patience": 20})
+    tracker.add(0, tracker.measure(torch.randn(240, 3)))
+    tracker.end_check(0.0, tracker.details(), step=7)
+    tracker.end("Enough.", kept_epoch=0)
+    header, check, end = map(json.loads, Path(tracker.record_path).with_suffix(".jsonl").read_text().splitlines())
+    assert header["settings"] == {"patience": 20, "rule": "expected_accuracy"}
+    assert header["data"]["n_samples"] == 120
+    assert (check["epoch"], len(check["doubtful"])) == (0, 50)
+    assert end == {"kind": "end", "reason": "Enough.", "kept_epoch": 0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "most", "plan"),
+    [
+        ({}, 3 * 240, Plan(120, 2)),
+        ({}, 3 * 120, Plan(120, 1)),
+        ({}, 3 * 60, Plan(60, 1)),
+        ({"n_draws": 2}, 3 * 120, Plan(60, 2)),
+    ],
+)
+def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most, plan):
+    monkeypatch.setattr(module_of_tracker, "MOST_ENTRIES", most)
+    said = []
+    tracker = Tracker(Settings(n_neighbors=20, **settings), said.append)
+    tracker.plan = Plan(120, 2)
+    tracker.prepare(Samples(*blobs(n=120), torch.arange(120) + 5, 120))
+    assert tracker.plan == plan
+    assert len(tracker.perturbed_inputs) == plan.n_samples * plan.n_draws
+    assert len(said) == (plan != Plan(120, 2))
+
+
+def test_it_and_the_stopper_import_no_lightning(tmp_path):
+    program = """
+import sys
+from bu_torch import BoundaryUncertaintyStopper, Rule, SelectionRule, Signals
+from bu_torch.monitoring.tracker import Tracker
+import torch
+stopper = BoundaryUncertaintyStopper(torch.randn(100, 3), torch.arange(100) % 2)
+stopper.check(torch.nn.Linear(3, 2))
+print([name for name in ("lightning", "pytorch_lightning", "lightning_utilities") if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,327 @@
+import csv
+import json
+import math
+import shutil
+
+import numpy as np
+import problems
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from bu_torch import BoundaryUncertaintyStopping, Rule, SelectionRule, Signals, rank_checkpoints, rank_models
+from bu_torch.subset import stratified_rows
+
+AGREEMENTS = ("label_agreement", "vote_agreement", "neighbor_agreement")
+
+
+@pytest.fixture(scope="module")
+def data():
+    return problems.blobs(n=150)
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    """A real run that saves every epoch, watched on all samples by the callback: its history and its folder."""
+    folder = tmp_path_factory.mktemp("run")
+    stopping = BoundaryUncertaintyStopping(rule="trust_score", budget=None, n_draws=4)
+    saving = ModelCheckpoint(folder / "all", filename="{epoch}", save_top_k=-1)
+    problems.trainer(folder, stopping, saving, max_epochs=6).fit(problems.Classifier(), problems.loader(*data))
+    return stopping, folder / "all"
+
+
+@pytest.fixture(scope="module")
+def signals(data):
+    return Signals().fit(*data)
+
+
+def by_name(ranking):
+    return {candidate.name: candidate for candidate in ranking}
+
+
+def test_checkpoints_of_a_run_have_the_signals_that_the_callback_measured(run, data):
+    stopping, folder = run
+    ranking = rank_checkpoints(folder, problems.Classifier(), data)
+    assert sorted(candidate.epoch for candidate in ranking) == list(range(6))
+    for candidate in ranking:
+        measured = stopping.history[candidate.epoch]
+        assert candidate.step == 5 * (candidate.epoch + 1)
+        assert candidate.path == folder / f"epoch={candidate.epoch}.ckpt"
+        for name, value in candidate.signals.items():
+            assert value == pytest.approx(measured[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize("rule", ["expected_accuracy", "trust_score", "boundary_uncertainty"])
+def test_the_best_is_what_a_rule_of_one_number_keeps(run, data, signals, rule):
+    stopping, folder = run
+    ranking = rank_checkpoints(folder, problems.Classifier, data, rule=rule, signals=signals)
+    assert ranking.best.epoch == SelectionRule(rule).replay(stopping.history)["epoch"]
+    assert ranking.best.score == ranking.best.signals[rule]
+    assert [c.score for c in ranking] == sorted((c.signals[rule] for c in ranking), reverse=True)
+    assert [c.rank for c in ranking] == [1, 2, 3, 4, 5, 6]
+    if rule == "trust_score":
+        assert ranking.best.epoch == stopping.best_epoch
+
+
+class Product(Rule):
+    name = "product"
+    signals = ("trust_score", "expected_accuracy")
+
+    def score(self, values):
+        return values["trust_score"] * values["expected_accuracy"]
+
+
+def test_a_rule_of_one_s_own_ranks(run, data, signals):
+    ranking = rank_checkpoints(run[1], problems.Classifier(), data, rule=Product(), signals=signals)
+    assert ranking.rule == "product"
+    expected = [c.signals["trust_score"] * c.signals["expected_accuracy"] for c in ranking]
+    assert [c.score for c in ranking] == expected == sorted(expected, reverse=True)
+
+
+def test_a_rule_that_compares_checks_is_refused(run, data):
+    class Steady(Product):
+        name = "steady"
+        signals = ("trust_score", "prediction_changes")
+
+    with pytest.raises(ValueError, match=r"`rule` must not look at prediction_changes, .* got 'steady'"):
+        rank_checkpoints(run[1], problems.Classifier(), data, rule=Steady())
+
+
+def test_order_of_the_paths_and_a_fitted_cache_do_not_matter(run, data, signals, tmp_path):
+    files = sorted(run[1].iterdir())
+    one = rank_checkpoints(files, problems.Classifier(), data)
+    assert rank_checkpoints(files[::-1], problems.Classifier(), data, signals=signals) == one
+    assert (
+        rank_checkpoints(map(str, files[2:] + files[:2]), problems.Classifier(), data, cache=tmp_path / "c.npz") == one
+    )
+    assert rank_checkpoints(files, problems.Classifier(), data, cache=tmp_path / "c.npz") == one
+
+
+def test_a_file_named_twice_counts_once_and_a_copy_ranks_beside_it(run, data, signals, tmp_path):
+    files = sorted(run[1].iterdir())
+    one = rank_checkpoints(files, problems.Classifier(), data, signals=signals)
+    with pytest.warns(UserWarning, match="epoch=0.ckpt` is named twice"):
+        assert rank_checkpoints([*files, files[0]], problems.Classifier(), data, signals=signals) == one
+    shutil.copy(one.best.path, tmp_path / "last.ckpt")
+    best, second = rank_checkpoints([tmp_path / "last.ckpt", *files], problems.Classifier(), data, signals=signals)[:2]
+    assert best.score == second.score
+    assert {best.path.name, second.path.name} == {"last.ckpt", one.best.path.name}
+
+
+def test_names_of_the_classes_do_not_matter(run, data, tmp_path):
+    order = torch.tensor([2, 0, 1])
+    for file in run[1].iterdir():
+        state = torch.load(file, weights_only=True)["state_dict"]
+        state["net.4.weight"] = state["net.4.weight"][order.argsort()]
+        state["net.4.bias"] = state["net.4.bias"][order.argsort()]
+        torch.save(state, tmp_path / f"{file.stem}.pt")
+    one = rank_checkpoints(run[1], problems.Classifier(), data, rule="trust_score")
+    other = rank_checkpoints(tmp_path, problems.Classifier(), (data[0], order[data[1]]), rule="trust_score")
+    assert [c.path.stem for c in other] == [c.path.stem for c in one]
+    for candidate, relabelled in zip(one, other, strict=True):
+        assert relabelled.epoch is None
+        for name in ("trust_score", *AGREEMENTS):
+            assert relabelled.signals[name] == pytest.approx(candidate.signals[name], abs=1e-6)
+
+
+def test_nothing_of_the_users_is_touched(run, data, signals, random_states):
+    module = problems.Classifier()
+    module.net[3].eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    states = random_states()
+    loader = problems.loader(*data)
+    rank_checkpoints(run[1], module, loader, signals=signals)
+    rank_checkpoints(run[1], problems.Classifier, loader, signals=signals)
+    assert random_states() == states
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert module.training
+    assert not module.net[3].training
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in module.parameters())
+
+
+def test_weights_that_are_not_finite_rank_last(run, data, signals, tmp_path):
+    state = problems.Classifier().state_dict()
+    state["net.4.bias"][:] = math.nan
+    torch.save(state, tmp_path / "diverged.pt")
+    for rule in (Product(), "trust_score"):
+        ranking = rank_checkpoints(
+            [tmp_path / "diverged.pt", run[1]], problems.Classifier(), data, signals=signals, rule=rule
+        )
+        assert ranking[-1].path.name == "diverged.pt"
+        assert math.isnan(ranking[-1].score)
+        assert all(math.isfinite(c.score) for c in ranking[:-1])
+    ranking.to_json(tmp_path / "ranking.json")
+    assert json.loads((tmp_path / "ranking.json").read_text())["candidates"][-1]["score"] is None
+    alone = rank_checkpoints(tmp_path / "diverged.pt", problems.Classifier(), data, signals=signals)
+    assert math.isnan(alone.best.score)
+
+
+def test_table_json_and_csv_tell_the_same(run, data, signals, tmp_path):
+    ranking = rank_checkpoints(run[1], problems.Classifier(), data, signals=signals)
+    ranking.to_json(tmp_path / "new" / "ranking.json")
+    ranking.to_csv(tmp_path / "new" / "ranking.csv")
+    content = json.loads((tmp_path / "new" / "ranking.json").read_text())
+    assert content["rule"] == "expected_accuracy"
+    assert content["candidates"] == [c.as_record() for c in ranking]
+    with (tmp_path / "new" / "ranking.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["score"]) for row in rows] == [c.score for c in ranking]
+    lines = str(ranking).splitlines()
+    assert lines[0] == "6 candidates by expected_accuracy, best first"
+    assert lines[1].split()[:3] == ["rank", "epoch", "step"]
+    assert lines[2].endswith(str(ranking.best.path))
+    starts = {line.index(str(run[1])) for line in lines[2:]}
+    assert len(starts) == 1
+
+
+def test_a_model_that_cannot_take_the_inputs_is_named():
+    features, labels = problems.blobs()
+    with pytest.raises(ValueError, match=r"^wide: .*shapes cannot be multiplied"):
+        rank_models({"fits": nn.Linear(4, 3), "wide": nn.Linear(7, 3)}, features, labels)
+
+
+def test_the_best_are_copied_and_nothing_is_overwritten(run, data, signals, tmp_path):
+    for version in (0, 1):
+        shutil.copytree(run[1], tmp_path / "logs" / f"version_{version}")
+    folders = [tmp_path / "logs" / "version_0", tmp_path / "logs" / "version_1"]
+    ranking = rank_checkpoints(folders, problems.Classifier(), data, signals=signals)
+    copies = ranking.copy_best(3, tmp_path / "kept")
+    assert [copy.relative_to(tmp_path / "kept") for copy in copies] == [
+        path.relative_to(tmp_path / "logs") for path in ranking.paths[:3]
+    ]
+    assert all(copy.read_bytes() == path.read_bytes() for copy, path in zip(copies, ranking.paths, strict=False))
+    assert ranking.copy_best(3, tmp_path / "kept") == copies
+    copies[1].write_text("another")
+    (tmp_path / "kept" / ranking.paths[3].relative_to(tmp_path / "logs")).unlink(missing_ok=True)
+    with pytest.raises(FileExistsError, match="there already"):
+        ranking.copy_best(4, tmp_path / "kept")
+    assert copies[1].read_text() == "another"
+    assert sum(file.is_file() for file in (tmp_path / "kept").rglob("*")) == 3
+    with pytest.raises(ValueError, match="`n_best`"):
+        ranking.copy_best(13, tmp_path / "kept")
+
+
+def test_what_does_not_fit_is_refused_by_name(run, data, signals, tmp_path):
+    files = sorted(run[1].iterdir())
+    cases = [
+        (ValueError, "`paths`", ([], problems.Classifier(), data)),
+        (FileNotFoundError, "missing.ckpt", ([files[0], "missing.ckpt"], problems.Classifier(), data)),
+        (FileNotFoundError, "no checkpoint", (tmp_path, problems.Classifier(), data)),
+        (ValueError, "epoch=0.ckpt` does not fit", (files, problems.Classifier(d=5), data)),
+        (TypeError, "`module`", (files, "module", data)),
+        (TypeError, "`dataset`", (files, problems.Classifier(), 3)),
+        (ValueError, "`dataset`", (files, problems.Classifier(), [1.0, 2.0, 3.0])),
+        (ValueError, "one length", (files, problems.Classifier(), (data[0], data[1][1:]))),
+    ]
+    for error, said, arguments in cases:
+        with pytest.raises(error, match=said):
+            rank_checkpoints(*arguments)
+    with pytest.raises(ValueError, match=r"epoch=0.ckpt: `logits`"):
+        rank_checkpoints(files[0], problems.Classifier(), (data[0], data[1] + 5))
+    with pytest.raises(ValueError, match="`signals` must be fitted on the samples"):
+        rank_checkpoints(files, problems.Classifier(), (data[0] + 1, data[1]), signals=signals)
+    with pytest.raises(TypeError, match="`signals`"):
+        rank_checkpoints(files, problems.Classifier(), data, signals=3)
+    with pytest.raises(ValueError, match="`rule`"):
+        rank_checkpoints(files, problems.Classifier(), data, rule="loss")
+    with pytest.raises(ValueError, match="`batch_size`"):
+        rank_checkpoints(files, problems.Classifier(), data, batch_size=0)
+
+
+def test_samples_may_come_in_any_form(data):
+    inputs, labels = data
+    weights = torch.rand(len(labels))
+    dicts = [{"image": x, "weight": w, "target": y} for x, y, w in zip(inputs, labels, weights, strict=True)]
+    by_key = {"input_key": "image", "label_key": "target"}
+    models = {"sum": lambda x: x[:, :3], "far": lambda x: x[:, :3] - 5 * x[:, 1:]}
+    expected = rank_models(models, inputs, labels)
+    assert expected == rank_models(models, (weights, inputs, labels), input_key=-2, label_key=-1)
+    assert expected == rank_models(models, DataLoader(dicts, batch_size=7, shuffle=True), **by_key)
+    assert expected == rank_models(models, inputs, labels, **by_key)  # if they are named apart, no key counts
+    few = Subset(TensorDataset(inputs, labels), stratified_rows(150, 90, 0, labels))
+    assert rank_models(models, data, max_samples=90) == rank_models(models, few)
+    with pytest.raises(ValueError, match=r"^`dataset`: batches are dicts .*Pass a pair \(inputs, labels\)"):
+        rank_models(models, dicts)
+
+
+def test_models_of_any_kind_are_ranked_together(data):
+    features, labels = data[0].double(), data[1]
+    forms = {"regression": LogisticRegression(max_iter=500).fit(features, labels)}
+    linear = nn.Linear(4, 3).double()
+    linear.weight.data[:] = torch.from_numpy(forms["regression"].coef_)
+    linear.bias.data[:] = torch.from_numpy(forms["regression"].intercept_)
+    forms |= {"module": linear, "function": lambda x: linear(x), "far": lambda x: linear(x - 2)}
+    ranking = rank_models(forms, features, labels)
+    values = by_name(ranking)
+    for name in ("module", "function"):
+        assert values[name].signals == pytest.approx(values["regression"].signals, abs=1e-9)
+    assert ranking[-1].name == "far"
+    assert ranking.paths == []
+    with pytest.raises(ValueError, match="without"):
+        ranking.copy_best(1, "anywhere")
+
+
+def test_equally_good_models_keep_their_order(data):
+    linear = nn.Linear(4, 3)
+    assert [c.name for c in rank_models([linear, linear], *data)] == ["0: Linear", "1: Linear"]
+    assert [c.name for c in rank_models({"b": linear, "a": linear}, data)] == ["b", "a"]
+
+
+def test_labels_of_estimators_may_be_of_any_kind(data):
+    features = data[0].numpy().astype(np.float64)
+    expected = None
+    for names in (np.array([0, 1, 2]), np.array([-5, 3, 7]), np.array(["a", "b", "c"]), np.array([1.0, 2.0, 3.0])):
+        y = names[data[1].numpy()]
+        models = {
+            "svc": SVC().fit(features, y),
+            "pipeline": make_pipeline(StandardScaler(), LogisticRegression()).fit(features, y),
+            "neighbors": KNeighborsClassifier(9).fit(features, y),
+        }
+        found = {name: c.signals for name, c in by_name(rank_models(models, features, y)).items()}
+        expected = expected or found
+        assert found == expected
+
+
+def test_an_estimator_that_does_not_know_a_class_never_predicts_it(data):
+    features, labels = data[0].numpy(), data[1].numpy()
+    part = KNeighborsClassifier(5).fit(features[labels != 1], labels[labels != 1])
+    whole = KNeighborsClassifier(5).fit(features, labels)
+    ranking = rank_models({"part": part, "whole": whole}, features, labels)
+    assert ranking.best.name == "whole"
+    assert by_name(ranking)["part"].signals["label_agreement"] < 0.7
+
+
+def test_what_is_no_fitted_classifier_is_refused(data):
+    features, labels = data[0].numpy(), data[1].numpy()
+    ovo = SVC(decision_function_shape="ovo").fit(features, labels)
+    for error, said, models in (
+        (ValueError, "decision_function_shape='ovr'", [ovo]),
+        (ValueError, "must be fitted", [KNeighborsClassifier()]),
+        (ValueError, "`models`", []),
+        (TypeError, "`models`", [3]),
+        (TypeError, "got one Linear", nn.Linear(4, 3)),
+        (TypeError, "got one SVC", ovo),
+    ):
+        with pytest.raises(error, match=said):
+            rank_models(models, features, labels)
+    with pytest.raises(TypeError, match="`labels`"):
+        rank_models([nn.Linear(4, 3)], data[0], np.array(["a", "b", "c"])[labels])
+    four = np.where((labels == 2) & (np.arange(len(labels)) % 6 < 3), 3, labels)
+    with pytest.raises(ValueError, match="one column for each"):
+        rank_models([SVC(decision_function_shape="ovo").fit(features, four)], features, four)
+
+
+def test_frames_keep_their_columns(data):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(data[0].numpy(), columns=list("abcd"))
+    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(frame, data[1])
+    plain = make_pipeline(StandardScaler(), LogisticRegression()).fit(data[0].numpy(), data[1])
+    one = rank_models([model], frame, data[1]).best.signals
+    assert one == rank_models([plain], data[0].numpy(), data[1]).best.signals

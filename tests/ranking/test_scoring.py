@@ -1,0 +1,147 @@
+import copy
+import pickle
+
+import numpy as np
+import problems
+import pytest
+from sklearn.base import clone
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from sklearn.tree import DecisionTreeClassifier
+
+from bu_torch import BoundaryUncertaintyScorer, Signals, rank_models
+from bu_torch.ranking import scoring
+
+
+@pytest.fixture
+def data():
+    features, labels = problems.blobs(n=160, d=3)
+    return features.double().numpy() * [1.0, 100.0, 0.01], np.array(["ape", "bee", "cat"])[labels.numpy()]
+
+
+@pytest.fixture(autouse=True)
+def empty_cache():
+    scoring._fitted.clear()
+
+
+def search(estimator, grid, X, y, **arguments):
+    everything = np.arange(len(y))
+    arguments = {
+        "scoring": BoundaryUncertaintyScorer(),
+        "cv": [(everything, everything)],
+        "error_score": "raise",
+    } | arguments
+    return GridSearchCV(estimator, grid, **arguments).fit(X, y)
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_a_search_over_a_pipeline_with_string_labels(data, n_jobs):
+    pipeline = make_pipeline(StandardScaler(), SVC())
+    grid = {"svc__gamma": [1e-4, 0.3, 1e4]}
+    found = search(pipeline, grid, *data, n_jobs=n_jobs)
+    assert found.best_params_ == {"svc__gamma": 0.3}
+    scores = found.cv_results_["mean_test_score"]
+    for score, gamma in zip(scores, grid["svc__gamma"], strict=True):
+        model = clone(pipeline).set_params(svc__gamma=gamma).fit(*data)
+        ranking = rank_models([model], *data)
+        assert score == pytest.approx(ranking.best.signals["boundary_uncertainty"])
+
+
+def test_signals_are_fitted_once_for_all_candidates(data, monkeypatch):
+    fits = []
+    fit = Signals.fit
+    monkeypatch.setattr(Signals, "fit", lambda self, *a: fits.append(1) or fit(self, *a))
+    search(KNeighborsClassifier(), {"n_neighbors": [1, 5, 9, 15]}, *data)
+    assert len(fits) == 1
+    search(KNeighborsClassifier(), {"n_neighbors": [1, 5]}, data[0] + 1, data[1])
+    assert len(fits) == 2
+    for shift in range(6):
+        BoundaryUncertaintyScorer()(KNeighborsClassifier().fit(*data), data[0] + shift, data[1])
+    assert len(scoring._fitted) == 4
+
+
+def test_all_signals_at_once_and_the_default_rule(data):
+    grid, every = {"n_neighbors": [1, 9, 25, 119]}, BoundaryUncertaintyScorer(None)
+    found = search(KNeighborsClassifier(), grid, *data, scoring=every, refit="expected_accuracy")
+    models = [KNeighborsClassifier(k).fit(*data) for k in grid["n_neighbors"]]
+    ranking = rank_models(models, *data)
+    assert found.best_index_ == int(ranking.best.name[0])
+    assert found.cv_results_["mean_test_omission"].max() <= 0
+    by_trust = search(KNeighborsClassifier(), grid, *data, scoring=BoundaryUncertaintyScorer("trust_score"))
+    assert by_trust.best_index_ == int(np.argmax(found.cv_results_["mean_test_trust_score"]))
+
+
+def test_a_scorer_is_copied_pickled_and_cloned(data):
+    scorer = BoundaryUncertaintyScorer(n_neighbors=20, n_draws=2, seed=3, max_samples=90)
+    model = LogisticRegression(max_iter=1000).fit(*data)
+    value = scorer(model, *data)
+    twins = [copy.deepcopy(scorer), pickle.loads(pickle.dumps(scorer))]  # noqa: S301
+    grid = clone(GridSearchCV(model, {}, scoring=scorer))
+    for twin in (*twins, grid.scoring):
+        assert repr(twin) == repr(scorer)
+        assert twin(model, *data) == value
+    assert "max_samples=90" in repr(scorer)
+    assert value != BoundaryUncertaintyScorer(n_neighbors=20, n_draws=2, seed=4, max_samples=90)(model, *data)
+
+
+def test_probabilities_count_as_logits_of_a_softmax(data):
+    X, y = data[0], data[1]
+    model = LogisticRegression(max_iter=1000).fit(X, y)
+
+    class Probabilities:
+        classes_ = model.classes_
+        predict, predict_proba = model.predict, model.predict_proba
+
+    scorer = BoundaryUncertaintyScorer()
+    assert scorer(Probabilities(), X, y) == pytest.approx(scorer(model, X, y), abs=1e-6)
+    for other in (RandomForestClassifier(20, random_state=0), DecisionTreeClassifier(random_state=0)):
+        assert 0 < scorer(other.fit(X, y), X, y) < 1
+
+
+def test_frames_and_labels_of_two_classes(data):
+    pandas = pytest.importorskip("pandas")
+    frame, y = pandas.DataFrame(data[0], columns=["a", "b", "c"]), data[1] == "bee"
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression())
+    found = search(pipeline, {"logisticregression__C": [1e-4, 1.0]}, frame, pandas.Series(y))
+    plain = search(pipeline, {"logisticregression__C": [1e-4, 1.0]}, data[0], y.astype(int))
+    assert found.cv_results_["mean_test_score"].tolist() == plain.cv_results_["mean_test_score"].tolist()
+
+
+def test_global_random_numbers_are_left_alone(data, random_states):
+    model = KNeighborsClassifier().fit(*data)
+    before = random_states()
+    BoundaryUncertaintyScorer()(model, *data)
+    assert random_states() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "name"),
+    [
+        ({"signal": "accuracy"}, ValueError, "signal"),
+        ({"signal": "prediction_changes"}, ValueError, "signal"),
+        ({"n_neighbors": 1}, ValueError, "n_neighbors"),
+        ({"n_draws": 0}, ValueError, "n_draws"),
+        ({"seed": 0.5}, TypeError, "seed"),
+        ({"max_samples": 0}, ValueError, "max_samples"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, error, name):
+    with pytest.raises(error, match=f"`{name}`"):
+        BoundaryUncertaintyScorer(**arguments)
+
+
+def test_samples_that_are_not_fit_are_refused(data):
+    model, scorer = KNeighborsClassifier().fit(*data), BoundaryUncertaintyScorer()
+    with pytest.raises(ValueError, match="one entry a sample"):
+        scorer(model, data[0], data[1][1:])
+    with pytest.raises(ValueError, match="`X`"):
+        scorer(model, data[0] * np.nan, data[1])
+    with pytest.raises(ValueError, match="regression"):
+        scorer(model, data[0], np.linspace(0, 1, 160))
+    with pytest.raises(ValueError, match="fitted"):
+        scorer(KNeighborsClassifier(), *data)

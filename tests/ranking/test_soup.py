@@ -1,0 +1,177 @@
+import problems
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from bu_torch import Signals, average_checkpoints, greedy_soup, load_checkpoint, rank_checkpoints
+
+
+def gaussians(n=400):
+    """N(0, I) and N((2, 0), I): the Bayes boundary is x_0 = 1."""
+    labels = torch.arange(n) % 2
+    features = torch.randn(n, 2, generator=torch.Generator().manual_seed(0))
+    features[:, 0] += 2 * labels
+    return features, labels
+
+
+def cut(at, folder, epoch):
+    """A checkpoint of x_0 - at."""
+    state = {"weight": torch.tensor([[1.0, 0.0]]), "bias": torch.tensor([-at])}
+    torch.save({"state_dict": state, "epoch": epoch}, folder / f"{at}.ckpt")
+
+
+def test_an_average_is_the_mean_and_keeps_whole_numbers(tmp_path):
+    modules = [nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)) for _ in range(3)]
+    for place, module in enumerate(modules):
+        for _ in range(place + 1):
+            module(torch.randn(10, 3) + place)
+        torch.save(module.state_dict(), tmp_path / f"{place}.pt")
+    average = average_checkpoints(tmp_path)
+    states = [module.state_dict() for module in modules]
+    for name, value in average.items():
+        stacked = torch.stack([state[name] for state in states])
+        assert value.dtype == stacked.dtype
+        if value.is_floating_point():
+            torch.testing.assert_close(value, stacked.mean(dim=0))
+        else:
+            assert torch.equal(value, states[0][name])
+    swa = AveragedModel(modules[0], use_buffers=True)
+    for module in modules:
+        swa.update_parameters(module)
+    for name, value in swa.module.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(average[name], value)
+
+
+def test_low_precision_is_averaged_in_double(tmp_path):
+    for place in range(7):
+        torch.save({"weight": torch.tensor([3.0 + (place == 6)], dtype=torch.bfloat16)}, tmp_path / f"{place}.pt")
+    average = average_checkpoints(tmp_path)["weight"]
+    assert average.dtype == torch.bfloat16
+    assert torch.equal(average, torch.tensor([22 / 7], dtype=torch.bfloat16))
+
+
+def test_files_of_other_shapes_are_not_averaged(tmp_path):
+    torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "a.pt")
+    torch.save(nn.Linear(2, 4).state_dict(), tmp_path / "b.pt")
+    with pytest.raises(ValueError, match=r"bias is \(3,\) in .*a.pt`, \(4,\) in .*b.pt`"):
+        average_checkpoints(tmp_path)
+    torch.save(nn.Linear(2, 3, bias=False).state_dict(), tmp_path / "b.pt")
+    with pytest.raises(ValueError, match=r"bias is .* missing in"):
+        average_checkpoints(tmp_path)
+
+
+class Lazy(nn.Module):
+    """Takes the shape of its weights from the file."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.LazyLinear(1)
+
+    def forward(self, x):
+        return self.last(x)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        average_checkpoints,
+        lambda paths: rank_checkpoints(paths, lambda: nn.Linear(2, 1), gaussians()),
+        lambda paths: rank_checkpoints(paths, Lazy, gaussians()),
+        lambda paths: greedy_soup(paths, lambda: nn.Linear(2, 1), gaussians()),
+    ],
+    ids=["average", "rank", "rank lazy modules", "soup"],
+)
+@pytest.mark.parametrize("stride", [0, 1], ids=["expanded", "overlapping"])
+def test_a_tensor_far_larger_than_its_file_takes_no_memory(tmp_path, read, stride):
+    n = 10**6 if stride else 10**13
+    large = torch.ones(2 * n if stride else 1).as_strided((n, n) if stride else (1, n), (stride, stride))
+    names = ("last.weight", "last.bias", "weight", "bias")
+    torch.save({name: large for name in names}, tmp_path / "crafted.pt")
+    with pytest.raises(
+        ValueError, match=r"crafted\.pt` must hold the values of its weights, got 'last\.weight' of shape"
+    ):
+        read(tmp_path)
+
+
+def test_expanded_weights_are_averaged(tmp_path):
+    for place in (1.0, 2.0):
+        state = {"weight": torch.full((1, 1), place).expand(1, 2), "bias": torch.zeros(1)}
+        torch.save(state, tmp_path / f"{place}.pt")
+    assert torch.equal(average_checkpoints(tmp_path)["weight"], torch.full((1, 2), 1.5))
+    assert len(greedy_soup(tmp_path, nn.Linear(2, 1), gaussians()).ranking) == 2
+
+
+@pytest.mark.parametrize("rule", ["expected_accuracy", "boundary_uncertainty"])
+def test_what_lies_on_both_sides_of_the_bayes_boundary_is_averaged(tmp_path, rule):
+    for epoch, at in enumerate((0.3, 1.8, 5.0)):
+        cut(at, tmp_path, epoch)
+    module = nn.Linear(2, 1)
+    before = module.weight.clone()
+    soup = greedy_soup(tmp_path, module, gaussians(), rule=rule)
+    assert torch.equal(module.weight, before)
+    assert {member.epoch for member in soup.members} == {0, 1}
+    assert float(soup.state_dict["bias"]) == pytest.approx(-1.05)
+    assert soup.gain > 0
+    best = soup.ranking.best
+    assert soup.members[0] == best
+    assert soup.signals["label_agreement"] > best.signals["label_agreement"]
+    assert soup.gain == pytest.approx(soup.signals[rule] - best.signals[rule])
+    assert len(greedy_soup(tmp_path, module, gaussians(), rule=rule, n_best=1).members) == 1
+
+
+def test_a_soup_of_one_is_the_best_and_copies_count_once(tmp_path):
+    for epoch, at in enumerate((1.0, 2.5, 3.0)):
+        cut(at, tmp_path, epoch)
+    (tmp_path / "last.ckpt").write_bytes((tmp_path / "1.0.ckpt").read_bytes())
+    soup = greedy_soup(tmp_path, nn.Linear(2, 1), gaussians())
+    assert len(soup.members) == 1
+    assert soup.gain == 0
+    assert len(soup.ranking) == 4
+    assert soup.signals == soup.ranking.best.signals
+    assert torch.equal(soup.state_dict["bias"], torch.tensor([-1.0]))
+
+
+def test_a_soup_of_a_real_run_loads_as_lightning_does(tmp_path):
+    class Saved(problems.Classifier):
+        def __init__(self, lr=0.05):
+            super().__init__(lr=lr)
+            self.save_hyperparameters()
+
+    data = problems.blobs()
+    saving = ModelCheckpoint(tmp_path / "all", save_top_k=-1)
+    problems.trainer(tmp_path, saving, max_epochs=5).fit(Saved(lr=0.2), problems.loader(*data))
+    signals = Signals().fit(*data)
+    soup = greedy_soup(tmp_path / "all", Saved, data, rule="trust_score", signals=signals)
+    soup.save(tmp_path / "soup.ckpt")
+    module = Saved.load_from_checkpoint(tmp_path / "soup.ckpt", weights_only=True)
+    assert module.lr == 0.2
+    assert module.state_dict().keys() == soup.state_dict.keys()
+    assert all(torch.equal(value, soup.state_dict[name]) for name, value in module.state_dict().items())
+    content = load_checkpoint(tmp_path / "soup.ckpt").content
+    assert content["epoch"] == soup.ranking.best.epoch
+    assert content["averaged"] == [member.name for member in soup.members]
+    assert "optimizer_states" not in content
+    again = rank_checkpoints(tmp_path / "soup.ckpt", Saved, data, signals=signals)
+    assert again.best.signals == soup.signals
+    with pytest.raises(FileExistsError, match=r"soup.ckpt` is there already"):
+        soup.save(tmp_path / "soup.ckpt")
+    with pytest.raises(ValueError, match="`path`"):
+        soup.save(tmp_path / "soup.safetensors")
+
+
+def test_a_soup_of_bare_weights_is_saved_bare(tmp_path):
+    torch.save({"weight": torch.tensor([[1.0, 0.0]]), "bias": torch.tensor([-1.0])}, tmp_path / "one.pt")
+    soup = greedy_soup(tmp_path / "one.pt", nn.Linear(2, 1), gaussians())
+    soup.save(tmp_path / "new" / "soup.pt")
+    assert load_checkpoint(tmp_path / "new" / "soup.pt").content.keys() == {"weight", "bias"}
+
+
+def test_nothing_finite_is_refused(tmp_path):
+    torch.save({"weight": torch.full((1, 2), torch.nan), "bias": torch.zeros(1)}, tmp_path / "one.pt")
+    with pytest.raises(ValueError, match="finite"):
+        greedy_soup(tmp_path, nn.Linear(2, 1), gaussians())
+    with pytest.raises(ValueError, match="`n_best`"):
+        greedy_soup(tmp_path, nn.Linear(2, 1), gaussians(), n_best=0)

@@ -1,0 +1,400 @@
+from functools import partial
+
+import pytest
+import torch
+from problems import blobs
+
+from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph, functional
+from bu_torch.functional import as_probabilities, brier_score, label_votes, tangent_kernel
+
+
+class TestVotes:
+    def test_the_decay_predicts_left_out_labels_best(self):
+        features, labels = blobs()
+        labels = torch.where(torch.rand(len(labels), generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
+        neighbors = NeighborGraph(20).fit(features).neighbors
+        votes = LabelVotes().fit(labels, neighbors)
+        scores = {
+            decay: float(brier_score(label_votes(labels, neighbors, decay, leave_one_out=True), labels))
+            for decay in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+        }
+        assert scores[votes.decay_] == min(scores.values())
+        assert torch.equal(votes.votes, label_votes(labels, neighbors, votes.decay_))
+        assert torch.equal(votes.left_out, label_votes(labels, neighbors, votes.decay_, leave_one_out=True))
+
+    def test_noise_asks_more_neighbours_and_fine_shapes_fewer(self):
+        generator = torch.Generator().manual_seed(0)
+        features = torch.rand(600, 2, generator=generator)
+        stripes = (features[:, 0] * 12).long() % 2
+        noisy = torch.where(torch.rand(600, generator=generator) < 0.3, 1 - stripes, stripes)
+        halves = (features[:, 0] > 0.5).long()
+        noisy_halves = torch.where(torch.rand(600, generator=generator) < 0.3, 1 - halves, halves)
+        neighbors = NeighborGraph(40).fit(features).neighbors
+        decay = {
+            name: LabelVotes().fit(labels, neighbors).decay_
+            for name, labels in {"stripes": stripes, "noisy": noisy, "halves": noisy_halves}.items()
+        }
+        assert decay["halves"] < decay["noisy"] <= decay["stripes"]
+
+    def test_skill_is_what_the_votes_of_the_others_gain_on_labels_drawn_at_random(self):
+        labels = torch.tensor([0, 0, 0, 1, 1, 1])
+        of_own_class = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5], [5, 3]])
+        assert LabelVotes().fit(labels, of_own_class).skill_ == 1
+        of_other_class = torch.tensor([[0, 3], [1, 4], [2, 5], [3, 0], [4, 1], [5, 2]])
+        assert LabelVotes().fit(labels, of_other_class).skill_ == pytest.approx(1 - 2 / (0.5 * 2))
+        assert LabelVotes().fit(torch.zeros(6, dtype=torch.int64), of_own_class).skill_ == 0
+
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.multinomial(torch.tensor([0.7, 0.2, 0.1]), 5000, replacement=True, generator=generator)
+        neighbors = torch.cat(
+            (torch.arange(5000).unsqueeze(1), torch.randint(5000, (5000, 9), generator=generator)), dim=1
+        )
+        assert LabelVotes((0.0,)).fit(labels, neighbors).skill_ == pytest.approx(0, abs=0.02)
+
+    def test_score_counts_the_votes_of_the_predicted_classes(self):
+        labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 2], [2, 1], [3, 2]])
+        votes = LabelVotes().fit(labels, neighbors)
+        predictions = torch.tensor([0, 0, 1, 1, 1, 1, 1, 9])
+        expected = sum(float(votes.votes[i % 4, p]) for i, p in enumerate(predictions.tolist()) if p < 2) / 8
+        assert float(votes.score(predictions)) == pytest.approx(expected)
+        assert float(votes.score(predictions.numpy())) == pytest.approx(expected)
+
+    def test_bad_arguments_are_named(self):
+        for decays in ((), (1.0, -1.0), (float("nan"),)):
+            with pytest.raises(ValueError, match="`decays` must hold at least one number, all >= 0"):
+                LabelVotes(decays)
+        with pytest.raises(RuntimeError, match="not fitted yet"):
+            LabelVotes().score(torch.tensor([0]))
+        neighbors = torch.tensor([[0, 1], [1, 0]])
+        with pytest.raises(ValueError, match="`labels` must have one entry a sample, 2, got 3"):
+            LabelVotes().fit(torch.tensor([0, 1, 1]), neighbors)
+        with pytest.raises(ValueError, match="fractional"):
+            LabelVotes().fit(torch.tensor([0.5, 1.0]), neighbors)
+        votes = LabelVotes().fit(torch.tensor([0, 1]), neighbors)
+        with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 2 samples, got 3"):
+            votes.score(torch.tensor([0, 1, 1]))
+
+
+def by_refitting(features, labels, penalty):
+    """Kernel ridge regression solved anew without each sample, the centre, scale and shares being those of all."""
+    points = (features - features.mean(dim=0)).double()
+    points = points / points.square().mean().sqrt()
+    kernel = tangent_kernel(points, points)
+    kernel = kernel / kernel.diagonal().mean()
+    one_hot = torch.nn.functional.one_hot(labels).double()
+    shares = one_hot.mean(dim=0)
+    rows = []
+    for row in range(len(labels)):
+        others = torch.arange(len(labels)) != row
+        ridge = kernel[others][:, others] + penalty * torch.eye(len(labels) - 1, dtype=torch.float64)
+        rows.append(kernel[row, others] @ torch.linalg.solve(ridge, one_hot[others] - shares) + shares)
+    return as_probabilities(torch.stack(rows))
+
+
+def parity(n_samples, seed=0):
+    """Four indicators, and a label that no single one tells: an odd number of the first three."""
+    bits = torch.randint(2, (n_samples, 4), generator=torch.Generator().manual_seed(seed))
+    return bits.float(), bits[:, :3].sum(dim=1) % 2
+
+
+class TestRegression:
+    def test_left_out_probabilities_are_those_of_as_many_fits(self, device):
+        features, labels = blobs(n=60)
+        regression = LabelRegression().fit(features.to(device), labels.to(device))
+        assert (regression.left_out.dtype, regression.left_out.device.type) == (torch.float32, device.type)
+        expected = by_refitting(features, labels, regression.penalty_)
+        torch.testing.assert_close(regression.left_out.cpu(), expected.float(), atol=1e-4, rtol=0)
+
+    def test_the_penalty_predicts_left_out_labels_best(self):
+        features, labels = blobs(n=60)
+        labels = torch.where(torch.rand(60, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
+        regression = LabelRegression(penalties=(0.01, 0.3, 10)).fit(features, labels)
+        scores = {p: float(brier_score(by_refitting(features, labels, p), labels)) for p in (0.01, 0.3, 10)}
+        assert scores[regression.penalty_] == min(scores.values())
+        shares = labels.bincount() / len(labels)
+        by_chance = float(brier_score(shares.expand(60, -1), labels))
+        assert regression.skill_ == pytest.approx(1 - min(scores.values()) / by_chance, abs=1e-4)
+
+    def test_noise_asks_for_a_larger_penalty(self):
+        features, labels = blobs(n=300)
+        noisy = torch.where(torch.rand(300, generator=torch.Generator().manual_seed(0)) < 0.4, 0, labels)
+        assert LabelRegression().fit(features, noisy).penalty_ > LabelRegression().fit(features, labels).penalty_
+
+    def test_it_sees_what_the_nearest_neighbours_do_not(self):
+        features = torch.randn(200, 30, generator=torch.Generator().manual_seed(0))
+        plane = (features.sum(dim=1) > 0).long()
+        neighbors = NeighborGraph(40).fit(features).neighbors
+        assert LabelRegression().fit(features, plane).skill_ > LabelVotes().fit(plane, neighbors).skill_ + 0.1
+        assert LabelRegression().fit(*parity(120)).skill_ > 0.9
+
+    def test_random_labels_have_no_skill(self):
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.randint(2, (500,), generator=generator)
+        assert -0.1 < LabelRegression().fit(torch.randn(500, 10, generator=generator), labels).skill_ < 0.01
+
+    def test_shift_scale_rotation_and_order_do_not_matter(self):
+        features, labels = blobs(n=80)
+        features = features.double()
+        elsewhere = torch.randn(50, features.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        expected = LabelRegression().fit(features, labels).predict_proba(elsewhere)
+        generator = torch.Generator().manual_seed(1)
+        rotation = torch.linalg.qr(torch.randn(*[features.shape[1]] * 2, generator=generator, dtype=torch.float64)).Q
+        order = torch.randperm(80, generator=generator)
+        changed = LabelRegression().fit(1000 * features[order] @ rotation + 5, labels[order])
+        found = changed.predict_proba(1000 * elsewhere @ rotation + 5)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+    @pytest.mark.parametrize("scale", [1e-200, 1e200])
+    def test_extreme_scales_do_not_matter(self, scale):
+        features, labels = blobs(n=80)
+        expected = LabelRegression().fit(features.double(), labels)
+        found = LabelRegression().fit(scale * features.double(), labels)
+        torch.testing.assert_close(found.left_out, expected.left_out)
+        torch.testing.assert_close(
+            found.predict_proba(scale * features.double()), expected.predict_proba(features.double())
+        )
+
+    def test_renaming_the_classes_renames_the_columns(self):
+        features, labels = blobs(n=80)
+        names = torch.tensor([2, 0, 1])
+        renamed = LabelRegression().fit(features, names[labels]).predict_proba(features)
+        torch.testing.assert_close(renamed[:, names], LabelRegression().fit(features, labels).predict_proba(features))
+
+    def test_probabilities_follow_the_classes_and_sum_to_one(self):
+        features, labels = blobs(n=200)
+        probabilities = LabelRegression().fit(features, labels).predict_proba(features.numpy())
+        assert probabilities.shape == (200, 3)
+        assert probabilities.min() >= 0
+        torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(200))
+        assert (probabilities.argmax(dim=1) == labels).float().mean() > 0.9
+
+    def test_landmarks_come_near_to_all_samples(self):
+        features, labels = blobs(n=400)
+        exact = LabelRegression(penalties=(0.1,)).fit(features, labels)
+        nearly = LabelRegression(n_landmarks=399, penalties=(0.1,)).fit(features, labels)
+        torch.testing.assert_close(nearly.left_out, exact.left_out, atol=0.01, rtol=0)
+        few = LabelRegression(n_landmarks=100, penalties=(0.1,)).fit(features, labels)
+        elsewhere = features + 0.5 * torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+        for found, expected in (
+            (few.left_out, exact.left_out),
+            (few.predict_proba(elsewhere), exact.predict_proba(elsewhere)),
+        ):
+            assert (found - expected).abs().mean() < 0.02
+        one = LabelRegression(n_landmarks=1, penalties=(0.1,)).fit(features, labels)
+        assert one.skill_ < few.skill_ < exact.skill_ + 0.01
+
+    def test_of_many_samples_some_of_each_class_are_taken(self):
+        features, labels = blobs(n=300)
+        labels[7] = 5
+        part = LabelRegression(max_samples=120, seed=1).fit(features, labels)
+        assert part.rows_.tolist() == sorted(set(part.rows_.tolist()))
+        assert (len(part.rows_), part.left_out.shape) == (120, (120, 6))
+        assert labels[part.rows_].bincount().tolist() == [40, 39, 40, 0, 0, 1]
+        alone = LabelRegression(seed=1).fit(features[part.rows_], labels[part.rows_])
+        torch.testing.assert_close(part.predict_proba(features), alone.predict_proba(features))
+        assert LabelRegression().fit(features, labels).rows_.tolist() == list(range(300))
+
+    def test_chunks_do_not_matter(self, monkeypatch):
+        features, labels = blobs(n=100)
+        expected = LabelRegression().fit(features, labels).predict_proba(features)
+        monkeypatch.setattr("bu_torch.labels._BLOCK_ELEMENTS", 700)
+        torch.testing.assert_close(LabelRegression().fit(features, labels).predict_proba(features), expected)
+
+    @pytest.mark.parametrize("features", [torch.zeros(30, 2), torch.ones(30, 1, 4, 4) * 1e20, torch.eye(30)])
+    def test_degenerate_points_give_probabilities(self, features):
+        labels = torch.arange(30) % 2
+        regression = LabelRegression().fit(features, labels)
+        for probabilities in (regression.left_out, regression.predict_proba(features)):
+            torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(30))
+        one_class = LabelRegression().fit(features, torch.zeros(30))
+        assert one_class.skill_ == 0
+        assert bool((one_class.predict_proba(features) == 1).all())
+
+    def test_no_random_number_of_others_is_used(self):
+        features, labels = blobs(n=100)
+        state = torch.get_rng_state()
+        first = LabelRegression(n_landmarks=20, seed=3).fit(features, labels).left_out
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(LabelRegression(n_landmarks=20, seed=3).fit(features, labels).left_out, first)
+
+    @pytest.mark.parametrize(
+        ("call", "error", "message"),
+        [
+            (lambda: LabelRegression(0), ValueError, "`n_landmarks` must be an integer >= 1, got 0"),
+            (
+                lambda: LabelRegression(penalties=()),
+                ValueError,
+                "`penalties` must hold at least one number, all finite",
+            ),
+            (lambda: LabelRegression(penalties=(1, 1e-9)), ValueError, r"finite and >= 1e-08, got \(1, 1e-09\)"),
+            (lambda: LabelRegression(max_samples=0), ValueError, "`max_samples` must be an integer >= 1, got 0"),
+            (lambda: LabelRegression(seed=-1), ValueError, "`seed` must be an integer >= 0, got -1"),
+            (lambda: LabelRegression().fit(torch.ones(3), [0, 1, 0]), ValueError, "`features` must have shape"),
+            (
+                lambda: LabelRegression().fit(torch.ones(3, 1), [0, 1]),
+                ValueError,
+                "`labels` must have one entry a sample",
+            ),
+            (lambda: LabelRegression().fit([[float("nan")]], [0]), ValueError, "`features` must be finite"),
+            (lambda: LabelRegression().predict_proba([[1.0]]), RuntimeError, "not fitted yet: call `fit` first"),
+            (
+                lambda: LabelRegression().fit([[1.0], [2.0]], [0, 1]).predict_proba([[1.0, 2.0]]),
+                ValueError,
+                "`features` must have 1 features a sample, as in `fit`, got 2",
+            ),
+        ],
+    )
+    def test_bad_input_is_named(self, call, error, message):
+        with pytest.raises(error, match=message):
+            call()
+
+
+def noisy_blobs(n=60, n_draws=2, **kwargs):
+    """Samples with a fifth of wrong labels, their clusters, and draws of perturbed copies."""
+    generator = torch.Generator().manual_seed(5)
+    features, labels = blobs(n=n, **kwargs)
+    labels = torch.where(torch.rand(n, generator=generator) < 0.2, 0, labels)
+    perturbed = features.repeat(n_draws, 1) + 0.5 * torch.randn(n_draws * n, features.shape[1], generator=generator)
+    return features, labels, NeighborGraph(10).fit(features).neighbors, perturbed
+
+
+def votes_one_by_one(labels, neighbors, decay, first):
+    """Shares of the votes of each cluster from its member number `first` on."""
+    votes = torch.zeros(len(labels), int(labels.max()) + 1, dtype=torch.float64)
+    for row, members in enumerate(neighbors.tolist()):
+        for rank, member in enumerate(members[first:], start=1):
+            votes[row, labels[member]] += rank**-decay
+    return votes / votes.sum(dim=1, keepdim=True)
+
+
+def by_solving(features, labels, penalty, points):
+    """Kernel ridge regression at any points, in one system of equations."""
+    center = features.double().mean(dim=0)
+    scale = (features - center).square().mean().sqrt()
+    kernel = partial(tangent_kernel, second=(features - center) / scale)
+    unit = kernel((features - center) / scale).diagonal().mean()
+    one_hot = torch.nn.functional.one_hot(labels).double()
+    shares = one_hot.mean(dim=0)
+    ridge = kernel((features - center) / scale) / unit + penalty * torch.eye(len(labels), dtype=torch.float64)
+    weights = torch.linalg.solve(ridge, one_hot - shares)
+    return as_probabilities(kernel((points - center) / scale) / unit @ weights + shares)
+
+
+class TestProbabilities:
+    def test_agree_with_a_slow_reference(self, device):
+        features, labels, neighbors, perturbed = noisy_blobs()
+        on_device = (part.to(device) for part in (features, labels, neighbors))
+        probabilities = LabelProbabilities().fit(*on_device)
+        penalty, decay = probabilities.regression.penalty_, probabilities.votes.decay_
+        by_votes = votes_one_by_one(labels, neighbors, decay, first=1)
+        by_regression = by_refitting(features, labels, penalty)
+        scores = [float(brier_score(torch.lerp(by_votes, by_regression, w / 1000), labels)) for w in range(1001)]
+        weight = scores.index(min(scores)) / 1000
+        assert 0 < weight < 1
+        assert probabilities.weight_ == pytest.approx(weight, abs=2e-3)
+        votes = votes_one_by_one(labels, neighbors, decay, first=0).repeat(2, 1)
+        expected = (1 - weight) * votes + weight * by_solving(features, labels, penalty, perturbed)
+        found = probabilities.predict_proba(perturbed.to(device))
+        assert (found.dtype, found.device.type) == (torch.float32, device.type)
+        torch.testing.assert_close(found.cpu().double(), expected, atol=3e-3, rtol=0)
+        predictions = torch.randint(4, (120,), generator=torch.Generator().manual_seed(0))
+        chosen = [float(row[p]) if p < 3 else 0.0 for row, p in zip(expected, predictions.tolist(), strict=True)]
+        score = probabilities.score(perturbed.to(device), predictions)
+        assert score.dtype == torch.float64
+        assert float(score) == pytest.approx(sum(chosen) / 120, abs=3e-3)
+
+    def test_votes_that_are_always_right_have_all_the_weight(self):
+        features, labels = blobs(n=30)
+        own_class = torch.stack([(torch.arange(30) + 3 * step) % 30 for step in range(4)], dim=1)
+        probabilities = LabelProbabilities().fit(features, labels, own_class)
+        assert probabilities.weight_ == 0
+        assert torch.equal(probabilities.predict_proba(features.repeat(3, 1)), torch.eye(3)[labels].repeat(3, 1))
+        assert probabilities.score(features, labels) == 1
+        assert probabilities.score(features, (labels + 1) % 3) == 0
+
+    def test_votes_that_are_always_wrong_have_none(self):
+        labels = torch.arange(20) % 2
+        features = 2.0 * labels.unsqueeze(1) - 1
+        rows = torch.arange(20)
+        other_class = torch.stack((rows, (rows + 1) % 20, (rows + 3) % 20), dim=1)
+        probabilities = LabelProbabilities().fit(features, labels, other_class)
+        assert probabilities.weight_ == 1
+        perturbed = features + 0.1
+        expected = probabilities.regression.predict_proba(perturbed)
+        assert torch.equal(probabilities.predict_proba(perturbed), expected)
+
+    def test_the_mixture_predicts_left_out_labels_better_than_its_parts(self):
+        features, labels, neighbors, _ = noisy_blobs(n=300)
+        probabilities = LabelProbabilities().fit(features, labels, neighbors)
+        parts = probabilities.votes.left_out, probabilities.regression.left_out
+        mixed = brier_score(torch.lerp(*parts, probabilities.weight_), labels)
+        assert mixed < min(brier_score(part, labels) for part in parts)
+
+    def test_the_order_of_the_samples_does_not_matter(self):
+        features, labels, neighbors, perturbed = noisy_blobs()
+        expected = LabelProbabilities().fit(features, labels, neighbors).predict_proba(perturbed)
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+        shuffled = LabelProbabilities().fit(features[order], labels[order], order.argsort()[neighbors[order]])
+        in_both_draws = torch.cat((order, 60 + order))
+        found = shuffled.predict_proba(perturbed[in_both_draws])
+        torch.testing.assert_close(found, expected[in_both_draws], atol=1e-5, rtol=0)
+
+    def test_renaming_the_classes_renames_the_columns(self):
+        features, labels, neighbors, perturbed = noisy_blobs()
+        names = torch.tensor([2, 0, 1])
+        probabilities = LabelProbabilities().fit(features, labels, neighbors)
+        renamed = LabelProbabilities().fit(features, names[labels], neighbors)
+        expected = probabilities.predict_proba(perturbed)
+        torch.testing.assert_close(renamed.predict_proba(perturbed)[:, names], expected, atol=1e-6, rtol=1e-5)
+        predictions = expected.argmax(dim=1)
+        found = renamed.score(perturbed, names[predictions])
+        torch.testing.assert_close(found, probabilities.score(perturbed, predictions), atol=1e-6, rtol=0)
+
+    def test_copies_of_a_draw_change_nothing(self):
+        features, labels, neighbors, perturbed = noisy_blobs(n_draws=1)
+        probabilities = LabelProbabilities().fit(features, labels, neighbors)
+        expected = probabilities.predict_proba(perturbed)
+        found = probabilities.predict_proba(perturbed.repeat(3, 1))
+        torch.testing.assert_close(found, expected.repeat(3, 1), atol=1e-6, rtol=0)
+        predictions = expected.argmin(dim=1)
+        scores = [probabilities.score(perturbed.repeat(n, 1), predictions.repeat(n)) for n in (1, 3)]
+        torch.testing.assert_close(*scores, atol=1e-6, rtol=0)
+
+    def test_rows_are_probabilities(self):
+        features, labels, neighbors, perturbed = noisy_blobs()
+        found = LabelProbabilities().fit(features, labels, neighbors).predict_proba(perturbed.numpy())
+        assert found.min() >= 0
+        torch.testing.assert_close(found.sum(dim=1), torch.ones(120))
+
+    def test_the_parts_are_those_given(self):
+        features, labels, neighbors, _ = noisy_blobs()
+        votes, regression = LabelVotes(decays=(1.0,)), LabelRegression(max_samples=30, seed=1)
+        probabilities = LabelProbabilities(votes, regression).fit(features, labels, neighbors)
+        assert (probabilities.votes, probabilities.regression) == (votes, regression)
+        rows = regression.rows_
+        assert (votes.decay_, len(rows)) == (1.0, 30)
+        weight = functional.mixing_weight(votes.left_out[rows], regression.left_out, labels[rows])
+        assert probabilities.weight_ == float(weight)
+
+    @pytest.mark.parametrize(
+        ("call", "error", "message"),
+        [
+            (lambda p, x, m: LabelProbabilities().predict_proba(x), RuntimeError, "not fitted yet: call `fit` first"),
+            (lambda p, x, m: LabelProbabilities().score(x, [0]), RuntimeError, "not fitted yet: call `fit` first"),
+            (lambda p, x, m: p.predict_proba(x[:59]), ValueError, "`perturbed` must hold a multiple of the 60 samples"),
+            (lambda p, x, m: p.predict_proba(x / 0), ValueError, "`perturbed` must be finite"),
+            (
+                lambda p, x, m: p.predict_proba(x[:, :3]),
+                ValueError,
+                "must have 4 features a sample, as in `fit`, got 3",
+            ),
+            (lambda p, x, m: p.score(x, torch.zeros(59)), ValueError, "`predictions` must have one entry a sample, 60"),
+            (lambda p, x, m: p.score(x, [-1] * 60), ValueError, "`predictions` must hold classes 0, 1, ..., got -1"),
+            (lambda p, x, m: p.fit(x, [0] * 59, m), ValueError, "`labels` must have one entry a sample, 60"),
+            (lambda p, x, m: p.fit(x[:59], [0] * 60, m), ValueError, "`labels` must have one entry a sample"),
+        ],
+    )
+    def test_bad_arguments_are_named(self, call, error, message):
+        features, labels, neighbors, _ = noisy_blobs()
+        with pytest.raises(error, match=message):
+            call(LabelProbabilities().fit(features, labels, neighbors), features, neighbors)
