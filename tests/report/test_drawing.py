@@ -42,13 +42,13 @@ def many(tmp_path_factory):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_desktop(tmp_path, many, dark):
-    with browser.Browser(tmp_path, width=1200, dark=dark) as page:
+    with browser.Browser(width=1200, dark=dark) as page:
         page.open(many.as_uri())
         assert page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id)") == NAMES
         scores = drawn(page, "scores")
-        assert scores["traces"] == 11  # two scores, the ceiling, four rules on both
+        assert scores["traces"] == 9  # two scores, the ceiling, three rules on both
         assert scores["lines"] == 3
-        assert scores["points"] == 8
+        assert scores["points"] == 6
         assert scores["shapes"] == 1
         assert "kept: " in " ".join(scores["labels"])
         assert drawn(page, "agreement")["lines"] == 6
@@ -66,14 +66,14 @@ def test_a_desktop(tmp_path, many, dark):
             ("rgb(227, 232, 239)", "rgb(25, 31, 39)") if dark else ("rgb(28, 36, 48)", "rgb(255, 255, 255)")
         )
         assert overflow(page) <= 0
-        assert page.complaints() == []
-        assert [address for address in page.requests() if not address.startswith("data:")] == [many.as_uri()]
+        assert page.complaints == []
+        assert [address for address in page.requests if not address.startswith("data:")] == [many.as_uri()]
         page.prefer(not dark)
         page.wait_for(f"getComputedStyle(document.querySelector('#scores .xtick text')).fill !== {text!r}")
 
 
 def test_a_phone(tmp_path, many):
-    with browser.Browser(tmp_path, width=360, height=740, phone=True) as page:
+    with browser.Browser(width=360, height=740, phone=True) as page:
         page.open(many.as_uri())
         assert page.evaluate("innerWidth") == 360
         assert overflow(page) <= 0
@@ -81,25 +81,25 @@ def test_a_phone(tmp_path, many):
         assert [width <= 360 for width in widths] == [name != "pairs" for name in NAMES]
         assert page.evaluate("document.getElementById('pairs').parentElement.clientWidth") <= 360
         assert page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)") >= 14
-        assert page.complaints() == []
+        assert page.complaints == []
 
 
 def test_a_phone_with_few_classes_of_long_names(tmp_path):
     records.write_run(tmp_path / "run", n_checks=4, classes=["a very long name of a class", "versicolor", "virginica"])
     report = write_report(read_record(tmp_path / "run"), tmp_path / "report.html")
-    with browser.Browser(tmp_path / "profile", width=360, height=740, phone=True, dark=True) as page:
+    with browser.Browser(width=360, height=740, phone=True, dark=True) as page:
         page.open(report.as_uri())
         assert overflow(page) <= 0
         assert drawn(page, "pairs")["cells"] == 6
         assert page.evaluate("document.getElementById('pairs').clientWidth") <= 360
-        assert page.complaints() == []
+        assert page.complaints == []
 
 
 def test_markup_is_drawn_as_it_is_written(tmp_path):
     names = ["</script><b>x</b>", "<a href='javascript:alert(1)'>y</a>", "&lt;i&gt;"]
     records.write_run(tmp_path / "run", n_checks=4, classes=names)
     report = write_report(read_record(tmp_path / "run"), tmp_path / "report.html")
-    with browser.Browser(tmp_path / "profile") as page:
+    with browser.Browser() as page:
         page.open(report.as_uri())
         pairs = drawn(page, "pairs")
         assert pairs["cells"] == 6
@@ -107,7 +107,7 @@ def test_markup_is_drawn_as_it_is_written(tmp_path):
             assert any(label.startswith(name[:13]) for label in pairs["labels"]), pairs["labels"]
             assert name in page.evaluate("document.querySelector('main').innerText")
         assert page.evaluate("document.querySelectorAll('main b, main a, main i, svg a').length") == 0
-        assert page.complaints() == []
+        assert page.complaints == []
 
 
 def test_a_run_without_details_and_one_without_checks(tmp_path):
@@ -115,16 +115,16 @@ def test_a_run_without_details_and_one_without_checks(tmp_path):
     records.write_table(tmp_path / "b" / "boundary_uncertainty.csv", [])
     for folder, names in (("a", ["scores", "agreement", "cost"]), ("b", [])):
         report = write_report(read_record(tmp_path / folder), tmp_path / f"{folder}.html")
-        with browser.Browser(tmp_path / f"profile-{folder}") as page:
+        with browser.Browser() as page:
             page.open(report.as_uri())
             assert page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id)") == names
-            assert page.complaints() == []
+            assert page.complaints == []
 
 
 def test_watching_goes_on_until_the_run_ends_and_stays_where_it_was_scrolled_to(tmp_path):
     folder = tmp_path / "run"
     records.write_run(folder, n_checks=5, n_classes=3, ended=False)
-    with PageServer(folder) as server, browser.Browser(tmp_path / "profile", height=600) as page:
+    with PageServer(folder) as server, browser.Browser(height=600) as page:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -139,11 +139,11 @@ def test_watching_goes_on_until_the_run_ends_and_stays_where_it_was_scrolled_to(
             records.write_run(folder, n_checks=12, n_classes=3)
             page.wait_for("document.getElementById('watch').textContent.startsWith('The run has ended')")
             assert page.evaluate("document.title").endswith("boundary uncertainty")
-            n_requests = len(page.requests())
+            n_requests = len(page.requests)
             page.evaluate("new Promise((done) => setTimeout(done, 5000))")
-            assert len(page.requests()) == n_requests
-            assert page.complaints() == []
-            addresses = {address for address in page.requests() if not address.startswith("data:")}
+            assert len(page.requests) == n_requests
+            assert page.complaints == []
+            addresses = {address for address in page.requests if not address.startswith("data:")}
             assert addresses == {server.address}
         finally:
             server.shutdown()
