@@ -163,29 +163,9 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
     if shown is None or not len(shown[1].pairs):
         return None
     epoch, details = shown
-    classes, n_left_out = _classes_shown(details.pairs)
-    place = {index: position for position, index in enumerate(classes)}
-    values: list[list[float | None]] = [[None] * len(classes) for _ in classes]
-    notes = [[""] * len(classes) for _ in classes]
-    for first, second, share, weight, value in details.pairs.tolist():
-        k, m = int(first), int(second)
-        if k not in place or m not in place:
-            continue
-        note = f"{class_name(record, k, 40)} | {class_name(record, m, 40)}<br>U {figure(value)}, "
-        note += f"{shortened(f'{share:.2%}', 12)} of the samples<br>"
-        near = "none near the boundary: counts as separable" if not weight >= _BLANK_WEIGHT else "near the boundary"
-        effective = shortened(f"{weight:.1f}", 12)
-        note += near if not weight >= _BLANK_WEIGHT else f"{effective} effective samples {near}"
-        for row, column in ((place[k], place[m]), (place[m], place[k])):
-            values[row][column] = value if math.isfinite(value) else None
-            notes[row][column] = note
-    ticks = {
-        "tickvals": list(range(len(classes))),
-        "ticktext": [class_name(record, index, 14) for index in classes],
-        "showgrid": False,
-        "zeroline": False,
-    }
-    reached = [value for row in values for value in row if value is not None]
+    classes, n_classes_left_out = _classes_shown(details.pairs)
+    is_small = len(classes) <= 8
+    values, notes = _pair_grids(record, details.pairs, classes)
     trace = {
         "type": "heatmap",
         "z": values,
@@ -195,33 +175,65 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
         "xgap": 1,
         "ygap": 1,
         "coloraxis": "coloraxis",
+        **({"texttemplate": "%{z:.2f}"} if is_small else {}),
     }
-    if len(classes) <= 8:
-        trace["texttemplate"] = "%{z:.2f}"
+    ticks = {
+        "tickvals": list(range(len(classes))),
+        "ticktext": [class_name(record, index, 14) for index in classes],
+        "showgrid": False,
+        "zeroline": False,
+    }
+    largest = max((value for row in values for value in row if value is not None), default=0.0)
     layout = {
         "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
         "yaxis": {**ticks, "autorange": "reversed"},
-        "coloraxis": {"cmin": 0, "cmax": max([*reached, 1e-9]), "colorbar": COLOUR_BAR | BELOW},
+        "coloraxis": {"cmin": 0, "cmax": max(largest, 1e-9), "colorbar": COLOUR_BAR | BELOW},
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
     }
-    n_unrecorded = details.n_pairs_left_out
-    unrecorded = (
-        f" {n_unrecorded} pairs with fewer samples near their boundary are not in the record." if n_unrecorded else ""
+    reading = (
+        "The stronger the colour, the less do the two classes mix along the boundary between them; a pair that no"
+        " sample lies between is blank."
     )
+    if n_classes_left_out:
+        reading += f" The {len(classes)} classes with the worst boundaries are shown, {n_classes_left_out} are not."
+    if details.n_pairs_left_out:
+        reading += f" {details.n_pairs_left_out} pairs with fewer samples near their boundary are not in the record."
     side = max(22, 240 // len(classes)) * len(classes)
-    left_out = (
-        f" The {len(classes)} classes with the worst boundaries are shown, {n_left_out} are not." if n_left_out else ""
-    )
     return Figure(
         "pairs",
         f"Which boundaries are bad: pairs of classes at epoch {epoch}",
-        "The stronger the colour, the less do the two classes mix along the boundary between them; a pair that no"
-        f" sample lies between is blank.{left_out}{unrecorded}",
+        reading,
         drawn([trace], layout, None, WORSE),
         160 + side,
-        least_width=0 if len(classes) <= 8 else 100 + 20 * len(classes),
+        least_width=0 if is_small else 100 + 20 * len(classes),
         most_width=max(420, 160 + 3 * side // 2),
     )
+
+
+def _pair_grids(
+    record: Record, pairs: np.ndarray, classes: list[int]
+) -> tuple[list[list[float | None]], list[list[str]]]:
+    """U of each two classes, and what is said of it, in rows and columns of `classes`; symmetric."""
+    place = {index: position for position, index in enumerate(classes)}
+    values: list[list[float | None]] = [[None] * len(classes) for _ in classes]
+    notes = [[""] * len(classes) for _ in classes]
+    for first, second, share, weight, value in pairs.tolist():
+        pair = int(first), int(second)
+        if not place.keys() >= set(pair):
+            continue
+        note = _pair_note(record, pair, share, weight, value)
+        for row, column in (pair, pair[::-1]):
+            values[place[row]][place[column]] = value if math.isfinite(value) else None
+            notes[place[row]][place[column]] = note
+    return values, notes
+
+
+def _pair_note(record: Record, pair: tuple[int, int], share: float, weight: float, value: float) -> str:
+    names = " | ".join(class_name(record, index, 40) for index in pair)
+    near = "none near the boundary: counts as separable"
+    if weight >= _BLANK_WEIGHT:
+        near = f"{shortened(f'{weight:.1f}', 12)} effective samples near the boundary"
+    return f"{names}<br>U {figure(value)}, {shortened(f'{share:.2%}', 12)} of the samples<br>{near}"
 
 
 def _classes_shown(pairs: np.ndarray) -> tuple[list[int], int]:

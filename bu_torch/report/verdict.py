@@ -69,6 +69,8 @@ def headline(record: Record, verdict: Verdict) -> tuple[str, str]:
         is_default = verdict.stand_in == DEFAULT_RULE
         replayed = "The default rule" if is_default else rule_label(verdict.stand_in).capitalize()
         return f"{replayed} would have kept {would}", f"{decided}. {_ending(record)}"
+    if verdict.kept is None and record.end is None and verdict.rule not in verdict.by_rule:
+        return "Which epoch is kept is not known", f"The table has no score of this run's rule. {_ending(record)}"
     if verdict.kept is None:
         return "No epoch was kept", f"No finite check counted. {_ending(record)}"
     return f"Epoch {verdict.kept} {'was kept' if record.end else 'is kept so far'}", _ending(record)
