@@ -4,6 +4,7 @@ import copy
 import inspect
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import preserved_random_state
+from bu_torch._printing import cleaned
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # what is looked for in a folder
 _STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's
 _LIGHTNING = "pytorch-lightning_version"
 _UNQUESTIONED = 2**28  # bytes that a file may claim beyond what it holds
+_LEAST_BYTES = 4  # of an element, in arithmetic
 _WAY_OUT = "Pass a module instance, or a function of no argument that gives one."
 
 
@@ -116,6 +119,7 @@ def holding(
 
 
 def _read(path: Path, weights_only: bool) -> Any:
+    _refuse_compressed(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch says of a file before it refuses it
@@ -144,13 +148,26 @@ def why_unreadable(error: Exception) -> str:
         return f"it holds an object of {foreign}"
     if "weights_only" in said or "Weights only" in said:
         return f"it is a pickle that cannot be read without running what is in it ({type(error).__name__})"
-    return f"{said.split('. ')[0][:300]} ({type(error).__name__})"
+    return f"{cleaned(said.split('. ')[0][:300])} ({type(error).__name__})"
 
 
 def _foreign_class(error: Exception) -> str:
     """The class that torch refuses to unpickle; "" if that is not the reason."""
     found = re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", re.sub(r"\s+", " ", str(error)))
-    return "" if found is None else found[1]
+    return "" if found is None else cleaned(found[1])[:200]
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Raise where a few bytes may inflate to many: `torch.save` compresses nothing."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            is_compressed = any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return  # of another kind, or damaged, which torch says
+    if is_compressed:
+        raise ValueError(
+            f"`{path}` is compressed, as no file of `torch.save` is: unpack it, and save its content anew."
+        )
 
 
 def _read_safetensors(path: Path) -> Any:
@@ -171,12 +188,15 @@ def _check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     Checkpoints do hold expanded buffers: so the bound is generous. It counts all tensors together.
     """
-    excess = {}
+    excess, seen = {}, set()
     for name, value in tensors.items():
         if value.is_meta:
             raise ValueError(f"`{path}` must hold the values of its weights, got {name!r} without, on the meta device.")
         if value.layout == torch.strided and not value.is_nested:
-            excess[name] = max(0, value.numel() * value.element_size() - value.untyped_storage().nbytes())
+            storage = value.untyped_storage()
+            n_held = 0 if storage.data_ptr() in seen else storage.nbytes() // value.element_size()
+            seen.add(storage.data_ptr())  # values that go by several names are held once
+            excess[name] = max(0, value.numel() - n_held) * max(_LEAST_BYTES, value.element_size())
     if sum(excess.values()) > max(_UNQUESTIONED, 4 * path.stat().st_size):
         name = max(excess, key=lambda name: excess[name])
         shape, n_bytes = tuple(tensors[name].shape), tensors[name].untyped_storage().nbytes()

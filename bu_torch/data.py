@@ -177,7 +177,8 @@ def choose_among(inputs: Tensor, labels: Tensor, how_many: Callable[[int], int],
     rows, is_stratified = _subset(n_samples, how_many(n_samples), seed, _as_strata(labels, n_samples))
     if rows is None or len(labels) != n_samples:
         return Samples(inputs, labels, torch.arange(n_samples), n_samples)
-    return Samples(inputs[rows], labels[rows], rows, n_samples, is_stratified=is_stratified)
+    chosen = torch.from_numpy(labels.cpu().numpy()[rows.numpy()]).to(labels.device)  # torch indexes not every dtype
+    return Samples(inputs[rows], chosen, rows, n_samples, is_stratified=is_stratified)
 
 
 def whole_pair(dataset: Any, keys: Keys = _NO_KEYS) -> tuple[Any, Any] | None:
@@ -310,7 +311,7 @@ def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | N
 
 def _as_strata(labels: Tensor, n_samples: int) -> Tensor | None:
     """Labels as int64 (N,) to stratify by; None if samples do not have one whole number each."""
-    if labels.shape != (n_samples,):
+    if labels.shape != (n_samples,) or labels.is_complex():
         return None
     try:
         whole = labels.long()

@@ -141,7 +141,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
             self._take_back()
             rank_zero_warn(
                 f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training goes on, and the"
-                f" best one before stays{f': {self.best_model_path}' if self.best_model_path else ''}."
+                f" best one before stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
             )
 
     def _save_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
@@ -175,7 +175,8 @@ class KeeperMixin(Companion, ModelCheckpoint):
         if is_in_all:  # after an exception the other processes may not be here
             is_whole = trainer.strategy.broadcast(is_whole)
         if not is_whole:
-            rank_zero_warn(f"The checkpoint {self.best_model_path} is damaged: the best one before is kept instead.")
+            damaged = cleaned(self.best_model_path)
+            rank_zero_warn(f"The checkpoint {damaged} is damaged: the best one before is kept instead.")
             self._take_back()
         elif self._obsolete is not None and self._may_remove(trainer, self._obsolete):
             super()._remove_checkpoint(trainer, self._obsolete)
@@ -197,6 +198,11 @@ class KeeperMixin(Companion, ModelCheckpoint):
         return file.parent.resolve() == Path(str(self.dirpath)).resolve() and stat.S_ISREG(file.lstat().st_mode)
 
     @property
+    def is_best_there(self) -> bool:
+        """Whether the best checkpoint can be read, without waiting for a pipe that took its place."""
+        return _may_be_read(self.best_model_path, str(self.dirpath))
+
+    @property
     def is_best_own(self) -> bool:
         """Whether this process has written the best checkpoint."""
         return self.best_model_path in _OWN_FILES
@@ -209,10 +215,10 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.owner.is_comparable:
             return
-        path = str(state_dict["best_model_path"])
-        if not path:
+        path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
+        if not path or score is None:
             return
-        if not (self._fs.exists(path) and _is_whole(path)):
+        if not (_may_be_read(path, str(self.dirpath)) and self._fs.exists(path) and _is_whole(path)):
             rank_zero_warn(
                 f"The checkpoint of the best epoch so far is gone or damaged: {cleaned(path)}."
                 " The best of the epochs to come is kept instead."
@@ -221,7 +227,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self._resumed_path = path
         # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
         # is needed, and nothing else is believed.
-        score = torch.tensor(float(state_dict["best_model_score"]), dtype=torch.float64)
+        score = torch.tensor(float(score), dtype=torch.float64)
         super().load_state_dict(
             {
                 "dirpath": self.dirpath,
@@ -234,10 +240,30 @@ class KeeperMixin(Companion, ModelCheckpoint):
         )
 
 
+def _may_be_read(path: Any, folder: str) -> bool:
+    """Whether a resumed state may name this as the best checkpoint of a run that writes to `folder`.
+
+    A local run has written local files, by absolute paths: a regular file, or a folder of shards. Lightning would take
+    other spellings for addresses to download from, or wait for a pipe. A remote run stays with its kind of store.
+    """
+    if not isinstance(path, str) or "::" in path or "\0" in path:
+        return False
+    if "://" in folder:
+        kind = folder.partition("://")[0]
+        return path.startswith(f"{kind}://") and not kind.startswith("http")
+    if "://" in path or not Path(path).is_absolute():
+        return False
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  (a name may be one that `Path` cannot hold)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
 def _is_whole(path: str) -> bool:
-    """False for a local file that torch began and did not end, and for pipes and devices; others may be whole."""
+    """False for a local file that torch began and did not end; others may be whole."""
     if not Path(path).is_file():
-        return Path(path).is_dir() or not os.path.lexists(path)  # shards, or a remote path
+        return True
     with Path(path).open("rb") as file:
         begins = file.read(2)
     return begins not in (b"PK", b"") or zipfile.is_zipfile(path)

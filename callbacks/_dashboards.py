@@ -1,6 +1,7 @@
-"""What TensorBoard can show beyond scalars."""
+"""What loggers can show beyond scalars: a dashboard is a class, and its logger's name in `_BY_LOGGER`."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.details import Details, Histogram
@@ -19,31 +20,47 @@ _LAYOUT = {
 }
 
 
-def writers(trainer: "Trainer") -> list[Any]:
-    """The `SummaryWriter` of each TensorBoard logger, in the process that writes."""
+class Dashboard(Protocol):
+    """A logger that can show more than scalars; made with what the logger writes by (`logger.experiment`)."""
+
+    def lay_out(self) -> None:
+        """Arrange the curves, once, before training."""
+
+    def show(self, details: Details, step: int) -> None:
+        """Show what is behind the numbers of a check, at the step of its epoch's scalars."""
+
+
+class TensorBoard:
+    """Histograms, a table of pairs, and panels in the tab "Custom Scalars"."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def lay_out(self) -> None:
+        self._writer.add_custom_scalars(_LAYOUT)
+
+    def show(self, details: Details, step: int) -> None:
+        for name in HISTOGRAMS:
+            _add_histogram(self._writer, f"boundary/{name}", getattr(details, name), step)
+        rows = [
+            f"| {pair.first} - {pair.second} | {pair.uncertainty:.3f} | {pair.share:.3f} | {pair.weight:.1f} |"
+            for pair in details.pairs
+        ]
+        if details.n_pairs_left_out:
+            rows.append(f"| and {details.n_pairs_left_out} more | | | |")
+        head = ["| classes | U | share of samples | samples near the boundary |", "|---|---|---|---|"]
+        self._writer.add_text("boundary/pairs", "\n".join(head + rows), step)
+
+
+_BY_LOGGER: dict[str, Callable[[Any], Dashboard]] = {"TensorBoardLogger": TensorBoard}
+
+
+def dashboards(trainer: "Trainer") -> list[Dashboard]:
+    """Those of the trainer's loggers, in the process that writes."""
     if trainer.fast_dev_run or not trainer.is_global_zero:
         return []
-    return [
-        logger.experiment
-        for logger in trainer.loggers
-        if any(cls.__name__ == "TensorBoardLogger" for cls in type(logger).__mro__)
-    ]
-
-
-def lay_out(writer: Any) -> None:
-    """Put U, trust and training loss in one panel of the tab "Custom Scalars"."""
-    writer.add_custom_scalars(_LAYOUT)
-
-
-def show(writer: Any, details: Details, step: int) -> None:
-    """Histograms and the table of pairs of a check."""
-    for name in HISTOGRAMS:
-        _add_histogram(writer, f"boundary/{name}", getattr(details, name), step)
-    rows = [f"| {p.first} - {p.second} | {p.uncertainty:.3f} | {p.share:.3f} | {p.weight:.1f} |" for p in details.pairs]
-    if details.n_pairs_left_out:
-        rows.append(f"| and {details.n_pairs_left_out} more | | | |")
-    head = ["| classes | U | share of samples | samples near the boundary |", "|---|---|---|---|"]
-    writer.add_text("boundary/pairs", "\n".join(head + rows), step)
+    kinds = [(logger, [cls.__name__ for cls in type(logger).__mro__]) for logger in trainer.loggers]
+    return [make(logger.experiment) for logger, names in kinds for name, make in _BY_LOGGER.items() if name in names]
 
 
 def _add_histogram(writer: Any, name: str, histogram: Histogram, step: int) -> None:

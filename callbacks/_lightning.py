@@ -5,19 +5,33 @@ Both are often installed, and importing the second has side effects on the log o
 the trainer's own (an `EarlyStopping`, which Lightning calls after all other callbacks) is found by the trainer.
 """
 
-import operator
 import sys
 from functools import cache
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lightning_utilities.core.imports import compare_version
+from packaging.version import Version
 
 _TREES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 FITTING = "fit"  # `TrainerFn.FITTING`, in either tree
 # Of `lightning` the requirements of this package say so; `pytorch_lightning` comes without being asked for.
 _OLDEST = "2.6.6"
+
+
+def refuse_old(package: str) -> None:
+    """Raise an ImportError if the installed version of a package has known holes."""
+    name = package.replace("_", "-")
+    try:
+        found = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return  # part of another package, whose requirements hold
+    if Version(found) < Version(_OLDEST):
+        raise ImportError(
+            f"`{package}` must be {_OLDEST} or newer, got {found}: older versions can run code from a checkpoint"
+            " (GHSA-qqmf-gpg7-g8gw), and 2.6.2 and 2.6.3 carried malware (GHSA-w37p-236h-pfx3). Install it by"
+            f" `pip install --upgrade {name}`."
+        )
 
 
 def _imported() -> list[str]:
@@ -28,6 +42,7 @@ if not _imported():
     installed = [tree for tree in _TREES if find_spec(tree.split(".")[0]) is not None]
     if not installed:
         raise ImportError("The callbacks need Lightning: `pip install lightning`.")
+    refuse_old(installed[0].split(".")[0])  # before any of it runs
     import_module(installed[0])
 
 if TYPE_CHECKING:
@@ -87,14 +102,10 @@ def library_of(trainer: Any) -> Library:
 
 @cache
 def _library(tree: str) -> Library:
-    package = tree.split(".")[0]
-    if not compare_version(package, operator.ge, _OLDEST):
-        version = import_module(package).__version__
-        raise MisconfigurationException(
-            f"`{package}` must be {_OLDEST} or newer, got {version}: older versions can run code from a checkpoint"
-            " (GHSA-qqmf-gpg7-g8gw), and 2.6.2 and 2.6.3 carried malware (GHSA-w37p-236h-pfx3). Install it by"
-            f" `pip install --upgrade {package.replace('_', '-')}`."
-        )
+    try:
+        refuse_old(tree.split(".")[0])
+    except ImportError as error:
+        raise MisconfigurationException(str(error)) from error
     callbacks = import_module(f"{tree}.callbacks")
     return Library(
         callback=callbacks.Callback,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-_Identity = tuple[int, int, int, int]
+_Identity = tuple[int, int, int, int, int]
 
 
 class OwnFiles:
@@ -26,4 +26,4 @@ def _identity(path: str) -> _Identity | None:
     if not Path(path).is_file():
         return None
     found = Path(path).stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bu_torch._evaluation_mode import dtype_of, evaluation_mode, joined, logits_of, preserved_random_state
 from bu_torch._inputs import as_features, as_labels, check_integer, scikit_learn_seed
-from bu_torch.callbacks._dashboards import lay_out, show, writers
+from bu_torch.callbacks._dashboards import dashboards
 from bu_torch.callbacks._lightning import FITTING, Callback, MisconfigurationException, adopt_imported_trees, library_of
 from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
@@ -112,7 +112,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def _clear(self) -> None:
         self._tracker = Tracker(self._tracked_settings(), rank_zero_warn)
         self._inputs: Tensor | None = None  # where this process reads the network
-        self._n_rows = 0  # where all of them do
+        self._n_rows = 0  # of the perturbed inputs of all processes together
         self._is_tried = False
 
     @property
@@ -154,8 +154,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given.pop("reference")
         self._tracker.begin(started, record_folder(trainer), given)
-        for writer in writers(trainer):
-            lay_out(writer)
+        for dashboard in dashboards(trainer):
+            dashboard.lay_out()
 
     def on_train_batch_start(
         self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
@@ -169,11 +169,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             return
         started = time.perf_counter()
         self._tracker.add(trainer.current_epoch, self._measure(trainer, pl_module))
-        shown_by = writers(trainer)
+        shown_by = dashboards(trainer)
         details = self._tracker.details() if shown_by or self._tracker.is_recorded else None
         if details is not None:
-            for writer in shown_by:  # Lightning logs this epoch's scalars at the step before
-                show(writer, details, trainer.fit_loop.epoch_loop._batches_that_stepped - 1)
+            for dashboard in shown_by:  # at the step of the epoch's last batch, where Lightning logs its scalars too
+                dashboard.show(details, trainer.fit_loop.epoch_loop._batches_that_stepped - 1)
         self._tracker.end_check(started, details, trainer.global_step)
         if not trainer.barebones:  # which logs nothing, and warns where one tries
             values = {name: value for name, value in self.history[-1].items() if name != "epoch"}
@@ -196,7 +196,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         return self._tracker.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._tracker.load_state_dict(state_dict)
+        try:
+            self._tracker.load_state_dict(state_dict)
+        except ValueError as error:
+            raise MisconfigurationException(str(error)) from error
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -254,7 +257,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         return inputs if trainer.world_size == 1 else inputs.cpu(), self._tracker.plan, fingerprint
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """The checks before the resume count no more."""
+        """Nothing to do here: the stopping callback starts its patience anew."""
 
     def _read(self, trainer: "Trainer", pl_module: "LightningModule") -> Samples:
         trial = max(_TRIAL_SAMPLES, self.n_neighbors) if trainer.fast_dev_run else None

@@ -1,6 +1,7 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, told
 from bu_torch.checkpoints import why_unreadable
 from bu_torch.monitoring.rules import as_rule
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
-from bu_torch.monitoring.tracker import check_rule
+from bu_torch.monitoring.tracker import REMOVED_RULE, refuse_removed_rule
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -112,21 +113,18 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                 companion.setup(trainer, pl_module, stage)
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Nothing yet: `conclude` comes when all other callbacks have ended."""
+        """Nothing yet: a companion calls `conclude` when all other callbacks have ended."""
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         """Likewise."""
 
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
-        # A rule is part of the key of a state, so that Lightning passes by the state of one that is no more.
+        # Lightning skips a state whose key it does not know. The key holds the rule's name, so that the state of a
+        # removed rule is looked for here.
         if trainer.state.fn == FITTING:
-            for key in checkpoint.get("callbacks", {}):
-                if key.startswith(type(self).__qualname__) and "'consensus'" in key:
-                    self._refuse_rule("consensus")
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._refuse_rule(state_dict.get("settings", {}).get("rule"))
-        super().load_state_dict(state_dict)
+            for key in map(str, checkpoint.get("callbacks", {})):
+                if key.startswith(type(self).__qualname__) and repr(REMOVED_RULE) in key:
+                    self._refuse_rule(REMOVED_RULE)
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         rank_zero_warn("Patience and the best epoch start anew.")
@@ -137,7 +135,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     @property
     def is_comparable(self) -> bool:
-        """Whether scores of the run that this one resumes are on this run's scale."""
+        """Whether what is measured from now on can be compared with any check so far."""
         return self._tracker.is_comparable
 
     def score_of(self, epoch: int) -> float | None:
@@ -164,10 +162,10 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             return
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         is_restored = is_graceful and self.restore_best_weights and self._restore(trainer)
-        where = f", its checkpoint is {self.best_model_path}" if self.best_model_path else ""
-        shown = self.score_name
+        where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
+        shown, unit = self.score_name, as_rule(self.rule).unit
         rank_zero_info(
-            f"Boundary uncertainty kept epoch {kept['epoch']} ({shown} {kept[shown]:.4f}):"
+            f"Boundary uncertainty kept epoch {kept['epoch']} ({shown} {kept[shown]:.4f}{unit and f' {unit}'}):"
             f" its weights are {'' if is_restored else 'not '}in the model"
             f"{where}. {self.stopping_reason} {self._tracker.cost()}"
         )
@@ -187,7 +185,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def _refuse_rule(self, name: Any) -> None:
         try:
-            check_rule(name)
+            refuse_removed_rule(name)
         except ValueError as error:
             raise MisconfigurationException(str(error)) from error
 
@@ -201,37 +199,42 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         if type(trainer.strategy).__name__ in _SHARDED:
             rank_zero_warn(
                 f"{type(trainer.strategy).__name__} shards the weights, which are not put back into such a module: the"
-                f" kept epoch is in {self.best_model_path}."
+                f" kept epoch is in {cleaned(self.best_model_path)}."
             )
             return False
         if isinstance(self._keeper, MemoryKeeperMixin):
-            module.load_state_dict(self._keeper.best.weights, strict=module.strict_loading)
-            return True
-        try:
-            if self._keeper is not None and self._keeper.is_best_own:
-                self._load_best(trainer, weights_only=False)  # it may hold hyperparameters of any class
-                return True
-            return self._restore_from_others(trainer)
-        except FileNotFoundError:
-            rank_zero_warn(f"The checkpoint of the kept epoch is gone: {self.best_model_path}.")
+            weights = self._keeper.best.weights
+            return self._load_or_leave(
+                trainer,
+                lambda: module.load_state_dict(weights, strict=module.strict_loading),
+                "The weights of the kept epoch, which the resumed state holds, do not fit",
+            )
+        path = cleaned(self.best_model_path)
+        if self._keeper is None or not self._keeper.is_best_there:
+            rank_zero_warn(f"The checkpoint of the kept epoch is gone: {path}.")
             return False
+        if self._keeper.is_best_own:
+            self._load_best(trainer, weights_only=False)  # it may hold hyperparameters of any class
+            return True
+        return self._load_or_leave(
+            trainer,
+            lambda: self._load_best(trainer, weights_only=True),
+            f"The checkpoint of the kept epoch, {path}, was not written by this process and cannot be read as plain"
+            " data",
+            " If you trust the file, read it by `torch.load(path, weights_only=False)`, or allow its classes before the"
+            " next `fit` by `torch.serialization.add_safe_globals`.",
+        )
 
-    def _restore_from_others(self, trainer: "Trainer") -> bool:
-        """Load a checkpoint that another process wrote: nothing in it may run, and it may not end the fit."""
+    def _load_or_leave(self, trainer: "Trainer", load: Callable[[], Any], refusal: str, remedy: str = "") -> bool:
+        """Load what a resumed state has named: whatever it is, it may not end the fit. Whether it was loaded."""
         module = trainer.lightning_module
         before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
         try:
-            self._load_best(trainer, weights_only=True)
-        except FileNotFoundError:
-            raise
+            load()
         except Exception as error:  # what a damaged or crafted file raises is not documented
             module.load_state_dict(before, strict=False)
-            rank_zero_warn(
-                f"The weights stay as they are: the checkpoint of the kept epoch, {cleaned(self.best_model_path)}, was"
-                f" not written by this process and cannot be read as plain data: {cleaned(why_unreadable(error))}. If"
-                " you trust the file, read it by `torch.load(path, weights_only=False)`, or allow its classes before"
-                " the next `fit` by `torch.serialization.add_safe_globals`."
-            )
+            why = cleaned(why_unreadable(error))
+            rank_zero_warn(f"{refusal}: {why}. The weights stay as training left them.{remedy}")
             return False
         return True
 

@@ -1,6 +1,7 @@
 import os
 import pickle
 import warnings
+import zipfile
 from pathlib import Path
 
 import problems
@@ -194,6 +195,23 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
     for name in ("missing", "."):
         with pytest.raises(FileNotFoundError, match="no checkpoint"):
             load_checkpoint(tmp_path / name)
+
+
+def test_a_compressed_file_is_refused(tmp_path):
+    torch.save({"weight": torch.zeros(10**6)}, tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb:
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name), zipfile.ZIP_DEFLATED)
+    assert (tmp_path / "bomb.pt").stat().st_size < 10_000
+    with pytest.raises(ValueError, match=r"bomb\.pt` is compressed, as no file of `torch.save` is"):
+        load_checkpoint(tmp_path / "bomb.pt")
+
+
+def test_many_names_of_one_tensor_are_refused(tmp_path):
+    weight = torch.zeros(2**20)
+    torch.save({f"weight{number}": weight for number in range(300)}, tmp_path / "many.pt")
+    with pytest.raises(ValueError, match="must hold the values of its weights"):
+        load_checkpoint(tmp_path / "many.pt")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from bu_torch import (
     perturb,
     rank_models,
 )
+from bu_torch._inputs import as_features, as_labels
 from bu_torch.callbacks import BoundaryUncertaintyStopper
 
 X, Y = blobs()
@@ -63,12 +64,6 @@ def ways(these):
     return pytest.mark.parametrize("way", list(these.values()), ids=list(these))
 
 
-@pytest.fixture(scope="module")
-def plain():
-    """What each way says of well-behaved samples."""
-    return {way: way(X, Y) for way in EVERY_WAY.values()}
-
-
 KINDS_OF_THE_SAME = {
     "float64": (X.double(), Y),
     "arrays": (X.numpy(), Y.numpy()),
@@ -89,12 +84,23 @@ KINDS_OF_THE_SAME = {
 }
 
 
-@ways(EVERY_WAY)
-@pytest.mark.parametrize("samples", list(KINDS_OF_THE_SAME.values()), ids=list(KINDS_OF_THE_SAME))
-def test_the_kind_of_tensor_or_array_does_not_matter(way, samples, plain, recwarn):
-    found, expected = way(*samples), plain[way]
-    assert found == (expected if way in OF_FEATURES.values() else pytest.approx(expected, abs=1e-4))
+@pytest.mark.parametrize(("features", "labels"), list(KINDS_OF_THE_SAME.values()), ids=list(KINDS_OF_THE_SAME))
+def test_the_kind_of_tensor_or_array_does_not_matter(features, labels, recwarn):
+    found, classes = as_features(features), as_labels(labels, 120)
+    assert found.dtype == (torch.float64 if getattr(features, "dtype", None) == torch.float64 else torch.float32)
+    assert torch.equal(found, X.to(found.dtype))
+    assert found.is_contiguous()
+    assert not found.requires_grad
+    assert classes.dtype == torch.int64
+    assert torch.equal(classes, Y)
     assert not [str(warning.message) for warning in recwarn if "NumPy" in str(warning.message)]
+
+
+@ways(EVERY_WAY)
+def test_every_way_in_takes_them(way):
+    expected = way(X, Y)
+    for kind in ("frames", "with a gradient"):
+        assert way(*KINDS_OF_THE_SAME[kind]) == expected
 
 
 @ways(EVERY_WAY)
@@ -144,10 +150,10 @@ def test_integers_that_float32_does_not_tell_apart_become_float64():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@ways(OF_SAMPLES)
-def test_half_precision_is_computed_in_float32(way, dtype):
+def test_half_precision_is_computed_in_float32(dtype):
     x = X.to(dtype)
-    assert way(x, Y) == way(x.float(), Y)
+    assert as_features(x).dtype == torch.float32
+    assert signals_of(x, Y) == signals_of(x.float(), Y)
 
 
 class TestDegenerateSamples:
@@ -169,7 +175,7 @@ class TestDegenerateSamples:
         torch.testing.assert_close(moved, nearest.expand(120))
 
     @ways(OF_SAMPLES)
-    def test_a_constant_feature(self, way, plain):
+    def test_a_constant_feature(self, way):
         constant = torch.cat((X, torch.full((120, 1), 0.1)), dim=1)
         assert np.isfinite(way(constant, Y)).all()
         fitted = BoundaryUncertainty(M).fit(constant, Y)
@@ -196,12 +202,14 @@ class TestDegenerateSamples:
 
 
 BAD_LABELS = {
-    "one class": (Y * 0 + 4, "at least two classes, got class 4 alone"),
     "negative": (Y - 1, r"classes 0, 1, ..., got -1: number them by `torch\.unique\("),
     "fractional": (Y + 0.5, r"integer classes, got fractional torch\.float32 values \(a regression\?\)"),
     "NaN": (torch.where(Y == 1, torch.nan, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
     "infinite": (torch.where(Y == 1, torch.inf, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
-    "missing in a column": (pd.Series([0, 1, None] * 40, dtype="Int64"), "NaN or infinity in 40 of 120|got Series"),
+    "missing in a column": (
+        pd.Series([0, 1, None] * 40, dtype="Int64"),
+        "NaN or infinity in 40 of 120|array of numbers, got Series",
+    ),
     "numbers that are no classes": (Y * 10**9, "below 100000, got 2000000000: number them by `torch.unique"),
     "floats beyond int64": (Y.float() * 1e30, r"below 100000, got 2e\+30: number them by `torch.unique"),
     "the first float beyond int64": (
@@ -222,7 +230,7 @@ BAD_LABELS = {
     "several targets": (X[:, :2], r"got \(120, 2\)\. Several labels or targets a sample are not"),
     "one a pixel": (Y.view(-1, 1, 1).expand(-1, 2, 2), r"one class a sample, shape \(N,\), got \(120, 2, 2\)"),
     "complex": (Y.to(torch.complex64), r"integer classes, got torch\.complex64"),
-    "too few": (Y[:-5], r"one entry a sample, 120, got 115|of one length, got \(120, 4\) and \(115,\)"),
+    "too few": (Y[:-5], "one entry a sample, 120, got 115"),
     "strings": (np.array(list("abc") * 40), "an array of numbers, got ndarray of <U1"),
     "categories": (pd.Series(list("abc") * 40, dtype="category"), "an array of numbers, got Series"),
     "a set": ({0, 1}, "an array of numbers, got set"),
@@ -230,10 +238,24 @@ BAD_LABELS = {
 }
 
 
-@ways(OF_SAMPLES | {"PrototypeClassifier": OF_FEATURES["PrototypeClassifier"]})
 @pytest.mark.parametrize(("labels", "message"), list(BAD_LABELS.values()), ids=list(BAD_LABELS))
-def test_labels_that_are_no_classes_are_refused(way, labels, message):
-    with pytest.raises((TypeError, ValueError), match=f"`(labels|dataset)` must .*(?:{message})"):
+def test_labels_that_are_no_classes_are_refused(labels, message):
+    with pytest.raises((TypeError, ValueError), match=f"^`labels` must .*(?:{message})"):
+        as_labels(labels, 120)
+
+
+@ways(OF_SAMPLES | {"PrototypeClassifier": OF_FEATURES["PrototypeClassifier"]})
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (Y * 0 + 4, "`labels` must hold at least two classes, got class 4 alone"),
+        (Y[:-5], r"must have one entry a sample, 120, got 115|of one length, got \(120, 4\) and \(115,\)"),
+        BAD_LABELS["fractional"],
+        BAD_LABELS["strings"],
+    ],
+)
+def test_and_so_they_are_by_every_way_in(way, labels, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         way(X, labels)
 
 
@@ -269,9 +291,16 @@ BAD_FEATURES = {
 }
 
 
-@ways(EVERY_WAY)
 @pytest.mark.parametrize(("features", "message"), list(BAD_FEATURES.values()), ids=list(BAD_FEATURES))
-def test_features_that_are_no_numbers_are_refused(way, features, message):
+def test_features_that_are_no_numbers_are_refused(features, message):
+    with pytest.raises((TypeError, ValueError), match=f"^`features` must .*{message}"):
+        as_features(features)
+
+
+@ways(EVERY_WAY)
+@pytest.mark.parametrize("kind", ["NaN and infinity in a few", "one number a sample", "strings", "a dict", "sparse"])
+def test_nor_are_they_taken_by_any_way_in(way, kind):
+    features, message = BAD_FEATURES[kind]
     with pytest.raises((TypeError, ValueError), match=f"`(features|inputs|dataset)` must .*{message}"):
         way(features, Y)
 
@@ -284,6 +313,8 @@ def test_fewer_samples_than_neighbours_are_refused(way):
 
 class TestOutputs:
     """What a network gives."""
+
+    fitted = BoundaryUncertainty(M, 2).fit(X, Y)
 
     @pytest.mark.parametrize(
         ("output", "error", "message"),
@@ -302,15 +333,19 @@ class TestOutputs:
         ],
     )
     def test_what_is_no_logits_is_refused(self, output, error, message):
-        def model(x):
-            return output(linear(x))
+        with pytest.raises(error, match=message):
+            self.fitted.score(lambda x: output(linear(x)))
 
-        with pytest.raises(error, match=message):
-            BoundaryUncertainty(M, 2).fit(X, Y).score(model)
-        with pytest.raises(error, match=message):
-            BoundaryUncertaintyStopper(X, Y, n_neighbors=M, n_draws=2).check(model)
-        with pytest.raises(error, match=message):
-            rank_models([model], X, Y, signals=Signals(M, 2))
+    def test_nor_is_it_taken_by_a_stopper_or_a_ranking(self):
+        stopper, signals = BoundaryUncertaintyStopper(X, Y, n_neighbors=M, n_draws=2), Signals(M, 2).fit(X, Y)
+        for output, message in (
+            (lambda z: z[:, :2], "`logits` must have at least 3 columns"),
+            (lambda z: torch.cat((z, z)), "`model` must give one row of logits an input, 240, got 480"),
+            (lambda z: None, r"`model` must give a tensor or an array of logits \(n, J\).*got NoneType"),
+        ):
+            for call in (stopper.check, lambda model: rank_models([model], X, Y, signals=signals)):
+                with pytest.raises((TypeError, ValueError), match=message):
+                    call(lambda x, output=output: output(linear(x)))
 
     @pytest.mark.parametrize("n_classes", [2, 3])
     def test_a_last_batch_of_one_may_lose_its_dimension(self, n_classes):
@@ -356,7 +391,7 @@ class TestOutputs:
         with pytest.raises(
             ValueError, match="`model` must give finite logits, got NaN or infinity for 5 of 240 inputs"
         ):
-            BoundaryUncertainty(M, 2).fit(X, Y).score(model)
+            self.fitted.score(model)
         stopper = BoundaryUncertaintyStopper(X, Y, n_neighbors=M, n_draws=2)
         assert stopper.check(model)
         assert "not finite" in stopper.stopping_reason
@@ -366,14 +401,14 @@ class TestOutputs:
     def test_equal_logits_have_no_boundary(self):
         values = signals_of(X, Y)
         assert values != [0.0] * len(values)
-        fitted = BoundaryUncertainty(M).fit(X, Y)
-        assert fitted.score(lambda x: torch.zeros(len(x), 3)) == 0
-        local, counts = functional.local_uncertainty(torch.zeros(120, 3), Y, fitted.neighbors, fitted.bayes_pairs)
+        assert self.fitted.score(lambda x: torch.zeros(len(x), 3)) == 0
+        places = self.fitted.neighbors, self.fitted.bayes_pairs
+        local, counts = functional.local_uncertainty(torch.zeros(120, 3), Y, *places)
         assert (local == 0).all()
         assert (counts == 0).all()
 
     def test_a_module_without_parameters(self):
-        assert 0 <= BoundaryUncertainty(M).fit(X, Y).score(nn.Identity()) <= 1
+        assert 0 <= self.fitted.score(nn.Identity()) <= 1
         assert BoundaryUncertaintyStopper(X, Y, n_neighbors=M).check(nn.Identity()) is False
 
 

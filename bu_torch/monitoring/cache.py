@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bu_torch._files import whole_file
+from bu_torch._printing import cleaned
 
 _FINGERPRINT = "fingerprint"
 _LONGEST_HEADER = 4096  # bytes; NumPy writes 128
@@ -86,7 +87,7 @@ def read_cache(path: str | Path, fingerprint: str, samples: Samples) -> dict[str
         ) from error
     if not arrays:
         raise ValueError(
-            f"`{path}` was made of other samples or settings, or by another version (fingerprint {found[:12]},"
+            f"`{path}` was made of other samples or settings, or by another version (fingerprint {cleaned(found[:12])},"
             f" expected {fingerprint[:12]}): remove it, or name another file."
         )
     return arrays

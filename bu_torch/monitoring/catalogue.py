@@ -14,37 +14,39 @@ from bu_torch.functional.omission import omission_of_counts
 
 @dataclass(frozen=True)
 class Reading:
-    """What a check has read of the network, beside what was fitted before training. D draws of N samples, C classes.
+    """What a formula may look at. D draws of N samples, C classes that have samples.
 
     Attributes:
-        terms: What boundary uncertainty is made of, one a draw.
-        pairs: Likely Bayes pairs that there are, (P, 2).
-        pair_index: The pair of each sample, (N,).
-        labels: Classes of the samples, (N,).
-        predictions: Of the perturbed inputs, one draw after another, (D * N,).
+        logits: Of the network at the perturbed inputs, one draw after another, (D * N, J) with J its classes.
+        predictions: Their largest column, (D * N,).
         predictions_before: Those of the check before; None at the first.
-        columns: The predicted classes' columns in arrays of C classes, (D * N,); from C on for classes without samples.
+        columns: For each prediction its column in arrays of C columns, (D * N,); C or more for a class without samples.
+        terms: What boundary uncertainty is made of, one a draw.
         uncertainty: Boundary uncertainty, a scalar; NaN where a logit is not finite.
         trust: Trust scores of the predictions, (D * N,).
-        left_out_trust: The same, the sample that was perturbed left out.
-        probabilities: Class probabilities at the perturbed inputs, (D * N, C).
-        votes: Votes of the labels near each sample, (N, C).
-        cluster_counts: Of the labels in each cluster, as `functional.omission` takes them.
-        members: Clusters of the draws that are measured in one call.
+        left_out_trust: The same without the sample that was perturbed.
+        labels: Fitted before training, as is all that follows: classes of the samples, (N,).
+        label_probabilities: Class probabilities at the perturbed inputs by the training labels, (D * N, C).
+        label_votes: Votes of the labels near each sample, (N, C).
+        pairs: Likely Bayes pairs that there are, (P, 2).
+        pair_index: The pair of each sample, (N,).
+        cluster_counts: Of the labels in each cluster, as `functional.omission.cluster_counts` gives them.
+        members: Clusters of as many draws as are measured in one call, (rows, M).
     """
 
-    terms: list[PairTerms]
-    pairs: Tensor
-    pair_index: Tensor
-    labels: Tensor
+    logits: Tensor
     predictions: Tensor
     predictions_before: Tensor | None
     columns: Tensor
+    terms: list[PairTerms]
     uncertainty: Tensor
     trust: Tensor
     left_out_trust: Tensor
-    probabilities: Tensor
-    votes: Tensor
+    labels: Tensor
+    label_probabilities: Tensor
+    label_votes: Tensor
+    pairs: Tensor
+    pair_index: Tensor
     cluster_counts: tuple[Tensor, Tensor, Tensor]
     members: Tensor
 
@@ -59,7 +61,8 @@ class Signal:
         low: Smallest value.
         high: Largest value.
         is_larger_better: Whether a better network has a larger value.
-        panel: The figure in which pages and dashboards draw it.
+        panel: Where pages and dashboards draw it: all `"shares"` in one figure; `"uncertainty"` and `"trust"` are drawn
+            by hand in a figure of their own.
         formula: From what was read to a scalar, float64.
         is_in_progress_bar: Whether the progress bar shows it.
     """
@@ -83,7 +86,7 @@ def _trust_score(read: Reading) -> Tensor:
 
 
 def _expected_accuracy(read: Reading) -> Tensor:
-    return functional.expected_accuracy(read.probabilities, read.columns, validate_args=False)
+    return functional.expected_accuracy(read.label_probabilities, read.columns, validate_args=False)
 
 
 def _label_agreement(read: Reading) -> Tensor:
@@ -91,7 +94,7 @@ def _label_agreement(read: Reading) -> Tensor:
 
 
 def _vote_agreement(read: Reading) -> Tensor:
-    return functional.vote_agreement(read.votes, read.columns, validate_args=False)
+    return functional.vote_agreement(read.label_votes, read.columns, validate_args=False)
 
 
 def _neighbor_agreement(read: Reading) -> Tensor:

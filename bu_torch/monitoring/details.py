@@ -40,7 +40,7 @@ class Doubtful(NamedTuple):
 
 
 class Details(NamedTuple):
-    """What `Signals.details` tells of a check.
+    """What `Measurement.details` tells of a check.
 
     Attributes:
         ceiling: U that a boundary would reach on average where both classes are equally likely, with as many effective

@@ -23,6 +23,8 @@ from bu_torch.monitoring.details import Details
 FORMAT = 1  # of the lines beside the table, to be raised when what they hold changes its meaning
 HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
 _NAME = "boundary_uncertainty"
+# A link or a pipe that has taken the place of the file is neither followed nor waited for.
+_APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class Record:
@@ -50,24 +52,31 @@ class Record:
         self._columns: list[str] | None = None
         self._names = tuple(names)
         self.path: Path | None = None
+        self._made: set[tuple[int, int]] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.path = _new_file(folder)
+            made = (file.stat() for file in (self.path, self.path.with_suffix(".jsonl")))
+            self._made = {(found.st_dev, found.st_ino) for found in made}
         except OSError as error:
             self._give_up(folder, error)
         self.tell(header)
-        for row in rows:
-            self.append(row)
+        self._append(list(rows))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row; the first decides on the columns, beside those that were named."""
+        self._append([row])
+
+    def _append(self, rows: list[Mapping[str, Any]]) -> None:
+        if not rows:
+            return
         is_first = self._columns is None
-        self._columns = self._columns or list(dict.fromkeys((*row, *self._names)))
+        self._columns = self._columns or list(dict.fromkeys((*rows[0], *self._names)))
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns, extrasaction="ignore")
         if is_first:
             writer.writeheader()
-        writer.writerow(row)
+        writer.writerows(rows)
         self._write(self.path, text.getvalue())
 
     def tell(self, line: Mapping[str, Any]) -> None:
@@ -79,10 +88,14 @@ class Record:
         if path is None:
             return
         try:
-            with path.open("a", encoding="utf-8", newline="") as file:
-                file.write(text)
+            descriptor = os.open(path, _APPEND)
+            with os.fdopen(descriptor, "wb") as file:
+                found = os.fstat(descriptor)
+                if (found.st_dev, found.st_ino) not in self._made:
+                    raise OSError("another file has taken its place")
+                file.write(text.encode("utf-8", "backslashreplace"))
                 file.flush()
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
         except OSError as error:
             self._give_up(path, error)
 

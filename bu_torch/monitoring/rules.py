@@ -1,7 +1,8 @@
 """Rules: which epoch is kept. A rule scores a check, and the epoch with the largest score is kept."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -12,18 +13,20 @@ RuleName = Literal["expected_accuracy", "boundary_uncertainty", "trust_score"]
 DEFAULT_RULE: RuleName = "expected_accuracy"
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 History = Sequence[dict[str, Any]]
+# Columns of a history or a record that no rule may be named after, beside the signals and their smoothed values.
+_RESERVED = ("epoch", "step", "seconds", "check_seconds")
 
 
 class Rule:
     """Scores a check by some of its signals; the epoch with the largest score is kept.
 
     A subclass is a rule of your own, and an instance of it goes where a rule's name goes (`rule=`). It sets `name` and
-    `signals`, and defines `score`. A rule that remembers something besides also defines `reset`, `state_dict` and
-    `load_state_dict`.
+    `signals`, and defines `score`. A rule with parameters also defines `settings`. A rule that remembers something also
+    defines `reset`, `state_dict` and `load_state_dict`, and serves one callback only.
 
     Attributes:
-        name: What checkpoints, records and messages call the rule. A trainer takes each name once. The names of signals
-            are taken.
+        name: What checkpoints, records and messages call the rule. Two callbacks of one trainer must have rules of
+            different names, and a rule may not have the name of a signal or of another column of a record.
         signals: Names of the signals that `score` looks at (`bu_torch.Signals.NAMES`). They are smoothed where
             `smoothing` is on.
         title: The rule's name in words, for plots and pages; by default its name with spaces.
@@ -60,8 +63,12 @@ class Rule:
         """
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
+    def settings(self) -> dict[str, Any]:
+        """What scores depend on besides the signals, as plain data; with other ones, a resumed run starts anew."""
+        return {}
+
     def reset(self) -> None:
-        """Forget all checks: a training begins."""
+        """Forget all checks: a training or a replay begins."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the rule remembers of the checks so far: plain numbers, strings, tensors and containers of them."""
@@ -74,7 +81,9 @@ class Rule:
 class SignalRule(Rule):
     """Scores by one signal, of which larger values are better."""
 
-    def __init__(self, signal: RuleName) -> None:
+    def __init__(self, signal: str) -> None:
+        if signal not in SIGNALS or not SIGNALS[signal].is_larger_better:
+            raise ValueError(f"`signal` must be one of which larger values are better, got {signal!r}.")
         self.name = signal
         self.signals = (signal,)
 
@@ -87,6 +96,14 @@ class SignalRule(Rule):
         return values[self.name]
 
 
+# Every rule that goes by a name, as a callable that makes it, for a rule may remember.
+RULES: dict[RuleName, Callable[[], Rule]] = {
+    "expected_accuracy": partial(SignalRule, "expected_accuracy"),
+    "boundary_uncertainty": partial(SignalRule, "boundary_uncertainty"),
+    "trust_score": partial(SignalRule, "trust_score"),
+}
+
+
 def as_rule(rule: Any) -> Rule:
     """A rule by its name, or one of the user's own.
 
@@ -95,19 +112,24 @@ def as_rule(rule: Any) -> Rule:
         TypeError: If it is neither a name nor a rule.
     """
     if isinstance(rule, str):
-        if rule not in RULE_NAMES:
-            names = ", ".join(map(repr, RULE_NAMES))
+        if rule not in RULES:
+            names = ", ".join(map(repr, RULES))
             raise ValueError(f"`rule` must be one of {names}, or a `bu_torch.Rule`, got {rule!r}.")
-        return SignalRule(rule)
+        return RULES[rule]()
     if not isinstance(rule, Rule):
         raise TypeError(f"`rule` must be a name or a `bu_torch.Rule`, got {type(rule).__name__}.")
     name, signals = getattr(rule, "name", None), getattr(rule, "signals", None)
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"`rule.name` must be a string of letters, digits and underscores, got {name!r}.")
-    if not isinstance(signals, tuple) or not signals or any(signal not in SIGNALS for signal in signals):
-        raise ValueError(f"`rule.signals` must be a tuple of names among {', '.join(SIGNALS)}, got {signals!r}.")
-    if name in SIGNALS and not isinstance(rule, SignalRule):
-        raise ValueError(f"`rule.name` must not be the name of a signal, got {name!r}.")
+    if not isinstance(signals, tuple) or not signals:
+        raise ValueError(f"`rule.signals` must be a tuple with at least one name, got {signals!r}.")
+    if unknown := [signal for signal in signals if signal not in SIGNALS]:
+        raise ValueError(f"`rule.signals` must be names among {', '.join(SIGNALS)}, got {unknown[0]!r}.")
+    if type(rule).score is Rule.score:
+        raise TypeError(f"`rule` must define `score`, which {type(rule).__name__} does not.")
+    is_taken = name in (*SIGNALS, *RULES, *_RESERVED) or name.endswith("_smoothed")
+    if is_taken and not (name in RULES and type(rule) is type(RULES[name]())):
+        raise ValueError(f"`rule.name` must not be the name of a signal, a rule or another column, got {name!r}.")
     return rule
 
 
@@ -216,7 +238,12 @@ class SelectionRule:
         values = {name: entry[self._looked_at(name)] for name in self.rule.signals}
         if not all(math.isfinite(value) for value in values.values()):
             return math.nan
-        score = self.rule.score(values)
+        try:
+            score = self.rule.score(values)
+        except KeyError as error:
+            raise KeyError(
+                f"`{type(self.rule).__name__}.score` reads {error}, which is not among its `signals`"
+            ) from error
         if isinstance(score, bool) or not isinstance(score, Real):
             raise TypeError(f"`{type(self.rule).__name__}.score` must give a number, got {type(score).__name__}.")
         return float(score)

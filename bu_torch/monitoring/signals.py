@@ -283,6 +283,7 @@ class Signals:
             for distances in (self._class_distances, self._left_out_distances)
         )
         reading = Reading(
+            logits=as_logits(logits),
             terms=terms,
             pairs=self.boundary._pairs,
             pair_index=self.boundary._pair_index,
@@ -293,8 +294,8 @@ class Signals:
             columns=columns,
             trust=trust,
             left_out_trust=left_out_trust,
-            probabilities=self._probabilities,
-            votes=self._votes,
+            label_probabilities=self._probabilities,
+            label_votes=self._votes,
             cluster_counts=self._counts,
             members=self.boundary._members,
         )

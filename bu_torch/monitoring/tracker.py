@@ -13,7 +13,7 @@ from torch import Tensor
 from bu_torch._evaluation_mode import warn_of_probabilities
 from bu_torch._inputs import as_labels
 from bu_torch.data import Samples
-from bu_torch.monitoring.budget import Plan, plan
+from bu_torch.monitoring.budget import MAX_DRAWS, Plan, plan
 from bu_torch.monitoring.decision import Reason, Verdict, decide
 from bu_torch.monitoring.details import Details
 from bu_torch.monitoring.preparation import fit_or_load
@@ -21,6 +21,7 @@ from bu_torch.monitoring.record import Record, check_line, end_line, header_line
 from bu_torch.monitoring.rules import SelectionRule
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
 from bu_torch.monitoring.signals import MOST_ENTRIES, Measurement, Signals
+from bu_torch.monitoring.state import read_state
 from bu_torch.subset import stratified_rows
 
 # What a score depends on: with another value of one of them, scores cannot be compared.
@@ -35,17 +36,17 @@ _COMPARED = (
     "seed",
     "n_components",
 )
-_REMOVED_RULE = "consensus"
+REMOVED_RULE = "consensus"
 
 
 class Tracker:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
-    A feeder stands between the tracker and whatever trains:
+    Whoever trains drives it in this order; a record and a resume need `begin`, `end_check`, `end` and `go_on` besides.
 
         tracker = Tracker(Settings(patience=10))
-        tracker.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_weights=n_weights)
-        tracker.prepare(samples)
+        planned = tracker.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_weights=n_weights)
+        tracker.prepare(bu_torch.data.choose_among(inputs, labels, lambda n: planned.n_samples, seed=0))
         for epoch in range(500):
             train_one_epoch(model)
             logits = model(tracker.perturbed_inputs)
@@ -66,8 +67,8 @@ class Tracker:
             not finite.
         verdict: The decision after the last check.
         plan: How many samples are looked at, and how often each is perturbed; None before `plan_checks`.
-        n_not_compared: So many checks, the first of the history, cannot be compared with those that follow: they were
-            made with other samples or settings, before a resume.
+        n_not_compared: How many checks at the start of `history` come from other samples or settings, before a resume.
+            They count neither for the patience nor as best.
         setup_seconds: What the preparation took, in seconds.
         check_seconds: What the checks took so far, in seconds.
     """
@@ -118,7 +119,7 @@ class Tracker:
             n_training: How many training samples there are.
             n_visited: How many of them an epoch of one process visits.
             n_weights: How many the network has.
-            max_samples: In place of the settings' one.
+            max_samples: Used instead of `settings.max_samples`.
         """
         if self.plan is None:
             self.plan = plan(
@@ -139,9 +140,9 @@ class Tracker:
 
         Args:
             samples: As many as planned.
-            cache: As for `fit_or_load`, and so is what follows.
-            has_progress_bar: Likewise.
-            is_saved: Likewise.
+            cache: File to read what is computed from, or to write it to; None for none.
+            has_progress_bar: Show a progress bar after a few seconds.
+            is_saved: Write the cache if it is not there.
 
         Returns:
             Fingerprint of samples and settings, for `go_on`.
@@ -194,10 +195,7 @@ class Tracker:
         return samples, n_draws
 
     def go_on(self, fingerprint: str) -> bool:
-        """Go on from the checks of a resumed training, if they are of these samples; False where they are of others.
-
-        Then nothing that is measured from now on is compared with them.
-        """
+        """Compare the samples with those of the checks so far; False if they differ, so that those count no more."""
         are_the_same = not self.history or self._fingerprint in (None, fingerprint)
         if not are_the_same:
             self._compare_nothing_before()
@@ -291,13 +289,13 @@ class Tracker:
         return None if self.selection is None else self.selection.kept(self.compared)
 
     def score_of(self, epoch: int) -> float | None:
-        """What decides in `epoch`, if its check was the last and counts; else None."""
+        """The score of the last check, if it is that of `epoch` and not before `start_from_epoch`; else None."""
         if self.selection is None or not self.history or self.history[-1]["epoch"] != epoch:
             return None
         return self.selection.score(self.history[-1])
 
     def check_with_score(self, score: float) -> dict[str, Any] | None:
-        """The first check that counts with this score."""
+        """The first check that counts and has exactly this score."""
         if self.selection is None:
             return None
         return next((entry for entry in self.compared if self.selection.score(entry) == score), None)
@@ -331,7 +329,7 @@ class Tracker:
         return "no finite check counted"
 
     def details(self) -> Details | None:
-        """What the last check saw behind its numbers; None where it was not measured."""
+        """What the last check saw behind its numbers, until `end_check`; None where it was not measured here."""
         return None if self._measurement is None else self._measurement.details()
 
     # The record.
@@ -366,6 +364,7 @@ class Tracker:
         """
         if self._record is not None and self._record.path is not None and details is not None:
             self._record.tell(check_line(self.history[-1]["epoch"], details, self._rows))
+        self._measurement = None  # it holds the logits
         now = time.perf_counter()
         self.check_seconds += now - started
         if self._record is not None:
@@ -414,29 +413,30 @@ class Tracker:
         """Go on where `state_dict` was taken; with other settings, patience and the best epoch start anew.
 
         Raises:
-            ValueError: If it was taken under a rule that is no more.
+            ValueError: If it is no state of a tracker, or was taken under a rule that was removed.
         """
-        settings = {**self._compared_settings(), **state_dict.get("settings", {})}
-        check_rule(settings.get("rule"))
-        self.history = [dict(entry) for entry in state_dict["history"]]
-        self.n_not_compared = state_dict.get("n_not_compared", 0)
-        self._predictions = state_dict.get("predictions", torch.empty(0)).long()
-        if state_dict.get("plan") is not None and state_dict["asked"] == self._asked():
-            self.plan = Plan(*state_dict["plan"])
-            self._fingerprint = state_dict.get("samples")
+        state = read_state(state_dict, max(MAX_DRAWS, self.settings.n_draws or 0))
+        settings = self._compared_settings() if state.settings is None else state.settings
+        refuse_removed_rule(settings.get("rule"))
+        self.history = state.history
+        self.n_not_compared = state.n_not_compared
+        self._predictions = state.predictions
+        if state.plan is not None and state.asked == self._asked():
+            self.plan = state.plan
+            self._fingerprint = state.samples
         if self.selection is None:
             return
-        changed = {name: now for name, now in self._compared_settings().items() if now != settings[name]}
+        changed = {name: now for name, now in self._compared_settings().items() if now != settings.get(name)}
         if changed:
             self._compare_nothing_before()
-            was = ", ".join(f"{name}={settings[name]!r}" for name in changed)
+            was = ", ".join(f"{name}={settings.get(name)!r:.100}" for name in changed)
             now = ", ".join(f"{name}={value!r}" for name, value in changed.items())
             self.warn(
                 f"The run resumes with {now} where it had {was}: its scores cannot be compared with those before, so"
                 " patience and the best epoch start anew."
             )
         else:
-            self.selection.rule.load_state_dict(state_dict.get("rule", {}))
+            self.selection.rule.load_state_dict(state.rule)
             self.verdict = self._decide_anew()
 
     @property
@@ -480,18 +480,19 @@ class Tracker:
         if self.selection is None:
             return {}
         named = {name: getattr(self.settings, name) for name in _COMPARED}
-        return {**named, "rule": self.selection.rule.name}
+        rule = self.selection.rule
+        return {**named, "rule": rule.name, **{f"rule.{name}": value for name, value in rule.settings().items()}}
 
     def _columns(self) -> list[str]:
         """What a check adds to `history` beside its epoch."""
         return [*Signals.NAMES, *([] if self.selection is None else self.selection.added)]
 
 
-def check_rule(name: Any) -> None:
-    """Raise where a run that resumes was decided by a rule that is no more."""
-    if name == _REMOVED_RULE:
+def refuse_removed_rule(name: Any) -> None:
+    """Raise where a run that resumes was decided by a rule that was removed."""
+    if name == REMOVED_RULE:
         raise ValueError(
-            f"The run began with `rule={_REMOVED_RULE!r}`, which is no more. Begin a new run, from its weights alone if"
+            f"The run began with `rule={REMOVED_RULE!r}`, which is no more. Begin a new run, from its weights alone if"
             " you like (`Model.load_from_checkpoint`): `rule='expected_accuracy'` is at least as good."
         )
 

@@ -138,7 +138,7 @@ class Ranking(Sequence[Candidate]):
         with whole_file(Path(path)) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(self.best.as_record()))
             writer.writeheader()
-            writer.writerows({**one.as_record(), "name": cleaned(one.name)} for one in self.candidates)
+            writer.writerows({**one.as_record(), "name": _cell(one.name)} for one in self.candidates)
 
     def copy_best(self, n_best: int, folder: str | Path) -> list[Path]:
         """Copy the files of the best to a folder, under the names they have below the folder common to all.
@@ -439,6 +439,12 @@ def _named(models: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
             kind = type(model).__name__
             raise TypeError(f"`models` must be callables or classifiers of scikit-learn, got {kind} ({name}).")
     return {str(name): model for name, model in models.items()}
+
+
+def _cell(name: str) -> str:
+    """A name as a spreadsheet may read it: not as a formula."""
+    shown = cleaned(name)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
 def _shown(value: Any) -> str:

@@ -202,7 +202,10 @@ class _Average:
             )
         grown = copy.copy(self)
         grown.n_members += 1
-        grown.sums = {name: total + checkpoint.state_dict[name] for name, total in self.sums.items()}
+        try:
+            grown.sums = {name: total + checkpoint.state_dict[name] for name, total in self.sums.items()}
+        except RuntimeError as error:  # of a kind that torch does not add
+            raise ValueError(f"`{checkpoint.path}` holds weights that cannot be averaged: {error}") from error
         return grown
 
     def checkpoint(self) -> Checkpoint:

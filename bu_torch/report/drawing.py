@@ -12,6 +12,7 @@ from bu_torch.report.verdict import Verdict
 
 BLUE, ORANGE, VIOLET, GREEN, GREY = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2"
 RED = "#dc2626"
+PINK, CYAN, LIME, BROWN = "#ec4899", "#0891b2", "#65a30d", "#92400e"
 _FEW_CHECKS = 40  # up to so many, each is marked
 _DIGITS = 7  # of a number in a curve
 

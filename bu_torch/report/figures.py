@@ -13,11 +13,15 @@ from bu_torch.monitoring.rules import DEFAULT_RULE
 from bu_torch.report.drawing import (
     BELOW,
     BLUE,
+    BROWN,
     COLOUR_BAR,
+    CYAN,
     GREEN,
     GREY,
+    LIME,
     MORE,
     ORANGE,
+    PINK,
     RED,
     VIOLET,
     WORSE,
@@ -37,7 +41,7 @@ _RULE_MARKS = {
     "trust_score": ("square", 9, ORANGE),
 }
 _OTHER_MARK = ("diamond", 19, VIOLET)
-_SHARE_COLOURS = (RED, BLUE, GREEN, ORANGE, GREY, VIOLET)
+_SHARE_COLOURS = (RED, BLUE, GREEN, ORANGE, GREY, VIOLET, PINK, CYAN, LIME, BROWN)
 _MOST_POINTS = 4000  # of a curve; more are narrower than a pixel
 _MOST_COLUMNS = 300  # of a map over the epochs; likewise
 _MOST_CLASSES = 40

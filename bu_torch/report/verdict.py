@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.rules import DEFAULT_RULE, RULE_NAMES, RuleName, SelectionRule
+from bu_torch.monitoring.rules import DEFAULT_RULE, RULE_NAMES, RuleName, SelectionRule, as_rule
 from bu_torch.report.record import Details, Record
 
 # Of rules that only older versions have: the column of the table that holds their score.
@@ -39,7 +38,7 @@ class Verdict:
             got = repr(rule[:50]) if isinstance(rule, str) else type(rule).__name__
             raise ValueError(f"{record.path}: the rule in the settings must be a name, got {got}.")
         by_rule: dict[str, dict[str, Any] | None] = {
-            name: _replay(name, record) for name in RULE_NAMES if _has(record, name)
+            name: _replay(name, record) for name in RULE_NAMES if _has(record, *as_rule(name).signals)
         }
         if rule is not None and rule not in RULE_NAMES and _has(record, _SCORES.get(rule, rule)):
             by_rule[rule] = _kept_by_score(_SCORES.get(rule, rule), record)
@@ -56,7 +55,7 @@ class Verdict:
 
 def rule_label(name: str) -> str:
     """A rule in words."""
-    return SIGNALS[name].title if name in SIGNALS else name.replace("_", " ")
+    return as_rule(name).title if name in RULE_NAMES else name.replace("_", " ")
 
 
 def headline(record: Record, verdict: Verdict) -> tuple[str, str]:
@@ -112,8 +111,8 @@ def _stand_in(by_rule: dict[str, dict[str, Any] | None]) -> str:
     return next((name for name in (DEFAULT_RULE, *RULE_NAMES) if name in by_rule), DEFAULT_RULE)
 
 
-def _has(record: Record, column: str) -> bool:
-    return all(column in check for check in record.checks)
+def _has(record: Record, *columns: str) -> bool:
+    return all(column in check for check in record.checks for column in columns)
 
 
 def _replay(name: RuleName, record: Record) -> dict[str, Any] | None:

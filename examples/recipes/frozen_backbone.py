@@ -13,7 +13,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from shared import trainer
+from shared_lightning import trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import get_model

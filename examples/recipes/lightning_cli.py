@@ -5,7 +5,7 @@ Run `python examples/recipes/lightning_cli.py fit --config examples/recipes/ligh
 
 import lightning as L
 from lightning.pytorch.cli import LightningCLI
-from shared import Classifier, loader
+from shared_lightning import Classifier, loader
 from torch.utils.data import DataLoader
 
 

@@ -7,7 +7,7 @@ import csv
 from pathlib import Path
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from shared import Classifier, loader, trainer
+from shared_lightning import Classifier, loader, trainer
 
 from bu_torch import BoundaryUncertaintyStopping
 

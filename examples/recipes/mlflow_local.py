@@ -6,7 +6,7 @@ Run `python examples/recipes/mlflow_local.py`. It needs `pip install mlflow`.
 import tempfile
 
 from lightning.pytorch.loggers import MLFlowLogger
-from shared import Classifier, loader, trainer
+from shared_lightning import Classifier, loader, trainer
 
 from bu_torch import BoundaryUncertaintyStopping
 

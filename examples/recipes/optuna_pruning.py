@@ -12,7 +12,7 @@ from typing import Any
 
 import optuna
 from optuna_integration import PyTorchLightningPruningCallback
-from shared import Classifier, loader, trainer
+from shared_lightning import Classifier, loader, trainer
 
 from bu_torch import BoundaryUncertaintyStopping
 

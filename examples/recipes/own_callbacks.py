@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from shared import Classifier, loader, trainer
+from shared_lightning import Classifier, loader, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor
 

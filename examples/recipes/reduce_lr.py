@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
-from shared import Classifier, loader, trainer
+from shared_lightning import Classifier, loader, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor
 

@@ -6,7 +6,7 @@ Run `python examples/recipes/resume.py`.
 import tempfile
 
 from lightning.pytorch.callbacks import ModelCheckpoint
-from shared import Classifier, loader, trainer
+from shared_lightning import Classifier, loader, trainer
 
 from bu_torch import BoundaryUncertaintyStopping
 

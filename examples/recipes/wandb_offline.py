@@ -6,7 +6,7 @@ Run `python examples/recipes/wandb_offline.py`. It needs `pip install wandb`.
 import tempfile
 
 from lightning.pytorch.loggers import WandbLogger
-from shared import Classifier, loader, trainer
+from shared_lightning import Classifier, loader, trainer
 
 from bu_torch import BoundaryUncertaintyStopping
 

@@ -7,7 +7,8 @@ import tempfile
 
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from shared import Classifier, loader, test_error, trainer
+from shared import test_error
+from shared_lightning import Classifier, loader, trainer
 
 from bu_torch import BoundaryUncertaintyStopping
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
 
-from bu_torch import BoundaryUncertaintyStopping
+from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks import _companions
 from bu_torch.callbacks._own_files import OwnFiles
 
@@ -45,13 +46,14 @@ def run(tmp_path, **kwargs):
     return tmp_path / "user" / "last.ckpt", Path(stopping.best_model_path)
 
 
-def craft(path, best, score):
+def craft(path, best, score, as_text=True):
     """Name another file as the best so far."""
+    best = str(best) if as_text else best
     content = torch.load(path, weights_only=True)
     (state,) = [state for key, state in content["callbacks"].items() if key.startswith("Keeper")]
     value = torch.tensor(score, dtype=torch.float64)
-    state.update(best_model_path=str(best), kth_best_model_path=str(best), best_model_score=value, kth_value=value)
-    state["best_k_models"] = {str(best): value}
+    state.update(best_model_path=best, kth_best_model_path=best, best_model_score=value, kth_value=value)
+    state["best_k_models"] = {best: value}
     (own,) = [state for key, state in content["callbacks"].items() if key.startswith("BoundaryUncertaintyStopping")]
     own["history"][-1]["expected_accuracy"] = score
     torch.save(content, path)
@@ -119,13 +121,125 @@ def test_a_best_file_of_plain_data_from_an_earlier_process_is_restored(tmp_path,
     assert same(module.state_dict(), torch.load(best, weights_only=True)["state_dict"])
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+def url_with_a_folder_of_its_name(folder):
+    """Which Lightning would download from, and unpickle in `trainer.test(ckpt_path="best")`."""
+    (folder / "http:" / "127.0.0.1:9" / "best.ckpt").mkdir(parents=True)
+    return "http://127.0.0.1:9/best.ckpt"
+
+
+def pipe(folder, spelling="{}"):
+    os.mkfifo(folder / "pipe")
+    return spelling.format(folder / "pipe")
+
+
+ADDRESSES = {
+    "url": url_with_a_folder_of_its_name,
+    "pipe": pipe,
+    "pipe as a url": lambda folder: pipe(folder, "file://{}"),
+    "pipe of fsspec": lambda folder: pipe(folder, "local://{}"),
+    "chain": lambda folder: f"simplecache::{folder}/user/last.ckpt",
+    "relative": lambda folder: "user/last.ckpt",
+    "home": lambda folder: "~/last.ckpt",
+    "device": lambda folder: "/dev/zero",
+    "null byte": lambda folder: f"{folder}/user/last.ckpt\0",
+    "number": lambda folder: 7,
+}
+
+
+@pytest.mark.parametrize("address", list(ADDRESSES.values()), ids=list(ADDRESSES))
+def test_only_a_local_file_may_be_named_as_the_best(tmp_path, monkeypatch, address):
     last, _ = run(tmp_path)
-    os.mkfifo(tmp_path / "pipe")
-    craft(last, tmp_path / "pipe", 1e9)
-    with pytest.warns(UserWarning, match="gone or damaged: .*pipe"):
+    monkeypatch.chdir(tmp_path)
+    craft(last, address(tmp_path), 1e9, as_text=False)
+    with pytest.warns(UserWarning, match="best epoch so far is gone or damaged"):
         stopping, _ = resume(tmp_path, last)
     assert stopping.best_epoch in (2, 3)
+
+
+def test_a_pipe_that_takes_the_place_of_the_best_is_not_waited_for(tmp_path):
+    class Swap(Callback):
+        def on_train_end(self, trainer, pl_module):
+            Path(stopping.best_model_path).unlink()
+            os.mkfifo(stopping.best_model_path)
+
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    with pytest.warns(UserWarning, match="kept epoch is gone"):
+        trainer(tmp_path, stopping, Swap(), max_epochs=2).fit(Classifier(), loader(*blobs()))
+
+
+def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path):
+    own, path = OwnFiles(), tmp_path / "best.ckpt"
+    path.write_bytes(b"ours")
+    own.add(str(path))
+    assert str(path) in own
+    found = path.stat()
+    path.write_bytes(b"evil")
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert str(path) not in own
+
+
+def test_a_name_with_escapes_is_logged_without(tmp_path, caplog):
+    last, best = run(tmp_path)
+    hostile = tmp_path / "a\x1b]0;OWNED\x07\nWARNING: all fine.ckpt"
+    hostile.write_bytes(best.read_bytes())
+    craft(last, hostile, 1e9)
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        resume(tmp_path, last)
+    said = [record.getMessage() for record in caplog.records if "all fine" in record.getMessage()]
+    assert said
+    assert not [line for line in said if not line.isprintable()]
+
+
+EVIL = {
+    "history of words": {"history": "x"},
+    "checks without an epoch": {"history": [{}]},
+    "an epoch of text": {"history": [{"epoch": "0"}]},
+    "epochs that fall": {"history": [{"epoch": 3}, {"epoch": 1}]},
+    "huge numbers": {"history": [{"epoch": 0, "expected_accuracy": 10**400}]},
+    "text in place of numbers": {"history": [{"epoch": 0, "expected_accuracy": "A" * 100_000}]},
+    "names with escapes": {"history": [{"epoch": 0, "\x1b]0;x\x07": 1.0}]},
+    "more than there is": {"n_not_compared": 10**30},
+    "less than nothing": {"n_not_compared": -1},
+    "many draws": {"plan": (120, 20_000)},
+    "a plan of three": {"plan": (1, 2, 3)},
+    "a plan below zero": {"plan": (-5, -5)},
+    "predictions far larger than the file": {"predictions": torch.zeros(1, dtype=torch.int8).expand(2 * 10**8)},
+    "predictions of floats": {"predictions": torch.zeros(3)},
+    "predictions that are none": {"predictions": "x"},
+    "settings of text": {"settings": "x"},
+}
+
+
+@pytest.mark.parametrize("evil", list(EVIL.values()), ids=list(EVIL))
+@pytest.mark.parametrize("kind", [BoundaryUncertaintyStopping, BoundaryUncertaintyMonitor])
+def test_a_state_that_is_none_is_refused_before_training(kind, evil):
+    callback = kind(n_neighbors=20)
+    state = callback.state_dict() | evil
+    with pytest.raises(MisconfigurationException, match="no state that this package wrote: expected"):
+        kind(n_neighbors=20).load_state_dict(state)
+
+
+@pytest.mark.parametrize("weights", [{}, "x", {"net.0.weight": torch.zeros(2)}, {"net.0.weight": 1}])
+def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, weights):
+    def fit(max_epochs, **kwargs):
+        stopping, module, look = BoundaryUncertaintyStopping(n_neighbors=20), Classifier(), Look()
+        made = trainer(tmp_path, stopping, look, max_epochs=max_epochs, enable_checkpointing=False)
+        made.fit(module, loader(*blobs()), **kwargs)
+        return made, stopping, module, look
+
+    made, *_ = fit(2)
+    made.save_checkpoint(tmp_path / "last.ckpt")
+    content = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    for key, state in content["callbacks"].items():
+        if key.startswith("MemoryKeeper"):
+            state.update(best_model_score=torch.tensor(1e9, dtype=torch.float64), best_weights=weights)
+        if key.startswith("BoundaryUncertaintyStopping"):
+            state["history"][-1]["expected_accuracy"] = 1e9
+    torch.save(content, tmp_path / "last.ckpt")
+    with pytest.warns(UserWarning, match="do not fit: .*The weights stay as training left them"):
+        _, stopping, module, look = fit(4, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    assert stopping.best_epoch == 1
+    assert same(module.state_dict(), look.weights)
 
 
 def folder_above(folder, outside):

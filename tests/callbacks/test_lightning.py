@@ -34,7 +34,7 @@ torch.manual_seed(0)
 labels = torch.arange(120) % 3
 loader = DataLoader(TensorDataset(torch.randn(120, 4) + labels.unsqueeze(1), labels), batch_size=20, shuffle=True)
 stopping = BoundaryUncertaintyStopping(patience=2, n_neighbors=20)
-trainer = pl.Trainer(max_epochs=8, callbacks=stopping, accelerator="cpu", logger=False, default_root_dir={folder!r},
+trainer = pl.Trainer(max_epochs=3, callbacks=stopping, accelerator="cpu", logger=False, default_root_dir={folder!r},
                      enable_progress_bar=False, enable_model_summary=False)
 trainer.fit(Module(), loader)
 assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
@@ -44,7 +44,7 @@ stopper, keeper = trainer.callbacks[names.index("Stopper")], trainer.callbacks[n
 assert isinstance(stopper, pl.callbacks.EarlyStopping) and isinstance(keeper, pl.callbacks.ModelCheckpoint)
 assert trainer.checkpoint_callback is keeper
 resumed = BoundaryUncertaintyStopping(patience=3, n_neighbors=20)
-again = pl.Trainer(max_epochs=12, callbacks=[resumed], accelerator="cpu", logger=False, default_root_dir={folder!r},
+again = pl.Trainer(max_epochs=4, callbacks=[resumed], accelerator="cpu", logger=False, default_root_dir={folder!r},
                    enable_progress_bar=False, enable_model_summary=False)
 again.fit(Module(), loader, ckpt_path=keeper.best_model_path)
 assert [entry["epoch"] for entry in resumed.history[: stopping.best_epoch]] == list(range(stopping.best_epoch))
@@ -73,7 +73,6 @@ importlib.util.find_spec = lambda name, package=None: None if name == "lightning
 @pytest.mark.parametrize(
     ("first", "second", "last"),
     [
-        pytest.param(OURS, THEIRS, "", id="ours first"),
         pytest.param(
             NO_LIGHTNING + OURS, THEIRS, "assert 'lightning' not in sys.modules", id="pytorch_lightning alone"
         ),
@@ -91,10 +90,17 @@ def test_a_trainer_of_pytorch_lightning_is_stopped_by_its_own_classes(tmp_path, 
     assert found.stdout.strip().endswith("fine")
 
 
+def test_ours_may_be_imported_first(tmp_path, capsys):
+    """As here, where `lightning` is there too."""
+    pytest.importorskip("pytorch_lightning")
+    exec(SCRIPT.format(first=OURS, second=THEIRS, last="", folder=str(tmp_path)), {})  # noqa: S102
+    assert capsys.readouterr().out.strip().endswith("fine")
+
+
 @pytest.mark.parametrize(("version", "is_taken"), [("2.6.3", False), ("2.6.5", False), ("2.6.6", True), ("3.0", True)])
 def test_versions_with_known_holes_are_refused(tmp_path, monkeypatch, version, is_taken):
     _lightning._library.cache_clear()
-    monkeypatch.setattr("lightning.__version__", version)
+    monkeypatch.setattr(_lightning.metadata, "version", lambda name: version)
     made = trainer(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), max_epochs=1)
     refusal = pytest.raises(MisconfigurationException, match=f"must be 2.6.6 or newer, got {version}: .*GHSA-qqmf")
     with nullcontext() if is_taken else refusal:

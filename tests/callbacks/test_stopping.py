@@ -80,16 +80,9 @@ class TestDecision:
     @pytest.mark.parametrize(
         ("script", "kwargs", "best", "stopped"),
         [
-            ([0.1, 0.5, 0.4, 0.3, 0.2], {"patience": 2}, 1, 3),
             ([0.1, 0.5, 0.4, 0.6, 0.2], {"patience": 2}, 3, 5),
-            ([0.5, 0.5, 0.5, 0.5], {"patience": 3}, 0, 3),
-            ([0.5, 0.54, 0.58, 0.62], {"patience": 2, "min_delta": 0.05}, 3, 4),
-            ([0.5, 0.54, 0.541], {"patience": 2, "min_delta": 0.1}, 2, 2),
-            ([0.50, 0.54, 0.56, 0.56], {"patience": 2, "min_delta": 0.1, "min_delta_mode": "rel"}, 2, 4),
             ([0.1, 0.7, 0.9], {"stopping_threshold": 0.6}, 1, 1),
-            ([0.9, 0.2, 0.3, 0.1, 0.1], {"patience": 2, "start_from_epoch": 1}, 2, 4),
             ([0.1, 0.2, NAN, 0.9], {}, 1, 2),
-            ([0.1, 0.2, NAN, 0.9, 0.1, 0.1], {"check_finite": False, "patience": 2}, 3, 5),
             ([NAN, NAN, 0.3, 0.2, 0.1], {"check_finite": False, "patience": 3}, 2, 5),
             ([0.1, 0.9, 0.9], {}, 1, None),
         ],
@@ -110,35 +103,17 @@ class TestDecision:
         assert [entry["epoch"] for entry in stopping.history] == [1, 3, 5]
         assert "in the last 2 checks (4 epochs)" in stopping.stopping_reason
 
-    def test_trust_score_may_decide(self, tmp_path):
-        stopping, _, _ = run(tmp_path, [0.1, 0.4, 0.3], rule="trust_score", patience=1)
-        assert stopping.best_score == 0.8
-        assert "trust_score did not improve in the last 1 checks" in stopping.stopping_reason
-
-    def test_smoothing_decides_on_the_moving_average_and_logs_both(self, tmp_path):
-        script, w = [0.2, 0.8, 0.2, 0.4, 0.6], 0.6
+    def test_the_average_that_decides_is_logged_beside_the_value(self, tmp_path):
         metrics = {}
         look = LambdaCallback(
             on_train_epoch_end=lambda t, m: metrics.update({t.current_epoch: dict(t.callback_metrics)})
         )
-        stopping, _, _ = run(tmp_path, script, look, smoothing=w, max_epochs=5)
-        expected = [
-            sum(w ** (t - s) * script[s] for s in range(t + 1)) / sum(w ** (t - s) for s in range(t + 1))
-            for t in range(5)
-        ]
-        found = [entry["boundary_uncertainty_smoothed"] for entry in stopping.history]
-        assert found == pytest.approx(expected)
-        assert stopping.best_epoch == expected.index(max(expected))
-        assert stopping.best_score == pytest.approx(max(expected))
-        assert float(metrics[3]["boundary_uncertainty_smoothed"]) == pytest.approx(expected[3], abs=1e-6)
-        assert float(metrics[3]["boundary_uncertainty"]) == pytest.approx(0.4, abs=1e-6)
-
-    def test_smoothing_passes_over_what_is_not_finite(self, tmp_path):
-        stopping, _, _ = run(tmp_path, [0.2, NAN, 0.4], smoothing=0.5, check_finite=False, max_epochs=3)
-        found = [entry["boundary_uncertainty_smoothed"] for entry in stopping.history]
-        assert found[0] == pytest.approx(0.2)
-        assert math.isnan(found[1])
-        assert found[2] == pytest.approx((0.5 * 0.2 + 0.4) / 1.5)
+        stopping, _, _ = run(tmp_path, [0.2, 0.8, 0.2, 0.4], look, smoothing=0.6, max_epochs=4)
+        for epoch, entry in enumerate(stopping.history):
+            for name in ("boundary_uncertainty", "boundary_uncertainty_smoothed"):
+                assert float(metrics[epoch][name]) == pytest.approx(entry[name], abs=1e-6)
+        assert stopping.best_epoch == 1
+        assert stopping.best_score == stopping.history[1]["boundary_uncertainty_smoothed"] < 0.8
 
     def test_min_epochs_lets_the_metric_recover(self, tmp_path):
         script = [0.5, 0.1, 0.1, 0.1, 0.9, 0.1, 0.1]
@@ -146,14 +121,6 @@ class TestDecision:
         assert (stopping.best_epoch, stopping.stopped_epoch) == (4, 6)
         early, _, _ = run(tmp_path, [0.5, 0.1], patience=2, trainer_kwargs={"min_epochs": 5})
         assert early.stopped_epoch == 4
-
-    def test_on_real_data(self, tmp_path):
-        stopping, module = BoundaryUncertaintyStopping(rule="boundary_uncertainty"), Classifier()
-        trainer(tmp_path, stopping, max_epochs=200).fit(module, loader(*blobs()))
-        values = [entry["boundary_uncertainty"] for entry in stopping.history]
-        assert stopping.best_epoch == values.index(max(values))
-        assert stopping.stopped_epoch == stopping.best_epoch + 20
-        assert stopping.best_score == max(values)
 
 
 class Gain(Rule):
@@ -194,7 +161,7 @@ class TestRuleOfOnesOwn:
         assert record.settings["rule"] == "gain"
         assert record.values("gain")[:3] == pytest.approx([0.2, 0.2, 1.0])
 
-    @pytest.mark.parametrize("kwargs", [{}, {"start_from_epoch": 2}, {"smoothing": 0.4}, {"every_n_epochs": 2}])
+    @pytest.mark.parametrize("kwargs", [{}, {"start_from_epoch": 2, "smoothing": 0.4}])
     def test_it_resumes_as_if_uncut(self, tmp_path, kwargs):
         kwargs = {"patience": 4, **kwargs}
         whole, _, _ = run(tmp_path / "whole", self.SCRIPT, rule=Gain(), **kwargs)
@@ -409,9 +376,17 @@ class TestResume:
     script = (0.1, 0.9, 0.3, 0.6, 0.2, 0.5, 0.4, 0.1)
 
     @pytest.mark.filterwarnings("ignore:No check is made in 1 epochs")
-    @pytest.mark.parametrize("cut", [1, 2, 3, 5])
-    @pytest.mark.parametrize("kwargs", [{}, {"every_n_epochs": 2}, {"smoothing": 0.3}, {"start_from_epoch": 2}])
-    @pytest.mark.parametrize("with_logger", [True, False])
+    @pytest.mark.parametrize(
+        ("cut", "kwargs", "with_logger"),
+        [
+            (1, {}, True),
+            (5, {}, False),
+            (1, {"every_n_epochs": 2}, True),
+            (2, {"every_n_epochs": 2}, False),
+            (3, {"smoothing": 0.3}, True),
+            (2, {"start_from_epoch": 2}, True),
+        ],
+    )
     def test_same_history_same_patience_same_kept_epoch(self, tmp_path, cut, kwargs, with_logger):
         def logger():  # each gives the run a new folder, version_0, version_1, ...
             return {"logger": CSVLogger(tmp_path) if with_logger else False}
@@ -473,15 +448,13 @@ class TestResume:
         assert resumed.best_epoch == 4
         assert same(module.state_dict(), weights[4])
 
-    @pytest.mark.parametrize("change", [{"smoothing": 0.3}, {"start_from_epoch": 3}, {"seed": 5}])
-    def test_scores_on_another_scale_are_not_compared(self, tmp_path, change):
+    def test_scores_on_another_scale_are_not_compared(self, tmp_path):
         script = [0.1, 0.9, 0.3, 0.5, 0.4]
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
         run(tmp_path, script, last, max_epochs=3)
-        with pytest.warns(UserWarning, match=f"resumes with {next(iter(change))}=.*start anew"):
-            resumed, module, weights = run(
-                tmp_path, script, max_epochs=5, ckpt_path=tmp_path / "user" / "last.ckpt", **change
-            )
+        path = tmp_path / "user" / "last.ckpt"
+        with pytest.warns(UserWarning, match=r"resumes with start_from_epoch=.*start anew"):
+            resumed, module, weights = run(tmp_path, script, max_epochs=5, ckpt_path=path, start_from_epoch=3)
         assert resumed.best_epoch in (3, 4)
         assert same(module.state_dict(), weights[resumed.best_epoch])
 
@@ -732,8 +705,6 @@ def test_before_a_fit_nothing_is_kept():
     ("kwargs", "message"),
     [
         ({"patience": 0}, "`patience` must be an integer >= 1, got 0"),
-        ({"patience": 2.5}, "`patience` must be an integer >= 1, got 2.5"),
-        ({"min_delta": -0.1}, "`min_delta` must be a finite number >= 0, got -0.1"),
         ({"min_delta": NAN}, "`min_delta` must be a finite number"),
         ({"min_delta_mode": "relative"}, "`min_delta_mode` must be one of 'abs', 'rel', got 'relative'"),
         ({"stopping_threshold": "0.9"}, "`stopping_threshold` must be a finite number, got '0.9'"),

@@ -82,16 +82,9 @@ def infinite_values():
 REFUSED = {
     "words": (of(lambda i: ("word", 0)), "^Training data: the inputs of a batch must be a tensor, got tuple. Pass the"),
     "pictures": (of(lambda i: (Picture(), 0)), "cannot use the training data: .*Picture"),
-    "one number a sample": (of(lambda i: (float(X[i, 0]), 0)), r"`features` must have shape \(N, d\), .*got \(120,\)"),
-    "complex": (loader(X.to(torch.complex64), Y), r"`features` must be real, got torch\.complex64"),
     "a few not finite": (loader(infinite_values(), Y), "`features` must be finite, got NaN or infinity in 2 of 120"),
     "no room to move": (loader(X.sign() * 3.4e38, Y), "`features` must be small enough to be perturbed"),
-    "negative labels": (loader(X, Y - 1), "`labels` must hold classes 0, 1, ..., got -1"),
-    "NaN labels": (loader(X, Y / 0.0), "`labels` must hold integer classes, got NaN or infinity in 120 of 120"),
-    "numbers as labels": (loader(X, Y * 10**9), "`labels` must hold classes .*below 100000, got 2000000000"),
     "a regression": (loader(X, X[:, :1]), "`labels` must hold integer classes, got fractional .*a regression"),
-    "several labels": (loader(X, torch.ones(120, 3)), "Several labels or targets a sample are not"),
-    "smoothed labels": (loader(X, torch.eye(3)[Y] * 0.9 + 0.1 / 3), "One-hot labels: pass"),
     "a list of loaders": ([loader(X, Y), loader(X, Y)], "single `torch.utils.data.DataLoader`, got list"),
     "loaders in turn": (CombinedLoader([loader(X, Y), loader(X, Y)], "sequential"), "single .*, got list"),
     "batches without a loader": ([(X[:60], Y[:60]), (X[60:], Y[60:])], "single .*DataLoader`, got list"),
@@ -107,18 +100,12 @@ def test_what_is_no_classification_is_refused_before_it_trains(tmp_path, data, m
 
 
 HANDLED = {
-    "labels that are numbers": of(lambda i: (X[i], int(Y[i]))),
     "true and false": loader(X, Y > 0),
     "a column of float labels": loader(X, Y.float().unsqueeze(1)),
     "pictures of bytes": loader((X * 20 + 100).clamp(0, 255).byte().reshape(120, 1, 2, 2), Y),
-    "half precision": loader(X.half(), Y),
-    "double precision": loader(X.double(), Y),
     "large integers": loader((X * 100).long() + 10**12, Y),
     "huge": loader(X * 1e30, Y),
-    "tiny": loader(X * 1e-30, Y),
-    "all equal": loader(torch.ones(120, 4), Y),
     "one distinct sample a class": loader(torch.eye(4)[Y], Y),
-    "a class of one sample": loader(X, torch.where(torch.arange(120) == 5, 2, Y % 2)),
     "with a gradient": of(lambda i: (X[i].clone().requires_grad_(), Y[i])),
     "transposed": collated(lambda x, y: (x.T.contiguous().T, y)),
     "a stream of a wrong length": DataLoader(Stream(), batch_size=32),
@@ -161,22 +148,12 @@ def test_a_dataset_that_grows_and_moves_is_read_once(tmp_path):
 
 
 class TestReference:
-    @pytest.mark.parametrize(
-        "reference",
-        [
-            (X.numpy()[::-1].copy()[::-1], Y.numpy()[::-1].copy()[::-1]),
-            (pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), index=range(7, 127))),
-            (X.tolist(), Y.tolist()),
-            (X.clone().requires_grad_(), Y.float()),
-        ],
-        ids=["negative strides", "frames", "lists", "tensors with a gradient"],
-    )
-    def test_of_any_kind_is_the_same(self, tmp_path, reference):
-        found, expected = [], []
-        for pair, history in ((reference, found), ((X, Y), expected)):
+    def test_of_any_kind_is_the_same(self, tmp_path):
+        found = []
+        for pair in ((pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), index=range(7, 127))), (X, Y)):
             pl.seed_everything(3, verbose=False)
-            history += fit(tmp_path, loader(X, Y), reference=pair).history
-        assert found == expected
+            found.append(fit(tmp_path, loader(X, Y), reference=pair).history)
+        assert found[0] == found[1]
 
     @pytest.mark.parametrize(
         "reference",
@@ -199,9 +176,6 @@ class TestReference:
         ("reference", "message"),
         [
             ((None, None), "`inputs` must be a tensor or an array of numbers, got NoneType"),
-            ((torch.tensor(1.0), Y), r"`inputs` must have shape \(N, d\), .*got \(\)"),
-            ((X.to_sparse(), Y), "`inputs` must be a dense tensor"),
-            ((X, torch.eye(3)[Y]), "`labels` must hold one class a sample.*One-hot labels"),
             ((X, Y[:7]), "`labels` must have one entry a sample, 120, got 7"),
             ((X[:7], Y[:7]), "at least n_neighbors=10 samples, got 7"),
         ],
@@ -223,16 +197,9 @@ class TestOutputs:
                 lambda z: z[:, 0],
                 "`forward` gives 2 columns of logits, fewer than .* classes 0, .* Labels count from 0",
             ),
-            (lambda z: z[:, :, None, None], r"needs logits: .*`logits` must have shape .*got \(120, 3, 1, 1\)"),
             (lambda z: z.unsqueeze(0), r"needs logits: .*`logits` must have shape .*got \(1, 120, 3\)"),
-            (lambda z: z[:, :0], r"needs logits: .*`logits` must have shape .*got \(120, 0\)"),
-            (lambda z: z.sum(), r"needs logits: .*`logits` must have shape .*got \(\)"),
             (lambda z: torch.cat((z, z)), "`forward` must give one row of logits an input, 120, got 240"),
-            (lambda z: z.argmax(dim=1), r"`logits` must have a floating-point dtype, got torch\.int64"),
-            (lambda z: z.to(torch.complex64), r"`logits` must have a floating-point dtype, got torch\.complex64"),
-            (lambda z: z.to_sparse(), "`forward` must give dense logits, got .*sparse_coo"),
             (lambda z: None, "`forward` must give a tensor .*got NoneType"),
-            (lambda z: {"scores": z}, "an output with `logits`, got dict"),
         ],
     )
     def test_what_is_no_logits_is_refused(self, tmp_path, output, message):
@@ -241,10 +208,9 @@ class TestOutputs:
             fit(tmp_path, loader(X, Y), module)
         assert module.trainer.global_step == 0
 
-    @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-    def test_a_few_that_are_not_finite_end_the_training(self, tmp_path, bad):
+    def test_a_few_that_are_not_finite_end_the_training(self, tmp_path):
         def output(z):
-            return torch.where(torch.arange(len(z)).unsqueeze(1) % 50 == 0, bad, z)
+            return torch.where(torch.arange(len(z)).unsqueeze(1) % 50 == 0, -torch.inf, z)
 
         callback = fit(tmp_path, loader(X, Y), Lenient(output), max_epochs=3)
         assert callback.stopped_epoch == 0
@@ -253,8 +219,8 @@ class TestOutputs:
 
     @pytest.mark.parametrize(
         "output",
-        [lambda z: z.half(), lambda z: z * 1e30, lambda z: z * 1e-42, lambda z: z * 0, lambda z: z.detach().numpy()],
-        ids=["half", "huge", "tiny", "equal", "an array"],
+        [lambda z: z.half(), lambda z: z * 1e-42, lambda z: z.detach().numpy()],
+        ids=["half", "tiny", "an array"],
     )
     def test_odd_logits_are_measured(self, tmp_path, output):
         assert is_measured(fit(tmp_path, loader(X, Y), Lenient(output)))

@@ -3,6 +3,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
+from torch.utils.data import TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.monitoring.budget import Plan, count_weights, plan
@@ -57,28 +58,30 @@ def test_what_an_epoch_visits_sets_the_price():
     assert plan(100_000, 60, 1000, **ASKED) == Plan(6000, 1)
 
 
-def test_limited_batches_are_counted(tmp_path):
+def test_limited_batches_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("bu_torch.monitoring.budget._LEAST_FLOOR", 220)
     monitor = BoundaryUncertaintyMonitor()
-    data = loader(*blobs(9000), batch_size=30)
+    data = loader(*blobs(900), batch_size=30)  # all batches would pay for 270
     module = Classifier()
     module.register_parameter("heavy", torch.nn.Parameter(torch.zeros(10**6)))
     trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=2).fit(module, data)
-    assert monitor.tracker.plan == Plan(1000, 1)
+    assert monitor.tracker.plan == Plan(220, 1)
 
 
-def test_a_reference_is_used_whole(tmp_path):
-    monitor = BoundaryUncertaintyMonitor(reference=blobs(7000))
+@pytest.mark.parametrize(
+    ("reference", "asked", "expected"),
+    [
+        (blobs(210), {}, Plan(210, 1)),
+        (blobs(210), {"max_samples": 50}, Plan(50, 4)),
+        (TensorDataset(*blobs(210)), {}, Plan(200, 1)),
+    ],
+    ids=["a pair is used whole", "or as told", "a dataset is read within the budget"],
+)
+def test_of_a_reference(tmp_path, monkeypatch, reference, asked, expected):
+    monkeypatch.setattr("bu_torch.monitoring.budget._MOST_FLOOR", 200)
+    monitor = BoundaryUncertaintyMonitor(reference=reference, **asked)
     trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs()))
-    assert monitor.tracker.plan == Plan(7000, 1)
-    fewer = BoundaryUncertaintyMonitor(reference=blobs(7000), max_samples=1500)
-    trainer(tmp_path, fewer, max_epochs=1).fit(Classifier(), loader(*blobs()))
-    assert fewer.tracker.plan == Plan(1500, 4)
-
-
-def test_a_dataset_as_reference_is_read_within_the_budget(tmp_path):
-    monitor = BoundaryUncertaintyMonitor(reference=loader(*blobs(7000)).dataset)
-    trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs()))
-    assert monitor.tracker.plan == Plan(6000, 1)
+    assert monitor.tracker.plan == expected
 
 
 def test_weights_of_lazy_layers_are_not_counted():

@@ -109,6 +109,15 @@ def test_smoothing_decides_on_the_average():
     assert rule.score_name == "trust_score_smoothed"
 
 
+def test_an_average_passes_over_what_is_not_finite():
+    history = checks(trust_score=[0.2, math.nan, 0.4])
+    rule = SelectionRule("trust_score", smoothing=0.5)
+    for end in (1, 2, 3):
+        rule.complete(history[:end])
+    found = [entry["trust_score_smoothed"] for entry in history]
+    assert found == pytest.approx([0.2, math.nan, (0.5 * 0.2 + 0.4) / 1.5], nan_ok=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -139,9 +148,16 @@ def made(**attributes):
         (None, TypeError, "got NoneType"),
         (made(name="two words"), ValueError, "`rule.name`"),
         (made(name=None), ValueError, "`rule.name`"),
-        (made(name="trust_score"), ValueError, "`rule.name` must not be the name of a signal, got 'trust_score'"),
+        (made(name="epoch"), ValueError, "`rule.name` must not be"),
+        (made(name="trust_score_smoothed"), ValueError, "`rule.name` must not be"),
+        (made(score=Rule.score), TypeError, "`rule` must define `score`, which Made does not"),
+        (
+            made(name="trust_score"),
+            ValueError,
+            "`rule.name` must not be the name of a signal, .* got 'trust_score'",
+        ),
         (made(signals=()), ValueError, "`rule.signals`"),
-        (made(signals=("loss",)), ValueError, "`rule.signals` must be a tuple of names among boundary_.*'loss'"),
+        (made(signals=("loss",)), ValueError, "`rule.signals` must be names among boundary_.*'loss'"),
         (made(signals="trust_score"), ValueError, "`rule.signals`"),
     ],
 )
@@ -164,3 +180,18 @@ def test_each_signal_has_one_entry_with_its_range():
         "prediction_changes",
         "omission",
     ]
+
+
+def test_a_score_that_reads_another_signal_is_an_error_that_names_the_rule():
+    rule = made(score=lambda self, values: values["omission"])
+    with pytest.raises(KeyError, match=r"`Made\.score` reads 'omission', which is not among its `signals`"):
+        SelectionRule(rule).replay(checks(trust_score=[1], expected_accuracy=[1]))
+
+
+@pytest.mark.parametrize("name", RULE_NAMES)
+def test_each_rule_that_goes_by_a_name_can_be_replayed_on_signals_alone(name):
+    rule = as_rule(name)
+    assert rule.name == name
+    assert rule.title
+    history = [{"epoch": epoch, **dict.fromkeys(SIGNALS, 0.5 + 0.1 * epoch)} for epoch in range(3)]
+    assert SelectionRule(name).replay(history)["epoch"] in range(3)

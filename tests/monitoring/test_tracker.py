@@ -10,7 +10,7 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import Signals
+from bu_torch import Rule, Signals
 from bu_torch.data import Samples
 from bu_torch.monitoring import tracker as module_of_tracker
 from bu_torch.monitoring.budget import Plan
@@ -105,6 +105,30 @@ def test_with_other_settings_nothing_before_is_compared(changed):
     entry = second.add(1, VALUES | {"expected_accuracy": 0.1})
     assert second.kept is entry
     assert [check["epoch"] for check in second.history] == [0, 1]
+
+
+def test_a_rule_with_another_parameter_starts_anew():
+    class Weighted(Rule):
+        name = "weighted"
+        signals = ("trust_score",)
+
+        def __init__(self, weight):
+            self.weight = weight
+
+        def settings(self):
+            return {"weight": self.weight}
+
+        def score(self, values):
+            return self.weight * values["trust_score"]
+
+    first, said = Tracker(Settings(rule=Weighted(2.0))), []
+    first.add(0, VALUES)
+    Tracker(Settings(rule=Weighted(2.0)), said.append).load_state_dict(first.state_dict())
+    assert said == []
+    second = Tracker(Settings(rule=Weighted(3.0)), said.append)
+    second.load_state_dict(first.state_dict())
+    assert "resumes with rule.weight=3.0 where it had rule.weight=2.0" in said[0]
+    assert second.n_not_compared == 1
 
 
 def test_with_other_samples_neither():

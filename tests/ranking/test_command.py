@@ -163,31 +163,36 @@ def test_a_pickle_is_run_only_if_told(project, capsys):
     assert (project / "mark").exists()
 
 
-def test_runs_as_a_command(project):
-    command = [sys.executable, "-m", "bu_torch", "rank", "--module", "ranked_project:Net"]
-    command += ["--data", "ranked_project:training", "checkpoints"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("3 candidates by expected_accuracy, best first")
-
-
-def planted(folder, *names):
-    """Files in a folder that leave a mark where they are imported."""
-    for name in names:
-        (folder / f"{name}.py").write_text(f"open({str(folder / 'mark')!r}, 'w').write({name!r})\nraise ImportError")
-
-
 PLANTED = ("faiss", "sklearn", "scipy", "torch", "numpy", "typing", "pathlib", "argparse", "csv", "safetensors")
+HOSTILE = ["\x1b[31mred.ckpt", "two\nlines.ckpt", "\u202etpkc.ckpt", "ünïcode.ckpt", b"no \xff utf-8.ckpt"]
 
 
-@pytest.mark.parametrize("is_module", [True, False], ids=["python -m bu_torch", "bu-torch"])
-def test_nothing_but_the_user_s_module_is_imported_from_the_current_folder(project, is_module):
-    planted(project, *PLANTED)
-    start = ["-m", "bu_torch"] if is_module else [str(Path(sys.executable).with_name("bu-torch"))]
+@pytest.mark.parametrize(
+    ("start", "encoding"),
+    [(["-m", "bu_torch"], "utf-8"), ([str(Path(sys.executable).with_name("bu-torch"))], "ascii")],
+    ids=["python -m bu_torch", "bu-torch"],
+)
+def test_as_a_command_it_imports_nothing_else_from_here_and_prints_no_escapes(project, start, encoding):
+    for name in PLANTED:  # which leave a mark where they are imported
+        (project / f"{name}.py").write_text(f"open({str(project / 'mark')!r}, 'w').write({name!r})\nraise ImportError")
+    files = [project / os.fsdecode(name) for name in HOSTILE]
+    for file in files:
+        shutil.copy(project / "checkpoints" / "0.ckpt", file)
     command = [sys.executable, *start, "rank", "--module", "ranked_project:Net", "--data", "ranked_project:training"]
-    result = subprocess.run([*command, "checkpoints"], capture_output=True, text=True, check=False)
+    command += ["--json", "r.json", "--csv", "r.csv", "--keep", "5", "--to", "k"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "LC_ALL": "C.UTF-8"}
+    result = subprocess.run([*command, *files, files[0]], capture_output=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr
     assert not (project / "mark").exists()
+    said = (result.stdout + result.stderr).decode(encoding)
+    assert "is named twice and counts once" in said
+    assert result.stdout.startswith(b"5 candidates by expected_accuracy, best first")
+    assert not {character for character in said if character != "\n" and not character.isprintable()}
+    rows = (project / "r.csv").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 6
+    assert not {character for row in rows for character in row if not character.isprintable()}
+    candidates = json.loads((project / "r.json").read_text())["candidates"]
+    assert {candidate["name"] for candidate in candidates} == set(map(str, files))
 
 
 def test_the_folder_is_on_the_path_last_and_only_while_the_user_s_module_is_imported(project, monkeypatch):
@@ -204,30 +209,6 @@ def test_a_missing_name_is_said_with_the_file_that_was_found(project, capsys):
     (project / "code.py").write_text("Net = None")  # Python has a module of this name
     assert rank("checkpoints", module="code:Net") == 1
     assert f"there is no 'Net' in {sys.modules['code'].__file__}" in capsys.readouterr().err
-
-
-HOSTILE = ["\x1b[31mred.ckpt", "two\nlines.ckpt", "\u202etpkc.ckpt", "ünïcode.ckpt", b"no \xff utf-8.ckpt"]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_names_of_files_are_printed_without_escapes_in_any_encoding(project, encoding):
-    files = [project / os.fsdecode(name) for name in HOSTILE]
-    for file in files:
-        shutil.copy(project / "checkpoints" / "0.ckpt", file)
-    command = [sys.executable, "-m", "bu_torch", "rank", "--module", "ranked_project:Net"]
-    command += ["--data", "ranked_project:training", "--json", "r.json", "--csv", "r.csv", "--keep", "5", "--to", "k"]
-    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "LC_ALL": "C.UTF-8"}
-    result = subprocess.run([*command, *files, files[0]], capture_output=True, check=False, env=environment)
-    assert result.returncode == 0, result.stderr
-    said = (result.stdout + result.stderr).decode(encoding)
-    assert "is named twice and counts once" in said
-    assert "5 candidates by expected_accuracy, best first" in said
-    assert not {character for character in said if character != "\n" and not character.isprintable()}
-    rows = (project / "r.csv").read_text(encoding="utf-8").splitlines()
-    assert len(rows) == 6
-    assert not {character for row in rows for character in row if not character.isprintable()}
-    candidates = json.loads((project / "r.json").read_text())["candidates"]
-    assert {candidate["name"] for candidate in candidates} == set(map(str, files))
 
 
 def test_an_error_about_a_hostile_name_is_one_clean_line(project, capsys):

@@ -39,7 +39,7 @@ def search(estimator, grid, X, y, **arguments):
     return GridSearchCV(estimator, grid, **arguments).fit(X, y)
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2])
+@pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_search_over_a_pipeline_with_string_labels(data, n_jobs):
     pipeline = make_pipeline(StandardScaler(), SVC())
     grid = {"svc__gamma": [1e-4, 0.3, 1e4]}

@@ -13,6 +13,7 @@ import records
 
 from bu_torch import SelectionRule
 from bu_torch.cli import main
+from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.report import find_records, read_record, render, write_report
 from bu_torch.report.page import content
 from bu_torch.report.text import cleaned, duration, escaped, figure
@@ -78,6 +79,13 @@ def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
     for name in ("expected_accuracy", "boundary_uncertainty", "trust_score"):
         kept = SelectionRule(name, smoothing=0.5, start_from_epoch=10).replay(record.checks)
         assert drawn[f"rule: {name.replace('_', ' ')}"]["x"] == [kept["epoch"]]
+
+
+def test_the_curves_of_all_shares_can_be_told_apart(tmp_path):
+    records.write_run(tmp_path, n_checks=10, n_classes=3)
+    agreement = next(one for one in content(read_record(tmp_path)).drawings if one["name"] == "agreement")
+    colours = [trace["line"]["color"] for trace in agreement["data"]]
+    assert len(colours) == len(set(colours)) == sum(signal.panel == "shares" for signal in SIGNALS.values())
 
 
 def test_a_killed_run_says_so(tmp_path):

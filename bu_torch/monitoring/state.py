@@ -1,0 +1,108 @@
+"""The state of a tracker in a checkpoint, which may come from anywhere: checked before any of it is used."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bu_torch.monitoring.budget import Plan
+
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+_MOST_NAME = 100  # characters of a column
+
+
+class State(NamedTuple):
+    """What `Tracker.state_dict` gave, as the tracker holds it."""
+
+    history: list[dict[str, Any]]
+    n_not_compared: int
+    predictions: Tensor
+    plan: Plan | None
+    asked: list[Any] | None
+    samples: str | None
+    settings: dict[str, Any] | None
+    rule: dict[str, Any]
+
+
+def read_state(state: Any, most_draws: int) -> State:
+    """Check a state, and take it apart.
+
+    Args:
+        state: What a checkpoint holds in its place.
+        most_draws: So many draws a plan has at most.
+
+    Raises:
+        ValueError: If it is none; says what is wrong.
+    """
+    _check(isinstance(state, Mapping), "a dict", state)
+    history = [_read_check(entry) for entry in _read(state, "history", list, [])]
+    epochs = [entry["epoch"] for entry in history]
+    _check(all(a < b for a, b in itertools.pairwise(epochs)), "checks in order of their epochs", epochs)
+    n_not_compared = _read(state, "n_not_compared", int, 0)
+    _check(0 <= n_not_compared <= len(history), "`n_not_compared` within the history", n_not_compared)
+    return State(
+        history=history,
+        n_not_compared=n_not_compared,
+        predictions=_read_predictions(state.get("predictions")),
+        plan=_read_plan(state.get("plan"), most_draws),
+        asked=_read(state, "asked", list, None),
+        samples=_read(state, "samples", str, None),
+        settings=_read(state, "settings", dict, None),
+        rule=_read(state, "rule", dict, {}),
+    )
+
+
+def _read(state: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = state.get(name)
+    if value is None:
+        return default
+    _check(isinstance(value, kind) and not isinstance(value, bool), f"`{name}` of type {kind.__name__}", value)
+    return value
+
+
+def _read_check(entry: Any) -> dict[str, Any]:
+    """A check of the history: its epoch, and numbers by name."""
+    _check(isinstance(entry, Mapping) and _is_count(entry.get("epoch")), "checks with an `epoch`", entry)
+    check: dict[str, Any] = {"epoch": entry["epoch"]}
+    for name, value in entry.items():
+        is_name = isinstance(name, str) and name.isidentifier() and len(name) <= _MOST_NAME
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        _check(is_name and is_number and (isinstance(value, float) or abs(value) < 2**53), "numbers by name", entry)
+        if name != "epoch":
+            check[name] = float(value)
+    return check
+
+
+def _read_predictions(predictions: Any) -> Tensor:
+    if predictions is None:
+        return torch.empty(0, dtype=torch.int64)
+    _check(isinstance(predictions, Tensor), "`predictions` as a tensor", predictions)
+    is_plain = predictions.layout == torch.strided and not predictions.is_nested and predictions.device.type == "cpu"
+    _check(is_plain and predictions.ndim == 1, "`predictions` as a plain tensor of one dimension", predictions.shape)
+    if not len(predictions):
+        return torch.empty(0, dtype=torch.int64)
+    holds_all = predictions.untyped_storage().nbytes() >= predictions.numel() * predictions.element_size()
+    _check(predictions.dtype in _INTEGERS and holds_all, "`predictions` that hold their integers", predictions.dtype)
+    return predictions.long()
+
+
+def _read_plan(plan: Any, most_draws: int) -> Plan | None:
+    if plan is None:
+        return None
+    is_pair = isinstance(plan, tuple | list) and len(plan) == 2 and all(map(_is_count, plan))
+    _check(is_pair and plan[0] >= 1 and 1 <= plan[1] <= most_draws, f"a plan of at most {most_draws} draws", plan)
+    return Plan(*plan)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 and math.isfinite(value)
+
+
+def _check(condition: bool, expected: str, value: Any) -> None:
+    if not condition:
+        raise ValueError(
+            f"The checkpoint holds no state that this package wrote: expected {expected}, got {repr(value)[:100]}."
+        )
