@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bu_torch.functional._checks import as_logits
+from bu_torch.functional.checks import as_logits
 
 _BATCH = 4096
 _WARN = partial(warnings.warn, stacklevel=3)  # at the caller of what warns

@@ -11,8 +11,8 @@ from bu_torch import functional
 from bu_torch._evaluation_mode import as_taken, check_callable, evaluation_mode, read_logits
 from bu_torch._inputs import as_features, as_labels, check_integer, check_seed, check_two_classes
 from bu_torch.clusters import divisive_clusters
-from bu_torch.functional._checks import as_logits, check_choice
 from bu_torch.functional.anchors import MEASURES, Measure
+from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.graph import NeighborGraph, nearest
 from bu_torch.space import standardization, standardize

@@ -9,8 +9,8 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
 from bu_torch._inputs import as_features, as_flat_features, as_labels, check_integer, check_seed, check_two_classes
-from bu_torch.functional._checks import as_logits, check_choice
 from bu_torch.functional.boundary import PairTerms, pair_terms
+from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.graph import NeighborGraph, first_positive
 from bu_torch.perturbation import check_perturbed, perturb

@@ -20,9 +20,8 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from bu_torch._printing import cleaned
-from bu_torch.callbacks._lightning import FITTING, Library, library_of
+from bu_torch.callbacks._lightning import FITTING, Library, library_of, measured_module
 from bu_torch.callbacks._own_files import OwnFiles
-from bu_torch.callbacks.monitor import scored_module
 from bu_torch.monitoring.best_weights import BestWeights
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Companion(Callback):
         return self.owner.score_of(trainer.current_epoch)
 
 
-class StopperMixin(Companion, EarlyStopping):
+class VerdictBearerMixin(Companion, EarlyStopping):
     """Carries the verdict of a check across processes and, as `EarlyStopping` does, into checkpoints."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
@@ -193,9 +192,13 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def _is_of_the_resumed_run(self, path: str) -> bool:
         """Whether the resumed state names this regular file, right in this run's folder and named as ours are."""
         file = Path(path)
-        if path != self._resumed_path or not _FILE_NAME.fullmatch(file.name) or not os.path.lexists(file):
+        if path != self._resumed_path or not _FILE_NAME.fullmatch(file.name):
             return False
-        return file.parent.resolve() == Path(str(self.dirpath)).resolve() and stat.S_ISREG(file.lstat().st_mode)
+        try:
+            is_regular = stat.S_ISREG(file.lstat().st_mode)
+        except FileNotFoundError:
+            return False
+        return is_regular and file.parent.resolve() == Path(str(self.dirpath)).resolve()
 
     @property
     def is_best_there(self) -> bool:
@@ -283,7 +286,7 @@ class MemoryKeeperMixin(Companion, Checkpoint):
         return self.best.score
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        self.best.offer(self.score_of(trainer), scored_module(trainer, pl_module))
+        self.best.offer(self.score_of(trainer), measured_module(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()
@@ -310,9 +313,9 @@ class ConcluderMixin(Companion):
 
 @cache
 def _classes(library: Library) -> tuple[Any, Any, Any, Any]:
-    """Stopper, keeper, memory keeper and concluder as subclasses of a trainer's own."""
+    """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own."""
     bases = (
-        (StopperMixin, library.early_stopping),
+        (VerdictBearerMixin, library.early_stopping),
         (KeeperMixin, library.model_checkpoint),
         (MemoryKeeperMixin, library.checkpoint),
         (ConcluderMixin, library.callback),
@@ -332,10 +335,10 @@ def _blank(library: Library, name: str) -> Any:
 
 def install(
     trainer: "Trainer", owner: "BoundaryUncertaintyStopping"
-) -> tuple[StopperMixin, KeeperMixin | MemoryKeeperMixin]:
+) -> tuple[VerdictBearerMixin, KeeperMixin | MemoryKeeperMixin]:
     """Put fresh companions into `trainer.callbacks`, and take out those of an earlier fit.
 
-    The list is replaced, not changed: Lightning walks over it while this runs. Stopper and keeper stand right after
+    The list is replaced, not changed: Lightning walks over it while this runs. Bearer and keeper stand right after
     their owner, so that a checkpoint the user's own callback saves holds their state of the same epoch.
     """
     present = [
@@ -344,15 +347,15 @@ def install(
         if not isinstance(callback, Companion) or (callback.owner is not owner and callback.owner in trainer.callbacks)
     ]
     library = library_of(trainer)
-    Stopper, Keeper, MemoryKeeper, Concluder = _classes(library)
+    VerdictBearer, Keeper, MemoryKeeper, Concluder = _classes(library)
     writes_checkpoints = any(
         isinstance(callback, library.checkpoint) and not isinstance(callback, MemoryKeeperMixin) for callback in present
     )
-    stopper = Stopper(owner)
+    bearer = VerdictBearer(owner)
     keeper = Keeper(owner) if writes_checkpoints else MemoryKeeper(owner)
     after = present.index(owner) + 1
-    trainer.callbacks = [*present[:after], stopper, keeper, *present[after:], Concluder(owner)]
-    return stopper, keeper
+    trainer.callbacks = [*present[:after], bearer, keeper, *present[after:], Concluder(owner)]
+    return bearer, keeper
 
 
 def _may_stop(trainer: "Trainer") -> bool:

@@ -100,6 +100,15 @@ def library_of(trainer: Any) -> Library:
     )
 
 
+def measured_module(trainer: Any, pl_module: Any) -> Any:
+    """The weights that a checkpoint of this moment would hold: the average, where `WeightAveraging` keeps one."""
+    weight_averaging = library_of(trainer).weight_averaging
+    for callback in trainer.callbacks:
+        if isinstance(callback, weight_averaging) and callback._average_model is not None:
+            return callback._average_model.module
+    return pl_module
+
+
 @cache
 def _library(tree: str) -> Library:
     try:

@@ -1,5 +1,6 @@
 """Which checkpoints this process has written: only those may be unpickled, or deleted wherever they are."""
 
+import stat
 from pathlib import Path
 
 _Identity = tuple[int, int, int, int, int]
@@ -23,7 +24,10 @@ class OwnFiles:
 
 
 def _identity(path: str) -> _Identity | None:
-    if not Path(path).is_file():
+    try:  # another process may delete it at any time
+        found = Path(path).stat()
+    except (OSError, ValueError):
         return None
-    found = Path(path).stat()
+    if not stat.S_ISREG(found.st_mode):
+        return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -16,7 +16,14 @@ from torch import Tensor
 from bu_torch._evaluation_mode import dtype_of, evaluation_mode, joined, logits_of, preserved_random_state
 from bu_torch._inputs import as_features, as_labels, check_integer, scikit_learn_seed
 from bu_torch.callbacks._dashboards import dashboards
-from bu_torch.callbacks._lightning import FITTING, Callback, MisconfigurationException, adopt_imported_trees, library_of
+from bu_torch.callbacks._lightning import (
+    FITTING,
+    Callback,
+    MisconfigurationException,
+    adopt_imported_trees,
+    library_of,
+    measured_module,
+)
 from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._training_data import choose_among, read_training_data
@@ -293,7 +300,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def _try(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Read one batch as a check will, so that a module that cannot be read is refused before it has trained."""
         batch = self._batches(trainer, self._perturbed())[0]
-        module = scored_module(trainer, pl_module)
+        module = measured_module(trainer, pl_module)
         logits = in_each(trainer, lambda: self._read_logits(trainer, pl_module, module, batch))
 
         def check() -> None:
@@ -310,7 +317,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
         """One check: a forward pass over the perturbed inputs, shared out among the processes, and what it says."""
         inputs = self._perturbed()
-        module = scored_module(trainer, pl_module)
+        module = measured_module(trainer, pl_module)
         with buffers_of_the_first(trainer, module):
             logits = gather(trainer, lambda: self._read_logits(trainer, pl_module, module, inputs), self._n_rows)
 
@@ -374,15 +381,6 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 f"The run resumes after epoch {due} without the check of that epoch: the checkpoint was saved before"
                 " it, and Lightning does not end the epoch again. That epoch cannot be kept."
             )
-
-
-def scored_module(trainer: "Trainer", pl_module: "LightningModule") -> torch.nn.Module:
-    """The weights that a checkpoint of this moment would hold: the average, where `WeightAveraging` keeps one."""
-    weight_averaging = library_of(trainer).weight_averaging
-    for callback in trainer.callbacks:
-        if isinstance(callback, weight_averaging) and callback._average_model is not None:
-            return callback._average_model.module
-    return pl_module
 
 
 def record_folder(trainer: "Trainer") -> Path | None:

@@ -9,7 +9,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from bu_torch._inputs import check_flag
 from bu_torch._printing import cleaned
-from bu_torch.callbacks._companions import KeeperMixin, MemoryKeeperMixin, StopperMixin, install
+from bu_torch.callbacks._companions import KeeperMixin, MemoryKeeperMixin, VerdictBearerMixin, install
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, told
 from bu_torch.checkpoints import why_unreadable
@@ -66,7 +66,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     def _clear(self) -> None:
         super()._clear()
         self.stopping_reason = ""
-        self._stopper: StopperMixin | None = None
+        self._bearer: VerdictBearerMixin | None = None
         self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
 
     @property
@@ -89,7 +89,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     @property
     def stopped_epoch(self) -> int | None:
-        return self._stopper.stopped_epoch if self._stopper is not None and self._stopper.has_stopped else None
+        return self._bearer.stopped_epoch if self._bearer is not None and self._bearer.has_stopped else None
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -108,8 +108,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                     " training ends, and the first one's checkpoint is `ckpt_path='best'`: `restore_best_weights=False`"
                     " for all but one."
                 )
-            self._stopper, self._keeper = install(trainer, self)
-            for companion in (self._stopper, self._keeper):
+            self._bearer, self._keeper = install(trainer, self)
+            for companion in (self._bearer, self._keeper):
                 companion.setup(trainer, pl_module, stage)
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
@@ -128,8 +128,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         rank_zero_warn("Patience and the best epoch start anew.")
-        self._stopper, self._keeper = install(trainer, self)
-        for companion in (self._stopper, self._keeper):
+        self._bearer, self._keeper = install(trainer, self)
+        for companion in (self._bearer, self._keeper):
             companion.setup(trainer, pl_module, FITTING)
             companion.on_train_start(trainer, pl_module)
 
@@ -247,8 +247,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     def _reason(self, trainer: "Trainer", exception: BaseException | None) -> str:
         if exception is not None:
             return told(exception)
-        if self._stopper is not None and self._stopper.has_stopped:
-            return self._tracker.why_stopped(self._stopper.stopped_epoch)
+        if self._bearer is not None and self._bearer.has_stopped:
+            return self._tracker.why_stopped(self._bearer.stopped_epoch)
         for callback in trainer.callbacks:
             if (
                 isinstance(callback, library_of(trainer).timer)

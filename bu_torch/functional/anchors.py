@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import as_logits, check_choice, check_index, check_range
+from bu_torch.functional.checks import as_logits, check_choice, check_index, check_range
 from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 
 Measure = Literal["entropy", "triangle"]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import (
+from bu_torch.functional.checks import (
     as_logits,
     check_floating,
     check_index,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import check_floating, check_index
+from bu_torch.functional.checks import check_floating, check_index
 
 
 def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, validate_args: bool = True) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import check_index, check_range
+from bu_torch.functional.checks import check_index, check_range
 
 
 def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, significance: float = 2.0) -> Tensor:

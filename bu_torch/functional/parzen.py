@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import check_choice
+from bu_torch.functional.checks import check_choice
 
 Bandwidth = Literal["silverman", "cvml"]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import check_floating, check_index, check_range
+from bu_torch.functional.checks import check_floating, check_index, check_range
 
 
 def as_probabilities(predictions: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import check_floating, check_integer, check_not_negative
+from bu_torch.functional.checks import check_floating, check_integer, check_not_negative
 
 _BLOCK_ELEMENTS = 2**20  # of a copy of the basis at once
 _LEAST_EIGENVALUE = 1e-10  # relative to the largest; smaller ones are rounding errors

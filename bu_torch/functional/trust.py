@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import check_floating, check_index, check_range
+from bu_torch.functional.checks import check_floating, check_index, check_range
 
 
 def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: bool = True) -> Tensor:

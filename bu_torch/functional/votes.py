@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional._checks import check_floating, check_index, check_integer, check_not_negative, check_range
+from bu_torch.functional.checks import check_floating, check_index, check_integer, check_not_negative, check_range
 from bu_torch.functional.expected_accuracy import mean_probability
 
 

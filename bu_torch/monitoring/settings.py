@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bu_torch._inputs import check_flag, check_integer, check_number, check_seed
 from bu_torch.boundary import Perturbation
-from bu_torch.functional._checks import check_choice
+from bu_torch.functional.checks import check_choice
 from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName, as_rule
 from bu_torch.monitoring.signals import Signals
 

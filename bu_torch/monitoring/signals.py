@@ -15,7 +15,7 @@ from bu_torch import functional
 from bu_torch._classes import PresentClasses
 from bu_torch._inputs import as_features, as_labels
 from bu_torch.boundary import FITTED, BoundaryUncertainty, Perturbation
-from bu_torch.functional._checks import as_logits, check_index
+from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.omission import cluster_counts
 from bu_torch.labels import LabelProbabilities, LabelRegression
 from bu_torch.monitoring.cache import Samples, read_cache, write_cache

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Any
 
 from bu_torch._inputs import as_features, check_integer, check_seed
-from bu_torch.functional._checks import check_choice
+from bu_torch.functional.checks import check_choice
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.signals import Signals
 from bu_torch.ranking.estimators import encode, estimator_logits

@@ -40,7 +40,7 @@ trainer.fit(Module(), loader)
 assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
 assert isinstance(stopping, pl.Callback)
 names = [type(callback).__name__ for callback in trainer.callbacks]
-stopper, keeper = trainer.callbacks[names.index("Stopper")], trainer.callbacks[names.index("Keeper")]
+stopper, keeper = trainer.callbacks[names.index("VerdictBearer")], trainer.callbacks[names.index("Keeper")]
 assert isinstance(stopper, pl.callbacks.EarlyStopping) and isinstance(keeper, pl.callbacks.ModelCheckpoint)
 assert trainer.checkpoint_callback is keeper
 resumed = BoundaryUncertaintyStopping(patience=3, n_neighbors=20)

@@ -506,14 +506,14 @@ class TestBesideOthers:
         assert len(list((tmp_path / "user").glob("epoch*.ckpt"))) == 2
         assert Path(stopping.best_model_path).name.startswith("boundary-")
         states = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)["callbacks"]
-        assert len([key for key in states if "EarlyStopping" in key or "Stopper" in key]) == 2
+        assert len([key for key in states if "EarlyStopping" in key or "VerdictBearer" in key]) == 2
         assert len([key for key in states if "ModelCheckpoint" in key or "Keeper" in key]) == 2
 
     def test_a_user_s_last_checkpoint_holds_the_wait_count_of_its_epoch(self, tmp_path):
         user = ModelCheckpoint(tmp_path / "user", save_last=True)
         run(tmp_path, [0.9, 0.1, 0.1], user, max_epochs=3)
         states = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)["callbacks"]
-        (state,) = [state for key, state in states.items() if "Stopper" in key]
+        (state,) = [state for key, state in states.items() if "VerdictBearer" in key]
         assert state["wait_count"] == 2
 
     def test_best_means_ours_where_lightning_adds_its_own(self, tmp_path):
@@ -574,7 +574,7 @@ class TestBesideOthers:
     def test_companions_stand_right_behind_and_the_last_is_last(self, tmp_path):
         stopping, _, _ = run(tmp_path, [0.9], ModelCheckpoint(tmp_path / "user"), max_epochs=1)
         names = [type(callback).__name__ for callback in stopping.trainer.callbacks]
-        assert names[:3] == ["Scripted", "Stopper", "Keeper"]
+        assert names[:3] == ["Scripted", "VerdictBearer", "Keeper"]
         assert names[-1] == "Concluder"
 
     def test_one_object_in_a_second_trainer_starts_anew(self, tmp_path):

@@ -97,3 +97,9 @@ def test_pictures_are_drawn(tmp_path, capsys):
     drawn = {path.name for path in tmp_path.glob("*.png")}
     assert drawn == {path.name for path in (DOCS / "pictures").glob("*.png")}
     assert str(tmp_path) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", bu_torch.Signals.NAMES)
+def test_each_signal_is_on_the_page_of_loggers_and_in_the_monitor_s_docstring(name):
+    assert f"`{name}`" in (DOCS / "loggers.md").read_text()
+    assert f"`{name}`" in bu_torch.BoundaryUncertaintyMonitor.__doc__
