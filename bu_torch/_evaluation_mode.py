@@ -41,6 +41,9 @@ def evaluation_mode(model: object) -> Iterator[None]:
                 model.eval()
             yield
     finally:
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            # Older versions of torch would go on with the weights that were cast here, which have no gradient.
+            torch.clear_autocast_cache()
         for module, mode in modes.items():
             module.training = mode
 

@@ -152,6 +152,8 @@ def _as_array(value: Any) -> Any:
     array = np.asarray(value, order="C")
     if array.dtype.names is None:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if array.dtype.kind in "iu":  # C has two names for 64 bits, of which torch knows one
+        array = array.view(array.dtype.str)
     return array if array.flags.writeable else array.copy()
 
 
