@@ -91,7 +91,7 @@ def test_a_replay_is_causal_and_leaves_the_checks_alone():
     assert history == before
 
 
-@pytest.mark.parametrize("rule", [*RULE_NAMES, Product()], ids=str)
+@pytest.mark.parametrize("rule", [*RULE_NAMES, Product()], ids=lambda rule: getattr(rule, "name", rule))
 def test_early_and_non_finite_checks_are_not_kept(rule):
     falling = [1.0 / (1 + epoch) for epoch in range(12)]
     history = checks(**dict.fromkeys(RULE_NAMES, falling))
