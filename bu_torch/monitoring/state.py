@@ -1,7 +1,6 @@
 """The state of a tracker in a checkpoint, which may come from anywhere: checked before any of it is used."""
 
 import itertools
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -98,7 +97,7 @@ def _read_plan(plan: Any, most_draws: int) -> Plan | None:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 and math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def _check(condition: bool, expected: str, value: Any) -> None:
