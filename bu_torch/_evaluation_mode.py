@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bu_torch.functional.checks import as_logits
 
@@ -32,11 +33,31 @@ def preserved_random_state() -> Iterator[None]:
 
 
 @contextmanager
+def preserved_buffers(model: object) -> Iterator[None]:
+    """Put the buffers of a module back on leaving, where anything has changed them or taken their place."""
+    kept = [
+        (module, name, buffer, _version(buffer), buffer.detach().clone())
+        for module in (model.modules() if isinstance(model, nn.Module) else ())
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not is_lazy(buffer) and not buffer.is_meta
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, version, before in kept:
+            if module._buffers.get(name) is not buffer:
+                module._buffers[name] = buffer
+            if version is None or _version(buffer) != version:
+                with torch.no_grad():
+                    buffer.copy_(before)
+
+
+@contextmanager
 def evaluation_mode(model: object) -> Iterator[None]:
-    """Eval mode, no gradient; on leaving, each submodule's mode and all random states are as they were."""
+    """Eval mode, no gradient; on leaving, each submodule's mode, all buffers and random states are as they were."""
     modes = {module: module.training for module in model.modules()} if isinstance(model, nn.Module) else {}
     try:
-        with preserved_random_state(), torch.no_grad():
+        with preserved_random_state(), preserved_buffers(model), torch.no_grad():
             if isinstance(model, nn.Module):
                 model.eval()
             yield
@@ -48,15 +69,25 @@ def evaluation_mode(model: object) -> Iterator[None]:
             module.training = mode
 
 
+def _version(buffer: Tensor) -> int | None:
+    """Grows with each change in place; None where torch does not count."""
+    return None if buffer.is_inference() else buffer._version
+
+
 def read_logits(
-    model: Callable[[Tensor], Any], inputs: Tensor, batch_size: int = _BATCH, *, check_finite: bool = True
+    model: Callable[[Tensor], Any],
+    inputs: Tensor,
+    batch_size: int = _BATCH,
+    *,
+    check_finite: bool = True,
+    output_key: str | int | None = None,
 ) -> Tensor:
     """Logits (n, J) of any callable at `inputs` (n, ...), in batches, on the model's device and in its precision."""
     check_callable(model)
     parts = []
     with evaluation_mode(model):
         for batch in inputs.split(batch_size):
-            parts.append(logits_of(model(as_taken(model, batch)), len(batch)))
+            parts.append(logits_of(model(as_taken(model, batch)), len(batch), key=output_key))
     logits = joined(parts)
     if check_finite and not bool(torch.stack(torch.aminmax(logits)).isfinite().all()):
         n_bad = int((~logits.isfinite().all(dim=1)).sum())
@@ -64,18 +95,21 @@ def read_logits(
     return logits
 
 
-def logits_of(output: Any, n_inputs: int, name: str = "`model`") -> Tensor:
+def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int | None = None) -> Tensor:
     """Logits (n, J) of what a model gave: a tensor or an array, or an output with an entry or attribute `logits`.
 
-    Of a single input they may come without the dimension of the batch, as a `squeeze` leaves them.
+    With a `key`, the entry or attribute of that name, or of that place in a tuple. Of a single input they may come
+    without the dimension of the batch, as a `squeeze` leaves them.
     """
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if key is None:
+        found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    else:
+        found = _entry(output, key, name)
     try:
         found = torch.as_tensor(found)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`,"
-            f" got {type(output).__name__}."
+            f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`, got {_shown(output)}."
         ) from error
     if found.layout != torch.strided:
         raise TypeError(f"{name} must give dense logits, got a tensor of layout {found.layout}.")
@@ -85,6 +119,20 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`") -> Tensor:
     if len(logits) != n_inputs:
         raise ValueError(f"{name} must give one row of logits an input, {n_inputs}, got {len(logits)}.")
     return logits
+
+
+def _entry(output: Any, key: str | int, name: str) -> Any:
+    try:
+        return getattr(output, key) if isinstance(key, str) and hasattr(output, key) else output[key]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"{name} must give an output with `output_key={key!r}`, got {_shown(output)}.") from error
+
+
+def _shown(output: Any) -> str:
+    """The type of an output, and what is in it."""
+    if isinstance(output, Mapping):
+        return f"{type(output).__name__} with {', '.join(repr(key) for key in list(output)[:20])}"
+    return f"{type(output).__name__} of {len(output)}" if isinstance(output, tuple | list) else type(output).__name__
 
 
 def joined(parts: list[Tensor], name: str = "`model`") -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
 from bu_torch._inputs import as_features, as_flat_features, as_labels, check_integer, check_seed, check_two_classes
+from bu_torch.balance import ClassWeight, check_class_weight, weights_of
 from bu_torch.functional.boundary import PairTerms, pair_terms
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
@@ -46,12 +47,16 @@ class BoundaryUncertainty:
             section 4.2.2, leave the operation open where inputs are no vectors.)
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
+        class_weight: How often samples of each class count, in scikit-learn's words: `"balanced"` for all classes
+            alike, a dict of weights by class (1 for those that are not in it), or one weight for each class; positive.
+            None takes samples as they are. For losses with weights; what a sampler draws is given to `fit`.
 
     Attributes:
         perturbed_inputs: Where a classifier is read, (n_draws, N, ...) in the units and the shape of the inputs.
         labels: (N,) int64.
         neighbors: (N, n_neighbors) int64.
         bayes_pairs: (N, 2) int64, ascending.
+        weights: How often each sample counts, (N,) float64 with mean 1; None where all count alike.
         mean_, scale_: Of the standardisation, (d,) float64; a constant feature has scale 1.
         logits: What `update` was given, (n_draws * N, J); rows that are missing hold NaN. None before the first update.
 
@@ -70,6 +75,7 @@ class BoundaryUncertainty:
     bayes_pairs: Tensor
     mean_: Tensor
     scale_: Tensor
+    weights: Tensor | None = None
     logits: Tensor | None = None
 
     def __init__(
@@ -82,6 +88,7 @@ class BoundaryUncertainty:
         n_components: int | None = None,
         bandwidth: Bandwidth = "silverman",
         perturbation: Perturbation | None = None,
+        class_weight: ClassWeight | None = None,
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.n_draws = check_integer("n_draws", n_draws, 1)
@@ -94,8 +101,9 @@ class BoundaryUncertainty:
                 f" got {type(perturbation).__name__}."
             )
         self.perturbation = perturbation
+        self.class_weight = check_class_weight(class_weight)
 
-    def fit(self, features: Any, labels: Any) -> Self:
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier.
 
         Args:
@@ -103,18 +111,22 @@ class BoundaryUncertainty:
                 finite. Inputs of more dimensions (images) are flattened for distances. Integers beyond 2^24 are
                 computed in float64, half precision and all other integers in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
+            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; None
+            where
+                it draws all alike. `class_weight` multiplies it.
 
         Returns:
             The fitted estimator, on the device of the features.
 
         Raises:
             ValueError: If shapes do not fit, N < n_neighbors, features (also those of `feature_extractor`) are not
-                finite or too large to be perturbed, or there is only one class.
+                finite or too large to be perturbed, there is only one class, or weights do not fit the labels.
             TypeError: If an argument is not made of real numbers.
         """
         inputs = as_features(features, keep_integers=self.perturbation is not None)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         check_two_classes(labels)
+        self.weights = weights_of(labels, self.class_weight, sample_weight)
         points = self.space.fit(inputs).transform(inputs)
         graph = NeighborGraph(self.n_neighbors).fit(points)
         classifier = PrototypeClassifier(seed=self.seed).fit(points, labels)
@@ -191,8 +203,9 @@ class BoundaryUncertainty:
         """
         self._check_fitted()
         logits = self._as_class_logits(read_logits(model, self.perturbed_inputs.flatten(0, 1)))
-        shares = functional.label_votes(self.labels, self.neighbors, 0.0)
-        return functional.omission(shares, logits.argmax(dim=1).to(shares.device), self.neighbors)
+        shares = functional.label_votes(self.labels, self.neighbors, 0.0, weights=self.weights)
+        predictions = logits.argmax(dim=1).to(shares.device)
+        return functional.omission(shares, predictions, self.neighbors, weights=self.weights)
 
     def score_logits(self, logits: Tensor) -> Tensor:
         """Boundary uncertainty of logits that were read at all perturbed inputs; waits for no device.
@@ -295,6 +308,8 @@ class BoundaryUncertainty:
         self._check_fitted()
         for name in (*FITTED, *_DERIVED):
             setattr(self, name, getattr(self, name).to(device))
+        if self.weights is not None:
+            self.weights = self.weights.to(device)
         return self
 
     def _perturb_inputs(
@@ -317,8 +332,9 @@ class BoundaryUncertainty:
             draws.append(check_perturbed(flat + step, flat).reshape(inputs.shape))
         return draws
 
-    def _restore(self, tensors: dict[str, Tensor]) -> Self:
+    def _restore(self, tensors: dict[str, Tensor], weights: Tensor | None) -> Self:
         """Take what `fit` computed from elsewhere."""
+        self.weights = weights
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
         return self._index()
@@ -346,6 +362,7 @@ class BoundaryUncertainty:
             self._pairs.repeat(n_draws, 1),
             self._pair_of_draw[:n_rows],
             bandwidth=self.bandwidth,
+            weights=None if self.weights is None else self.weights.repeat(n_draws),
             member_labels=self._member_labels[:n_rows],
         )
         terms = terms._replace(shares=terms.shares * n_draws)

@@ -10,6 +10,7 @@ import random
 import sys
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -33,7 +34,8 @@ from torch.utils.data import (
 )
 
 from bu_torch._evaluation_mode import preserved_random_state
-from bu_torch._inputs import as_tensor, check_integer, scikit_learn_seed
+from bu_torch._inputs import as_features, as_labels, as_tensor, check_integer, scikit_learn_seed
+from bu_torch.balance import as_weights
 from bu_torch.subset import stratified_rows
 
 # Where a batch holds its inputs and its labels: keys of a dict, or places in a tuple; None where the batch is a pair.
@@ -42,6 +44,9 @@ Keys = tuple[str | int | None, str | int | None]
 READ_BATCH = 256
 _NO_KEYS: Keys = (None, None)
 _PARTS = ("inputs", "labels")  # of a batch
+IGNORED = -100  # what torch's losses leave out, by the default of their `ignore_index`
+_MOST_PASSES, _MOST_DRAWS = 16, 2_000_000  # of a sampler that draws some samples more often than others
+_SIGNIFICANCE = 3.0  # standard deviations of a correlation
 _NO_SAMPLE = "there must be at least one sample, got none."
 _WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
 
@@ -55,6 +60,14 @@ class Samples(NamedTuple):
     n_training: int  # samples to choose from
     classes: list[str] | None = None  # names, if the dataset has them
     is_stratified: bool | None = None  # whether each class has its share of a subset; None if all samples are here
+    weights: Tensor | None = None  # how often training draws each, (n,) float64, > 0; None if it draws all alike
+    n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
+
+    def at(self, rows: Tensor) -> "Samples":
+        """Some of the samples, by their places here."""
+        inputs, labels, places = (part[rows.to(part.device)] for part in (self.inputs, self.labels, self.rows))
+        weights = None if self.weights is None else self.weights[rows.to(self.weights.device)]
+        return self._replace(inputs=inputs, labels=labels, rows=places, weights=weights)
 
 
 class UnreadableError(ValueError):
@@ -107,6 +120,7 @@ def read_loader(
     n_batches: float = math.inf,
     stream_limit: int | None = None,
     unwrap: Callable[[Any], Any] = lambda sampler: sampler,
+    transform: Callable[[Any], Any] | None = None,
 ) -> Samples:
     """Read the samples that a loader visits, each once, in ascending order of their indices.
 
@@ -115,8 +129,11 @@ def read_loader(
     number of samples: an `IterableDataset` is read from its beginning, and `DataLoader(dataset, batch_size=None)`,
     where each item of the dataset is a batch, is read completely. The subset is then chosen among the samples read.
 
+    A sampler may draw some samples more often than others: `weights` then say how often. A `WeightedRandomSampler`
+    tells it; of a sampler of one's own, what it gives in a few passes is counted.
+
     Numbers that the dataset draws from global random states follow from `seed`: a dataset that augments at random gives
-    the same samples in each run.
+    the same samples in each run. Samples with the label -100, which torch's losses ignore, are left out and counted.
 
     Args:
         loader: Any DataLoader. Its `collate_fn` makes the batches; its workers are not used.
@@ -127,9 +144,10 @@ def read_loader(
             samples in every epoch, and is ignored for all others.
         stream_limit: Samples to read at most from an `IterableDataset`; None reads all.
         unwrap: Takes a sampler and gives the user's own, if a trainer has wrapped it to share it among processes.
+        transform: What a trainer does to each batch before the network gets it; it is given whole batches.
 
     Returns:
-        The samples, on the device that the dataset gives them on.
+        The samples, on the device that the dataset gives them on, or on the CPU with a `transform`.
 
     Raises:
         UnreadableError: If there is no sample, if batches are not inputs and labels of one length and of one shape, if
@@ -141,11 +159,11 @@ def read_loader(
         classes = _class_names(dataset)
         if isinstance(dataset, IterableDataset):
             _check_restarts(dataset)
-            read = _concatenate(_own_loader(loader, dataset), keys, stream_limit)
+            read = _concatenate(_own_loader(loader, dataset), keys, transform, stream_limit)
             return choose_among(*read, how_many, seed)._replace(classes=classes)
-        indices, are_lists = _visited(loader, dataset, n_batches, unwrap)
+        indices, are_lists, weights = _visited(loader, dataset, n_batches, unwrap)
         if loader.batch_sampler is None and not are_lists:
-            read = _concatenate(_own_loader(loader, Subset(dataset, indices)), keys)
+            read = _concatenate(_own_loader(loader, Subset(dataset, indices)), keys, transform)
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(dataset, keys[1]) if are_places else None
@@ -154,13 +172,40 @@ def read_loader(
         )
         if chosen is not None:
             indices = [indices[i] for i in chosen.tolist()]
-        inputs, labels = _read_at(loader, dataset, indices, are_lists, keys)
-        are_places = are_places and len(inputs) == len(indices)
+            weights = None if weights is None else weights[chosen]
+        inputs, labels = _read_at(loader, dataset, indices, are_lists, keys, transform)
+        if len(inputs) != len(indices):
+            are_places, weights = False, None
         rows = torch.as_tensor(indices) if are_places else torch.arange(len(inputs))
-        return Samples(inputs, labels, rows, n_training, classes, is_stratified)
+        return without_ignored(Samples(inputs, labels, rows, n_training, classes, is_stratified, weights))
 
 
-def choose_among(inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
+def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_integers: bool = False) -> Samples:
+    """All samples that a user gives, checked as the estimators check them, but for those whose label is -100.
+
+    Args:
+        inputs: Shape (N, ...), tensor or array, finite.
+        labels: Classes, shape (N,), integers >= 0, or -100.
+        sample_weight: How often training draws each sample, shape (N,), positive; None if it draws all alike.
+        keep_integers: Whether integer inputs (token ids) stay what they are.
+
+    Raises:
+        TypeError: If an argument is not made of real numbers.
+        ValueError: If shapes do not fit, or a value is out of range.
+    """
+    inputs = as_features(inputs, "inputs", keep_integers=keep_integers)
+    labels = as_tensor(labels, "labels")
+    weights = None if sample_weight is None else as_weights(sample_weight, len(inputs)).to(inputs.device)
+    samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs), weights=weights)
+    if labels.ndim and len(labels) == len(inputs):
+        samples = without_ignored(samples)
+    n_left = len(samples.inputs)
+    return samples._replace(labels=as_labels(samples.labels, n_left), n_training=n_left)
+
+
+def choose_among(
+    inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int, weights: Tensor | None = None
+) -> Samples:
     """Choose as many of the given samples as are wanted, at random, each class with its share.
 
     Args:
@@ -168,17 +213,43 @@ def choose_among(inputs: Tensor, labels: Tensor, how_many: Callable[[int], int],
         labels: Shape (N, ...). The subset is stratified if each sample has one whole number.
         how_many: Given the number of samples, the number wanted, >= 1. Called once.
         seed: Seed of the choice, 0 <= seed < 2**64.
+        weights: How often training draws each sample, shape (N,), > 0; None if it draws all alike.
 
     Returns:
-        The samples. All of them, not copied, if as many are wanted, or if inputs and labels differ in length: the
-        estimators refuse those with both lengths.
+        The samples, without those whose label is -100. All of them, not copied, if as many are wanted, or if inputs and
+        labels differ in length: the estimators refuse those with both lengths.
+
+    Raises:
+        UnreadableError: If all labels are -100.
     """
     n_samples = len(inputs)
-    rows, is_stratified = _subset(n_samples, how_many(n_samples), seed, _as_strata(labels, n_samples))
-    if rows is None or len(labels) != n_samples:
-        return Samples(inputs, labels, torch.arange(n_samples), n_samples)
-    chosen = torch.from_numpy(labels.cpu().numpy()[rows.numpy()]).to(labels.device)  # torch indexes not every dtype
-    return Samples(inputs[rows], chosen, rows, n_samples, is_stratified=is_stratified)
+    if len(labels) != n_samples:
+        return Samples(inputs, labels, torch.arange(n_samples), n_samples, weights=weights)
+    every = without_ignored(Samples(inputs, labels, torch.arange(n_samples), n_samples, weights=weights))
+    n_left = len(every.inputs)
+    every = every._replace(n_training=n_left)
+    rows, is_stratified = _subset(n_left, how_many(n_left), seed, _as_strata(every.labels, n_left))
+    return every if rows is None else every.at(rows)._replace(is_stratified=is_stratified)
+
+
+def without_ignored(samples: Samples) -> Samples:
+    """The same without samples whose label is -100, which torch's losses ignore; they are counted in `n_ignored`.
+
+    Raises:
+        UnreadableError: If none is left.
+    """
+    labels = samples.labels
+    if labels.is_complex() or labels.numel() != len(labels):
+        return samples
+    is_ignored = torch.from_numpy(
+        labels.detach().cpu().numpy().reshape(-1) == IGNORED
+    )  # torch compares not every dtype
+    n_ignored = int(is_ignored.sum())
+    if not n_ignored:
+        return samples
+    if n_ignored == len(labels):
+        raise UnreadableError(f"all {n_ignored} labels are {IGNORED}, which torch's losses ignore.")
+    return samples.at((~is_ignored).nonzero().squeeze(1))._replace(n_ignored=n_ignored)
 
 
 def whole_pair(dataset: Any, keys: Keys = _NO_KEYS) -> tuple[Any, Any] | None:
@@ -231,8 +302,8 @@ def _as_loader(dataset: Any) -> DataLoader[Any]:
 
 def _visited(
     loader: DataLoader[Any], dataset: Any, n_batches: float, unwrap: Callable[[Any], Any]
-) -> tuple[list[Any], bool]:
-    """Indices that a loader visits, ascending, each once; and whether its sampler gives lists of them.
+) -> tuple[list[Any], bool, Tensor | None]:
+    """Indices that a loader visits, ascending, each once; whether its sampler gives lists; how often each comes.
 
     Without a batch sampler, lists ask the dataset for whole batches:
     `DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`.
@@ -243,15 +314,67 @@ def _visited(
     if type(sampler) is BatchSampler:  # a subclass may leave out some of what its own sampler gives
         batches, sampler = sampler, unwrap(sampler.sampler)
     indices: list[Any] | None = _visited_sooner_or_later(sampler, dataset, batches, n_batches)
-    if indices is None:
-        entries = _own_pass(sampler, loader.dataset, dataset)
+    weights = None
+    if indices is not None:
+        if isinstance(sampler, WeightedRandomSampler):
+            weights = _drawn_by(sampler)
+    else:
+        own_pass = _own_passes(sampler, loader.dataset, dataset)
+        entries = own_pass()
         if batches is None:
             are_lists = are_lists or any(isinstance(e, list | tuple) or getattr(e, "ndim", 0) for e in entries[:1])
-            entries = [index for entry in entries for index in entry] if are_lists else entries
-        indices = sorted({index.item() if hasattr(index, "item") else index for index in entries})
+        are_nested = batches is None and are_lists
+        indices, weights = _counted(_indices(entries, are_nested), lambda: _indices(own_pass(), are_nested))
     if not indices:
         raise UnreadableError(_NO_SAMPLE)
-    return indices, are_lists
+    return indices, are_lists, weights
+
+
+def _indices(entries: list[Any], are_nested: bool) -> list[Any]:
+    """What a sampler gave as plain indices, lists of them taken apart."""
+    flat = [index for entry in entries for index in entry] if are_nested else entries
+    return [index.item() if hasattr(index, "item") else index for index in flat]
+
+
+def _counted(first: list[Any], draw: Callable[[], list[Any]]) -> tuple[list[Any], Tensor | None]:
+    """Indices of a sampler's first pass and, if some come again, of a few more; how often each comes.
+
+    Not if that is chance alone, which two halves of the passes tell: their counts are unrelated then.
+    """
+    halves = Counter(first), Counter[Any]()
+    if len(halves[0]) == len(first):
+        return sorted(halves[0]), None
+    for i in range(1, min(_MOST_PASSES, max(2, _MOST_DRAWS // len(first)))):
+        halves[i % 2].update(draw())
+    indices = sorted(halves[0] | halves[1])
+    counts = torch.tensor([[half[index] for index in indices] for half in halves], dtype=torch.float64)
+    centred = counts - counts.mean(dim=1, keepdim=True)
+    related = float((centred[0] * centred[1]).sum())
+    largest = float(centred.norm(dim=1).prod())
+    threshold = largest * min(_SIGNIFICANCE / math.sqrt(len(indices)), 0.99)
+    return indices, counts.sum(dim=0) if related > threshold else None
+
+
+def _drawn_by(sampler: WeightedRandomSampler) -> Tensor | None:
+    """How often a sampler draws each sample that it draws at all; None if all alike.
+
+    Without replacement, a sample of weight w is among the n drawn with a probability near 1 - exp(-t w), with the t for
+    which they add up to n (Rosen 1972).
+    """
+    weights = sampler.weights[sampler.weights > 0].double().cpu()
+    if not sampler.replacement:
+        if sampler.num_samples >= len(weights):
+            return None
+        weights = weights / weights.mean()
+        low, high = 0.0, 1.0
+        while float((1 - torch.exp(-high * weights)).sum()) < sampler.num_samples:
+            high *= 2
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_low = float((1 - torch.exp(-middle * weights)).sum()) < sampler.num_samples
+            low, high = (middle, high) if is_low else (low, middle)
+        weights = -torch.expm1(-high * weights)
+    return None if bool((weights == weights[0]).all()) else weights
 
 
 def _visited_sooner_or_later(
@@ -273,15 +396,18 @@ def _visited_sooner_or_later(
     return list(range(n_samples))
 
 
-def _own_pass(sampler: Iterable[Any], original: Any, dataset: Any) -> list[Any]:
-    """All that a copy of a sampler gives. If the sampler holds the `original` dataset, the copy holds `dataset`."""
+def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any) -> Callable[[], list[Any]]:
+    """A function that gives all that a copy of a sampler gives in its next pass.
+
+    If the sampler holds the `original` dataset, the copy holds `dataset`.
+    """
     try:
         own = copy.deepcopy(sampler, {id(original): dataset})
     except Exception as error:  # a user's class may raise anything
         raise UnreadableError(
             f"{type(sampler).__name__} cannot be copied to see which samples it visits: {error}."
         ) from error
-    return list(own)
+    return lambda: list(own)
 
 
 def _subset(n_samples: int, n_wanted: int, seed: int, labels: Tensor | None) -> tuple[Tensor | None, bool | None]:
@@ -387,17 +513,23 @@ def _own_loader(loader: DataLoader[Any], dataset: Dataset[Any], lists: Sampler[A
 
 
 def _read_at(
-    loader: DataLoader[Any], dataset: Any, indices: list[Any], are_lists: bool, keys: Keys
+    loader: DataLoader[Any],
+    dataset: Any,
+    indices: list[Any],
+    are_lists: bool,
+    keys: Keys,
+    transform: Callable[[Any], Any] | None,
 ) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a map-style dataset at these indices, in batches as the loader makes them."""
-    if type(dataset) is TensorDataset and loader.collate_fn is default_collate:  # all at once gives the same values
-        inputs, labels = _split(list(dataset.tensors), keys)
+    is_plain = type(dataset) is TensorDataset and loader.collate_fn is default_collate and transform is None
+    if is_plain:  # all at once gives the same values
+        inputs, labels = split_batch(list(dataset.tensors), keys)
         return inputs[torch.as_tensor(indices)], labels[torch.as_tensor(indices)]
     if loader.batch_sampler is None and are_lists:
         own = _own_loader(loader, dataset, BatchSampler(indices, READ_BATCH, drop_last=False))
     else:
         own = _own_loader(loader, Subset(dataset, indices))
-    inputs, labels = _concatenate(own, keys)
+    inputs, labels = _concatenate(own, keys, transform)
     if len(inputs) < len(indices):
         warnings.warn(
             f"The loader's batches hold {len(inputs)} of the {len(indices)} samples that were read: only those are"
@@ -410,12 +542,18 @@ def _read_at(
 # Batches.
 
 
-def _concatenate(batches: Iterable[Any], keys: Keys, limit: int | None = None) -> tuple[Tensor, Tensor]:
+def _concatenate(
+    batches: Iterable[Any], keys: Keys, transform: Callable[[Any], Any] | None, limit: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Inputs and labels of all batches, up to `limit` samples."""
+    if transform is not None:
+        batches = map(transform, batches)
     n_left = sys.maxsize if limit is None else limit
     read: list[tuple[Tensor, Tensor]] = []
-    for inputs, labels in (_split(batch, keys) for batch in batches):
+    for inputs, labels in (split_batch(batch, keys) for batch in batches):
         if len(inputs):
+            if transform is not None:  # which has moved them to where the network is
+                inputs, labels = inputs.detach().cpu(), labels.detach().cpu()
             read.append((inputs[:n_left], labels[:n_left]))
             n_left -= len(read[-1][0])
         if not n_left:
@@ -432,8 +570,13 @@ def _concatenate(batches: Iterable[Any], keys: Keys, limit: int | None = None) -
     return inputs, labels
 
 
-def _split(batch: Any, keys: Keys) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a batch, both dense tensors of one length."""
+def split_batch(batch: Any, keys: Keys) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of a batch, both dense tensors of one length.
+
+    Raises:
+        UnreadableError: If they are not to be found, or are no tensors of one length.
+        TypeError: If one of them is not dense.
+    """
     inputs, labels = _entries(batch, keys)
     for name, value in zip(_PARTS, (inputs, labels), strict=True):
         if not isinstance(value, Tensor):

@@ -10,6 +10,7 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_seed
 from bu_torch._progress import advance
+from bu_torch.balance import weights_of
 from bu_torch.functional.regression import landmark_projection
 from bu_torch.space import common_standardization, standardize
 from bu_torch.subset import stratified_rows
@@ -49,18 +50,21 @@ class LabelVotes:
     votes: Tensor
     left_out: Tensor
     skill_: float
+    _weights: Tensor | None
 
     def __init__(self, decays: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)) -> None:
         if len(decays) == 0 or not all(decay >= 0 for decay in decays):
             raise ValueError(f"`decays` must hold at least one number, all >= 0, got {decays!r}.")
         self.decays = tuple(decays)
 
-    def fit(self, labels: Any, neighbors: Tensor) -> Self:
+    def fit(self, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
         """Choose the decay and count the votes.
 
         Args:
             labels: Classes, shape (N,), integers >= 0.
             neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`).
+            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive: a vote
+                counts by it. None where it draws all alike.
 
         Returns:
             The fitted estimator, on the device of the neighbours.
@@ -70,15 +74,17 @@ class LabelVotes:
             TypeError: If an argument is not made of integers.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
+        self._weights = weights = weights_of(labels, None, sample_weight)
         candidates = (
-            (decay, functional.label_votes(labels, neighbors, decay, leave_one_out=True)) for decay in self.decays
+            (decay, functional.label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights))
+            for decay in self.decays
         )
-        brier_score, self.decay_, self.left_out = _best_candidate(candidates, labels)
-        shares = torch.bincount(labels).double() / len(labels)
+        brier_score, self.decay_, self.left_out = _best_candidate(candidates, labels, weights)
         # The mean of M - 1 labels drawn at random is off by the error of the shares, and by its own variance.
-        by_chance = _score_of_shares(shares) * (1 + 1 / (neighbors.shape[1] - 1))
+        n_voters = (neighbors.shape[1] - 1) * _evenness(weights)
+        by_chance = _score_of_shares(_shares(labels, weights)) * (1 + 1 / n_voters)
         self.skill_ = _skill(brier_score, by_chance)
-        self.votes = functional.label_votes(labels, neighbors, self.decay_)
+        self.votes = functional.label_votes(labels, neighbors, self.decay_, weights=weights)
         return self
 
     def score(self, predictions: Any) -> Tensor:
@@ -100,7 +106,7 @@ class LabelVotes:
             raise RuntimeError("This LabelVotes is not fitted yet: call `fit` first.")
         predictions = torch.as_tensor(predictions)
         predictions = as_labels(predictions, predictions.shape[0] if predictions.ndim else 1, "predictions")
-        return functional.vote_agreement(self.votes, predictions.to(self.votes.device))
+        return functional.vote_agreement(self.votes, predictions.to(self.votes.device), weights=self._weights)
 
 
 class LabelRegression:
@@ -166,12 +172,15 @@ class LabelRegression:
         self.max_samples = check_integer("max_samples", max_samples, 1)
         self.seed = check_seed(seed)
 
-    def fit(self, features: Any, labels: Any) -> Self:
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Choose the penalty and solve.
 
         Args:
             features: Shape (N, d) or (N, ...), tensor or array of numbers, finite.
             labels: Classes, shape (N,), integers >= 0.
+            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive: its
+            squared
+                error counts by it. None where it draws all alike.
 
         Returns:
             The fitted estimator, on the device of the features.
@@ -182,22 +191,27 @@ class LabelRegression:
         """
         points = as_flat_features(features)
         labels = as_labels(labels, points.shape[0]).to(points.device)
+        weights = weights_of(labels, None, sample_weight)
         n_classes = int(labels.max()) + 1
         self.rows_ = torch.arange(len(points), device=points.device)
         if len(points) > self.max_samples:
             self.rows_ = stratified_rows(len(points), self.max_samples, self.seed, labels).to(points.device)
             points, labels = points[self.rows_], labels[self.rows_]
+            weights = None if weights is None else weights_of(labels, None, weights[self.rows_])
+        # Least squares with weights is least squares of rows that are multiplied by their roots.
+        root = None if weights is None else weights.sqrt().unsqueeze(1)
         self._center, self._scale = common_standardization(points)
         self._landmarks = self._choose_landmarks(points)
-        basis, eigenvalues, projection = self._orthogonal_basis(points)
+        basis, eigenvalues, projection = self._orthogonal_basis(points, root)
 
-        one_hot = torch.nn.functional.one_hot(labels, n_classes).double()
-        self._shares = one_hot.mean(dim=0)
-        targets = one_hot - self._shares
+        self._shares = _shares(labels, weights)
+        targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
+        targets = targets if root is None else targets * root
         left_out = (functional.left_out_predictions(basis, eigenvalues, targets, p) for p in self.penalties)
+        left_out = (predicted if root is None else predicted / root for predicted in left_out)
         probabilities = (functional.as_probabilities(predicted + self._shares) for predicted in left_out)
         candidates = zip(self.penalties, probabilities, strict=True)
-        brier_score, self.penalty_, self.left_out = _best_candidate(candidates, labels)
+        brier_score, self.penalty_, self.left_out = _best_candidate(candidates, labels, weights)
         self.skill_ = _skill(brier_score, _score_of_shares(self._shares))
         self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)
         return self
@@ -228,13 +242,20 @@ class LabelRegression:
         rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
         return standardize(points[rows.to(points.device)].double(), self._center, self._scale)
 
-    def _orthogonal_basis(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Coordinates B (S, R) of points, with B'B = diag(e); e (R,); and the P (L, R) with B = kernel @ P."""
+    def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Coordinates B (S, R) of points, with B'B = diag(e); e (R,); and the P (L, R) with B = kernel @ P.
+
+        With `root` (S, 1) each row of the kernel is multiplied by its own.
+        """
         eigenvalues, projection = landmark_projection(functional.tangent_kernel(self._landmarks, self._landmarks))
         basis = torch.empty(len(points), len(eigenvalues), dtype=projection.dtype, device=projection.device)
         for block, kernel in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
             torch.matmul(kernel, projection, out=block)
-        if len(points) == len(self._landmarks):  # all of them span the basis, so that it is orthogonal already
+        if root is not None:
+            basis *= root
+        if root is None and len(points) == len(
+            self._landmarks
+        ):  # all of them span the basis, so that it is orthogonal already
             return basis, eigenvalues, projection
         squared_lengths, rotation = torch.linalg.eigh(basis.T @ basis)
         for block in self._blocks(basis):
@@ -278,12 +299,13 @@ class LabelProbabilities:
     """
 
     weight_: float
+    _weights: Tensor | None
 
     def __init__(self, votes: LabelVotes | None = None, regression: LabelRegression | None = None) -> None:
         self.votes = LabelVotes() if votes is None else votes
         self.regression = LabelRegression() if regression is None else regression
 
-    def fit(self, features: Any, labels: Any, neighbors: Tensor) -> Self:
+    def fit(self, features: Any, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
         """Fit the votes and the regression, and find the weight of their mixture.
 
         Args:
@@ -291,6 +313,8 @@ class LabelProbabilities:
             labels: Classes, shape (N,), integers >= 0.
             neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`), on the
                 device of the features.
+            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; the
+                probabilities, and the score, are those of that distribution. None where it draws all alike.
 
         Returns:
             The fitted estimator, on the device of the features.
@@ -300,11 +324,13 @@ class LabelProbabilities:
             TypeError: If an argument has the wrong type.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
-        self.votes.fit(labels, neighbors)
-        self.regression.fit(features, labels)
+        self._weights = weights_of(labels, None, sample_weight)
+        self.votes.fit(labels, neighbors, self._weights)
+        self.regression.fit(features, labels, self._weights)
         rows = self.regression.rows_
         left_out = self.votes.left_out[rows], self.regression.left_out
-        self.weight_ = float(functional.mixing_weight(*left_out, labels[rows]))
+        weights = None if self._weights is None else self._weights[rows]
+        self.weight_ = float(functional.mixing_weight(*left_out, labels[rows], weights=weights))
         return self
 
     def predict_proba(self, perturbed: Any) -> Tensor:
@@ -352,16 +378,31 @@ class LabelProbabilities:
         """
         probabilities = self.predict_proba(perturbed)
         predictions = as_labels(predictions, len(probabilities), "predictions").to(probabilities.device)
-        return functional.expected_accuracy(probabilities, predictions)
+        weights = None if self._weights is None else self._weights.repeat(len(probabilities) // len(self._weights))
+        return functional.expected_accuracy(probabilities, predictions, weights=weights)
 
 
-def _best_candidate(candidates: Iterable[tuple[float, Tensor]], labels: Tensor) -> tuple[float, float, Tensor]:
+def _best_candidate(
+    candidates: Iterable[tuple[float, Tensor]], labels: Tensor, weights: Tensor | None
+) -> tuple[float, float, Tensor]:
     """Of (parameter, left-out probabilities): the least Brier score, its parameter and probabilities in float32."""
     scored = (
-        (float(functional.brier_score(left_out, labels)), parameter, left_out.float())
+        (float(functional.brier_score(left_out, labels, weights=weights)), parameter, left_out.float())
         for parameter, left_out in candidates
     )
     return min(scored, key=lambda candidate: candidate[0])
+
+
+def _shares(labels: Tensor, weights: Tensor | None) -> Tensor:
+    """Share of each class (J,), float64."""
+    counts = torch.zeros(int(labels.max()) + 1, dtype=torch.float64, device=labels.device)
+    counts.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float64) if weights is None else weights)
+    return counts / counts.sum()
+
+
+def _evenness(weights: Tensor | None) -> float:
+    """Samples of equal weight that a mean with these weights is worth, as a share of their number (Kish 1965)."""
+    return 1.0 if weights is None else float(weights.sum().square() / weights.square().sum() / len(weights))
 
 
 def _score_of_shares(shares: Tensor) -> float:

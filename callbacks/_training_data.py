@@ -5,16 +5,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from bu_torch import data
+from bu_torch._evaluation_mode import preserved_buffers
 from bu_torch.callbacks._lightning import MisconfigurationException, library_of
 from bu_torch.data import Keys, Samples
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+    from lightning.pytorch import LightningModule, Trainer
 
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _WAY_OUT = "Pass the training samples as `reference=(inputs, labels)`, two tensors."
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 
@@ -27,6 +28,7 @@ def read_training_data(
     keys: Keys,
     seed: int,
     reference: Any = None,
+    transform: Callable[[Any], Any] | None = None,
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`, as `bu_torch.data.read_loader` does.
 
@@ -37,6 +39,7 @@ def read_training_data(
         keys: Keys or places of inputs and labels in a batch.
         seed: Seed of the subset and of random augmentation.
         reference: A Dataset or DataLoader to read in place of the trainer's.
+        transform: As `batch_hooks` gives it.
 
     Returns:
         The samples, on the device that the dataset gives them on.
@@ -64,6 +67,7 @@ def read_training_data(
             n_batches=n_batches,
             stream_limit=limit,
             unwrap=lambda sampler: users_sampler(sampler, trainer),
+            transform=transform,
         )
     except data.UnreadableError as error:
         raise MisconfigurationException(f"{name}: {error} {_WAY_OUT}") from error
@@ -76,11 +80,38 @@ def read_training_data(
     return samples
 
 
-def choose_among(inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
-    """`bu_torch.data.choose_among`, announced in the log."""
-    samples = data.choose_among(inputs, labels, how_many, seed)
+def read_pair(pair: tuple[Any, Any], how_many: Callable[[int], int], seed: int, keep_integers: bool) -> Samples:
+    """Inputs and labels that the user gave, checked, as many as are wanted."""
+    every = data.whole_samples(*pair, keep_integers=keep_integers)
+    samples = data.choose_among(every.inputs, every.labels, how_many, seed)._replace(n_ignored=every.n_ignored)
     _announce_subset(samples)
     return samples
+
+
+def batch_hooks(trainer: "Trainer", pl_module: "LightningModule") -> Callable[[Any], Any] | None:
+    """What the trainer does to a training batch before the module gets it; None if the user has no hook there.
+
+    The hooks of the module or the datamodule are called, whichever the trainer would call.
+    """
+    selector = trainer._data_connector._datahook_selector
+    if selector is None or not any(_is_users(selector.get_instance(name), name) for name in _BATCH_HOOKS):
+        return None
+
+    def transform(batch: Any) -> Any:
+        with preserved_buffers(pl_module):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
+            return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+    return transform
+
+
+def _is_users(owner: Any, name: str) -> bool:
+    """Whether a method is not Lightning's own."""
+    if name in vars(owner):
+        return True
+    defining = next(cls for cls in type(owner).__mro__ if name in vars(cls))
+    return defining.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
 
 
 def users_sampler(sampler: Any, trainer: "Trainer") -> Any:

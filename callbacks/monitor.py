@@ -14,8 +14,9 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from bu_torch._evaluation_mode import dtype_of, evaluation_mode, joined, logits_of, preserved_random_state
-from bu_torch._inputs import as_features, as_labels, check_integer, scikit_learn_seed
+from bu_torch._inputs import check_integer, scikit_learn_seed
 from bu_torch.callbacks._dashboards import dashboards
+from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._lightning import (
     FITTING,
     Callback,
@@ -26,8 +27,9 @@ from bu_torch.callbacks._lightning import (
 )
 from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
-from bu_torch.callbacks._training_data import choose_among, read_training_data
-from bu_torch.data import Samples
+from bu_torch.callbacks._training_data import batch_hooks, read_pair, read_training_data
+from bu_torch.callbacks._witness import Witness
+from bu_torch.data import Samples, UnreadableError, split_batch
 from bu_torch.monitoring.budget import Plan, count_weights
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.settings import MeasurementSettings
@@ -37,10 +39,22 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
+_NOTHING_READ = Samples(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64), 0)
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
+_DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
+_MOVE = (
+    "Move what prepares the inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or"
+    " pass samples"
+    " as the network gets them: `reference=(inputs, labels)`."
+)
+_SEVERAL_TENSORS = (
+    "A `forward` of several tensors (`input_ids`, `attention_mask`) must take them as one, say"
+    " `torch.stack((input_ids, attention_mask), dim=1)`, and take it apart itself."
+)
 _WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 
 
+@without(INSTEAD | dict.fromkeys(("monitor", "mode"), _DECIDES_NOTHING))
 @dataclass(kw_only=True, eq=False, repr=False)
 class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
@@ -72,8 +86,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may.
 
     `forward` must give logits (n, J), or one logit (n, 1) or (n,) for two classes; an output with a `logits` entry or
-    attribute is understood too. Hooks that transform batches on the device are not applied to the perturbed samples,
-    and a dataset that augments at random is read once.
+    attribute is understood too. Samples pass the hooks that transform batches (`on_before_batch_transfer`,
+    `transfer_batch_to_device`, `on_after_batch_transfer`) once, when they are read; a dataset that augments at random
+    is read once. What a sampler draws more often counts more in every number (`WeightedRandomSampler`). Inputs that
+    `training_step` changes to other units before the network gets them are refused after the first batch.
 
     Args:
         every_n_epochs: Check in every n-th epoch, >= 1.
@@ -84,7 +100,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             two.
         label_key: Likewise of the labels.
         **settings: `bu_torch.monitoring.settings.MeasurementSettings` says what each is: `n_neighbors`, `n_draws`,
-            `max_samples`, `budget`, `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`.
+            `max_samples`, `budget`, `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`,
+            `class_weight`, `output_key`.
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
@@ -120,7 +137,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._tracker = Tracker(self._tracked_settings(), rank_zero_warn)
         self._inputs: Tensor | None = None  # where this process reads the network
         self._n_rows = 0  # of the perturbed inputs of all processes together
+        self._takes_integers = False  # where the samples are of integers, before they are perturbed
         self._is_tried = False
+        self._witness: Witness | None = None
 
     @property
     def state_key(self) -> str:
@@ -170,6 +189,13 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         # Not in `on_train_start`: the module's own comes after it, and may make the module ready.
         if not self._is_tried:
             self._try(trainer, pl_module)
+            self._watch(trainer, pl_module, batch)
+
+    def on_train_batch_end(
+        self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._witness is not None:
+            self._compare(trainer, batch)
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs:
@@ -198,6 +224,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         self._tracker.release()
         self._inputs = None
+        if self._witness is not None:
+            self._witness.leave()
+            self._witness = None
 
     def state_dict(self) -> dict[str, Any]:
         return self._tracker.state_dict()
@@ -239,12 +268,14 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _prepare_here(self, trainer: "Trainer", pl_module: "LightningModule") -> tuple[Tensor, Plan | None, str]:
         """Perturbed inputs, plan and fingerprint."""
+        samples = _NOTHING_READ
         # A dataset that augments at random is read at the same draw each time.
         random.seed(self.seed)
         np.random.seed(scikit_learn_seed(self.seed))  # noqa: NPY002  (which datasets use, and which is put back)
         torch.manual_seed(self.seed)
         try:
             samples = self._read(trainer, pl_module)
+            self._takes_integers = not samples.inputs.is_floating_point()
             n_draws = self._plan(trainer, pl_module, len(samples.inputs)).n_draws
             shape = " x ".join(str(size) for size in samples.inputs.shape)
             rank_zero_info(
@@ -257,9 +288,13 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             fingerprint = self._tracker.prepare(
                 samples, cache=cache, has_progress_bar=trainer.progress_bar_callback is not None
             )
+            if balance := self._tracker.balance():
+                rank_zero_info(balance)
         except (TypeError, ValueError) as error:
-            source = "`reference`" if self.reference is not None else "the training data"
-            raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}") from error
+            source, way_out = "`reference`", ""
+            if self.reference is None:
+                source, way_out = "the training data", _way_out_of_labels(samples.labels)
+            raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
         inputs = self._tracker.perturbed_inputs
         return inputs if trainer.world_size == 1 else inputs.cpu(), self._tracker.plan, fingerprint
 
@@ -274,9 +309,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             return n_samples if trial is None else min(n_samples, trial)
 
         if is_pair(self.reference):
-            inputs = as_features(self.reference[0], "inputs", keep_integers=self.perturbation is not None)
-            labels = as_labels(self.reference[1], len(inputs))
-            return choose_among(inputs, labels, how_many, self.seed)
+            return read_pair(self.reference, how_many, self.seed, keep_integers=self.perturbation is not None)
         return read_training_data(
             trainer,
             how_many=how_many,
@@ -284,6 +317,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             keys=(self.input_key, self.label_key),
             seed=self.seed,
             reference=self.reference,
+            transform=batch_hooks(trainer, pl_module),
         )
 
     def _plan(self, trainer: "Trainer", pl_module: "LightningModule", n_training: int) -> Plan:
@@ -305,6 +339,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
         def check() -> None:
             n_classes = self._tracker.n_classes
+            if n_classes > 2 == logits.shape[1] and not bool(logits[:, 0].any()):
+                raise MisconfigurationException(
+                    f"The module's `forward` gives one column, and the labels have classes 0, ..., {n_classes - 1}."
+                    " For a regression there is no decision boundary to measure: this callback is for classifiers."
+                )
             if logits.shape[1] < n_classes:
                 raise MisconfigurationException(
                     f"The module's `forward` gives {logits.shape[1]} columns of logits, fewer than the labels have"
@@ -313,6 +352,34 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
         in_first(trainer, check)
         self._is_tried = True
+
+    def _watch(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any) -> None:
+        """Prepare to compare what the network gets in this step with what a check would give it."""
+        is_wrapped = type(trainer.strategy).__name__ in _WRAPPING
+        if self.reference is not None or is_wrapped or not Witness.can_watch(pl_module):
+            return
+        witness = Witness(pl_module)
+        try:
+            inputs = split_batch(batch, (self.input_key, self.label_key))[0]
+            witness.rehearse(lambda: self._read_logits(trainer, pl_module, pl_module, inputs, is_whole=True))
+        except (UnreadableError, TypeError, MisconfigurationException):
+            return  # a batch that cannot be taken apart here could not be read as a sample either
+        witness.watch()
+        self._witness = witness
+
+    def _compare(self, trainer: "Trainer", batch: Any) -> None:
+        witness, self._witness = self._witness, None
+        assert witness is not None  # noqa: S101
+        witness.leave()
+        objection = witness.objection(split_batch(batch, (self.input_key, self.label_key))[1])
+        if not trainer.strategy.reduce_boolean_decision(bool(objection), all=False):
+            return
+        raise MisconfigurationException(
+            "In training the network gets other inputs than batches hold"
+            f"{f': {objection}' if objection else ', in another process'}. Boundary uncertainty reads what"
+            " batches hold,"
+            f" and would measure where the network never is. {_SEVERAL_TENSORS if 'tensors' in objection else _MOVE}"
+        )
 
     def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
         """One check: a forward pass over the perturbed inputs, shared out among the processes, and what it says."""
@@ -339,11 +406,19 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         return inputs.split(max(1, _BATCH_ELEMENTS // inputs[0].numel(), of_training))
 
     def _read_logits(
-        self, trainer: "Trainer", pl_module: "LightningModule", module: torch.nn.Module, inputs: Tensor
+        self,
+        trainer: "Trainer",
+        pl_module: "LightningModule",
+        module: torch.nn.Module,
+        inputs: Tensor,
+        *,
+        is_whole: bool = False,
     ) -> Tensor:
-        """Logits (n, J) of the module that is scored, at `inputs` (n, ...), in batches."""
+        """Logits (n, J) of the module that is scored, at `inputs` (n, ...), in batches, or in one of the whole."""
         dtype = dtype_of(module, inputs)
-        batches = self._batches(trainer, inputs)
+        if not (inputs.is_floating_point() or self.perturbation is not None):
+            dtype = dtype_of(module, inputs.float())  # as samples of integers are perturbed
+        batches = (inputs,) if is_whole else self._batches(trainer, inputs)
         precision = trainer.precision_plugin
         # Weights that are sharded are put together by what these strategies have wrapped around the module.
         is_wrapped = type(trainer.strategy).__name__ in _WRAPPING and module is pl_module
@@ -351,13 +426,30 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         try:
             with evaluation_mode(module), precision.forward_context():
                 outputs = [forward(precision.convert_input(batch.to(dtype))) for batch in batches]
-            parts = [logits_of(output, len(batch), "`forward`") for output, batch in zip(outputs, batches, strict=True)]
+            parts = [
+                logits_of(output, len(batch), "`forward`", self.output_key)
+                for output, batch in zip(outputs, batches, strict=True)
+            ]
             return joined(parts, "`forward`")
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise MisconfigurationException(
                 f"Boundary uncertainty passes inputs of shape {tuple(batches[0].shape)} and dtype {dtype} to"
                 f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}: {error}"
+                f"{self._way_out_of_forward(error)}"
             ) from error
+
+    def _way_out_of_forward(self, error: Exception) -> str:
+        """What helps, where it is known what is wrong."""
+        if "missing" in str(error) and "positional argument" in str(error):
+            return f". {_SEVERAL_TENSORS}"
+        if self._takes_integers and self.perturbation is None:
+            return (
+                ". The samples are integers: token ids cannot be moved along a line, so pass a `perturbation=` that"
+                " exchanges some of them."
+            )
+        if self.output_key is None and "or an output with `logits`" in str(error):
+            return " `output_key=` names the logits in a tuple or a dict."
+        return ""
 
     # Warnings.
 
@@ -400,6 +492,13 @@ def told(exception: BaseException) -> str:
     if isinstance(exception, KeyboardInterrupt):
         return "Training was interrupted (KeyboardInterrupt)."
     return f"Training failed: {type(exception).__name__}: {exception}"
+
+
+def _way_out_of_labels(labels: Tensor) -> str:
+    """What helps where labels are shares of classes, as mixing samples leaves them."""
+    if labels.ndim != 2 or labels.shape[1] < 2:
+        return ""
+    return " Where `collate_fn` or a hook mixes samples (mixup, CutMix), pass the dataset without it as `reference=`."
 
 
 def _is_in_progress_bar(name: str) -> bool:

@@ -10,6 +10,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from bu_torch._inputs import check_flag
 from bu_torch._printing import cleaned
 from bu_torch.callbacks._companions import KeeperMixin, MemoryKeeperMixin, VerdictBearerMixin, install
+from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, told
 from bu_torch.checkpoints import why_unreadable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy")
 
 
+@without(INSTEAD)
 @dataclass(kw_only=True, eq=False, repr=False)
 class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.

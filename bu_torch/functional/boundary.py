@@ -19,6 +19,7 @@ from bu_torch.functional.checks import (
     check_range,
 )
 from bu_torch.functional.parzen import Bandwidth, boundary_kernel
+from bu_torch.functional.weights import relative_weights
 
 # Entries of one (rows, M) block, whatever N: on a CPU its temporaries stay in cache, on a GPU it fills the device.
 _BLOCK_ELEMENTS = {"cpu": 2**16}
@@ -33,6 +34,7 @@ def boundary_uncertainty(
     *,
     min_weight: float = 1e-6,
     bandwidth: Bandwidth = "silverman",
+    weights: Tensor | None = None,
     validate_args: bool = True,
 ) -> Tensor:
     """Boundary uncertainty U of a classifier: 1 where its decision boundary is the Bayes boundary, 0 at worst.
@@ -42,7 +44,8 @@ def boundary_uncertainty(
 
     Departures from the paper: the kernel width is Silverman's rule as Silverman states it (`silverman_bandwidth`), and
     a pair of classes counts as separable when fewer than `min_weight` effective samples lie near its boundary, where
-    the paper asks for exactly none.
+    the paper asks for exactly none. Weights of samples, for a training that does not draw all alike, are this project's
+    own: the paper's samples all count alike.
 
     Args:
         logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, any device; any monotone
@@ -55,6 +58,9 @@ def boundary_uncertainty(
         min_weight: Effective number of samples near the boundary of a pair under which it is separable, >= 0.
         bandwidth: Width of the kernel, `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"`
             (`cvml_bandwidth`), where each member of a cluster has its own.
+        weights: How often training draws each sample, relative to the others, shape (N,), > 0, floating point, on the
+            same device; None where it draws all alike. Each member of a cluster then counts k by its weight, and so
+            do a sample's u and k in sums over samples; the width h looks at the logits alone.
         validate_args: Check the values of the index tensors, which waits for the device; shapes and dtypes are always
             checked.
 
@@ -80,7 +86,7 @@ def boundary_uncertainty(
     _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
     pairs, pair_index = index_pairs(bayes_pairs)
     values, shares = pair_uncertainty(
-        logits, labels, neighbors, pairs, pair_index, min_weight=min_weight, bandwidth=bandwidth
+        logits, labels, neighbors, pairs, pair_index, min_weight=min_weight, bandwidth=bandwidth, weights=weights
     )
     return (values * shares).sum().to(logits.dtype)
 
@@ -92,6 +98,7 @@ def local_uncertainty(
     bayes_pairs: Tensor,
     *,
     bandwidth: Bandwidth = "silverman",
+    weights: Tensor | None = None,
     validate_args: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Local uncertainty u of each sample and the effective number k of samples near the boundary around it.
@@ -105,12 +112,13 @@ def local_uncertainty(
         neighbors: As for `boundary_uncertainty`.
         bayes_pairs: As for `boundary_uncertainty`.
         bandwidth: As for `boundary_uncertainty`.
+        weights: As for `boundary_uncertainty`; k counts members by their weights, of which the mean is 1.
         validate_args: As for `boundary_uncertainty`.
 
     Returns:
-        u, shape (N,), in [0, 1], and k, shape (N,), in [0, M]; both on the device of `logits`, float64 for float64
-        logits and float32 for all others. k is NaN for a cluster that holds a non-finite logit. Counts too small for
-        the dtype (a boundary more than 13 widths away in float32, 37 in float64) are 0.
+        u, shape (N,), in [0, 1], and k, shape (N,), in [0, M] without weights; both on the device of `logits`, float64
+        for float64 logits and float32 for all others. k is NaN for a cluster that holds a non-finite logit. Counts too
+        small for the dtype (a boundary more than 13 widths away in float32, 37 in float64) are 0.
 
     Raises:
         TypeError: If an argument has the wrong dtype.
@@ -118,7 +126,10 @@ def local_uncertainty(
     """
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
-    local, counts, _ = _local_uncertainty(logits, top_pairs(logits), labels, neighbors, bayes_pairs, bandwidth)
+    weights = relative_weights(weights, (logits.shape[0],), logits.device)
+    local, counts, _ = _local_uncertainty(
+        logits, top_pairs(logits), labels, neighbors, bayes_pairs, bandwidth, weights=weights
+    )
     return local, counts
 
 
@@ -186,6 +197,7 @@ def pair_uncertainty(
     *,
     min_weight: float = 1e-6,
     bandwidth: Bandwidth = "silverman",
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and the pair's share of the samples (Eq. 34).
 
@@ -199,15 +211,19 @@ def pair_uncertainty(
         pair_index: Row of `pairs` that holds each sample's likely Bayes pair, shape (N,), from `index_pairs`.
         min_weight: As for `boundary_uncertainty`.
         bandwidth: As for `boundary_uncertainty`.
+        weights: As for `boundary_uncertainty`.
 
     Returns:
         U_kl, shape (P,), in [0, 1] (NaN if any logit is not finite), and the shares, shape (P,), which add up to 1;
         both float64, on the device of `logits`.
 
     Raises:
-        ValueError: If `min_weight` is negative or `bandwidth` is unknown.
+        ValueError: If `min_weight` is negative, `bandwidth` is unknown, or the weights do not fit.
     """
-    terms = pair_terms(logits, labels, neighbors, pairs, pair_index, min_weight=min_weight, bandwidth=bandwidth)
+    weights = relative_weights(weights, (logits.shape[0],), logits.device)
+    terms = pair_terms(
+        logits, labels, neighbors, pairs, pair_index, min_weight=min_weight, bandwidth=bandwidth, weights=weights
+    )
     return terms.values, terms.shares
 
 
@@ -231,22 +247,28 @@ def pair_terms(
     *,
     min_weight: float = 1e-6,
     bandwidth: Bandwidth = "silverman",
+    weights: Tensor | None = None,
     member_labels: Tensor | None = None,
 ) -> PairTerms:
     """`pair_uncertainty` with all that it is made of; same arguments, same errors.
 
-    Who scores many times may give `member_labels`, `labels[neighbors]` (N, M), which are looked up else.
+    `weights` have a mean of 1 and are not checked. Who scores many times may give `member_labels`, `labels[neighbors]`
+    (N, M), which are looked up else.
     """
     check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)
     n_pairs = pairs.shape[0]
     top = top_pairs(logits)
     local, counts, nearness = _local_uncertainty(
-        logits, top, labels, neighbors, pairs[pair_index], bandwidth, member_labels
+        logits, top, labels, neighbors, pairs[pair_index], bandwidth, member_labels, weights
     )
-    weight = sum_by_pair(counts, pair_index, n_pairs)
-    uncertain = sum_by_pair(counts * local, pair_index, n_pairs)
-    size = _count_by_pair(torch.ones_like(pair_index), pair_index, n_pairs)
+    drawn = counts if weights is None else counts * weights
+    weight = sum_by_pair(drawn, pair_index, n_pairs)
+    uncertain = sum_by_pair(drawn * local, pair_index, n_pairs)
+    if weights is None:
+        size = _count_by_pair(torch.ones_like(pair_index), pair_index, n_pairs).double()
+    else:
+        size = sum_by_pair(weights, pair_index, n_pairs)
     lower, upper = logits.gather(1, top).unbind(1)
     predicted = torch.where(lower >= upper, top[:, 0], top[:, 1])
     wrong = _count_by_pair((predicted != labels).to(pair_index.dtype), pair_index, n_pairs)
@@ -256,7 +278,7 @@ def pair_terms(
     values = torch.where(is_separable, (wrong == 0).double(), mixed.clamp(max=1.0))
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     values = torch.where(is_finite, values, torch.full_like(values, torch.nan))
-    return PairTerms(values, size.double() / labels.shape[0], weight, local, counts, nearness)
+    return PairTerms(values, size / labels.shape[0], weight, local, counts, nearness)
 
 
 def uncertainty_ceiling(counts: Tensor, n_neighbors: int) -> Tensor:
@@ -303,6 +325,7 @@ def _local_uncertainty(
     bayes_pairs: Tensor,
     bandwidth: Bandwidth,
     member_labels: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Local uncertainty, counts and own kernel (N,) without checks, in blocks of rows: memory grows not with N M."""
     # Halving keeps differences of huge logits in range, and is exact but for the smallest numbers; nothing here depends
@@ -316,6 +339,7 @@ def _local_uncertainty(
     # 32-bit indices where they reach, for half the traffic.
     dtype = torch.int32 if flat.numel() < 2**31 else torch.int64
     narrow_top, narrow_labels = top.to(dtype), labels.to(dtype)
+    narrow_weights = None if weights is None else weights.to(logits.dtype)
     blocks = []
     for start in range(0, neighbors.shape[0], rows):
         part = slice(start, start + rows)
@@ -324,7 +348,10 @@ def _local_uncertainty(
             of_members = narrow_labels.index_select(0, members.view(-1)).view(members.shape)
         else:
             of_members = member_labels[part]
-        blocks.append(_count_block(flat, logits.shape[1], narrow_top[part], of_members, members, bandwidth))
+        factors = None
+        if narrow_weights is not None:
+            factors = narrow_weights.index_select(0, members.view(-1)).view(members.shape)
+        blocks.append(_count_block(flat, logits.shape[1], narrow_top[part], of_members, members, bandwidth, factors))
     count_i = torch.cat([block[0] for block in blocks])
     count_j = torch.cat([block[1] for block in blocks])
     counts = count_i + count_j
@@ -337,17 +364,26 @@ def _local_uncertainty(
 
 
 def _count_block(
-    flat: Tensor, n_classes: int, top: Tensor, member_labels: Tensor, members: Tensor, bandwidth: Bandwidth
+    flat: Tensor,
+    n_classes: int,
+    top: Tensor,
+    member_labels: Tensor,
+    members: Tensor,
+    bandwidth: Bandwidth,
+    member_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """k_i and k_j of Eq. 27 and the first member's kernel (rows,) for one block; `flat` is the logits in one line."""
     start = members * n_classes
     gap = flat.index_select(0, (start + top[:, :1]).view(-1))
     gap -= flat.index_select(0, (start + top[:, 1:]).view(-1))  # Eq. 12
     kernel = boundary_kernel(gap.view(members.shape), bandwidth)
+    nearness = kernel[:, 0].clone()  # not the whole block
+    if member_weights is not None:
+        kernel = kernel * member_weights
     # Bytes multiply faster than truth values do.
     count_i = (kernel * (member_labels == top[:, :1]).view(torch.uint8)).sum(dim=1)
     count_j = (kernel * (member_labels == top[:, 1:]).view(torch.uint8)).sum(dim=1)
-    return count_i, count_j, kernel[:, 0].clone()  # not the whole block
+    return count_i, count_j, nearness
 
 
 def sum_by_pair(values: Tensor, pair_index: Tensor, n_pairs: int) -> Tensor:

@@ -4,9 +4,12 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_floating, check_index
+from bu_torch.functional.weights import mean_of, relative_weights
 
 
-def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, validate_args: bool = True) -> Tensor:
+def expected_accuracy(
+    probabilities: Tensor, predictions: Tensor, *, weights: Tensor | None = None, validate_args: bool = True
+) -> Tensor:
     """Mean probability of the predicted class: the accuracy to expect if the probabilities are right.
 
     Points without a label can be scored in this way, such as the perturbed samples: the probabilities stand in for
@@ -16,6 +19,8 @@ def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, validate_ar
         probabilities: Class probabilities at the points, shape (P, J), floating point, rows sum to 1.
         predictions: Predicted classes at the same points, shape (P,), integer, >= 0, on the same device. A class from J
             on has probability 0.
+        weights: How often each point counts, relative to the others, shape (P,), > 0, floating point, on the same
+            device; None where all count alike. Points of rare classes that weigh more make it a balanced accuracy.
         validate_args: Check the values of `predictions`, which waits for the device; shapes and dtypes are always
             checked.
 
@@ -35,14 +40,21 @@ def expected_accuracy(probabilities: Tensor, predictions: Tensor, *, validate_ar
     check_index("predictions", predictions, (probabilities.shape[0],), probabilities.device)
     if probabilities.numel() == 0:
         raise ValueError(f"`probabilities` must have shape (P, J) with P, J >= 1, got {tuple(probabilities.shape)}.")
-    return mean_probability(probabilities, predictions.unsqueeze(1), validate_args)
+    weights = relative_weights(weights, (probabilities.shape[0],), probabilities.device)
+    return mean_probability(probabilities, predictions.unsqueeze(1), validate_args, weights)
 
 
-def mean_probability(probabilities: Tensor, predictions: Tensor, validate_args: bool) -> Tensor:
-    """Mean over (N, D) of the probabilities (N, J) of predictions (N, D); classes from J on have probability 0."""
+def mean_probability(
+    probabilities: Tensor, predictions: Tensor, validate_args: bool, weights: Tensor | None = None
+) -> Tensor:
+    """Mean over (N, D) of the probabilities (N, J) of predictions (N, D); classes from J on have probability 0.
+
+    Weights (N,) have a mean of 1.
+    """
     if validate_args and int(predictions.min()) < 0:
         raise ValueError(f"`predictions` must hold classes 0, 1, ..., got {int(predictions.min())}.")
     n_classes = probabilities.shape[1]
     columns = predictions.long()
     of_predicted = probabilities.gather(1, columns.clamp(max=n_classes - 1))
-    return torch.where(columns < n_classes, of_predicted, torch.zeros_like(of_predicted)).double().mean()
+    found = torch.where(columns < n_classes, of_predicted, torch.zeros_like(of_predicted)).double()
+    return mean_of(found, None if weights is None else weights.unsqueeze(1))

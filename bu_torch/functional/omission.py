@@ -4,9 +4,17 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_index, check_range
+from bu_torch.functional.weights import mean_of, relative_weights
 
 
-def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, significance: float = 2.0) -> Tensor:
+def omission(
+    shares: Tensor,
+    predictions: Tensor,
+    neighbors: Tensor,
+    *,
+    significance: float = 2.0,
+    weights: Tensor | None = None,
+) -> Tensor:
     """Share of samples in regions that the decision boundary should have cut off and does not reach.
 
     A boundary that lies within the Bayes boundary has a high boundary uncertainty even if it misses a part of the Bayes
@@ -29,6 +37,10 @@ def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, signific
         neighbors: Clusters, shape (N, M), integer, values in [0, N): row n is n itself and then its M - 1 nearest other
             samples (`NeighborGraph.neighbors`).
         significance: z, 0 <= z < sqrt(M), for beyond no cluster can count.
+        weights: How often training draws each sample, relative to the others, shape (N,), > 0, floating point, on the
+            same device; None where it draws all alike. The shares are then those of `label_votes` with the same
+            weights, and a cluster counts as so many members of equal weight as its mean is as sure as (Kish's effective
+            sample size).
 
     Returns:
         Scalar in [0, 1], float64, device of the shares; mean over the draws, 0 is best.
@@ -64,22 +76,38 @@ def omission(shares: Tensor, predictions: Tensor, neighbors: Tensor, *, signific
         raise TypeError(f"`significance` must be a number, got {significance!r}.")
     if not 0 <= significance < size**0.5:
         raise ValueError(f"`significance` must satisfy 0 <= z < sqrt(M) with M = {size}, got {significance}.")
-    return omission_of_counts(*cluster_counts(shares, size), predictions, neighbors, significance)
+    weights = relative_weights(weights, (n_samples,), shares.device)
+    counts = cluster_counts(shares, neighbors, weights)
+    return omission_of_counts(*counts, predictions, neighbors, significance, weights)
 
 
-def cluster_counts(shares: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """What of `omission` does not depend on predictions, without checks.
 
-    Labels of each class in each cluster (N, J), and the two largest counts with their classes (N, 2).
+    Labels of each class in each cluster (N, J), and the two largest counts with their classes (N, 2). With weights they
+    are those of as many equal members as the cluster is worth.
     """
-    counts = (shares * size).round()
+    if weights is None:
+        counts = (shares * neighbors.shape[1]).round()
+    else:
+        total, squares = torch.zeros_like(weights), torch.zeros_like(weights)
+        for members in neighbors.long().unbind(dim=1):
+            total += weights[members]
+            squares += weights[members].square()
+        counts = shares * (total.square() / squares).to(shares.dtype).unsqueeze(1)
     return counts, *counts.topk(2, dim=1)
 
 
 def omission_of_counts(
-    counts: Tensor, most: Tensor, commonest: Tensor, predictions: Tensor, neighbors: Tensor, significance: float = 2.0
+    counts: Tensor,
+    most: Tensor,
+    commonest: Tensor,
+    predictions: Tensor,
+    neighbors: Tensor,
+    significance: float = 2.0,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    """`omission` of what `cluster_counts` gave, without checks.
+    """`omission` of what `cluster_counts` gave, without checks; weights have a mean of 1.
 
     `neighbors` may hold the clusters of several draws (n * N, M), which are then looked at in one go.
     """
@@ -95,4 +123,5 @@ def omission_of_counts(
     own = counts.gather(1, draws.clamp(max=n_classes - 1).T).T * (draws < n_classes)
     other = torch.where(commonest[:, 0] == draws, most[:, 1], most[:, 0])
     is_wrong = other - own > significance * (other + own).sqrt()
-    return (torch.cat(is_uniform).view(draws.shape) & is_wrong).double().mean(dim=1).mean()
+    is_omitted = (torch.cat(is_uniform).view(draws.shape) & is_wrong).double()
+    return is_omitted.mean(dim=1).mean() if weights is None else mean_of(is_omitted, weights)

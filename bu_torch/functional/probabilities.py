@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_floating, check_index, check_range
+from bu_torch.functional.weights import mean_of, relative_weights
 
 
 def as_probabilities(predictions: Tensor) -> Tensor:
@@ -31,12 +32,14 @@ def as_probabilities(predictions: Tensor) -> Tensor:
     return positive / positive.sum(dim=1, keepdim=True)
 
 
-def brier_score(probabilities: Tensor, labels: Tensor) -> Tensor:
+def brier_score(probabilities: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Mean squared distance of class probabilities from the one-hot labels (Brier 1950). Smaller is better.
 
     Args:
         probabilities: Class probabilities, shape (N, J), floating point.
         labels: Classes, shape (N,), integer, in [0, J), on the same device.
+        weights: How often each sample counts, relative to the others, shape (N,), > 0, floating point, on the same
+            device; None where all count alike.
 
     Returns:
         Scalar in [0, 2], float64, device of the probabilities; 0 if every label has probability 1.
@@ -51,10 +54,12 @@ def brier_score(probabilities: Tensor, labels: Tensor) -> Tensor:
     """
     _check_probabilities_of_labels("probabilities", probabilities, labels)
     of_label = probabilities.gather(1, labels.long().unsqueeze(1)).double()
-    return (probabilities.double().square().sum(dim=1, keepdim=True) - 2 * of_label + 1).mean()
+    distances = probabilities.double().square().sum(dim=1, keepdim=True) - 2 * of_label + 1
+    weights = relative_weights(weights, (probabilities.shape[0],), probabilities.device)
+    return mean_of(distances, None if weights is None else weights.unsqueeze(1))
 
 
-def mixing_weight(first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
+def mixing_weight(first: Tensor, second: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Weight w in [0, 1] for which the mixture (1 - w) first + w second has the least Brier score.
 
     The Brier score is quadratic in w, so the minimum has a closed form.
@@ -63,6 +68,7 @@ def mixing_weight(first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
         first: Class probabilities of samples, made without their own labels, shape (N, J), floating point.
         second: Others of the same samples, also without their own labels; shape, dtype and device of `first`.
         labels: Classes, shape (N,), integer, in [0, J), on the same device.
+        weights: As for `brier_score`.
 
     Returns:
         Scalar, dtype and device of `first`; 0 if both are the same.
@@ -79,9 +85,13 @@ def mixing_weight(first: Tensor, second: Tensor, labels: Tensor) -> Tensor:
     check_floating("first", first, ("N", "J"))
     check_floating("second", second, tuple(first.shape))
     _check_probabilities_of_labels("first", first, labels)
+    weights = relative_weights(weights, (first.shape[0],), first.device)
     difference = second - first
     residual = -first  # becomes one-hot labels minus `first`
     residual.scatter_add_(1, labels.long().unsqueeze(1), torch.ones_like(first[:, :1]))
+    if weights is not None:
+        root = weights.sqrt().to(first.dtype).unsqueeze(1)
+        difference, residual = difference * root, residual * root
     squared_length = difference.square().sum()
     best = (residual * difference).sum() / squared_length
     return torch.where(squared_length > 0, best, torch.zeros_like(best)).clamp(0, 1)

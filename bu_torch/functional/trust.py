@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_floating, check_index, check_range
+from bu_torch.functional.weights import mean_of, relative_weights
 
 
 def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: bool = True) -> Tensor:
@@ -73,7 +74,7 @@ def nearest_class_ratio(class_distances: Tensor) -> Tensor:
     return trust_score(class_distances, class_distances.argmin(dim=1), validate_args=False)
 
 
-def mean_trust_score(scores: Tensor) -> Tensor:
+def mean_trust_score(scores: Tensor, weights: Tensor | None = None) -> Tensor:
     """One number for many trust scores: exp of the mean of ln(score), each score clipped to [1e-3, 1e3] first.
 
     A ratio is averaged on the logarithmic scale, where twice as near and twice as far weigh the same; the clipping
@@ -81,13 +82,15 @@ def mean_trust_score(scores: Tensor) -> Tensor:
 
     Args:
         scores: Trust scores, any shape with at least one entry, in [0, inf].
+        weights: How often each score counts, relative to the others, of the shape of `scores`, > 0, floating point, on
+            the same device; None where all count alike.
 
     Returns:
         Scalar in [1e-3, 1e3], float64, on the device of `scores`.
 
     Raises:
-        TypeError: If `scores` is not a floating-point tensor.
-        ValueError: If `scores` is empty.
+        TypeError: If `scores` or `weights` is not a floating-point tensor.
+        ValueError: If `scores` is empty, or the weights do not fit.
 
     Example:
         >>> mean_trust_score(torch.tensor([4.0, 0.25]))
@@ -96,10 +99,11 @@ def mean_trust_score(scores: Tensor) -> Tensor:
     check_floating("scores", scores)
     if scores.numel() == 0:
         raise ValueError("`scores` must hold at least one trust score, got none.")
-    return scores.double().clamp(1e-3, 1e3).log().mean().exp()
+    weights = relative_weights(weights, tuple(scores.shape), scores.device)
+    return mean_log_trust(scores, weights).exp()
 
 
-def neighbor_agreement(scores: Tensor) -> Tensor:
+def neighbor_agreement(scores: Tensor, weights: Tensor | None = None) -> Tensor:
     """Trust scores on a bounded scale: the mean of s / (1 + s), which is d_other / (d_other + d_predicted).
 
     1 where the predicted class is there and all others are infinitely far in comparison, 1/2 where it is as near as the
@@ -108,13 +112,14 @@ def neighbor_agreement(scores: Tensor) -> Tensor:
 
     Args:
         scores: Trust scores (`trust_score`), any shape with at least one entry, in [0, inf].
+        weights: As for `mean_trust_score`.
 
     Returns:
         Scalar in [0, 1], float64, on the device of `scores`.
 
     Raises:
-        TypeError: If `scores` is not a floating-point tensor.
-        ValueError: If `scores` is empty.
+        TypeError: If `scores` or `weights` is not a floating-point tensor.
+        ValueError: If `scores` is empty, or the weights do not fit.
 
     Example:
         >>> neighbor_agreement(torch.tensor([3.0, 1.0, math.inf, 0.0]))
@@ -123,8 +128,17 @@ def neighbor_agreement(scores: Tensor) -> Tensor:
     check_floating("scores", scores)
     if scores.numel() == 0:
         raise ValueError("`scores` must hold at least one trust score, got none.")
-    scores = scores.double()
-    return (1 - 1 / (1 + scores)).mean()
+    return mean_bounded_trust(scores, relative_weights(weights, tuple(scores.shape), scores.device))
+
+
+def mean_log_trust(scores: Tensor, weights: Tensor | None) -> Tensor:
+    """Logarithm of `mean_trust_score`, without checks; weights have a mean of 1."""
+    return mean_of(scores.double().clamp(1e-3, 1e3).log(), weights)
+
+
+def mean_bounded_trust(scores: Tensor, weights: Tensor | None) -> Tensor:
+    """`neighbor_agreement` without checks; weights have a mean of 1."""
+    return mean_of(1 - 1 / (1 + scores.double()), weights)
 
 
 def _check_distances(class_distances: Tensor) -> None:

@@ -5,10 +5,17 @@ from torch import Tensor
 
 from bu_torch.functional.checks import check_floating, check_index, check_integer, check_not_negative, check_range
 from bu_torch.functional.expected_accuracy import mean_probability
+from bu_torch.functional.weights import relative_weights
 
 
 def label_votes(
-    labels: Tensor, neighbors: Tensor, decay: float, n_classes: int | None = None, *, leave_one_out: bool = False
+    labels: Tensor,
+    neighbors: Tensor,
+    decay: float,
+    n_classes: int | None = None,
+    *,
+    leave_one_out: bool = False,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Share of each class in the votes of a sample's neighbourhood, where the m-th nearest weighs m^-decay.
 
@@ -22,6 +29,8 @@ def label_votes(
         decay: Exponent of the rank, >= 0.
         n_classes: J; None for the largest label + 1.
         leave_one_out: Whether to leave the sample's own vote out; its nearest other sample then ranks first.
+        weights: How often training draws each sample, relative to the others, shape (N,), > 0, floating point, on the
+            same device; a member's vote counts by it. None where all count alike.
 
     Returns:
         Shape (N, J), in [0, 1], rows sum to 1, float32, device of the labels.
@@ -45,16 +54,21 @@ def label_votes(
     check_integer("n_classes", n_classes, 1)
     check_range("labels", labels, n_classes, "classes")
     check_range("neighbors", neighbors, labels.shape[0], "rows of `labels`")
+    weights = relative_weights(weights, (labels.shape[0],), labels.device)
     voters = (neighbors[:, 1:] if leave_one_out else neighbors).long()  # uint8 would count as a mask
-    weights = torch.arange(1, voters.shape[1] + 1, dtype=torch.float64).pow(-decay)
-    votes = torch.zeros(labels.shape[0], n_classes, dtype=torch.float32, device=labels.device)
-    for member, weight in zip(voters.unbind(dim=1), (weights / weights.sum()).tolist(), strict=True):
+    of_rank = torch.arange(1, voters.shape[1] + 1, dtype=torch.float64).pow(-decay)
+    dtype = torch.float32 if weights is None else torch.float64
+    votes = torch.zeros(labels.shape[0], n_classes, dtype=dtype, device=labels.device)
+    for member, weight in zip(voters.unbind(dim=1), (of_rank / of_rank.sum()).tolist(), strict=True):
         column = labels[member].long().unsqueeze(1)
-        votes.scatter_(1, column, votes.gather(1, column) + weight)
-    return votes
+        vote = weight if weights is None else weight * weights[member].unsqueeze(1)
+        votes.scatter_(1, column, votes.gather(1, column) + vote)
+    return votes if weights is None else (votes / votes.sum(dim=1, keepdim=True)).float()
 
 
-def vote_agreement(votes: Tensor, predictions: Tensor, *, validate_args: bool = True) -> Tensor:
+def vote_agreement(
+    votes: Tensor, predictions: Tensor, *, weights: Tensor | None = None, validate_args: bool = True
+) -> Tensor:
     """Mean share of the votes that went to the predicted class: the accuracy to expect if the votes are right.
 
     This is `expected_accuracy` where the votes of a sample count for all its perturbed copies.
@@ -63,6 +77,8 @@ def vote_agreement(votes: Tensor, predictions: Tensor, *, validate_args: bool = 
         votes: Class probabilities at N samples, shape (N, J), floating point.
         predictions: Predicted classes of D perturbed copies of each sample, one draw of all samples after another,
             shape (D * N,), integer, >= 0, on the same device. A class from J on has no votes.
+        weights: How often each sample counts, relative to the others, shape (N,), > 0, floating point, on the same
+            device; None where all count alike.
         validate_args: Check the values of `predictions`, which waits for the device; shapes and dtypes are always
             checked.
 
@@ -83,4 +99,5 @@ def vote_agreement(votes: Tensor, predictions: Tensor, *, validate_args: bool = 
         raise ValueError(
             f"`predictions` must hold a multiple of the {votes.shape[0]} samples, got {predictions.shape[0]}."
         )
-    return mean_probability(votes, predictions.view(-1, votes.shape[0]).T, validate_args)
+    weights = relative_weights(weights, (votes.shape[0],), votes.device)
+    return mean_probability(votes, predictions.view(-1, votes.shape[0]).T, validate_args, weights)

@@ -7,9 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bu_torch import functional
 from bu_torch.functional.boundary import PairTerms
+from bu_torch.functional.expected_accuracy import mean_probability
 from bu_torch.functional.omission import omission_of_counts
+from bu_torch.functional.trust import mean_bounded_trust, mean_log_trust
+from bu_torch.functional.weights import mean_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Reading:
         pair_index: The pair of each sample, (N,).
         cluster_counts: Of the labels in each cluster, as `functional.omission.cluster_counts` gives them.
         members: Clusters of as many draws as are measured in one call, (rows, M).
+        weights: How often each sample counts, (N,) float64 with mean 1; None where all count alike.
     """
 
     logits: Tensor
@@ -49,6 +52,11 @@ class Reading:
     pair_index: Tensor
     cluster_counts: tuple[Tensor, Tensor, Tensor]
     members: Tensor
+    weights: Tensor | None
+
+    def by_sample(self, values: Tensor) -> Tensor:
+        """Values at the perturbed inputs, (D * N,), with a row for each draw, (D, N)."""
+        return values.view(-1, len(self.labels))
 
 
 @dataclass(frozen=True)
@@ -82,33 +90,34 @@ def _boundary_uncertainty(read: Reading) -> Tensor:
 
 
 def _trust_score(read: Reading) -> Tensor:
-    return functional.mean_trust_score(read.trust)
+    return mean_log_trust(read.by_sample(read.trust), read.weights).exp()
 
 
 def _expected_accuracy(read: Reading) -> Tensor:
-    return functional.expected_accuracy(read.label_probabilities, read.columns, validate_args=False)
+    weights = None if read.weights is None else read.weights.repeat(len(read.columns) // len(read.labels))
+    return mean_probability(read.label_probabilities, read.columns.unsqueeze(1), False, weights)
 
 
 def _label_agreement(read: Reading) -> Tensor:
-    return (read.predictions.view(-1, len(read.labels)) == read.labels).double().mean()
+    return mean_of((read.by_sample(read.predictions) == read.labels).double(), read.weights)
 
 
 def _vote_agreement(read: Reading) -> Tensor:
-    return functional.vote_agreement(read.label_votes, read.columns, validate_args=False)
+    return mean_probability(read.label_votes, read.by_sample(read.columns).T, False, read.weights)
 
 
 def _neighbor_agreement(read: Reading) -> Tensor:
-    return functional.neighbor_agreement(read.left_out_trust)
+    return mean_bounded_trust(read.by_sample(read.left_out_trust), read.weights)
 
 
 def _prediction_changes(read: Reading) -> Tensor:
     if read.predictions_before is None:
         return torch.ones_like(read.uncertainty).double()
-    return (read.predictions != read.predictions_before).double().mean()
+    return mean_of(read.by_sample((read.predictions != read.predictions_before).double()), read.weights)
 
 
 def _omission(read: Reading) -> Tensor:
-    return omission_of_counts(*read.cluster_counts, read.columns, read.members)
+    return omission_of_counts(*read.cluster_counts, read.columns, read.members, weights=read.weights)
 
 
 SIGNALS = {

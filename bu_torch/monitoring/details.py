@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.functional.boundary import PairTerms, sum_by_pair
+from bu_torch.functional.boundary import sum_by_pair
 from bu_torch.monitoring.catalogue import Reading
 
 _MOST_PAIRS = 400  # those with most samples near their boundary
@@ -72,7 +72,7 @@ def describe(reading: Reading, *, label_trust: Tensor, nearest_class: Tensor, n_
         nearest_class: The nearest class there, likewise, (D * N,).
         n_doubtful: So many of the least trusted samples are told.
     """
-    by_pair = _by_pair(reading.terms, reading.pair_index, reading.members.shape[1])
+    by_pair = _by_pair(reading)
     shown = by_pair.weights.argsort(descending=True, stable=True)[:_MOST_PAIRS]
     nearness = torch.cat([terms.nearness for terms in reading.terms]).double()
     distance = (-2 * nearness.log()).clamp(min=0).sqrt()  # NaN where a logit is not finite
@@ -98,15 +98,17 @@ class _ByPair(NamedTuple):
     ceiling: Tensor  # of U, a scalar
 
 
-def _by_pair(terms: list[PairTerms], pair_index: Tensor, n_neighbors: int) -> _ByPair:
+def _by_pair(reading: Reading) -> _ByPair:
+    terms = reading.terms
     weights, values, shares = (
         torch.stack([getattr(part, name) for part in terms]).mean(dim=0) for name in ("weights", "values", "shares")
     )
     ceilings = []
     for part in terms:
         counts = part.counts.double().nan_to_num(nan=0.0)
-        best = counts * functional.uncertainty_ceiling(counts, n_neighbors)
-        of_pair = sum_by_pair(best, pair_index, len(part.weights))
+        best = counts * functional.uncertainty_ceiling(counts, reading.members.shape[1])
+        best = best if reading.weights is None else best * reading.weights
+        of_pair = sum_by_pair(best, reading.pair_index, len(part.weights))
         is_separable = part.weights < 1e-6
         reachable = of_pair / torch.where(is_separable, torch.ones_like(part.weights), part.weights)
         ceilings.append((torch.where(is_separable, torch.ones_like(reachable), reachable) * part.shares).sum())

@@ -18,6 +18,7 @@ def fit_or_load(
     labels: Tensor,
     cache: Path | None,
     *,
+    sample_weight: Tensor | None = None,
     has_progress_bar: bool = False,
     is_saved: bool = True,
 ) -> Signals:
@@ -27,6 +28,7 @@ def fit_or_load(
         signals: Still to be fitted.
         inputs: As for `Signals.fit`.
         labels: As for `Signals.fit`.
+        sample_weight: As for `Signals.fit`.
         cache: The file; None for none. One that cannot be written is warned of.
         has_progress_bar: Show a progress bar after a few seconds.
         is_saved: Write the cache if it is not there.
@@ -39,7 +41,7 @@ def fit_or_load(
         TypeError: As for `Signals.fit`.
     """
     if cache is not None and cache.exists():
-        return signals.load(cache, inputs, labels)
+        return signals.load(cache, inputs, labels, sample_weight)
     with (
         tqdm(
             desc="Boundary uncertainty prepares",
@@ -51,7 +53,7 @@ def fit_or_load(
         ) as bar,
         shown_on(bar),
     ):
-        signals.fit(inputs, labels)
+        signals.fit(inputs, labels, sample_weight)
     if cache is not None and is_saved:
         try:
             signals.save(cache)

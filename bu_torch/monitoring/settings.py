@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from torch import Tensor
 
 from bu_torch._inputs import check_flag, check_integer, check_number, check_seed
+from bu_torch.balance import ClassWeight
 from bu_torch.boundary import Perturbation
 from bu_torch.functional.checks import check_choice
 from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName, as_rule
@@ -44,6 +46,11 @@ class MeasurementSettings:
         perturbation: Callable of inputs (n, ...), the distance of each to its nearest neighbour (n,) and a
             `torch.Generator`, that gives perturbed inputs, for what cannot be moved along a straight line (token ids,
             say): see `BoundaryUncertainty`. None moves inputs in a random direction by that distance.
+        class_weight: How often samples of each class count in all that is measured, in scikit-learn's words:
+            `"balanced"` for all classes alike, a dict of weights by class, or one weight for each class (as a loss has
+            them). None takes samples as training draws them.
+        output_key: Where the network's output holds its logits: a key or attribute of an output, or a place in a tuple.
+            None takes a tensor, or an output with `logits`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -59,6 +66,8 @@ class MeasurementSettings:
     feature_extractor: Callable[[Tensor], Any] | None = None
     n_components: int | None = None
     perturbation: Perturbation | None = None
+    class_weight: ClassWeight | None = None
+    output_key: str | int | None = None
 
     def __post_init__(self) -> None:
         self._check_settings()
@@ -73,8 +82,16 @@ class MeasurementSettings:
             if self.budget <= 0:
                 raise ValueError(f"`budget` must be > 0, or None for no bound, got {self.budget!r}.")
         self.seed = check_seed(self.seed)
-        self.cache = None if self.cache is None else Path(self.cache)
-        self.n_components = self.make_signals(n_draws=1).boundary.space.n_components
+        if self.cache is not None:
+            if not isinstance(self.cache, str | PathLike):
+                raise TypeError(f"`cache` must be a path or None, got {self.cache!r}.")
+            self.cache = Path(self.cache)
+        is_key = isinstance(self.output_key, str | int) and not isinstance(self.output_key, bool)
+        if self.output_key is not None and not is_key:
+            raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")
+        boundary = self.make_signals(n_draws=1).boundary
+        self.n_components = boundary.space.n_components
+        self.class_weight = boundary.class_weight
 
     @classmethod
     def of(cls, other: "MeasurementSettings") -> Self:
@@ -90,6 +107,7 @@ class MeasurementSettings:
             feature_extractor=self.feature_extractor,
             n_components=self.n_components,
             perturbation=self.perturbation,
+            class_weight=self.class_weight,
         )
 
 

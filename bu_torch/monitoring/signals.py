@@ -14,6 +14,7 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch._classes import PresentClasses
 from bu_torch._inputs import as_features, as_labels
+from bu_torch.balance import ClassWeight, weights_of
 from bu_torch.boundary import FITTED, BoundaryUncertainty, Perturbation
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.omission import cluster_counts
@@ -82,6 +83,8 @@ class Signals:
         feature_extractor: As for `BoundaryUncertainty`; class distances are those between its features too.
         n_components: As for `BoundaryUncertainty`, likewise.
         perturbation: As for `BoundaryUncertainty`.
+        class_weight: As for `BoundaryUncertainty`; all signals, votes and probabilities are those of classes so
+            weighted.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
@@ -128,6 +131,7 @@ class Signals:
         feature_extractor: Callable[[Tensor], Any] | None = None,
         n_components: int | None = None,
         perturbation: Perturbation | None = None,
+        class_weight: ClassWeight | None = None,
     ) -> None:
         self.boundary = BoundaryUncertainty(
             n_neighbors,
@@ -136,15 +140,17 @@ class Signals:
             feature_extractor=feature_extractor,
             n_components=n_components,
             perturbation=perturbation,
+            class_weight=class_weight,
         )
 
-    def fit(self, features: Any, labels: Any) -> Self:
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Compute all that does not depend on the classifier.
 
         Args:
             features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, tensor or array of numbers,
                 finite.
             labels: Classes, shape (N,), integers >= 0; at least two different ones.
+            sample_weight: As for `BoundaryUncertainty.fit`.
 
         Returns:
             The fitted estimator, on the device of the features.
@@ -156,7 +162,7 @@ class Signals:
         inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
         self._classes = PresentClasses(as_labels(labels, len(inputs)).to(inputs.device))
         self._check_size(len(inputs))
-        boundary = self.boundary.fit(inputs, labels)
+        boundary = self.boundary.fit(inputs, labels, sample_weight)
         columns = self._classes.columns(boundary.labels)
         points = boundary.space.transform(inputs)
         perturbed = boundary.space.transform(boundary.perturbed_inputs.flatten(0, 1))
@@ -169,11 +175,11 @@ class Signals:
         self._left_out_distances = _with_absent_column(left_out)
         self._class_distances = self._left_out_distances.scatter(1, own, nearer)
         expected = LabelProbabilities(regression=LabelRegression(seed=boundary.seed))
-        expected.fit(points, columns, boundary.neighbors)
+        expected.fit(points, columns, boundary.neighbors, boundary.weights)
         self._votes, self.vote_skill = expected.votes.votes, expected.votes.skill_
         self.regression_skill = expected.regression.skill_
         self._probabilities = expected.predict_proba(perturbed)
-        self._fingerprint = self._of(inputs, boundary.labels)
+        self._fingerprint = self._of(inputs, boundary.labels, boundary.weights)
         self._warn_of_copies(inputs)
         return self._completed()
 
@@ -241,12 +247,13 @@ class Signals:
         """Whether `fit` or `load` has been called."""
         return hasattr(self, "_votes")
 
-    def is_of(self, features: Any, labels: Any) -> bool:
-        """Whether these Signals are fitted, and on just these samples: `features` and `labels` as for `fit`."""
+    def is_of(self, features: Any, labels: Any, sample_weight: Any = None) -> bool:
+        """Whether these Signals are fitted, and on just these samples: arguments as for `fit`."""
         if not self.is_fitted:
             return False
         inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
-        return self._fingerprint == self._of(inputs, as_labels(labels, inputs.shape[0]))
+        labels = as_labels(labels, inputs.shape[0])
+        return self._fingerprint == self._of(inputs, labels, self._weights_of(labels, sample_weight))
 
     def n_comparisons(self, n_samples: int) -> int:
         """How far `fit` moves a progress bar that is shown: the pairs of N samples that it looks at."""
@@ -298,6 +305,7 @@ class Signals:
             label_votes=self._votes,
             cluster_counts=self._counts,
             members=self.boundary._members,
+            weights=self.boundary.weights,
         )
         is_finite = reading.uncertainty.isfinite()
         values = {name: torch.where(is_finite, signal.formula(reading), torch.nan) for name, signal in SIGNALS.items()}
@@ -328,13 +336,14 @@ class Signals:
         arrays |= {name: np.array(getattr(self, name)) for name in _SKILLS}
         write_cache(Path(path), self._fingerprint, arrays)
 
-    def load(self, path: str | Path, features: Any, labels: Any) -> Self:
+    def load(self, path: str | Path, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `save` wrote in place of `fit(features, labels)`.
 
         Args:
             path: The file.
             features: As for `fit`; the file must have been made of the same.
             labels: As for `fit`.
+            sample_weight: As for `fit`.
 
         Returns:
             The fitted estimator, on the device of the features.
@@ -345,7 +354,8 @@ class Signals:
         """
         inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
         labels = as_labels(labels, inputs.shape[0])
-        wanted = self._of(inputs, labels)
+        weights = self._weights_of(labels.to(inputs.device), sample_weight)
+        wanted = self._of(inputs, labels, weights)
         dtype = inputs.new_empty(0).cpu().numpy().dtype
         samples = Samples(
             tuple(inputs.shape), dtype, labels.cpu().numpy(), self.boundary.n_neighbors, self.boundary.n_draws
@@ -354,7 +364,7 @@ class Signals:
         for name in _SKILLS:
             setattr(self, name, float(arrays.pop(name)))
         tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
-        self.boundary._restore({name: tensors[name] for name in FITTED})
+        self.boundary._restore({name: tensors[name] for name in FITTED}, weights)
         self._classes = PresentClasses(self.boundary.labels)
         for name in _OWN:
             setattr(self, f"_{name}", tensors[name])
@@ -367,8 +377,9 @@ class Signals:
     def _completed(self) -> Self:
         """With what follows from what `fit` computes and a file holds; a warning where that tells nothing."""
         columns = self._classes.columns(self.boundary.labels)
-        shares = functional.label_votes(columns, self.boundary.neighbors, 0.0)
-        self._counts = cluster_counts(shares, self.boundary.n_neighbors)
+        weights, neighbors = self.boundary.weights, self.boundary.neighbors
+        shares = functional.label_votes(columns, neighbors, 0.0, weights=weights)
+        self._counts = cluster_counts(shares, neighbors, weights)
         repeated = columns.repeat(self.boundary.n_draws)
         self._label_trust = functional.trust_score(self._left_out_distances, repeated, validate_args=False)
         if self.vote_skill < _LEAST_SKILL <= self.regression_skill:
@@ -392,7 +403,10 @@ class Signals:
         if not self.is_fitted:
             raise RuntimeError("These Signals are not fitted yet: call `fit` first.")
 
-    def _of(self, inputs: Tensor, labels: Tensor) -> str:
+    def _weights_of(self, labels: Tensor, sample_weight: Any) -> Tensor | None:
+        return weights_of(labels, self.boundary.class_weight, sample_weight)
+
+    def _of(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
         """Fingerprint of samples and settings."""
         settings = (self.boundary.n_neighbors, self.boundary.n_draws, self.boundary.seed)
         digest = hashlib.sha256(repr((_FORMAT, *settings, self.boundary.space.n_components)).encode())
@@ -402,7 +416,7 @@ class Signals:
         if self.boundary.perturbation is not None:
             generator = torch.Generator().manual_seed(self.boundary.seed)
             probe.append(self.boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))
-        for tensor in (inputs, labels, *probe):
+        for tensor in (inputs, labels, *probe, *([] if weights is None else [weights])):
             digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
             digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))
         return digest.hexdigest()

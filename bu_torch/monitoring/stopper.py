@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import device_of, read_logits
-from bu_torch._inputs import as_features, as_labels, check_integer
-from bu_torch.data import choose_among
+from bu_torch._inputs import check_integer
+from bu_torch.data import choose_among, whole_samples
 from bu_torch.monitoring.best_weights import BestWeights
 from bu_torch.monitoring.budget import count_weights
 from bu_torch.monitoring.settings import Settings
@@ -33,12 +33,15 @@ class BoundaryUncertaintyStopper(Settings):
 
     Args:
         inputs: Training inputs, shape (N, ...) as the model takes them, N >= n_neighbors, tensor or array, finite.
-        labels: Their classes, shape (N,), integers >= 0, at least two different ones.
+        labels: Their classes, shape (N,), integers >= 0, at least two different ones. Samples with the label -100,
+            which torch's losses ignore, are left out with a warning.
+        sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; None where it
+            draws all alike.
         folder: Where to leave the record of the checks; None for none.
         **settings: `bu_torch.monitoring.settings.Settings` says what each is: `patience`, `min_delta`,
             `min_delta_mode`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `smoothing`, `rule`;
             `n_neighbors`, `n_draws`, `max_samples`, `budget` (an epoch is taken to visit each of the N samples once),
-            `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`.
+            `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`, `class_weight`, `output_key`.
 
     Attributes:
         best_epoch: Number of the kept check, counted as `check` is told; None before the first that counts.
@@ -57,12 +60,14 @@ class BoundaryUncertaintyStopper(Settings):
 
     inputs: Any
     labels: Any
+    sample_weight: Any = field(default=None, kw_only=True)
     folder: str | Path | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.inputs = as_features(self.inputs, "inputs", keep_integers=self.perturbation is not None)
-        self.labels = as_labels(self.labels, len(self.inputs))
+        self._samples = whole_samples(
+            self.inputs, self.labels, self.sample_weight, keep_integers=self.perturbation is not None
+        )
         if self.folder is not None and not isinstance(self.folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(self.folder).__name__}.")
         self._tracker = Tracker(Settings.of(self))
@@ -99,7 +104,7 @@ class BoundaryUncertaintyStopper(Settings):
             self._prepare(model)
         started = time.perf_counter()
         inputs = tracker.perturbed_inputs
-        logits = read_logits(model, inputs, check_finite=False)
+        logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
         tracker.add(epoch, tracker.measure(logits.to(inputs.device)))
         self._best.offer(tracker.score_of(epoch), model)
         tracker.end_check(started, tracker.details() if tracker.is_recorded else None)
@@ -164,8 +169,11 @@ class BoundaryUncertaintyStopper(Settings):
     def _prepare(self, model: object) -> None:
         tracker, started = self._tracker, time.perf_counter()
         n_weights = count_weights(model) if isinstance(model, nn.Module) else 0
-        made = tracker.plan_checks(len(self.inputs), len(self.inputs), n_weights)
-        samples = choose_among(self.inputs, self.labels, lambda n_training: made.n_samples, self.seed)
+        n_training = len(self._samples.inputs)
+        made = tracker.plan_checks(n_training, n_training, n_weights)
+        samples = choose_among(
+            self._samples.inputs, self._samples.labels, lambda n: made.n_samples, self.seed, self._samples.weights
+        )._replace(n_ignored=self._samples.n_ignored)
         cache = None if self.cache is None else Path(self.cache)
         fingerprint = tracker.prepare(samples, cache=cache, has_progress_bar=True)
         tracker.to(device_of(model, tracker.perturbed_inputs))

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from bu_torch._evaluation_mode import warn_of_probabilities
 from bu_torch._inputs import as_labels
-from bu_torch.data import Samples
+from bu_torch.balance import rare_class
+from bu_torch.data import IGNORED, Samples
 from bu_torch.monitoring.budget import MAX_DRAWS, Plan, plan
 from bu_torch.monitoring.decision import Reason, Verdict, decide
 from bu_torch.monitoring.details import Details
 from bu_torch.monitoring.preparation import fit_or_load
-from bu_torch.monitoring.record import Record, check_line, end_line, header_line, row
+from bu_torch.monitoring.record import Record, check_line, end_line, header_line, plain, row
 from bu_torch.monitoring.rules import SelectionRule
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
 from bu_torch.monitoring.signals import MOST_ENTRIES, Measurement, Signals
@@ -35,6 +36,7 @@ _COMPARED = (
     "budget",
     "seed",
     "n_components",
+    "class_weight",
 )
 REMOVED_RULE = "consensus"
 
@@ -151,12 +153,17 @@ class Tracker:
             ValueError: As for `Signals.fit` and `Signals.load`.
             TypeError: As for `Signals.fit`.
         """
+        if samples.n_ignored:
+            self.warn(
+                f"{samples.n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
+            )
         samples, n_draws = self._within_memory(samples)
         self._signals = fit_or_load(
             self.settings.make_signals(n_draws),
             samples.inputs,
             samples.labels,
             cache,
+            sample_weight=samples.weights,
             has_progress_bar=has_progress_bar,
             is_saved=is_saved,
         )
@@ -185,8 +192,7 @@ class Tracker:
         if self.settings.max_samples is None and n_draws * n_samples > n_rows >= self.settings.n_neighbors:
             n_samples = n_rows // n_draws
             rows = stratified_rows(len(labels), n_samples, self.settings.seed, labels)
-            inputs, labels, places = (part[rows.to(part.device)] for part in samples[:3])
-            samples = samples._replace(inputs=inputs, labels=labels, rows=places)
+            samples = samples.at(rows)
         self.plan = Plan(n_samples, n_draws)
         self.warn(
             f"So many classes need much memory: a check looks at {n_samples} samples, {n_draws} times perturbed, where"
@@ -222,6 +228,21 @@ class Tracker:
         if self._signals is None:
             raise RuntimeError("This Tracker has no samples yet: call `prepare` first.")
         return self._signals
+
+    def balance(self) -> str:
+        """How classes count in what is measured, where that is worth a word; else ""."""
+        boundary = self.signals.boundary
+        if boundary.class_weight is not None:
+            return ""
+        drawn = "" if boundary.weights is None else "Samples count as often as the sampler draws them."
+        if (rare := rare_class(boundary.labels, boundary.weights)) is None:
+            return drawn
+        label, share = rare
+        return (
+            f"{drawn}{drawn and ' '}Class {label} is {share:.1%} of what training draws, and counts as much in"
+            " the accuracy that is"
+            " measured: `class_weight='balanced'` counts all classes alike."
+        )
 
     @property
     def perturbed_inputs(self) -> Tensor:
@@ -479,7 +500,7 @@ class Tracker:
     def _compared_settings(self) -> dict[str, Any]:
         if self.selection is None:
             return {}
-        named = {name: getattr(self.settings, name) for name in _COMPARED}
+        named = {name: plain(getattr(self.settings, name)) for name in _COMPARED}
         rule = self.selection.rule
         return {**named, "rule": rule.name, **{f"rule.{name}": value for name, value in rule.settings().items()}}
 

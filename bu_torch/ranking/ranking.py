@@ -21,7 +21,7 @@ from bu_torch._files import whole_file
 from bu_torch._inputs import as_features, as_labels, check_integer
 from bu_torch._printing import cleaned
 from bu_torch.checkpoints import SUFFIXES, holding, load_checkpoint
-from bu_torch.data import Keys, read_samples, whole_pair
+from bu_torch.data import IGNORED, Keys, read_samples, whole_pair
 from bu_torch.monitoring.preparation import fit_or_load
 from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName, as_rule
 from bu_torch.monitoring.signals import Signals
@@ -382,11 +382,17 @@ def fit_signals(
     samples = read_samples(dataset, max_samples, signals.boundary.seed, keys)
     inputs = as_features(samples.inputs, "dataset")
     labels = as_labels(samples.labels, len(inputs)).to(inputs.device)
+    if samples.n_ignored:
+        warnings.warn(
+            f"{samples.n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out.",
+            stacklevel=4,
+        )
     if signals.is_fitted:
-        if not signals.is_of(inputs, labels):
+        if not signals.is_of(inputs, labels, samples.weights):
             raise ValueError("`signals` must be fitted on the samples of `dataset`, or on none, got other samples.")
         return signals
-    return fit_or_load(signals, inputs, labels, None if cache is None else Path(cache))
+    path = None if cache is None else Path(cache)
+    return fit_or_load(signals, inputs, labels, path, sample_weight=samples.weights)
 
 
 def as_ranking_rule(rule: RuleName | Rule) -> Rule:

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from bu_torch import BoundaryUncertainty, LabelVotes, Signals, TrustScore, functional
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.callbacks._training_data import choose_among, read_training_data
+from bu_torch.callbacks._training_data import read_training_data
 from bu_torch.monitoring import preparation as module_of_preparation
 from bu_torch.subset import stratified_rows
 
@@ -228,8 +228,6 @@ class TestFindingTheData:
         with caplog.at_level("INFO", logger="lightning.pytorch"):
             inputs, _ = self.read(tmp_path, loader(features, labels), max_samples=50, seed=1)
             assert "looks at a stratified random 50 of 120 training samples" in caplog.text
-            choose_among(features, torch.rand(120), lambda n: 50, 1)
-            assert "looks at a random 50 of 120 training samples" in caplog.text
         assert torch.equal(inputs, features[stratified_rows(120, 50, 1, labels)])
 
     @pytest.mark.parametrize(("most", "n_read"), [(300, 300), (None, 10_000)])

@@ -193,8 +193,9 @@ class TestOutputs:
     @pytest.mark.parametrize(
         ("output", "message"),
         [
+            (lambda z: z[:, 0], "`forward` gives one column, and the labels have classes 0, .*For a regression"),
             (
-                lambda z: z[:, 0],
+                lambda z: z[:, :2],
                 "`forward` gives 2 columns of logits, fewer than .* classes 0, .* Labels count from 0",
             ),
             (lambda z: z.unsqueeze(0), r"needs logits: .*`logits` must have shape .*got \(1, 120, 3\)"),

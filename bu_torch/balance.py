@@ -1,0 +1,123 @@
+"""How often each sample counts: what training draws, and weights of classes in scikit-learn's words."""
+
+import math
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bu_torch._inputs import as_tensor
+
+# As in scikit-learn: by class, or so that all classes together weigh the same. A list has one for each class, as the
+# `weight` of torch's losses.
+ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
+
+_RARE = 0.1  # share of a class that is worth a word, if it is less than half of an equal share
+
+
+def check_class_weight(class_weight: Any) -> Literal["balanced"] | dict[int, float] | None:
+    """Return class weights as a dict, `"balanced"` or None.
+
+    Raises:
+        TypeError: If they are none of these, nor one number for each class.
+        ValueError: If a class is no number >= 0, or a weight is not positive and finite.
+    """
+    if class_weight is None:
+        return None
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        return "balanced"
+    if isinstance(class_weight, Mapping):
+        weights: dict[Any, Any] = dict(class_weight)
+    else:
+        if isinstance(class_weight, str | bytes) or not hasattr(class_weight, "__iter__"):
+            raise TypeError(
+                "`class_weight` must be 'balanced', a dict of weights by class, one weight for each class, or None, got"
+                f" {class_weight!r:.100}."
+            )
+        listed = class_weight.tolist() if hasattr(class_weight, "tolist") else list(class_weight)
+        weights = dict(enumerate(listed))
+    checked = {}
+    for label, weight in weights.items():
+        if isinstance(label, bool) or not isinstance(label, Integral) or label < 0:
+            raise ValueError(f"`class_weight` must have classes 0, 1, ... as its keys, got {label!r:.100}.")
+        is_number = isinstance(weight, Real) and not isinstance(weight, bool)
+        if not is_number or not (0 < weight < math.inf):
+            raise ValueError(
+                f"`class_weight` must hold positive, finite weights, got {weight!r:.100} for class {label}."
+            )
+        checked[int(label)] = float(weight)
+    if not checked:
+        raise ValueError("`class_weight` must hold at least one weight, got none.")
+    return checked
+
+
+def weights_of(
+    labels: Tensor, class_weight: Literal["balanced"] | dict[int, float] | None, sample_weight: Any = None
+) -> Tensor | None:
+    """How often each sample counts, with mean 1: the product of its own weight and that of its class.
+
+    Args:
+        labels: Classes, (N,) int64.
+        class_weight: As `check_class_weight` gives it. `"balanced"` makes all classes weigh the same together, whatever
+            the samples' own weights are.
+        sample_weight: Of each sample, (N,), tensor or array, positive and finite; None for 1.
+
+    Returns:
+        (N,) float64, on the device of the labels; None where all count alike.
+
+    Raises:
+        TypeError: If `sample_weight` is not made of real numbers.
+        ValueError: If it has another shape or a value that is not positive and finite, or if `class_weight` names a
+            class without samples, or gives none to a class where it lists them.
+    """
+    weights = torch.ones(len(labels), dtype=torch.float64, device=labels.device)
+    if sample_weight is not None:
+        weights = as_weights(sample_weight, len(labels)).to(labels.device)
+    if class_weight is not None:
+        present, columns = torch.unique(labels, return_inverse=True)
+        if class_weight == "balanced":
+            total = torch.zeros(len(present), dtype=torch.float64, device=labels.device).index_add_(0, columns, weights)
+            of_class = total.sum() / (len(present) * total)
+        else:
+            assert isinstance(class_weight, dict)  # noqa: S101
+            if unknown := sorted(set(class_weight) - set(present.tolist())):
+                raise ValueError(f"`class_weight` names classes that have no sample: {str(unknown)[:100]}.")
+            of_class = torch.tensor(
+                [class_weight.get(label, 1.0) for label in present.tolist()], dtype=torch.float64, device=labels.device
+            )
+        weights = weights * of_class[columns]
+    if bool((weights == weights[0]).all()):
+        return None
+    weights = weights / weights.max()
+    return weights / weights.mean()
+
+
+def rare_class(labels: Tensor, weights: Tensor | None) -> tuple[int, float] | None:
+    """The rarest class and its share, where that is below a tenth and below half of an equal share; else None."""
+    present, columns = torch.unique(labels, return_inverse=True)
+    counted = torch.ones(len(labels), dtype=torch.float64, device=labels.device) if weights is None else weights
+    shares = torch.zeros(len(present), dtype=torch.float64, device=labels.device).index_add_(0, columns, counted)
+    shares = shares / shares.sum()
+    rarest = int(shares.argmin())
+    share = float(shares[rarest])
+    return (int(present[rarest]), share) if share < min(_RARE, 0.5 / len(present)) else None
+
+
+def as_weights(sample_weight: Any, n_samples: int) -> Tensor:
+    """Weights of samples as a tensor (N,), float64; raises as `weights_of` does."""
+    weights = as_tensor(sample_weight, "sample_weight").detach()
+    if weights.is_complex() or weights.dtype == torch.bool:
+        raise TypeError(f"`sample_weight` must be made of real numbers, got {weights.dtype}.")
+    if weights.shape != (n_samples,):
+        raise ValueError(f"`sample_weight` must have one weight a sample, ({n_samples},), got {tuple(weights.shape)}.")
+    weights = weights.double()
+    is_wrong = ~((weights > 0) & weights.isfinite())
+    if bool(is_wrong.any()):
+        raise ValueError(
+            f"`sample_weight` must be positive and finite, got {float(weights[is_wrong][0])} in"
+            f" {int(is_wrong.sum())} of"
+            f" {len(weights)}: leave samples out that do not count."
+        )
+    return weights

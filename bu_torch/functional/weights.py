@@ -1,0 +1,39 @@
+"""Samples that do not count alike: how often training draws each of them."""
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional.checks import check_floating
+
+
+def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+    """Weights with mean 1.
+
+    Args:
+        weights: One for each value, > 0, floating point; only their ratios matter. None where all count alike.
+        shape: Of the values.
+        device: Of the values.
+
+    Returns:
+        float64, of the given shape; None for None.
+
+    Raises:
+        TypeError: If the weights are not a floating-point tensor.
+        ValueError: If shape or device do not fit, or a weight is not positive and finite; the last waits for the
+            device.
+    """
+    if weights is None:
+        return None
+    check_floating("weights", weights, shape)
+    if weights.device != device:
+        raise ValueError(f"`weights` must be on {device}, as the values they belong to are, got {weights.device}.")
+    is_wrong = ~((weights > 0) & weights.isfinite())
+    if bool(is_wrong.any()):
+        raise ValueError(f"`weights` must be positive and finite, got {float(weights[is_wrong][0])}.")
+    weights = weights.double()
+    return weights / weights.max() / (weights / weights.max()).mean()
+
+
+def mean_of(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Mean of values (float64), each as often as its weight, with mean 1, says; without checks."""
+    return values.mean() if weights is None else (values * weights).mean()

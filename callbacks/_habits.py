@@ -1,0 +1,35 @@
+"""Arguments of Lightning's callbacks that users pass by habit, and what there is instead of them."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=type)
+
+_NOTHING_TO_MONITOR = "this callback measures by itself, at the training samples: `rule=` chooses what decides"
+INSTEAD = {
+    "monitor": _NOTHING_TO_MONITOR,
+    "mode": f"the larger score is kept; {_NOTHING_TO_MONITOR}",
+    "save_top_k": "one checkpoint is kept, the best. A `ModelCheckpoint(monitor='expected_accuracy', mode='max',"
+    " save_top_k=3)` beside it keeps more",
+    "every_n_train_steps": "a check is made at the end of an epoch: `every_n_epochs=`",
+    "class_weights": "`class_weight=`",
+}
+
+
+def without(names: dict[str, str]) -> Callable[[T], T]:
+    """Make a class say what there is instead of some arguments; its signature does not change."""
+
+    def decorate(cls: T) -> T:
+        init = cls.__init__  # type: ignore[misc]
+
+        @wraps(init)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            if found := [name for name in names if name in kwargs]:
+                raise TypeError(f"{type(self).__name__} has no `{found[0]}`: {names[found[0]]}.")
+            init(self, *args, **kwargs)
+
+        cls.__init__ = checked  # type: ignore[misc]
+        return cls
+
+    return decorate

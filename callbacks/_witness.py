@@ -1,0 +1,138 @@
+"""What the network gets in training, beside what a check gives it for the same batch.
+
+A module may prepare its inputs in `training_step`, where nothing can be read off. Then a check would look at inputs
+that the network never meets.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+_CLOSE = 1e-3  # relative to the spread of the values, in which autocast may round them
+_SHIFTED = 0.5  # standard deviations
+_STRETCHED = 2.0
+
+
+class _Call(NamedTuple):
+    """The tensors that a module was called with, by the names of the keywords or their places."""
+
+    tensors: dict[str | int, Tensor]
+
+
+class Witness:
+    """Compares the first call of a training step with that of a check of the same inputs.
+
+    The module itself is looked at where the step calls it (`self(x)`), else the first of its parts that a check calls
+    (`self.net(x)`).
+
+    Args:
+        module: Whose calls are compared.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._expected: dict[nn.Module, _Call] = {}
+        self._got: dict[nn.Module, _Call] = {}
+        self._handles: list[Any] = []
+
+    @staticmethod
+    def can_watch(module: nn.Module) -> bool:
+        """Whether the calls of this module can be seen without changing how it runs: not those of compiled ones."""
+        if getattr(module, "_compiler_ctx", None) is not None:
+            return False
+        return not any(
+            type(part).__name__ == "OptimizedModule" or isinstance(part, torch.jit.ScriptModule)
+            for part in module.modules()
+        )
+
+    def rehearse(self, check: Callable[[], Any]) -> None:
+        """Make the call of a check, and remember what the module and its first part get."""
+        self._listen(list(self._module.modules()), self._expected, most=2)
+        try:
+            check()
+        finally:
+            self.leave()
+
+    def watch(self) -> None:
+        """Look at the next call in training."""
+        self._listen(list(self._expected), self._got, most=len(self._expected))
+
+    def leave(self) -> None:
+        """Take all hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def objection(self, labels: Tensor | None) -> str:
+        """How the call in training differed from that of a check, in words; "" if it did not, or none was seen.
+
+        Args:
+            labels: Of the batch: a `forward` that takes them too is no different for it.
+        """
+        for module, expected in self._expected.items():  # the module itself comes first
+            if module in self._got:
+                return difference(expected.tensors, self._got[module].tensors, labels)
+        return ""
+
+    def _listen(self, modules: list[nn.Module], seen: dict[nn.Module, _Call], most: int) -> None:
+        def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if module not in seen and len(seen) < most:
+                named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+                seen[module] = _Call(
+                    {name: value.detach().clone() for name, value in named if isinstance(value, Tensor)}
+                )
+
+        self._handles = [
+            module.register_forward_pre_hook(remember, with_kwargs=True, prepend=True) for module in modules
+        ]
+
+
+def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], labels: Tensor | None) -> str:
+    """How two calls differ, in words; "" if one has the other's values, or values that are distributed alike.
+
+    Values differ in the augmentation and mixing of samples: the mean of a batch stays what it is, and so, nearly, does
+    its spread. Values that are shifted or stretched are other units.
+    """
+    if labels is not None:
+        got = {name: value for name, value in got.items() if not _is_same(value, labels)}
+    if not expected or not got:
+        return ""
+    if len(got) > len(expected):
+        names = ", ".join(str(name) if isinstance(name, str) else f"argument {name}" for name in got)
+        return f"{len(got)} tensors ({names}), of which a check has one"
+    pairs = zip(expected.values(), got.values(), strict=False)
+    return next((told for first, second in pairs if (told := _difference(first, second))), "")
+
+
+def _difference(expected: Tensor, got: Tensor) -> str:
+    if expected.numel() == got.numel() and _is_close(expected.flatten(), got.flatten()):
+        return ""
+    if expected.shape[1:] != got.shape[1:] and expected.shape[1:].numel() != got.shape[1:].numel():
+        return f"shape {tuple(got.shape)} in place of {tuple(expected.shape)}"
+    if not expected.is_floating_point() and not got.is_floating_point():
+        return ""  # numbers of tokens have no units
+    if expected.shape == got.shape and _is_close(expected.double().mean(dim=0), got.double().mean(dim=0)):
+        return ""  # mixed with one another
+    before, after = expected.double(), got.double()
+    spread, found = float(before.std()), float(after.std())
+    shift = abs(float(after.mean() - before.mean()))
+    is_shifted = shift > _SHIFTED * max(spread, found)
+    is_stretched = max(spread, found) > _STRETCHED * min(spread, found)
+    if not (is_shifted or is_stretched):
+        return ""
+    return (
+        f"values of mean {float(after.mean()):.3g} and standard deviation {found:.3g} in place of"
+        f" {float(before.mean()):.3g} and {spread:.3g}"
+    )
+
+
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and bool((first == second).all())
+
+
+def _is_close(first: Tensor, second: Tensor) -> bool:
+    first, second = first.double(), second.double()
+    scale = float(first.std()) if first.numel() > 1 else float(first.abs().max())
+    return bool(((first - second).abs() <= _CLOSE * max(scale, 1e-12)).all())
