@@ -1,10 +1,10 @@
 """Boundary uncertainty of one classifier after another on the same labelled samples."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bu_torch import functional
 from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
@@ -14,13 +14,17 @@ from bu_torch.functional.boundary import PairTerms, pair_terms
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.graph import NeighborGraph, first_positive
-from bu_torch.perturbation import check_perturbed, perturb
+from bu_torch.layers import LayerFeatures
+from bu_torch.perturbation import check_perturbed, perturb, perturb_toward_neighbors
 from bu_torch.prototypes import PrototypeClassifier
 from bu_torch.space import FeatureSpace, standardization, standardize
+from bu_torch.space_choice import choose_space
 
 FITTED = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
 _DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels", "_pair_of_draw")
-Perturbation = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+PERTURBATIONS = ("random", "neighbors")
+Perturbation = Literal["random", "neighbors"] | Callable[[Tensor, Tensor, torch.Generator], Tensor]
+FeatureExtractor = Literal["inputs", "patches", "module"] | Callable[[Tensor], Any]
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 _STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the calls take longer than the arithmetic
 
@@ -38,24 +42,33 @@ class BoundaryUncertainty:
         seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
         feature_extractor: As for `FeatureSpace`: neighbours and likely Bayes pairs are found among the features it
             gives. Samples are perturbed in input space all the same, by the distance there to the nearest of the
-            neighbours found.
+            neighbours found. `"module"` takes the features of `module`. None takes the inputs where they are vectors
+            (N, d) of numbers. For images it chooses among inputs, patches and `module`, for all others among inputs and
+            `module`: the space in which left-out labels are predicted best.
         n_components: As for `FeatureSpace`, likewise.
-        perturbation: How to perturb samples that cannot be moved along a straight line (token ids, graphs as tensors):
-            a callable of the inputs (N, ...), the distance of each to its nearest neighbour (N,) in the space where
-            neighbours are found, and a `torch.Generator` on the CPU with `seed`, that gives inputs of the same shape;
-            called once a draw. Integer inputs stay integers then. None moves them as Algorithm 1 does. (Ha et al.,
-            section 4.2.2, leave the operation open where inputs are no vectors.)
+        perturbation: How samples are perturbed. `"random"` moves each in a random direction by the distance to its
+            nearest neighbour, as Algorithm 1 does (`perturb`). `"neighbors"` moves it a part of the way to one of the
+            samples nearest to it (`perturb_toward_neighbors`). None takes the first for vectors (N, d) and the second
+            for inputs of more dimensions, such as images (N, C, H, W). For what cannot be moved along a straight line
+            (token ids, graphs as tensors), a callable of the inputs (N, ...), the distance of each to its nearest
+            neighbour (N,) in the space where neighbours are found, and a `torch.Generator` on the CPU with `seed`, that
+            gives inputs of the same shape; called once a draw. Integer inputs stay integers then. (Ha et al., section
+            4.2.2, leave the operation open where inputs are no vectors.)
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
         class_weight: How often samples of each class count, in scikit-learn's words: `"balanced"` for all classes
             alike, a dict of weights by class (1 for those that are not in it), or one weight for each class; positive.
             None takes samples as they are. For losses with weights; what a sampler draws is given to `fit`.
+        module: A network whose own features, the inputs of the `nn.Linear` that runs last, are a space to choose. They
+            are those of the weights that it has in `fit`: of use where it is pretrained.
 
     Attributes:
         perturbed_inputs: Where a classifier is read, (n_draws, N, ...) in the units and the shape of the inputs.
         labels: (N,) int64.
         neighbors: (N, n_neighbors) int64.
         bayes_pairs: (N, 2) int64, ascending.
+        space_name_: `"inputs"`, `"patches"`, `"module"` or `"custom"`: the space of neighbours; "" after `load`.
+        skills_: How well left-out labels are predicted in each space that was compared, 1 is certain and 0 chance.
         weights: How often each sample counts, (N,) float64 with mean 1; None where all count alike.
         mean_, scale_: Of the standardisation, (d,) float64; a constant feature has scale 1.
         logits: What `update` was given, (n_draws * N, J); rows that are missing hold NaN. None before the first update.
@@ -72,6 +85,7 @@ class BoundaryUncertainty:
     perturbed_inputs: Tensor
     labels: Tensor
     neighbors: Tensor
+    nearest_distance: Tensor
     bayes_pairs: Tensor
     mean_: Tensor
     scale_: Tensor
@@ -84,22 +98,30 @@ class BoundaryUncertainty:
         n_draws: int = 1,
         seed: int = 0,
         *,
-        feature_extractor: Callable[[Tensor], Any] | None = None,
+        feature_extractor: FeatureExtractor | None = None,
         n_components: int | None = None,
         bandwidth: Bandwidth = "silverman",
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
+        module: nn.Module | None = None,
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.n_draws = check_integer("n_draws", n_draws, 1)
         self.seed = check_seed(seed)
-        self.space = FeatureSpace(feature_extractor, n_components, seed)
+        self.feature_extractor = feature_extractor
+        self.module = module
+        named = None if isinstance(feature_extractor, str) and feature_extractor == "module" else feature_extractor
+        self.space = FeatureSpace(named, n_components, seed)
+        self.space_name_ = ""
+        self.skills_: dict[str, float] = {}
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
-        if perturbation is not None and not callable(perturbation):
+        if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str)):
             raise TypeError(
-                "`perturbation` must be callable, (inputs, nearest_distance, generator) -> perturbed inputs, or None,"
-                f" got {type(perturbation).__name__}."
+                "`perturbation` must be 'random', 'neighbors', a callable (inputs, nearest_distance, generator) ->"
+                f" perturbed inputs, or None, got {type(perturbation).__name__}."
             )
+        if isinstance(perturbation, str):
+            check_choice("perturbation", perturbation, PERTURBATIONS)
         self.perturbation = perturbation
         self.class_weight = check_class_weight(class_weight)
 
@@ -123,27 +145,76 @@ class BoundaryUncertainty:
                 finite or too large to be perturbed, there is only one class, or weights do not fit the labels.
             TypeError: If an argument is not made of real numbers.
         """
-        inputs = as_features(features, keep_integers=self.perturbation is not None)
+        inputs = as_features(features, keep_integers=callable(self.perturbation))
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         check_two_classes(labels)
         self.weights = weights_of(labels, self.class_weight, sample_weight)
+        self._choose_space(inputs, labels)
         points = self.space.fit(inputs).transform(inputs)
         graph = NeighborGraph(self.n_neighbors).fit(points)
         classifier = PrototypeClassifier(seed=self.seed).fit(points, labels)
+        self.labels = labels
+        self.neighbors = graph.neighbors
+        self.nearest_distance = graph.nearest_distance
+        self.bayes_pairs = classifier.top_pairs(points)
+        self._perturb(inputs)
+        return self._index()
+
+    def may_use_module(self, inputs: Tensor) -> bool:
+        """Whether the space of these inputs depends on `module`."""
+        if self.module is None or self.feature_extractor not in (None, "module"):
+            return False
+        return self.feature_extractor == "module" or inputs.ndim != 2 or not inputs.is_floating_point()
+
+    def _choose_space(self, inputs: Tensor, labels: Tensor) -> None:
+        """Set the space of neighbours: the one that was asked for, or the best of those that there are."""
+        asked = self.feature_extractor
+        if asked is not None and asked != "module":
+            self.space_name_ = asked if isinstance(asked, str) else "custom"
+            return
+        settings = (self.space.n_components, self.seed)
+        candidates = {"inputs": FeatureSpace(None, *settings)}
+        is_of_images = inputs.ndim == 4 and inputs.is_floating_point()
+        if is_of_images:
+            candidates["patches"] = FeatureSpace("patches", *settings)
+        if self.may_use_module(inputs) and self.module is not None:
+            features = LayerFeatures(self.module, keep_integers=not inputs.is_floating_point())
+            candidates["module"] = FeatureSpace(features.transform, *settings)
+        if asked == "module":
+            if "module" not in candidates:
+                raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
+            candidates = {"module": candidates["module"]}
+        self.space_name_ = next(iter(candidates))
+        if len(candidates) > 1:
+            self.space_name_, self.skills_ = choose_space(
+                inputs, labels, candidates, weights=self.weights, seed=self.seed
+            )
+        self.space = candidates[self.space_name_]
+
+    def _perturb(self, inputs: Tensor) -> None:
+        """Draw the perturbed inputs, which follow from neighbours, distances and seed."""
         generator = torch.Generator().manual_seed(self.seed)
-        if self.perturbation is None:
-            draws = self._perturb_inputs(inputs, points, graph, generator)
+        kind = self.kind_of_perturbation(inputs)
+        self.mean_, self.scale_ = standardization(inputs.flatten(1))
+        if kind == "random":
+            draws = self._perturb_at_random(inputs, generator)
+        elif kind == "neighbors":
+            draws = [perturb_toward_neighbors(inputs, self.neighbors, generator) for _ in range(self.n_draws)]
         else:
-            self.mean_, self.scale_ = standardization(inputs.flatten(1))
+            assert callable(self.perturbation)  # noqa: S101
             draws = [
-                _checked(self.perturbation(inputs.clone(), graph.nearest_distance, generator), inputs)
+                _checked(self.perturbation(inputs.clone(), self.nearest_distance, generator), inputs)
                 for _ in range(self.n_draws)
             ]
         self.perturbed_inputs = torch.stack(draws)
-        self.labels = labels
-        self.neighbors = graph.neighbors
-        self.bayes_pairs = classifier.top_pairs(points)
-        return self._index()
+
+    def kind_of_perturbation(self, inputs: Tensor) -> Literal["random", "neighbors", "custom"]:
+        """How inputs of this shape are perturbed."""
+        if callable(self.perturbation):
+            return "custom"
+        if self.perturbation is None:
+            return "random" if inputs.ndim == 2 else "neighbors"
+        return self.perturbation
 
     def standardize(self, inputs: Any) -> Tensor:
         """Inputs in the units in which they are perturbed, one standard deviation of each feature.
@@ -312,18 +383,14 @@ class BoundaryUncertainty:
             self.weights = self.weights.to(device)
         return self
 
-    def _perturb_inputs(
-        self, inputs: Tensor, points: Tensor, graph: NeighborGraph, generator: torch.Generator
-    ) -> list[Tensor]:
+    def _perturb_at_random(self, inputs: Tensor, generator: torch.Generator) -> list[Tensor]:
         """Draws of the inputs, perturbed in the units of their standard deviations."""
         flat = inputs.flatten(1)
-        if self.space.is_of_inputs:
-            self.mean_, self.scale_ = self.space.mean_, self.space.scale_
-            standardized, nearest_distance = points, graph.nearest_distance
-        else:
-            self.mean_, self.scale_ = standardization(flat)
-            standardized = standardize(flat, self.mean_, self.scale_)
-            nearest_distance = _nearest_distance(standardized, graph.neighbors)
+        flat = flat if flat.is_floating_point() else flat.float()
+        standardized = standardize(flat, self.mean_, self.scale_)
+        nearest_distance = self.nearest_distance
+        if self.space_name_ != "inputs" or self.space.n_components is not None:
+            nearest_distance = _nearest_distance(standardized, self.neighbors)
         draws = []
         for _ in range(self.n_draws):
             perturbed = perturb(standardized, nearest_distance, generator)
@@ -332,11 +399,15 @@ class BoundaryUncertainty:
             draws.append(check_perturbed(flat + step, flat).reshape(inputs.shape))
         return draws
 
-    def _restore(self, tensors: dict[str, Tensor], weights: Tensor | None) -> Self:
-        """Take what `fit` computed from elsewhere."""
+    def _restore(self, tensors: dict[str, Tensor], weights: Tensor | None, inputs: Tensor | None = None) -> Self:
+        """Take what `fit` computed from elsewhere; with the samples, perturbed inputs are drawn anew."""
         self.weights = weights
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
+        self.space_name_ = ""
+        if inputs is not None:
+            self.space_name_ = "module"
+            self._perturb(inputs)
         return self._index()
 
     def _index(self) -> Self:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import as_taken, evaluation_mode
-from bu_torch._inputs import as_features, check_integer
+from bu_torch._inputs import as_features, check_flag, check_integer
 from bu_torch.space import principal_components
 
 
@@ -24,6 +24,7 @@ class LayerFeatures:
             several. Activations are flattened to one row a sample.
         n_components: Number of principal components to keep, >= 1; None for the activations themselves.
         batch_size: Inputs in a forward pass, >= 1.
+        keep_integers: Whether the network takes integers (token ids) as they are.
 
     Attributes:
         mean_: Mean of the activations in `fit`, (d,); only with `n_components`.
@@ -39,7 +40,13 @@ class LayerFeatures:
     components_: Tensor
 
     def __init__(
-        self, model: nn.Module, layer: str = "penultimate", n_components: int | None = None, batch_size: int = 1024
+        self,
+        model: nn.Module,
+        layer: str = "penultimate",
+        n_components: int | None = None,
+        batch_size: int = 1024,
+        *,
+        keep_integers: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
@@ -52,6 +59,7 @@ class LayerFeatures:
         self.layer = layer
         self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
         self.batch_size = check_integer("batch_size", batch_size, 1)
+        self.keep_integers = check_flag("keep_integers", keep_integers)
 
     def fit(self, inputs: Any) -> Self:
         """Find the principal components on these inputs; nothing to do without `n_components`.
@@ -100,7 +108,7 @@ class LayerFeatures:
         return (activations - self.mean_.to(activations)) @ self.components_.to(activations).T
 
     def _activations(self, inputs: Any) -> Tensor:
-        inputs = as_features(inputs, "inputs")
+        inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers)
         seen: list[Any] = []
         handles = [module.register_forward_hook(self._hook(seen), with_kwargs=True) for module in self._hooked()]
         rows = []

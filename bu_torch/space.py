@@ -1,7 +1,7 @@
 """The space in which samples are near or far: standardised inputs, what an extractor makes of them, or a few axes."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from bu_torch._evaluation_mode import as_taken, evaluation_mode
 from bu_torch._inputs import as_flat_features, as_tensor, check_integer, check_seed, safe_unit, scikit_learn_seed
+from bu_torch.functional.checks import check_choice
+from bu_torch.patches import PatchFeatures
 
 _BATCH = 1024
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
@@ -22,8 +24,8 @@ class FeatureSpace:
 
     Args:
         feature_extractor: Callable from inputs (n, ...) to features (n, k) or (n, ...): a function, or a frozen module,
-            which is run in eval mode, on its own device and in its own precision, without gradient. None takes the
-            inputs themselves.
+            which is run in eval mode, on its own device and in its own precision, without gradient. `"patches"` takes
+            `PatchFeatures` of images (n, C, H, W); `"inputs"` and None take the inputs themselves.
         n_components: Principal components of the standardised features to keep, >= 1; None for all features. No more
             are kept than there are features or samples.
         seed: Seed of the randomised PCA, 0 <= seed < 2**64.
@@ -40,23 +42,26 @@ class FeatureSpace:
 
     def __init__(
         self,
-        feature_extractor: Callable[[Tensor], Any] | None = None,
+        feature_extractor: Callable[[Tensor], Any] | Literal["inputs", "patches"] | None = None,
         n_components: int | None = None,
         seed: int = 0,
     ) -> None:
-        if feature_extractor is not None and not callable(feature_extractor):
+        if isinstance(feature_extractor, str):
+            check_choice("feature_extractor", feature_extractor, ("inputs", "patches"))
+        elif feature_extractor is not None and not callable(feature_extractor):
             raise TypeError(
-                "`feature_extractor` must be callable, (n, ...) -> (n, k), or None,"
+                "`feature_extractor` must be callable, (n, ...) -> (n, k), the name of a space, or None,"
                 f" got {type(feature_extractor).__name__}."
             )
-        self.feature_extractor = feature_extractor
+        self.is_of_patches = feature_extractor == "patches"
+        self.feature_extractor = None if isinstance(feature_extractor, str) else feature_extractor
         self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
         self.seed = check_seed(seed)
 
     @property
     def is_of_inputs(self) -> bool:
         """Whether distances are those of the standardised inputs."""
-        return self.feature_extractor is None and self.n_components is None
+        return self.feature_extractor is None and not self.is_of_patches and self.n_components is None
 
     def fit(self, inputs: Tensor) -> Self:
         """Find mean, scale and principal components of the features of `inputs` (N, ...).
@@ -65,6 +70,8 @@ class FeatureSpace:
             TypeError: If the extractor does not give real numbers.
             ValueError: If it does not give one row of finite features a sample.
         """
+        if self.is_of_patches:
+            self._patches = PatchFeatures(seed=self.seed).fit(inputs)
         flat = self.extract(inputs)
         self.mean_, self.scale_ = standardization(flat)
         self.components_ = None
@@ -80,6 +87,8 @@ class FeatureSpace:
 
     def extract(self, inputs: Tensor) -> Tensor:
         """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
+        if self.is_of_patches:
+            return self._patches(inputs)
         if self.feature_extractor is None:
             flat = inputs.flatten(1)
             return flat if flat.is_floating_point() else flat.float()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from bu_torch._evaluation_mode import dtype_of, evaluation_mode, joined, logits_of, preserved_random_state
 from bu_torch._inputs import check_integer, scikit_learn_seed
@@ -286,10 +287,14 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             if cache is not None and cache.exists():
                 rank_zero_info(f"Loading neighbours and perturbed inputs from {cache}.")
             fingerprint = self._tracker.prepare(
-                samples, cache=cache, has_progress_bar=trainer.progress_bar_callback is not None
+                samples,
+                module=self._network(trainer, pl_module),
+                cache=cache,
+                has_progress_bar=trainer.progress_bar_callback is not None,
             )
-            if balance := self._tracker.balance():
-                rank_zero_info(balance)
+            for line in (self._tracker.space(), self._tracker.balance()):
+                if line:
+                    rank_zero_info(line)
         except (TypeError, ValueError) as error:
             source, way_out = "`reference`", ""
             if self.reference is None:
@@ -309,7 +314,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             return n_samples if trial is None else min(n_samples, trial)
 
         if is_pair(self.reference):
-            return read_pair(self.reference, how_many, self.seed, keep_integers=self.perturbation is not None)
+            return read_pair(self.reference, how_many, self.seed, keep_integers=callable(self.perturbation))
         return read_training_data(
             trainer,
             how_many=how_many,
@@ -319,6 +324,12 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             reference=self.reference,
             transform=batch_hooks(trainer, pl_module),
         )
+
+    def _network(self, trainer: "Trainer", pl_module: "LightningModule") -> torch.nn.Module | None:
+        """The network, if its features may be read by this process alone before training."""
+        is_whole = type(trainer.strategy).__name__ not in _WRAPPING
+        is_made = not any(is_lazy(parameter) for parameter in pl_module.parameters())
+        return pl_module if is_whole and is_made else None
 
     def _plan(self, trainer: "Trainer", pl_module: "LightningModule", n_training: int) -> Plan:
         """The plan, made at the first call unless a resumed run has one."""
@@ -416,7 +427,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     ) -> Tensor:
         """Logits (n, J) of the module that is scored, at `inputs` (n, ...), in batches, or in one of the whole."""
         dtype = dtype_of(module, inputs)
-        if not (inputs.is_floating_point() or self.perturbation is not None):
+        if not (inputs.is_floating_point() or callable(self.perturbation)):
             dtype = dtype_of(module, inputs.float())  # as samples of integers are perturbed
         batches = (inputs,) if is_whole else self._batches(trainer, inputs)
         precision = trainer.precision_plugin
@@ -442,7 +453,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         """What helps, where it is known what is wrong."""
         if "missing" in str(error) and "positional argument" in str(error):
             return f". {_SEVERAL_TENSORS}"
-        if self._takes_integers and self.perturbation is None:
+        if self._takes_integers and not callable(self.perturbation):
             return (
                 ". The samples are integers: token ids cannot be moved along a line, so pass a `perturbation=` that"
                 " exchanges some of them."

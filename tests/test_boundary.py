@@ -132,7 +132,7 @@ def test_constant_features_stay_exactly_as_they_were():
 def test_images_keep_their_shape():
     features, labels = gaussians(d=12)
     images = features.reshape(400, 3, 2, 2)
-    fitted = BoundaryUncertainty(n_draws=2).fit(images, labels)
+    fitted = BoundaryUncertainty(n_draws=2, perturbation="random", feature_extractor="inputs").fit(images, labels)
     flat = BoundaryUncertainty(n_draws=2).fit(features, labels)
     assert fitted.perturbed_inputs.shape == (2, 400, 3, 2, 2)
     assert torch.equal(fitted.perturbed_inputs.flatten(2), flat.perturbed_inputs)

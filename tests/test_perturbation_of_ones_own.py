@@ -108,7 +108,7 @@ def test_a_saved_file_knows_the_perturbation(tmp_path):
 @pytest.mark.parametrize(
     ("perturbation", "error", "message"),
     [
-        ("noise", TypeError, "`perturbation` must be callable"),
+        ("noise", ValueError, "`perturbation` must be one of 'random', 'neighbors'"),
         (lambda x, d, g: x[:, :2], ValueError, r"`perturbation` must give .* \(240, 8\), got \(240, 2\)"),
         (lambda x, d, g: None, ValueError, "`perturbation` must give .* got NoneType"),
         (lambda x, d, g: x * torch.nan, ValueError, "`perturbation` must give finite inputs"),

@@ -25,6 +25,20 @@ _SKILL_TOLERANCE = 1e-6
 _SINGLE, _DOUBLE, _INTEGER = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64))
 
 
+# What cannot be computed again once a network whose features were the space has been trained on.
+PREPARED = (
+    "neighbors",
+    "nearest_distance",
+    "bayes_pairs",
+    "class_distances",
+    "left_out_distances",
+    "votes",
+    "probabilities",
+    "vote_skill",
+    "regression_skill",
+)
+
+
 class Samples(NamedTuple):
     """The samples and settings that the arrays of a file must fit.
 
@@ -93,6 +107,33 @@ def read_cache(path: str | Path, fingerprint: str, samples: Samples) -> dict[str
     return arrays
 
 
+def check_prepared(arrays: Mapping[str, np.ndarray], samples: Samples) -> None:
+    """Raise unless these are the arrays of `PREPARED`, made of `samples`.
+
+    Raises:
+        ValueError: Says what is wrong.
+    """
+    layout = _layout(samples)
+    layout["nearest_distance"] = _Array(
+        (len(samples.labels),),
+        (_SINGLE, _DOUBLE),
+        "finite distances >= 0",
+        lambda found: np.isfinite(found) & (found >= 0),
+    )
+    for name in PREPARED:
+        expected, found = layout[name], arrays.get(name)
+        if found is None or found.shape != expected.shape or found.dtype not in expected.dtypes:
+            got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
+            raise ValueError(f"`{name}` must be of shape {expected.shape}, got {got}.")
+        _check_content(name, found, expected)
+
+
+def _check_content(name: str, array: np.ndarray, expected: _Array) -> None:
+    is_right = expected.is_right(array)
+    if not is_right.all():
+        raise _DamageError(f"`{name}` must hold {expected.content}, got {(~is_right).sum()} of {is_right.size} wrong")
+
+
 def _layout(samples: Samples) -> dict[str, _Array]:
     """The arrays of a file by name."""
     labels = samples.labels
@@ -156,9 +197,7 @@ def _read(file: zipfile.ZipFile, name: str, expected: _Array) -> np.ndarray:
         raise _DamageError(f"`{name}` must hold {n_bytes} bytes, got {n_found}")
     with file.open(member) as content:  # opened anew, for after a seek zipfile checks no sum
         array = np.lib.format.read_array(content, allow_pickle=False)
-    is_right = expected.is_right(array)
-    if not is_right.all():
-        raise _DamageError(f"`{name}` must hold {expected.content}, got {(~is_right).sum()} of {is_right.size} wrong")
+    _check_content(name, array, expected)
     return array
 
 

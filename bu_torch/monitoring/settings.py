@@ -1,16 +1,15 @@
 """What can be set, each option once: the callbacks and the plain loop's stopper take these and check them alike."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from torch import Tensor
+from torch import nn
 
 from bu_torch._inputs import check_flag, check_integer, check_number, check_seed
 from bu_torch.balance import ClassWeight
-from bu_torch.boundary import Perturbation
+from bu_torch.boundary import FeatureExtractor, Perturbation
 from bu_torch.functional.checks import check_choice
 from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName, as_rule
 from bu_torch.monitoring.signals import Signals
@@ -38,14 +37,17 @@ class MeasurementSettings:
         cache: File (npz) that holds what is computed before the first epoch: read where it exists, written otherwise.
             One that was made of other samples or settings is refused, so that samples augmented at random cannot be
             kept. Not used in a `fast_dev_run`.
-        feature_extractor: Callable from inputs (n, ...) to features (n, k), a frozen module say: neighbours and
-            distances between samples are those of its features, while samples are perturbed in input space. None takes
-            the inputs themselves, standardised.
+        feature_extractor: The space of neighbours and distances between samples, while samples are perturbed in input
+            space. `"inputs"`, standardised; `"patches"` for images, `bu_torch.patches.PatchFeatures`; `"module"`, the
+            inputs of the network's last `nn.Linear`, with the weights that it has before training; or a callable from
+            inputs (n, ...) to features (n, k), a frozen module say. None takes the inputs where they are vectors (N, d)
+            of numbers, and else chooses the one in which left-out labels are predicted best.
         n_components: Measure distances among so many principal components only, >= 1, which is faster where inputs have
             hundreds of values; None for all.
-        perturbation: Callable of inputs (n, ...), the distance of each to its nearest neighbour (n,) and a
-            `torch.Generator`, that gives perturbed inputs, for what cannot be moved along a straight line (token ids,
-            say): see `BoundaryUncertainty`. None moves inputs in a random direction by that distance.
+        perturbation: How samples are perturbed: `"random"`, in a random direction by the distance to the nearest
+            neighbour; `"neighbors"`, a part of the way to a sample near by; or a callable for what cannot be moved
+            along a straight line (token ids, say), see `BoundaryUncertainty`. None takes the first for vectors (N, d)
+            and the second for images and other inputs of more dimensions.
         class_weight: How often samples of each class count in all that is measured, in scikit-learn's words:
             `"balanced"` for all classes alike, a dict of weights by class, or one weight for each class (as a loss has
             them). None takes samples as training draws them.
@@ -63,7 +65,7 @@ class MeasurementSettings:
     budget: float | None = 0.15
     seed: int = 0
     cache: str | Path | None = None
-    feature_extractor: Callable[[Tensor], Any] | None = None
+    feature_extractor: FeatureExtractor | None = None
     n_components: int | None = None
     perturbation: Perturbation | None = None
     class_weight: ClassWeight | None = None
@@ -98,8 +100,8 @@ class MeasurementSettings:
         """These settings alone, of an object that has others besides."""
         return cls(**{field.name: getattr(other, field.name) for field in fields(cls)})
 
-    def make_signals(self, n_draws: int) -> Signals:
-        """`Signals` of these settings, still to be fitted."""
+    def make_signals(self, n_draws: int, module: nn.Module | None = None) -> Signals:
+        """`Signals` of these settings, still to be fitted; `module` as for `BoundaryUncertainty`."""
         return Signals(
             self.n_neighbors,
             n_draws,
@@ -108,6 +110,7 @@ class MeasurementSettings:
             n_components=self.n_components,
             perturbation=self.perturbation,
             class_weight=self.class_weight,
+            module=module,
         )
 
 

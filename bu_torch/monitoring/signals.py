@@ -2,24 +2,25 @@
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bu_torch import functional
 from bu_torch._classes import PresentClasses
 from bu_torch._inputs import as_features, as_labels
 from bu_torch.balance import ClassWeight, weights_of
-from bu_torch.boundary import FITTED, BoundaryUncertainty, Perturbation
+from bu_torch.boundary import FITTED, BoundaryUncertainty, FeatureExtractor, Perturbation
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.omission import cluster_counts
 from bu_torch.labels import LabelProbabilities, LabelRegression
-from bu_torch.monitoring.cache import Samples, read_cache, write_cache
+from bu_torch.monitoring.cache import PREPARED, Samples, check_prepared, read_cache, write_cache
 from bu_torch.monitoring.catalogue import SIGNALS, Reading
 from bu_torch.monitoring.details import Details, describe
 from bu_torch.trust import TrustScore
@@ -128,10 +129,11 @@ class Signals:
         n_draws: int = 4,
         seed: int = 0,
         *,
-        feature_extractor: Callable[[Tensor], Any] | None = None,
+        feature_extractor: FeatureExtractor | None = None,
         n_components: int | None = None,
         perturbation: Perturbation | None = None,
         class_weight: ClassWeight | None = None,
+        module: nn.Module | None = None,
     ) -> None:
         self.boundary = BoundaryUncertainty(
             n_neighbors,
@@ -141,6 +143,7 @@ class Signals:
             n_components=n_components,
             perturbation=perturbation,
             class_weight=class_weight,
+            module=module,
         )
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
@@ -159,7 +162,7 @@ class Signals:
             ValueError: As for `BoundaryUncertainty.fit`.
             TypeError: As for `BoundaryUncertainty.fit`.
         """
-        inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
+        inputs = as_features(features, keep_integers=callable(self.boundary.perturbation))
         self._classes = PresentClasses(as_labels(labels, len(inputs)).to(inputs.device))
         self._check_size(len(inputs))
         boundary = self.boundary.fit(inputs, labels, sample_weight)
@@ -180,6 +183,7 @@ class Signals:
         self.regression_skill = expected.regression.skill_
         self._probabilities = expected.predict_proba(perturbed)
         self._fingerprint = self._of(inputs, boundary.labels, boundary.weights)
+        self._file_fingerprint = self._of_network(inputs, self._fingerprint)
         self._warn_of_copies(inputs)
         return self._completed()
 
@@ -251,7 +255,7 @@ class Signals:
         """Whether these Signals are fitted, and on just these samples: arguments as for `fit`."""
         if not self.is_fitted:
             return False
-        inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
+        inputs = as_features(features, keep_integers=callable(self.boundary.perturbation))
         labels = as_labels(labels, inputs.shape[0])
         return self._fingerprint == self._of(inputs, labels, self._weights_of(labels, sample_weight))
 
@@ -260,6 +264,51 @@ class Signals:
         regression = LabelRegression()
         n_read = min(n_samples, regression.max_samples) + self.boundary.n_draws * n_samples
         return (1 + self.boundary.n_draws) * n_samples**2 + n_read * min(n_samples, regression.n_landmarks)
+
+    def prepared(self) -> dict[str, Tensor]:
+        """What of `fit` cannot be computed again once a network has been trained on, on the CPU: for `restore`.
+
+        Perturbed inputs are not among it: they follow from the samples.
+        """
+        self._check_fitted()
+        tensors = {name: getattr(self.boundary, name) for name in PREPARED if name not in _OWN}
+        tensors |= {name: getattr(self, f"_{name}")[:, : len(self._classes)] for name in _OWN}
+        tensors |= {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in _SKILLS}
+        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+    def restore(self, prepared: Mapping[str, Any], features: Any, labels: Any, sample_weight: Any = None) -> Self:
+        """Take what `prepared` gave in place of `fit(features, labels, sample_weight)`.
+
+        Raises:
+            ValueError: If it is not of these samples and settings, or damaged.
+        """
+        inputs = as_features(features, keep_integers=callable(self.boundary.perturbation))
+        labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
+        arrays = {name: value.numpy() for name, value in prepared.items() if isinstance(value, Tensor)}
+        check_prepared(arrays, self._as_samples(inputs, labels))
+        return self._take(arrays, inputs, labels, self._weights_of(labels, sample_weight))
+
+    def _as_samples(self, inputs: Tensor, labels: Tensor) -> Samples:
+        dtype = inputs.new_empty(0).cpu().numpy().dtype
+        n_neighbors, n_draws = self.boundary.n_neighbors, self.boundary.n_draws
+        return Samples(tuple(inputs.shape), dtype, labels.cpu().numpy(), n_neighbors, n_draws)
+
+    def _take(self, arrays: dict[str, np.ndarray], inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Self:
+        """Complete these from arrays that have been checked."""
+        for name in _SKILLS:
+            setattr(self, name, float(arrays.pop(name)))
+        tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
+        of_boundary = {name: tensor for name, tensor in tensors.items() if name not in _OWN}
+        is_whole = "perturbed_inputs" in of_boundary
+        self.boundary._restore({"labels": labels, **of_boundary}, weights, None if is_whole else inputs)
+        self._classes = PresentClasses(self.boundary.labels)
+        for name in _OWN:
+            setattr(self, f"_{name}", tensors[name])
+        self._left_out_distances = _with_absent_column(self._left_out_distances)
+        self._class_distances = _with_absent_column(self._class_distances)
+        self._fingerprint = self._of(inputs, labels, weights)
+        self._warn_of_copies(inputs)
+        return self._completed()
 
     def measure(self, logits: Tensor, before: Tensor | None = None) -> Measurement:
         """All signals of logits that were read at `perturbed_inputs`; waits for no device.
@@ -334,7 +383,7 @@ class Signals:
         tensors |= {name: getattr(self, f"_{name}")[:, : len(self._classes)] for name in _OWN}
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         arrays |= {name: np.array(getattr(self, name)) for name in _SKILLS}
-        write_cache(Path(path), self._fingerprint, arrays)
+        write_cache(Path(path), self._file_fingerprint, arrays)
 
     def load(self, path: str | Path, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `save` wrote in place of `fit(features, labels)`.
@@ -352,27 +401,12 @@ class Signals:
             FileNotFoundError: If there is no such file.
             ValueError: If the file is none of ours or damaged, or was made of other samples or settings.
         """
-        inputs = as_features(features, keep_integers=self.boundary.perturbation is not None)
-        labels = as_labels(labels, inputs.shape[0])
-        weights = self._weights_of(labels.to(inputs.device), sample_weight)
-        wanted = self._of(inputs, labels, weights)
-        dtype = inputs.new_empty(0).cpu().numpy().dtype
-        samples = Samples(
-            tuple(inputs.shape), dtype, labels.cpu().numpy(), self.boundary.n_neighbors, self.boundary.n_draws
-        )
-        arrays = read_cache(path, wanted, samples)
-        for name in _SKILLS:
-            setattr(self, name, float(arrays.pop(name)))
-        tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
-        self.boundary._restore({name: tensors[name] for name in FITTED}, weights)
-        self._classes = PresentClasses(self.boundary.labels)
-        for name in _OWN:
-            setattr(self, f"_{name}", tensors[name])
-        self._left_out_distances = _with_absent_column(self._left_out_distances)
-        self._class_distances = _with_absent_column(self._class_distances)
-        self._fingerprint = wanted
-        self._warn_of_copies(inputs)
-        return self._completed()
+        inputs = as_features(features, keep_integers=callable(self.boundary.perturbation))
+        labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
+        weights = self._weights_of(labels, sample_weight)
+        wanted = self._of_network(inputs, self._of(inputs, labels, weights))
+        arrays = read_cache(path, wanted, self._as_samples(inputs, labels))
+        return self._take(arrays, inputs, labels, weights)
 
     def _completed(self) -> Self:
         """With what follows from what `fit` computes and a file holds; a warning where that tells nothing."""
@@ -406,14 +440,29 @@ class Signals:
     def _weights_of(self, labels: Tensor, sample_weight: Any) -> Tensor | None:
         return weights_of(labels, self.boundary.class_weight, sample_weight)
 
+    def _of_network(self, inputs: Tensor, fingerprint: str) -> str:
+        """The fingerprint with that of the network whose features may be the space, as it is now."""
+        module = self.boundary.module
+        if module is None or not self.boundary.may_use_module(inputs):
+            return fingerprint
+        digest = hashlib.sha256(fingerprint.encode())
+        for name, tensor in sorted(module.state_dict().items()):
+            if isinstance(tensor, Tensor) and not is_lazy(tensor):
+                digest.update(name.encode())
+                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
     def _of(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
         """Fingerprint of samples and settings."""
         settings = (self.boundary.n_neighbors, self.boundary.n_draws, self.boundary.seed)
         digest = hashlib.sha256(repr((_FORMAT, *settings, self.boundary.space.n_components)).encode())
         # An extractor and a perturbation are told by what they make of a few samples.
+        kind = self.boundary.kind_of_perturbation(inputs)
+        if kind == "neighbors":
+            digest.update(kind.encode())
         few = inputs[:_PROBE]
         probe = [] if self.boundary.space.feature_extractor is None else [self.boundary.space.extract(few)]
-        if self.boundary.perturbation is not None:
+        if callable(self.boundary.perturbation):
             generator = torch.Generator().manual_seed(self.boundary.seed)
             probe.append(self.boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))
         for tensor in (inputs, labels, *probe, *([] if weights is None else [weights])):

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class State(NamedTuple):
     samples: str | None
     settings: dict[str, Any] | None
     rule: dict[str, Any]
+    prepared: dict[str, Any] | None
+    space: Literal["inputs", "patches"] | None
 
 
 def read_state(state: Any, most_draws: int) -> State:
@@ -51,6 +53,8 @@ def read_state(state: Any, most_draws: int) -> State:
         samples=_read(state, "samples", str, None),
         settings=_read(state, "settings", dict, None),
         rule=_read(state, "rule", dict, {}),
+        space=_read_space(_read(state, "space", str, None)),
+        prepared=_read_prepared(_read(state, "prepared", dict, None)),
     )
 
 
@@ -86,6 +90,21 @@ def _read_predictions(predictions: Any) -> Tensor:
     holds_all = predictions.untyped_storage().nbytes() >= predictions.numel() * predictions.element_size()
     _check(predictions.dtype in _INTEGERS and holds_all, "`predictions` that hold their integers", predictions.dtype)
     return predictions.long()
+
+
+def _read_space(space: Any) -> Any:
+    _check(space in (None, "inputs", "patches"), "`space` as 'inputs' or 'patches'", space)
+    return space
+
+
+def _read_prepared(prepared: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Tensors by name, of which only those that hold their values: what is in them is checked beside the samples."""
+    for name, tensor in (prepared or {}).items():
+        _check(isinstance(name, str) and isinstance(tensor, Tensor), "`prepared` as tensors by name", name)
+        is_plain = tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type == "cpu"
+        holds_all = is_plain and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+        _check(holds_all, "`prepared` of plain tensors that hold their values", tensor.dtype)
+    return prepared
 
 
 def _read_plan(plan: Any, most_draws: int) -> Plan | None:

@@ -66,7 +66,7 @@ class BoundaryUncertaintyStopper(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._samples = whole_samples(
-            self.inputs, self.labels, self.sample_weight, keep_integers=self.perturbation is not None
+            self.inputs, self.labels, self.sample_weight, keep_integers=callable(self.perturbation)
         )
         if self.folder is not None and not isinstance(self.folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(self.folder).__name__}.")
@@ -175,7 +175,8 @@ class BoundaryUncertaintyStopper(Settings):
             self._samples.inputs, self._samples.labels, lambda n: made.n_samples, self.seed, self._samples.weights
         )._replace(n_ignored=self._samples.n_ignored)
         cache = None if self.cache is None else Path(self.cache)
-        fingerprint = tracker.prepare(samples, cache=cache, has_progress_bar=True)
+        module = model if isinstance(model, nn.Module) else None
+        fingerprint = tracker.prepare(samples, module=module, cache=cache, has_progress_bar=True)
         tracker.to(device_of(model, tracker.perturbed_inputs))
         if not tracker.go_on(fingerprint):
             self._best = BestWeights()

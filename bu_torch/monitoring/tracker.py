@@ -5,10 +5,10 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import warn_of_probabilities
 from bu_torch._inputs import as_labels
@@ -107,6 +107,8 @@ class Tracker:
         self._measurement: Measurement | None = None
         self._predictions = torch.empty(0, dtype=torch.int64)
         self._fingerprint = None
+        self._prepared: Mapping[str, Any] | None = None
+        self._space: Literal["inputs", "patches"] | None = None
         self._record: Record | None = None
         self._about: dict[str, Any] = {"data": {}, "classes": None}
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -136,12 +138,19 @@ class Tracker:
         return self.plan
 
     def prepare(
-        self, samples: Samples, *, cache: Path | None = None, has_progress_bar: bool = False, is_saved: bool = True
+        self,
+        samples: Samples,
+        *,
+        module: nn.Module | None = None,
+        cache: Path | None = None,
+        has_progress_bar: bool = False,
+        is_saved: bool = True,
     ) -> str:
         """Compute all that does not depend on the network.
 
         Args:
             samples: As many as planned.
+            module: The network, as it is before training: its features may be the space of neighbours.
             cache: File to read what is computed from, or to write it to; None for none.
             has_progress_bar: Show a progress bar after a few seconds.
             is_saved: Write the cache if it is not there.
@@ -158,15 +167,21 @@ class Tracker:
                 f"{samples.n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
             )
         samples, n_draws = self._within_memory(samples)
-        self._signals = fit_or_load(
-            self.settings.make_signals(n_draws),
-            samples.inputs,
-            samples.labels,
-            cache,
-            sample_weight=samples.weights,
-            has_progress_bar=has_progress_bar,
-            is_saved=is_saved,
-        )
+        signals = self.settings.make_signals(n_draws, module)
+        if self._space is not None and self.history:  # as it was chosen when the run began
+            signals.boundary.feature_extractor = self._space
+        self._signals = self._restored(signals, samples)
+        if self._signals is None:
+            self._signals = fit_or_load(
+                signals,
+                samples.inputs,
+                samples.labels,
+                cache,
+                sample_weight=samples.weights,
+                has_progress_bar=has_progress_bar,
+                is_saved=is_saved,
+            )
+            self._keep_space(signals, samples.inputs)
         self._rows = samples.rows
         self._about = {
             "data": {
@@ -175,10 +190,32 @@ class Tracker:
                 "n_training": samples.n_training,
                 "n_classes": int(samples.labels.max()) + 1,
                 "shape": list(samples.inputs.shape[1:]),
+                "space": self._signals.boundary.space_name_,
+                "perturbation": self._signals.boundary.kind_of_perturbation(samples.inputs),
             },
             "classes": samples.classes,
         }
         return self._signals.fingerprint
+
+    def _keep_space(self, signals: Signals, inputs: Tensor) -> None:
+        """Keep what a resumed run cannot find again, for the network has changed by then."""
+        self._prepared = self._space = None
+        if signals.boundary.may_use_module(inputs):
+            name = signals.boundary.space_name_
+            if name in ("inputs", "patches"):
+                self._space = name
+            else:  # "" where a cache was read, which does not tell
+                self._prepared = signals.prepared()
+
+    def _restored(self, signals: Signals, samples: Samples) -> Signals | None:
+        """The signals of a run that resumes, where the network of its start was the space; else None."""
+        if self._prepared is None or not self.history:
+            return None
+        try:
+            return signals.restore(self._prepared, samples.inputs, samples.labels, samples.weights)
+        except ValueError:  # of other samples, or damaged: what follows says so
+            self._fingerprint = ""
+            return None
 
     def _within_memory(self, samples: Samples) -> tuple[Samples, int]:
         """As many samples and draws of those planned as there is room for: some arrays have a column for each class."""
@@ -242,6 +279,16 @@ class Tracker:
             f"{drawn}{drawn and ' '}Class {label} is {share:.1%} of what training draws, and counts as much in"
             " the accuracy that is"
             " measured: `class_weight='balanced'` counts all classes alike."
+        )
+
+    def space(self) -> str:
+        """Where neighbours are found, and why, where it was chosen; else ""."""
+        boundary = self.signals.boundary
+        if not boundary.skills_:
+            return ""
+        told = ", ".join(f"{name} {skill:.2f}" for name, skill in boundary.skills_.items())
+        return (
+            f"Neighbours are found among the {boundary.space_name_}: left-out labels are predicted best there ({told})."
         )
 
     @property
@@ -426,6 +473,10 @@ class Tracker:
             "samples": self._fingerprint,
             "n_not_compared": self.n_not_compared,
         }
+        if self._prepared is not None:
+            state["prepared"] = dict(self._prepared)
+        if self._space is not None:
+            state["space"] = self._space
         if self.selection is not None:
             state |= {"settings": self._compared_settings(), "rule": self.selection.rule.state_dict()}
         return state
@@ -442,6 +493,8 @@ class Tracker:
         self.history = state.history
         self.n_not_compared = state.n_not_compared
         self._predictions = state.predictions
+        self._prepared = state.prepared
+        self._space = state.space
         if state.plan is not None and state.asked == self._asked():
             self.plan = state.plan
             self._fingerprint = state.samples

@@ -1,0 +1,105 @@
+"""Features of images that no training is needed for: how much they look like random patches of the training images."""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from bu_torch._inputs import check_integer, check_seed
+
+_CONTRAST = 0.01  # added to the variance of a patch, relative to that of all pixels
+_WHITENING = 0.1  # added to the eigenvalues, relative to their mean
+_THRESHOLD = 0.25
+_SAMPLED = 20_000  # patches to whiten by
+_BLOCK_ELEMENTS = 2**24
+
+
+class PatchFeatures:
+    """Soft-thresholded responses to random whitened patches, mean-pooled: the random features of Coates and Ng (2011).
+
+    Distances between such features tell classes of images apart better than distances between pixels. Patches are
+    normalised in brightness and contrast and whitened. Random ones of the training images are the filters. Each filter
+    gives two maps, max(0, z - t) and max(0, -z - t), and each map its mean over a grid of `n_cells` x `n_cells` cells
+    (Coates, Ng and Lee 2011 pool sums over four quadrants).
+
+    Args:
+        n_patches: Number of filters, >= 1.
+        size: Side of a patch in pixels, >= 1; smaller images have smaller patches.
+        n_cells: Cells along each side, >= 1.
+        seed: Seed of the choice of patches, 0 <= seed < 2**64.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If an argument is no integer.
+    """
+
+    _filters: Tensor  # (n_patches, C, size, size), whitening included
+    _offsets: Tensor  # (n_patches,)
+    _spread: float  # variance of all pixels
+
+    def __init__(self, n_patches: int = 200, size: int = 6, n_cells: int = 3, seed: int = 0) -> None:
+        self.n_patches = check_integer("n_patches", n_patches, 1)
+        self.size = check_integer("size", size, 1)
+        self.n_cells = check_integer("n_cells", n_cells, 1)
+        self.seed = check_seed(seed)
+
+    def fit(self, images: Tensor) -> Self:
+        """Choose the patches.
+
+        Args:
+            images: Shape (N, C, H, W), floating point, finite.
+
+        Raises:
+            ValueError: If they have another number of dimensions.
+        """
+        if images.ndim != 4:
+            raise ValueError(f"`images` must have shape (N, C, H, W), got {tuple(images.shape)}.")
+        generator = torch.Generator().manual_seed(self.seed)
+        size = min(self.size, *images.shape[2:])
+        self._spread = max(float(images.double().var()), torch.finfo(torch.float32).tiny)
+        patches = self._draw(images, size, generator)
+        patches = patches - patches.mean(dim=1, keepdim=True)
+        patches = patches / (patches.square().mean(dim=1, keepdim=True) + _CONTRAST * self._spread).sqrt()
+        mean = patches.mean(dim=0)
+        covariance = (patches - mean).T @ (patches - mean) / len(patches)
+        eigenvalues, axes = torch.linalg.eigh(covariance)
+        scale = (eigenvalues.clamp(min=0) + _WHITENING * eigenvalues.mean()).rsqrt()
+        whitening = (axes * scale) @ axes.T
+        chosen = torch.randperm(len(patches), generator=generator)[: self.n_patches].to(patches.device)
+        filters = (patches[chosen] - mean) @ whitening
+        filters = filters / filters.norm(dim=1, keepdim=True).clamp(min=1e-12) @ whitening
+        self._offsets = (filters @ mean).float()
+        self._filters = filters.reshape(-1, images.shape[1], size, size).float()
+        return self
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Features (n, 2 * n_patches * n_cells ** 2) of images (n, C, H, W), float32."""
+        per_image = self.n_patches * images.shape[2] * images.shape[3]
+        blocks = images.float().split(max(1, _BLOCK_ELEMENTS // per_image))
+        return torch.cat([self._of_block(block) for block in blocks])
+
+    def _of_block(self, images: Tensor) -> Tensor:
+        n_pixels = self._filters[0].numel()
+        box = torch.ones_like(self._filters[:1]) / n_pixels
+        mean = torch.nn.functional.conv2d(images, box)
+        variance = torch.nn.functional.conv2d(images.square(), box) - mean.square()
+        contrast = (variance.clamp(min=0) + _CONTRAST * self._spread).rsqrt()
+        responses = torch.nn.functional.conv2d(images, self._filters)
+        responses -= mean * self._filters.sum(dim=(1, 2, 3)).view(1, -1, 1, 1)
+        responses *= contrast
+        responses -= self._offsets.view(1, -1, 1, 1)
+        cells = min(self.n_cells, *responses.shape[2:])
+        pooled = [
+            torch.nn.functional.adaptive_avg_pool2d((sign * responses - _THRESHOLD).clamp_(min=0), cells)
+            for sign in (1, -1)
+        ]
+        return torch.cat(pooled, dim=1).flatten(1)
+
+    def _draw(self, images: Tensor, size: int, generator: torch.Generator) -> Tensor:
+        """Random patches (n, C * size * size), float64."""
+        n_images, _, height, width = images.shape
+        which = torch.randint(n_images, (_SAMPLED,), generator=generator)
+        rows = torch.randint(height - size + 1, (_SAMPLED, 1, 1), generator=generator) + torch.arange(size).view(-1, 1)
+        columns = torch.randint(width - size + 1, (_SAMPLED, 1, 1), generator=generator) + torch.arange(size)
+        patches = images[which.view(-1, 1, 1).to(images.device), :, rows.to(images.device), columns.to(images.device)]
+        return patches.movedim(-1, 1).flatten(1).double()
