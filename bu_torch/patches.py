@@ -9,6 +9,7 @@ from bu_torch._inputs import check_integer, check_seed
 
 _CONTRAST = 0.01  # added to the variance of a patch, relative to that of all pixels
 _WHITENING = 0.1  # added to the eigenvalues, relative to their mean
+_LEAST = 1e-12
 _THRESHOLD = 0.25
 _SAMPLED = 20_000  # patches to whiten by
 _BLOCK_ELEMENTS = 2**24
@@ -35,9 +36,10 @@ class PatchFeatures:
 
     _filters: Tensor  # (n_patches, C, size, size), whitening included
     _offsets: Tensor  # (n_patches,)
-    _spread: float  # variance of all pixels
+    _center: float  # of all pixels
+    _scale: float
 
-    def __init__(self, n_patches: int = 200, size: int = 6, n_cells: int = 3, seed: int = 0) -> None:
+    def __init__(self, n_patches: int = 100, size: int = 6, n_cells: int = 2, seed: int = 0) -> None:
         self.n_patches = check_integer("n_patches", n_patches, 1)
         self.size = check_integer("size", size, 1)
         self.n_cells = check_integer("n_cells", n_cells, 1)
@@ -56,18 +58,19 @@ class PatchFeatures:
             raise ValueError(f"`images` must have shape (N, C, H, W), got {tuple(images.shape)}.")
         generator = torch.Generator().manual_seed(self.seed)
         size = min(self.size, *images.shape[2:])
-        self._spread = max(float(images.double().var()), torch.finfo(torch.float32).tiny)
-        patches = self._draw(images, size, generator)
+        mean, spread = (float(part) for part in (images.double().mean(), images.double().std()))
+        self._center, self._scale = mean, spread if spread > 0 else 1.0
+        patches = self._draw(self._standardized(images), size, generator)
         patches = patches - patches.mean(dim=1, keepdim=True)
-        patches = patches / (patches.square().mean(dim=1, keepdim=True) + _CONTRAST * self._spread).sqrt()
+        patches = patches / (patches.square().mean(dim=1, keepdim=True) + _CONTRAST).sqrt()
         mean = patches.mean(dim=0)
         covariance = (patches - mean).T @ (patches - mean) / len(patches)
         eigenvalues, axes = torch.linalg.eigh(covariance)
-        scale = (eigenvalues.clamp(min=0) + _WHITENING * eigenvalues.mean()).rsqrt()
+        scale = (eigenvalues.clamp(min=0) + _WHITENING * eigenvalues.mean()).clamp(min=_LEAST).rsqrt()
         whitening = (axes * scale) @ axes.T
         chosen = torch.randperm(len(patches), generator=generator)[: self.n_patches].to(patches.device)
         filters = (patches[chosen] - mean) @ whitening
-        filters = filters / filters.norm(dim=1, keepdim=True).clamp(min=1e-12) @ whitening
+        filters = filters / filters.norm(dim=1, keepdim=True).clamp(min=_LEAST) @ whitening
         self._offsets = (filters @ mean).float()
         self._filters = filters.reshape(-1, images.shape[1], size, size).float()
         return self
@@ -75,7 +78,7 @@ class PatchFeatures:
     def __call__(self, images: Tensor) -> Tensor:
         """Features (n, 2 * n_patches * n_cells ** 2) of images (n, C, H, W), float32."""
         per_image = self.n_patches * images.shape[2] * images.shape[3]
-        blocks = images.float().split(max(1, _BLOCK_ELEMENTS // per_image))
+        blocks = self._standardized(images).split(max(1, _BLOCK_ELEMENTS // per_image))
         return torch.cat([self._of_block(block) for block in blocks])
 
     def _of_block(self, images: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ class PatchFeatures:
         box = torch.ones_like(self._filters[:1]) / n_pixels
         mean = torch.nn.functional.conv2d(images, box)
         variance = torch.nn.functional.conv2d(images.square(), box) - mean.square()
-        contrast = (variance.clamp(min=0) + _CONTRAST * self._spread).rsqrt()
+        contrast = (variance.clamp(min=0) + _CONTRAST).rsqrt()
         responses = torch.nn.functional.conv2d(images, self._filters)
         responses -= mean * self._filters.sum(dim=(1, 2, 3)).view(1, -1, 1, 1)
         responses *= contrast
@@ -94,6 +97,9 @@ class PatchFeatures:
             for sign in (1, -1)
         ]
         return torch.cat(pooled, dim=1).flatten(1)
+
+    def _standardized(self, images: Tensor) -> Tensor:
+        return ((images.double() - self._center) / self._scale).float()
 
     def _draw(self, images: Tensor, size: int, generator: torch.Generator) -> Tensor:
         """Random patches (n, C * size * size), float64."""

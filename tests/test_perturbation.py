@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from bu_torch import perturb
+from bu_torch.perturbation import perturb_toward_neighbors
 
 
 def test_each_sample_moves_by_exactly_its_distance(dtype):
@@ -63,3 +64,38 @@ def test_global_random_state_is_left_alone(random_states):
 def test_bad_distances_are_named(distance, message):
     with pytest.raises(ValueError, match=message):
         perturb(torch.zeros(5, 2), distance)
+
+
+class TestTowardNeighbors:
+    def test_each_sample_goes_a_part_of_the_way_to_one_of_its_nearest(self, generator):
+        inputs = torch.randn(300, 2, 3)
+        clusters = (torch.arange(300).unsqueeze(1) + 7 * torch.arange(8)) % 300
+        moved = perturb_toward_neighbors(inputs, clusters, generator, n_nearest=4)
+        steps = (moved - inputs).flatten(1).unsqueeze(1)
+        ways = inputs[clusters[:, 1:5]].flatten(2) - inputs.flatten(1).unsqueeze(1)
+        parts = (steps * ways).sum(dim=2) / ways.square().sum(dim=2)
+        is_target = (steps - parts.unsqueeze(2) * ways).norm(dim=2) < 1e-4
+        assert is_target.any(dim=1).all()
+        assert is_target.sum(dim=0).min() > 40
+        assert 0.3 - 1e-5 < parts[is_target].min() < 0.32
+        assert 0.68 < parts[is_target].max() < 0.7 + 1e-5
+
+    def test_one_seed_gives_one_result_for_every_dtype(self):
+        inputs, clusters = torch.randn(50, 3), torch.stack([torch.roll(torch.arange(50), -i)[:4] for i in range(50)])
+        moved = perturb_toward_neighbors(inputs, clusters)
+        torch.testing.assert_close(perturb_toward_neighbors(inputs.double(), clusters).float(), moved)
+        assert torch.equal(perturb_toward_neighbors(inputs, clusters), moved)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"neighbors": torch.zeros(9, 1, dtype=torch.int64)}, r"`neighbors` must have shape \(N, M\) with M >= 2"),
+            ({"neighbors": torch.full((9, 3), 9)}, r"`neighbors` must hold rows of `inputs` in \[0, 9\)"),
+            ({"n_nearest": 0}, "`n_nearest` must be an integer >= 1"),
+            ({"low": 0.8}, "`low` and `high` must be parts of the way"),
+        ],
+    )
+    def test_what_it_must_be_given(self, change, message):
+        given = {"inputs": torch.randn(9, 2), "neighbors": torch.zeros(9, 3, dtype=torch.int64)} | change
+        with pytest.raises(ValueError, match=message):
+            perturb_toward_neighbors(**given)

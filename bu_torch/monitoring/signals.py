@@ -271,7 +271,7 @@ class Signals:
         Perturbed inputs are not among it: they follow from the samples.
         """
         self._check_fitted()
-        tensors = {name: getattr(self.boundary, name) for name in PREPARED if name not in _OWN}
+        tensors = {name: getattr(self.boundary, name) for name in PREPARED if name not in (*_OWN, *_SKILLS)}
         tensors |= {name: getattr(self, f"_{name}")[:, : len(self._classes)] for name in _OWN}
         tensors |= {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in _SKILLS}
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
@@ -456,12 +456,14 @@ class Signals:
         """Fingerprint of samples and settings."""
         settings = (self.boundary.n_neighbors, self.boundary.n_draws, self.boundary.seed)
         digest = hashlib.sha256(repr((_FORMAT, *settings, self.boundary.space.n_components)).encode())
+        if isinstance(self.boundary.feature_extractor, str):
+            digest.update(self.boundary.feature_extractor.encode())
         # An extractor and a perturbation are told by what they make of a few samples.
         kind = self.boundary.kind_of_perturbation(inputs)
         if kind == "neighbors":
             digest.update(kind.encode())
         few = inputs[:_PROBE]
-        probe = [] if self.boundary.space.feature_extractor is None else [self.boundary.space.extract(few)]
+        probe = [self.boundary.space.extract(few)] if callable(self.boundary.feature_extractor) else []
         if callable(self.boundary.perturbation):
             generator = torch.Generator().manual_seed(self.boundary.seed)
             probe.append(self.boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))

@@ -287,9 +287,9 @@ class Tracker:
         if not boundary.skills_:
             return ""
         told = ", ".join(f"{name} {skill:.2f}" for name, skill in boundary.skills_.items())
-        return (
-            f"Neighbours are found among the {boundary.space_name_}: left-out labels are predicted best there ({told})."
-        )
+        where = {"inputs": "the inputs", "patches": "features of patches", "module": "the network's own features"}
+        found = where[boundary.space_name_]
+        return f"Neighbours are found among {found}: left-out labels are predicted best there ({told})."
 
     @property
     def perturbed_inputs(self) -> Tensor:

@@ -1,0 +1,124 @@
+"""Images: perturbed along the data, in a space that is chosen before training and kept when a run resumes."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from problems import trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, Signals
+from bu_torch.report import read_record
+
+
+def images(n=160, seed=0):
+    """Bright on the left or on the right, in noise."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 2
+    sides = torch.zeros(n, 1, 6, 6)
+    sides[labels == 0, :, :, :3] = 1
+    sides[labels == 1, :, :, 3:] = 1
+    return sides + torch.randn(n, 1, 6, 6, generator=g), labels
+
+
+class Module(pl.LightningModule):
+    """What goes into its last layer tells the classes apart before training, and no more after a while."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(36, 4)
+        with torch.no_grad():
+            self.body.weight[0] = torch.tensor([1.0, 1, 1, -1, -1, -1]).repeat(6) / 6
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def fit(folder, callback, epochs=4, ckpt_path=None, **kwargs):
+    made = trainer(folder, callback, ModelCheckpoint(folder, save_last=True), max_epochs=epochs, **kwargs)
+    made.fit(Module(), DataLoader(TensorDataset(*images()), batch_size=40), ckpt_path=ckpt_path)
+    return callback
+
+
+@pytest.mark.parametrize("space", [None, "module", "patches"])
+def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, space):
+    """By then the network has been trained, and its features are others."""
+    settings = {"n_neighbors": 20, "n_draws": 2, "feature_extractor": space}
+    whole = fit(tmp_path / "whole", BoundaryUncertaintyStopping(**settings))
+    fit(tmp_path / "part", BoundaryUncertaintyStopping(**settings), epochs=2)
+    resumed = fit(tmp_path / "rest", BoundaryUncertaintyStopping(**settings), ckpt_path=tmp_path / "part" / "last.ckpt")
+    assert resumed.history == whole.history
+    assert resumed.best_epoch == whole.best_epoch
+
+
+def test_the_log_and_the_record_say_what_was_chosen(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        callback = fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20), epochs=1)
+    assert "Neighbours are found among the network's own features: left-out labels are predicted best" in caplog.text
+    data = read_record(callback.record_path).data
+    assert (data["space"], data["perturbation"]) == ("module", "neighbors")
+
+
+def test_training_is_the_same_to_the_bit_without_the_callback(tmp_path):
+    weights = []
+    for callbacks in ([], [BoundaryUncertaintyMonitor(n_neighbors=20)]):
+        module = Module()
+        trainer(tmp_path, *callbacks, max_epochs=2).fit(module, DataLoader(TensorDataset(*images()), 40, shuffle=True))
+        weights.append(module.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_the_loop_chooses_and_goes_on_likewise():
+    def checks(stopper, module, n):
+        optimizer = module.configure_optimizers()
+        for _ in range(n):
+            nn.functional.cross_entropy(module(images()[0]), images()[1]).backward()
+            optimizer.step()
+            stopper.check(module)
+        return stopper
+
+    whole = checks(BoundaryUncertaintyStopper(*images(), n_neighbors=20), module := Module(), 2)
+    again = BoundaryUncertaintyStopper(*images(), n_neighbors=20)
+    again.load_state_dict(whole.state_dict())
+    weights = {name: value.clone() for name, value in module.state_dict().items()}
+    expected = checks(whole, module, 2).history
+    module = Module()
+    module.load_state_dict(weights)
+    found = checks(again, module, 2).history
+    assert [entry["epoch"] for entry in found] == [0, 1, 2, 3]
+    assert found[2]["expected_accuracy"] == pytest.approx(expected[2]["expected_accuracy"], abs=0.02)
+
+
+def test_a_state_of_others_is_refused_or_left():
+    stopper = BoundaryUncertaintyStopper(*images(), n_neighbors=20, feature_extractor="module", n_draws=2)
+    stopper.check(Module())
+    state = stopper.state_dict()
+    for wrong in ({"votes": "many"}, {3: torch.ones(2)}, {"votes": torch.empty(2**40, device="meta")}):
+        with pytest.raises(ValueError, match="holds no state that this package wrote: expected `prepared`"):
+            stopper.load_state_dict({**state, "checks": {**state["checks"], "prepared": wrong}})
+    with pytest.raises(ValueError, match="expected `space`"):
+        stopper.load_state_dict({**state, "checks": {**state["checks"], "space": "outer"}})
+    crooked = dict(state["checks"]["prepared"], votes=torch.ones(160, 2))
+    other = BoundaryUncertaintyStopper(*images(), n_neighbors=20, feature_extractor="module", n_draws=2)
+    other.load_state_dict({**state, "checks": {**state["checks"], "prepared": crooked}})
+    with pytest.warns(UserWarning, match="patience and the best epoch start anew"):
+        other.check(Module())
+
+
+def test_signals_of_images_are_moved_toward_their_neighbors():
+    inputs, labels = images()
+    signals = Signals(20, 2).fit(inputs, labels)
+    steps = signals.perturbed_inputs.view(2, *inputs.shape) - inputs
+    neighbors = signals.boundary.neighbors
+    ways = inputs[neighbors[:, 1:6]] - inputs.unsqueeze(1)
+    ratio = (steps[0].unsqueeze(1) / ways).flatten(2)
+    assert ((ratio.amax(dim=2) - ratio.amin(dim=2)) < 1e-3).any(dim=1).all()

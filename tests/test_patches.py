@@ -1,0 +1,151 @@
+"""Features of patches, and the choice of a space."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bu_torch import BoundaryUncertainty, Signals
+from bu_torch.layers import LayerFeatures
+from bu_torch.patches import PatchFeatures
+from bu_torch.space import FeatureSpace
+from bu_torch.space_choice import choose_space
+
+
+def textures(n=240, size=20, channels=1, seed=0):
+    """Noise that is smooth down or across: patches tell the two apart, distances between pixels do not."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 2
+    smooth = torch.randn(n, size, size + 1, generator=g).unfold(2, 2, 1).mean(dim=3)
+    images = torch.where(labels.view(-1, 1, 1) == 0, smooth, smooth.transpose(1, 2))
+    return images.unsqueeze(1).repeat(1, channels, 1, 1), labels
+
+
+def slow_features(patches, images, n_cells):
+    """Each filter at each place by hand, from the fitted filters."""
+    filters, offsets = patches._filters.double().numpy(), patches._offsets.double().numpy()
+    size = filters.shape[-1]
+    rows = []
+    for image in (images.double().numpy() - patches._center) / patches._scale:
+        places = image.shape[1] - size + 1
+        maps = np.zeros((len(filters), places, places))
+        for i in range(places):
+            for j in range(places):
+                patch = image[:, i : i + size, j : j + size]
+                patch = (patch - patch.mean()) / np.sqrt(patch.var() + 0.01)
+                maps[:, i, j] = (filters * patch).sum(axis=(1, 2, 3)) - offsets
+        features = []
+        for sign in (1, -1):
+            halves = np.maximum(sign * maps - 0.25, 0)
+            edges = [(places * c // n_cells, -(-places * (c + 1) // n_cells)) for c in range(n_cells)]
+            features += [halves[f, a:b, c:d].mean() for f in range(len(filters)) for a, b in edges for c, d in edges]
+        rows.append(features)
+    return torch.tensor(np.array(rows), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_feature_is_what_the_loops_give(channels):
+    images, _ = textures(20, 9, channels)
+    patches = PatchFeatures(n_patches=5, size=4).fit(images)
+    found = patches(images)
+    assert found.shape == (20, 5 * 2 * 4)
+    torch.testing.assert_close(found, slow_features(patches, images, 2), atol=1e-4, rtol=1e-4)
+
+
+def test_brightness_and_contrast_change_little_and_the_seed_decides():
+    images, _ = textures(60)
+    patches = PatchFeatures(n_patches=8).fit(images)
+    torch.testing.assert_close(PatchFeatures(n_patches=8).fit(images)(images), patches(images))
+    torch.testing.assert_close(
+        PatchFeatures(n_patches=8).fit(images + 5)(images + 5), patches(images), atol=1e-3, rtol=1e-3
+    )
+    torch.testing.assert_close(
+        PatchFeatures(n_patches=8).fit(images * 9)(images * 9), patches(images), atol=1e-3, rtol=1e-3
+    )
+    assert not torch.equal(PatchFeatures(n_patches=8, seed=1).fit(images)(images), patches(images))
+    assert torch.isfinite(PatchFeatures(n_patches=8).fit(torch.zeros(9, 1, 7, 7))(torch.zeros(9, 1, 7, 7))).all()
+    small = PatchFeatures(n_patches=3).fit(images[:, :, :4, :3])(images[:, :, :4, :3])
+    assert torch.isfinite(small).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: PatchFeatures(0), ValueError, "`n_patches` must be an integer >= 1"),
+        (lambda: PatchFeatures(size=1.5), TypeError, "`size` must be an integer"),
+        (lambda: PatchFeatures().fit(torch.zeros(5, 4)), ValueError, r"`images` must have shape \(N, C, H, W\)"),
+        (lambda: FeatureSpace("pixels"), ValueError, "`feature_extractor` must be one of 'inputs', 'patches'"),
+        (lambda: BoundaryUncertainty(feature_extractor="module").fit(*textures()), ValueError, "needs a `module`"),
+    ],
+)
+def test_what_it_must_be(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+class Net(nn.Module):
+    """How much pixels change down and across, before its last layer: all that tells these textures apart."""
+
+    def __init__(self, is_useful=True):
+        super().__init__()
+        self.is_useful, self.last = is_useful, nn.Linear(2, 2)
+
+    def forward(self, x):
+        spread = torch.stack((x.diff(dim=2).flatten(1).std(dim=1), x.diff(dim=3).flatten(1).std(dim=1)), dim=1)
+        return self.last(spread if self.is_useful else torch.sin(1e4 * spread))
+
+
+def test_the_space_that_tells_most_of_the_labels_is_chosen():
+    images, labels = textures()
+    candidates = {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")}
+    name, skills = choose_space(images, labels, candidates)
+    assert name == "patches"
+    assert skills["patches"] > skills["inputs"]
+    for is_useful, expected in ((True, "module"), (False, "patches")):
+        fitted = BoundaryUncertainty(20, module=Net(is_useful)).fit(images, labels)
+        assert fitted.space_name_ == expected
+        assert list(fitted.skills_) == ["inputs", "patches", "module"]
+    asked = BoundaryUncertainty(20, feature_extractor="patches", module=Net()).fit(images, labels)
+    assert (asked.space_name_, asked.skills_) == ("patches", {})
+
+
+def test_vectors_stay_where_they_are():
+    features = torch.randn(100, 3)
+    fitted = BoundaryUncertainty(20, module=nn.Linear(3, 2)).fit(features, torch.arange(100) % 2)
+    assert (fitted.space_name_, fitted.skills_) == ("inputs", {})
+
+
+def test_what_a_network_prepared_is_taken_back_without_it():
+    """A run that resumes has no weights of its start."""
+    images, labels = textures()
+    net = Net()
+    first = Signals(20, n_draws=2, feature_extractor="module", module=net).fit(images, labels)
+    with torch.no_grad():
+        net.last.weight.zero_()
+    again = Signals(20, n_draws=2, feature_extractor="module", module=net).restore(first.prepared(), images, labels)
+    assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
+    assert again.fingerprint == first.fingerprint
+    logits = torch.randn(480, 2)
+    for name, value in first.measure(logits).values.items():
+        assert torch.equal(again.measure(logits).values[name], value)
+    for change in ({"votes": torch.ones(3, 3)}, {"neighbors": first.boundary.neighbors.flip(0)}, {"votes": None}):
+        with pytest.raises(ValueError, match=f"`{next(iter(change))}` must"):
+            Signals(20, n_draws=2, module=net).restore({**first.prepared(), **change}, images, labels)
+
+
+def test_a_file_is_of_the_network_that_made_it(tmp_path):
+    images, labels = textures()
+    net = Net()
+    Signals(20, n_draws=1, module=net).fit(images, labels).save(tmp_path / "cache.npz")
+    Signals(20, n_draws=1, module=net).load(tmp_path / "cache.npz", images, labels)
+    with torch.no_grad():
+        net.last.weight.zero_()
+    with pytest.raises(ValueError, match="other samples or settings"):
+        Signals(20, n_draws=1, module=net).load(tmp_path / "cache.npz", images, labels)
+
+
+def test_integers_reach_a_network_that_takes_them():
+    net = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
+    tokens = torch.randint(9, (6, 5))
+    expected = net[0](tokens)
+    torch.testing.assert_close(LayerFeatures(net, keep_integers=True).transform(tokens), expected)
