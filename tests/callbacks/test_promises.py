@@ -1,0 +1,615 @@
+"""What users of Lightning's `EarlyStopping` and `ModelCheckpoint` rely on holds here too, and where it does not, the
+page `docs/lightning.md` says so.
+"""
+
+import copy
+import inspect
+import math
+import pickle
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from problems import Classifier, blobs, loader, trainer
+from torch.utils.data import DataLoader, IterableDataset
+
+from bu_torch import Rule
+from bu_torch.callbacks import BoundaryUncertaintyStopping
+from bu_torch.report import read_record
+
+NAN = math.nan
+PAGE = Path(__file__).parents[2] / "docs" / "lightning.md"
+N_STEPS = 2  # an epoch
+
+
+class Script(Rule):
+    """Scores the checks as written; after the end of the script by its last value."""
+
+    name = "script"
+    signals = ("expected_accuracy",)
+
+    def __init__(self, scores):
+        self.scores, self.place = scores, 0
+
+    def score(self, values):
+        self.place += 1
+        return self.scores[min(self.place, len(self.scores)) - 1]
+
+    def reset(self):
+        self.place = 0
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict):
+        self.place = state_dict["place"]
+
+
+class Validated(Classifier):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
+
+class Weights(Callback):
+    """The weights at the end of each epoch, and at the end of training before any are put back."""
+
+    def __init__(self):
+        self.of_epoch, self.at_end = {}, None
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.of_epoch[trainer.current_epoch] = copy.deepcopy(pl_module.state_dict())
+
+    def on_train_end(self, trainer, pl_module):
+        self.at_end = copy.deepcopy(pl_module.state_dict())
+
+
+def same(weights, others):
+    return weights.keys() == others.keys() and all(torch.equal(v, others[k]) for k, v in weights.items())
+
+
+def data(seed=0):
+    return loader(*blobs(n=60, seed=seed), batch_size=60 // N_STEPS)
+
+
+def scripted(script, **kwargs):
+    return BoundaryUncertaintyStopping(rule=Script(script), **{"n_neighbors": 10, "n_draws": 1, **kwargs})
+
+
+def prepare(folder, script, *callbacks, module=None, trainer_kwargs=None, **kwargs):
+    """All that a training needs, which has not begun."""
+    stopping, weights = scripted(script, **kwargs), Weights()
+    made = trainer(folder, stopping, weights, *callbacks, **{"max_epochs": 10, **(trainer_kwargs or {})})
+    return SimpleNamespace(stopping=stopping, weights=weights, trainer=made, module=module or Classifier())
+
+
+def run(folder, script, *callbacks, ckpt_path=None, validation=None, **kwargs):
+    made = prepare(folder, script, *callbacks, **kwargs)
+    made.trainer.fit(made.module, data(), validation, ckpt_path=ckpt_path)
+    return made
+
+
+def epochs(stopping):
+    return [entry["epoch"] for entry in stopping.history]
+
+
+def files(folder):
+    return sorted(path.name for path in Path(folder).rglob("*.ckpt"))
+
+
+def companion(made, name):
+    (found,) = [callback for callback in made.trainer.callbacks if type(callback).__name__ == name]
+    return found
+
+
+class Logging(Classifier):
+    """Logs the script itself, for Lightning's own callbacks."""
+
+    def __init__(self, script):
+        super().__init__()
+        self.script = script
+
+    def on_train_epoch_end(self):
+        self.log("score", self.script[min(self.current_epoch, len(self.script) - 1)])
+
+
+def run_lightning_s(folder, script, *callbacks, module=None, ckpt_path=None, trainer_kwargs=None, **kwargs):
+    """The same training with Lightning's pair of callbacks."""
+    stopper = EarlyStopping("score", mode="max", **kwargs)
+    keeper = ModelCheckpoint(monitor="score", mode="max")
+    made = trainer(folder, stopper, keeper, *callbacks, **{"max_epochs": 10, **(trainer_kwargs or {})})
+    made.fit(module or Logging(script), data(), ckpt_path=ckpt_path)
+    return made, stopper, keeper
+
+
+@pytest.mark.parametrize(
+    ("script", "kwargs", "reason"),
+    [
+        ([0.2, 0.4, 0.4, 0.4, 0.4], {"patience": 3}, EarlyStoppingReason.PATIENCE_EXHAUSTED),
+        ([0.1, 0.2, 0.3, 0.3, 0.9], {"patience": 1}, EarlyStoppingReason.PATIENCE_EXHAUSTED),
+        ([0.5, 0.52, 0.54, 0.9], {"patience": 2, "min_delta": 0.1}, EarlyStoppingReason.PATIENCE_EXHAUSTED),
+        ([0.5, 0.6, 0.61, 0.2], {"patience": 9, "stopping_threshold": 0.6}, EarlyStoppingReason.STOPPING_THRESHOLD),
+        ([0.5, 0.6, NAN, 0.9], {"patience": 9}, EarlyStoppingReason.NON_FINITE_METRIC),
+        ([0.5, NAN, 0.6, NAN], {"patience": 2, "check_finite": False}, EarlyStoppingReason.PATIENCE_EXHAUSTED),
+        ([0.1, 0.3, 0.2, 0.4, 0.3], {"patience": 9}, EarlyStoppingReason.NOT_STOPPED),
+    ],
+)
+def test_a_training_stops_and_keeps_where_it_does_under_lightning_s_pair(tmp_path, script, kwargs, reason):
+    theirs, stopper, keeper = run_lightning_s(tmp_path / "theirs", script, **kwargs)
+    made = run(tmp_path / "ours", script, **kwargs)
+    assert made.trainer.current_epoch == theirs.current_epoch
+    assert made.trainer.global_step == theirs.global_step
+    assert made.stopping.best_epoch == torch.load(keeper.best_model_path, weights_only=True)["epoch"]
+    assert made.stopping.best_score == pytest.approx(float(keeper.best_model_score))
+    bearer = companion(made, "VerdictBearer")
+    assert bearer.stopping_reason == stopper.stopping_reason == reason
+    assert (bearer.wait_count, bearer.stopped_epoch) == (stopper.wait_count, stopper.stopped_epoch)
+    stopped = reason != EarlyStoppingReason.NOT_STOPPED
+    assert made.stopping.stopped_epoch == (stopper.stopped_epoch if stopped else None)
+    assert made.trainer.state.finished
+    assert made.trainer.should_stop == theirs.should_stop == stopped
+
+
+class Listening(CSVLogger):
+    """Remembers what a logger that uploads checkpoints would see."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.saved = []
+
+    def after_save_checkpoint(self, checkpoint_callback):
+        if checkpoint_callback.monitor is None:
+            return  # the one that Lightning adds
+        path = checkpoint_callback.best_model_path
+        self.saved.append(
+            SimpleNamespace(
+                path=path,
+                epoch=torch.load(path, weights_only=True)["epoch"],
+                best_score=float(checkpoint_callback.best_model_score),
+                score=float(checkpoint_callback.current_score),
+                of_files={name: float(score) for name, score in checkpoint_callback.best_k_models.items()},
+                last=checkpoint_callback.last_model_path,
+                save_top_k=checkpoint_callback.save_top_k,
+                mode=checkpoint_callback.mode,
+            )
+        )
+
+
+class Stepped(Classifier):
+    """Doubles its learning rate after each epoch."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=2.0)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A training in which epochs 0, 1 and 3 are the best so far."""
+    folder = tmp_path_factory.mktemp("saved")
+    logger, saves = Listening(folder), Counter()
+    script = [0.5, 0.9, 0.2, 0.95, 0.1]
+    made = prepare(folder, script, module=Stepped(), trainer_kwargs={"logger": logger, "max_epochs": 5})
+    save = made.trainer.save_checkpoint
+
+    def counted(path, *args, **kwargs):
+        saves[Path(path).name] += 1
+        save(path, *args, **kwargs)
+
+    made.trainer.save_checkpoint = counted
+    made.trainer.fit(made.module, data())
+    made.logger, made.saves = logger, saves
+    made.checkpoint = torch.load(made.stopping.best_model_path, weights_only=True)
+    return made
+
+
+class TestWhatIsSaved:
+    def test_each_best_epoch_is_saved_once_and_no_other(self, made):
+        own = {name: n for name, n in made.saves.items() if name.startswith("boundary-")}
+        assert own == {f"boundary-epoch={epoch}-step={N_STEPS * (epoch + 1)}.ckpt": 1 for epoch in (0, 1, 3)}
+
+    def test_the_last_best_is_left_beside_lightning_s_own_file(self, made):
+        assert files(made.trainer.default_root_dir) == [
+            f"boundary-epoch=3-step={4 * N_STEPS}.ckpt",
+            f"epoch=4-step={5 * N_STEPS}.ckpt",
+        ]
+
+    def test_epoch_step_and_weights_are_those_of_the_check(self, made):
+        assert (made.checkpoint["epoch"], made.checkpoint["global_step"]) == (3, 4 * N_STEPS)
+        assert same(made.checkpoint["state_dict"], made.weights.of_epoch[3])
+
+    def test_it_is_saved_when_the_scheduler_has_stepped(self, made):
+        (scheduler,) = made.checkpoint["lr_schedulers"]
+        assert scheduler["_last_lr"] == [pytest.approx(0.05 * 2**4)]
+        assert made.checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == scheduler["_last_lr"][0]
+
+    def test_it_names_itself_its_score_and_the_verdict_of_its_epoch(self, made):
+        keeper = made.checkpoint["callbacks"][companion(made, "Keeper").state_key]
+        assert keeper["best_model_path"] == made.stopping.best_model_path
+        assert float(keeper["current_score"]) == float(keeper["best_model_score"]) == 0.95
+        bearer = made.checkpoint["callbacks"][companion(made, "VerdictBearer").state_key]
+        assert (bearer["wait_count"], float(bearer["best_score"])) == (0, 0.95)
+        assert bearer["stopping_reason"] == EarlyStoppingReason.NOT_STOPPED.value
+
+    def test_loggers_are_told_of_each_when_it_is_there(self, made):
+        assert [(one.epoch, one.score, one.best_score) for one in made.logger.saved] == [
+            (0, 0.5, 0.5),
+            (1, 0.9, 0.9),
+            (3, 0.95, 0.95),
+        ]
+        for one in made.logger.saved:
+            assert one.of_files == {one.path: one.score}
+            assert (one.last, one.save_top_k, one.mode) == ("", 1, "max")
+
+    def test_a_module_is_made_from_it(self, made):
+        module = Stepped.load_from_checkpoint(made.stopping.best_model_path)
+        assert same(module.state_dict(), made.weights.of_epoch[3])
+
+    def test_the_best_files_are_listed_as_yaml(self, made, tmp_path):
+        made.trainer.checkpoint_callback.to_yaml(tmp_path / "best.yaml")
+        assert (tmp_path / "best.yaml").read_text() == f"{made.stopping.best_model_path}: 0.95\n"
+
+
+def test_a_training_of_one_step_leaves_a_checkpoint(tmp_path):
+    made = run(tmp_path, [0.5], trainer_kwargs={"max_steps": 1})
+    checkpoint = torch.load(made.stopping.best_model_path, weights_only=True)
+    assert (checkpoint["epoch"], checkpoint["global_step"]) == (0, 1)
+
+
+class TestFolders:
+    @pytest.mark.parametrize(("version", "name"), [(None, "version_0"), (7, "version_7"), ("mine", "mine")])
+    def test_checkpoints_lie_with_the_logs_of_their_version(self, tmp_path, version, name):
+        logger = CSVLogger(tmp_path, name="logs", version=version)
+        made = run(tmp_path, [0.5], trainer_kwargs={"logger": logger, "max_epochs": 1})
+        assert Path(made.stopping.best_model_path).parent == tmp_path / "logs" / name / "checkpoints"
+
+    def test_a_second_run_in_one_folder_numbers_its_files_and_leaves_the_first_s(self, tmp_path):
+        first, second = (run(tmp_path, [0.9, 0.1], trainer_kwargs={"max_epochs": 2}) for _ in range(2))
+        name = f"boundary-epoch=0-step={N_STEPS}"
+        folder = tmp_path / "checkpoints"
+        assert first.stopping.best_model_path == str(folder / f"{name}.ckpt")
+        assert second.stopping.best_model_path == str(folder / f"{name}-v1.ckpt")
+        for made in (first, second):
+            weights = torch.load(made.stopping.best_model_path, weights_only=True)["state_dict"]
+            assert same(weights, made.weights.of_epoch[0])
+
+
+class Stream(IterableDataset):
+    """Has no length."""
+
+    def __iter__(self):
+        yield from zip(*blobs(n=60), strict=True)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A run of three epochs, and its last checkpoint."""
+    folder = tmp_path_factory.mktemp("first")
+    last = ModelCheckpoint(folder / "user", save_last=True)
+    made = run(folder, TestResume.SCRIPT, last, trainer_kwargs={"max_epochs": 3})
+    made.last = last.last_model_path
+    return made
+
+
+class TestResume:
+    SCRIPT = (0.1, 0.9, 0.3, 0.4)
+
+    @pytest.mark.parametrize("again", ["last", "best"])
+    def test_a_run_that_is_over_trains_and_saves_nothing_more(self, first, again):
+        folder = first.trainer.default_root_dir
+        path, n_epochs = (first.last, 3) if again == "last" else (first.stopping.best_model_path, 2)
+        before = {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*")}
+        made = run(folder, self.SCRIPT, ckpt_path=path, trainer_kwargs={"max_epochs": n_epochs})
+        assert (made.trainer.current_epoch, made.trainer.global_step) == (n_epochs, N_STEPS * n_epochs)
+        assert {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*")} == before
+        assert (made.stopping.best_epoch, epochs(made.stopping)) == (1, list(range(n_epochs)))
+        assert made.stopping.best_model_path == first.stopping.best_model_path
+        assert same(made.module.state_dict(), first.weights.of_epoch[1])
+
+    def test_fewer_epochs_than_it_has_are_lightning_s_error(self, first):
+        with pytest.raises(MisconfigurationException, match="You restored a checkpoint with current_epoch"):
+            run(first.trainer.default_root_dir, self.SCRIPT, ckpt_path=first.last, trainer_kwargs={"max_epochs": 1})
+
+    def test_last_finds_the_file_of_the_user_s_own_callback(self, first, tmp_path):
+        last = ModelCheckpoint(Path(first.last).parent, save_top_k=0)
+        made = run(tmp_path, self.SCRIPT, last, ckpt_path="last", trainer_kwargs={"max_epochs": 4})
+        assert epochs(made.stopping) == [0, 1, 2, 3]
+        assert made.stopping.best_epoch == 1
+
+    def test_from_best_to_best(self, tmp_path):
+        path = None
+        for n_epochs in (1, 2, 4):
+            made = run(
+                tmp_path / str(n_epochs), [0.1, 0.2, 0.3, 0.4], ckpt_path=path, trainer_kwargs={"max_epochs": n_epochs}
+            )
+            path = made.stopping.best_model_path
+            assert epochs(made.stopping) == list(range(n_epochs))
+            assert Path(path).name == f"boundary-epoch={n_epochs - 1}-step={N_STEPS * n_epochs}.ckpt"
+            made.trainer.test(dataloaders=data(), verbose=False)
+            assert made.trainer.ckpt_path == path
+
+    def test_a_checkpoint_of_a_trainer_without_the_callback(self, tmp_path):
+        plain = trainer(tmp_path / "plain", max_epochs=2)
+        plain.fit(Classifier(), data())
+        path = plain.checkpoint_callback.best_model_path
+        made = run(tmp_path, [0.3, 0.5, 0.2], ckpt_path=path, trainer_kwargs={"max_epochs": 5})
+        assert epochs(made.stopping) == [2, 3, 4]
+        assert made.stopping.best_epoch == 3
+        assert Path(path).exists()
+
+    def test_a_trainer_without_the_callback_goes_on_from_ours(self, first, tmp_path):
+        plain, module = trainer(tmp_path, max_epochs=4), Classifier()
+        seen = {}
+        plain.callbacks.append(LambdaCallback(on_train_start=lambda t, m: seen.update(copy.deepcopy(m.state_dict()))))
+        plain.fit(module, data(), ckpt_path=first.stopping.best_model_path)
+        assert same(seen, first.weights.of_epoch[1])
+        assert (plain.current_epoch, plain.global_step) == (4, 4 * N_STEPS)
+
+    def test_data_without_a_length(self, tmp_path):
+        def fit(n_epochs, ckpt_path=None):
+            stopping = scripted([0.1, 0.9, 0.2, 0.95], max_samples=60)
+            made = trainer(tmp_path, stopping, max_epochs=n_epochs, limit_train_batches=2)
+            made.fit(Classifier(), DataLoader(Stream(), batch_size=15), ckpt_path=ckpt_path)
+            return stopping
+
+        first = fit(2)
+        resumed = fit(4, first.best_model_path)
+        assert epochs(resumed) == [0, 1, 2, 3]
+        assert (first.best_epoch, resumed.best_epoch) == (1, 3)
+
+    def test_a_run_that_was_stopped_stops_again_unless_it_improves(self, tmp_path):
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        run(tmp_path, [0.9, 0.1], last, patience=2)
+        for after, stopped in ((0.1, 3), (0.95, None)):
+            script = [0.9, 0.1, 0.1, after]
+            made = run(tmp_path, script, ckpt_path=last.last_model_path, patience=2, trainer_kwargs={"max_epochs": 5})
+            assert made.stopping.stopped_epoch == stopped
+            assert made.stopping.best_epoch == (0 if stopped else 3)
+
+
+class TestBesideTheUsersOwn:
+    @pytest.mark.parametrize("ours_first", [True, False])
+    @pytest.mark.parametrize(("patience", "stopped"), [(2, "ours"), (9, "theirs")])
+    def test_whichever_stops_first_ends_the_training(self, tmp_path, ours_first, patience, stopped):
+        ours = scripted([0.9, 0.1], patience=patience)
+        theirs = EarlyStopping("score", mode="max", patience=4)
+        made = trainer(tmp_path, *([ours, theirs] if ours_first else [theirs, ours]), max_epochs=10)
+        made.fit(Logging([0.9, 0.1]), data())
+        assert made.current_epoch == (3 if stopped == "ours" else 5)
+        assert ours.stopped_epoch == (2 if stopped == "ours" else None)
+        assert theirs.stopped_epoch == (0 if stopped == "ours" else 4)
+        assert ("stopped from elsewhere" in ours.stopping_reason) == (stopped == "theirs")
+        assert ours.best_epoch == 0
+
+    @pytest.mark.parametrize(
+        ("error", "raised", "is_restored"), [(KeyboardInterrupt(), SystemExit, True), (OSError("no"), OSError, False)]
+    )
+    def test_a_file_of_the_exception_holds_the_weights_that_training_had(self, tmp_path, error, raised, is_restored):
+        seen = {}
+
+        def fail(trainer, module, batch, batch_idx):
+            if trainer.current_epoch == 2 and batch_idx == 1:
+                seen.update(copy.deepcopy(module.state_dict()))
+                raise error
+
+        saving = ModelCheckpoint(tmp_path / "user", filename="exception", save_on_exception=True, every_n_epochs=99)
+        made = prepare(tmp_path, [0.5, 0.9, 0.1], saving, LambdaCallback(on_train_batch_start=fail))
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            with pytest.raises(raised):
+                made.trainer.fit(made.module, data())
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        assert same(torch.load(tmp_path / "user" / "exception.ckpt", weights_only=True)["state_dict"], seen)
+        assert made.stopping.best_epoch == 1
+        assert same(made.module.state_dict(), made.weights.of_epoch[1] if is_restored else seen)
+
+    def test_the_first_checkpoint_callback_is_ours_and_theirs_are_all_there(self, tmp_path):
+        own = [ModelCheckpoint(tmp_path / "a", monitor="script", mode="max"), ModelCheckpoint(tmp_path / "b")]
+        made = run(tmp_path, [0.1, 0.9, 0.2], *own, trainer_kwargs={"max_epochs": 3})
+        assert made.trainer.checkpoint_callback.best_model_path == made.stopping.best_model_path
+        assert made.trainer.checkpoint_callbacks[1:] == own
+        assert torch.load(own[0].best_model_path, weights_only=True)["epoch"] == 1
+        assert torch.load(own[1].best_model_path, weights_only=True)["epoch"] == 2
+
+
+# One for each phase of an epoch and of what follows it.
+HOOKS = ["on_train_batch_end", "on_validation_end", "on_train_epoch_end", "on_train_end", "on_fit_end"]
+MODULE_HOOKS = [
+    "on_train_epoch_start",
+    "training_step",
+    "on_after_backward",
+    "optimizer_step",
+    "validation_step",
+    *HOOKS,
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "hook"),
+    [*(("module", hook) for hook in MODULE_HOOKS), *(("callback", hook) for hook in HOOKS)],
+)
+def test_wherever_an_exception_comes_from_the_best_epoch_is_on_disk(tmp_path, monkeypatch, place, hook):
+    failing = Callback()
+    made = prepare(tmp_path, [0.5, 0.9, 0.2], failing, module=Validated(), trainer_kwargs={"max_epochs": 3})
+    owner = made.module if place == "module" else failing
+    untroubled = getattr(owner, hook)
+
+    def trouble(*args, **kwargs):
+        if not made.trainer.sanity_checking and made.trainer.current_epoch >= 2:
+            raise RuntimeError("trouble")
+        return untroubled(*args, **kwargs)
+
+    monkeypatch.setattr(owner, hook, trouble)
+    with pytest.raises(RuntimeError, match="trouble"):
+        made.trainer.fit(made.module, data(), data(1))
+    assert made.stopping.best_epoch == 1
+    checkpoint = torch.load(made.stopping.best_model_path, weights_only=True)
+    assert checkpoint["epoch"] == 1
+    assert same(checkpoint["state_dict"], made.weights.of_epoch[1])
+    assert [name for name in files(tmp_path) if name.startswith("boundary-")] == [
+        Path(made.stopping.best_model_path).name
+    ]
+    assert "RuntimeError: trouble" in made.stopping.stopping_reason
+
+
+class TestOutsideAFit:
+    def test_tests_and_predictions_before_any_fit_do_nothing(self, tmp_path):
+        made = prepare(tmp_path, [0.5])
+        n_callbacks = len(made.trainer.callbacks)
+        made.trainer.test(made.module, data(), verbose=False)
+        assert len(made.trainer.callbacks) == n_callbacks
+        assert (made.stopping.history, made.stopping.best_model_path, files(tmp_path)) == ([], "", [])
+
+    def test_what_follows_a_fit_changes_nothing(self, tmp_path):
+        made = run(tmp_path, [0.1, 0.9, 0.2], module=Validated(), trainer_kwargs={"max_epochs": 3})
+        stopping = made.stopping
+
+        def state():
+            return [
+                (made.trainer.current_epoch, made.trainer.global_step, stopping.best_epoch, stopping.best_score),
+                (stopping.best_model_path, stopping.stopped_epoch, stopping.stopping_reason),
+                (files(tmp_path), Path(stopping.record_path).read_text()),
+            ]
+
+        before = state()
+        for ckpt_path in (None, "best"):
+            made.trainer.validate(made.module, data(), ckpt_path=ckpt_path, verbose=False)
+            made.trainer.test(made.module, data(), ckpt_path=ckpt_path, verbose=False)
+            made.trainer.predict(made.module, data(), ckpt_path=ckpt_path)
+            assert state() == before
+            assert same(made.module.state_dict(), made.weights.of_epoch[1])
+
+    def test_after_a_fast_dev_run_there_is_no_best(self, tmp_path):
+        made = run(tmp_path, [0.5], trainer_kwargs={"fast_dev_run": True})
+        with pytest.raises(ValueError, match="with `fast_dev_run=True`"):
+            made.trainer.test(made.module, data(), ckpt_path="best")
+
+    @pytest.mark.parametrize("copied", [lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy])  # noqa: S301
+    def test_a_copy_is_as_the_original(self, tmp_path, copied):
+        stopping = BoundaryUncertaintyStopping(n_neighbors=10, n_draws=1, patience=7, min_delta=0.25)
+        fresh = copied(stopping)
+        assert {name: getattr(fresh, name) for name in inspect.signature(type(stopping)).parameters} == {
+            name: getattr(stopping, name) for name in inspect.signature(type(stopping)).parameters
+        }
+        trainer(tmp_path, stopping, max_epochs=2).fit(Classifier(), data())
+        fitted = copied(stopping)
+        for name in ("history", "best_epoch", "best_score", "best_model_path", "stopping_reason", "record_path"):
+            assert getattr(fitted, name) == getattr(stopping, name), name
+        assert stopping.best_model_path
+
+
+class TestOtherwise:
+    """What `docs/lightning.md` says that differs."""
+
+    @pytest.mark.parametrize(
+        "kwargs",
+        [
+            {"val_check_interval": 0.5},
+            {"check_val_every_n_epoch": 3},
+            {"val_check_interval": 3, "check_val_every_n_epoch": None},
+            {"limit_val_batches": 0},
+        ],
+    )
+    def test_a_check_ends_each_epoch_whenever_the_module_is_validated(self, tmp_path, kwargs):
+        made = run(tmp_path, [0.5, 0.9, 0.1], patience=2, module=Validated(), validation=data(1), trainer_kwargs=kwargs)
+        assert epochs(made.stopping) == [0, 1, 2, 3]
+        assert (made.stopping.best_epoch, made.stopping.stopped_epoch) == (1, 3)
+        assert torch.load(made.stopping.best_model_path, weights_only=True)["global_step"] == 2 * N_STEPS
+
+    @pytest.mark.parametrize(
+        ("script", "kwargs"), [([0.1, 0.9, 0.2], {"stopping_threshold": 0.8}), ([0.1, NAN, 0.2], {})]
+    )
+    def test_a_reason_to_stop_before_min_epochs_must_hold_again(self, tmp_path, script, kwargs):
+        settings = {"patience": 9, **kwargs}
+        at_least = {"min_epochs": 4, "max_epochs": 6}
+        theirs, stopper, _ = run_lightning_s(tmp_path / "theirs", script, trainer_kwargs=at_least, **settings)
+        assert (theirs.current_epoch, stopper.stopped_epoch) == (4, 1)
+        made = run(tmp_path, script, trainer_kwargs=at_least, **settings)
+        assert (made.trainer.current_epoch, made.stopping.stopped_epoch) == (6, None)
+
+    def test_a_score_that_is_not_finite_is_not_saved(self, tmp_path):
+        _, _, keeper = run_lightning_s(tmp_path / "theirs", [NAN], patience=9)
+        assert keeper.best_model_score == -math.inf
+        made = run(tmp_path, [NAN, 0.1], patience=9, trainer_kwargs={"max_epochs": 1})
+        assert (made.stopping.best_epoch, made.stopping.best_model_path) == (None, "")
+
+    def test_a_second_fit_of_one_trainer_starts_anew(self, tmp_path):
+        script, until = [0.9, 0.8, 0.7], {"max_epochs": 2}
+        theirs, _, keeper = run_lightning_s(tmp_path / "theirs", script, trainer_kwargs=until)
+        made = run(tmp_path, script, trainer_kwargs=until)
+        first = made.stopping.best_model_path
+        for one in (theirs, made.trainer):
+            one.fit_loop.max_epochs = 4
+            one.fit(one.lightning_module, data())
+        assert torch.load(keeper.best_model_path, weights_only=True)["epoch"] == 0
+        assert (made.stopping.best_epoch, epochs(made.stopping)) == (2, [2, 3])
+        assert Path(first).exists()
+
+    def test_a_resumed_run_has_the_patience_of_its_own_callback(self, tmp_path):
+        script, last = [0.9, 0.1], ModelCheckpoint(tmp_path / "user", save_last=True)
+        run_lightning_s(tmp_path / "theirs", script, last, patience=2)
+        path = last.last_model_path
+        theirs, stopper, _ = run_lightning_s(tmp_path / "theirs", script, ckpt_path=path, patience=5)
+        assert (stopper.patience, theirs.current_epoch) == (2, 4)
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        run(tmp_path, script, last, patience=2)
+        made = run(tmp_path, script, ckpt_path=last.last_model_path, patience=5)
+        assert (made.stopping.patience, made.trainer.current_epoch) == (5, 6)
+
+    def test_a_run_that_is_resumed_elsewhere_knows_the_best_score(self, tmp_path):
+        script, until = [0.9, 0.5], {"max_epochs": 1}
+        _, _, keeper = run_lightning_s(tmp_path / "theirs", script, trainer_kwargs=until)
+        path = keeper.best_model_path
+        _, _, keeper = run_lightning_s(tmp_path / "elsewhere", script, ckpt_path=path, trainer_kwargs={"max_epochs": 2})
+        assert torch.load(keeper.best_model_path, weights_only=True)["epoch"] == 1
+        path = run(tmp_path / "ours", script, trainer_kwargs=until).stopping.best_model_path
+        made = run(tmp_path / "ours elsewhere", script, ckpt_path=path, trainer_kwargs={"max_epochs": 2})
+        assert (made.stopping.best_epoch, made.stopping.best_model_path) == (0, path)
+
+    def test_a_module_that_steps_its_optimiser_itself_is_saved(self, tmp_path):
+        class Manual(Logging):
+            automatic_optimization = False
+
+            def training_step(self, batch, batch_idx):
+                optimizer = self.optimizers(use_pl_optimizer=False)
+                optimizer.zero_grad()
+                self.manual_backward(super().training_step(batch, batch_idx))
+                optimizer.step()
+
+        script, until = [0.1, 0.9], {"max_epochs": 2}
+        _, _, keeper = run_lightning_s(tmp_path / "theirs", script, module=Manual(script), trainer_kwargs=until)
+        assert keeper.best_model_path == ""
+        made = run(tmp_path, script, module=Manual(script), trainer_kwargs=until)
+        assert torch.load(made.stopping.best_model_path, weights_only=True)["epoch"] == 1
+
+    def test_a_trainer_that_saves_nothing_has_a_checkpoint_callback_all_the_same(self, tmp_path):
+        made = run(tmp_path, [0.1, 0.9], trainer_kwargs={"enable_checkpointing": False, "max_epochs": 2})
+        assert made.trainer.checkpoint_callback is not None
+        with pytest.raises(ValueError, match=r'ckpt_path="best"'):
+            made.trainer.test(dataloaders=data(), verbose=False)
+        assert made.trainer.test(made.module, data(), verbose=False)
+        assert files(tmp_path) == []
+
+    def test_the_reason_is_a_sentence(self, tmp_path):
+        made = run(tmp_path, [0.9, 0.1], patience=2)
+        reason = made.stopping.stopping_reason
+        assert reason == "Stopped in epoch 2: script did not improve in the last 2 checks."
+        assert read_record(made.stopping.record_path).end.reason == reason
+
+    def test_the_page_names_each_argument_of_lightning_s_that_is_missing_here(self):
+        named = set(re.findall(r"`(\w+)`", PAGE.read_text()))
+        ours = set(inspect.signature(BoundaryUncertaintyStopping).parameters)
+        theirs = {name for cls in (EarlyStopping, ModelCheckpoint) for name in inspect.signature(cls).parameters}
+        not_yet_ours = {"dirpath", "filename", "save_weights_only", "verbose", "log_rank_zero_only"}
+        assert theirs - ours - not_yet_ours <= named
