@@ -23,6 +23,7 @@ from bu_torch._printing import cleaned
 from bu_torch.callbacks._lightning import FITTING, Library, library_of, measured_module
 from bu_torch.callbacks._own_files import OwnFiles
 from bu_torch.monitoring.best_weights import BestWeights
+from bu_torch.monitoring.decision import Verdict
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -78,10 +79,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self.score_of(trainer) is None or self._should_skip_check(trainer):
             return
-        verdict = self.owner.tracker.verdict
-        self.wait_count = verdict.wait
-        self.best_score = torch.tensor(verdict.best, dtype=torch.float64)
-        self.stopping_reason: Any = type(self.stopping_reason)[verdict.reason.name]
+        verdict = self._take_over_verdict()
         should_stop = trainer.strategy.reduce_boolean_decision(verdict.should_stop, all=False)
         # `trainer.should_stop` is never taken back, so it is not set before `min_epochs` and `min_steps` allow a stop:
         # the metric may recover by then.
@@ -89,6 +87,17 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             trainer.should_stop = True
             self.has_stopped = True
             self.stopped_epoch = trainer.current_epoch
+
+    def _take_over_verdict(self) -> Verdict:
+        verdict = self.owner.tracker.verdict
+        self.wait_count = verdict.wait
+        self.best_score = torch.tensor(verdict.best, dtype=torch.float64)
+        self.stopping_reason: Any = type(self.stopping_reason)[verdict.reason.name]
+        return verdict
+
+    def state_dict(self) -> dict[str, Any]:
+        self._take_over_verdict()  # a checkpoint may be saved between the check and this callback's turn
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Nothing: the verdict follows from the history, which the owner has loaded."""
@@ -338,8 +347,9 @@ def install(
 ) -> tuple[VerdictBearerMixin, KeeperMixin | MemoryKeeperMixin]:
     """Put fresh companions into `trainer.callbacks`, and take out those of an earlier fit.
 
-    The list is replaced, not changed: Lightning walks over it while this runs. Bearer and keeper stand right after
-    their owner, so that a checkpoint the user's own callback saves holds their state of the same epoch.
+    The list is replaced, not changed: Lightning walks over it while this runs. The keeper stands before any other
+    checkpoint callback, so that `ckpt_path="best"` is its file. Both stand behind each `EarlyStopping` of the user's,
+    so that `trainer.early_stopping_callback` is the user's, and the keeper's file holds its state of the same epoch.
     """
     present = [
         callback
@@ -353,9 +363,33 @@ def install(
     )
     bearer = VerdictBearer(owner)
     keeper = Keeper(owner) if writes_checkpoints else MemoryKeeper(owner)
-    after = present.index(owner) + 1
-    trainer.callbacks = [*present[:after], bearer, keeper, *present[after:], Concluder(owner)]
+    bearer_at, keeper_at = _places(present, owner, library)
+    trainer.callbacks = [
+        *present[:keeper_at],
+        *([keeper] if keeper_at < bearer_at else []),
+        *present[keeper_at:bearer_at],
+        bearer,
+        *([keeper] if keeper_at == bearer_at else []),
+        *present[bearer_at:],
+        Concluder(owner),
+    ]
     return bearer, keeper
+
+
+def _places(present: list[Any], owner: "BoundaryUncertaintyStopping", library: Library) -> tuple[int, int]:
+    """Where in the list bearer and keeper belong."""
+    own = present.index(owner)
+    bearer_at, first_checkpoint = own + 1, len(present)
+    for place, callback in enumerate(present):
+        if not isinstance(callback, Companion):
+            is_before_bearer = isinstance(callback, library.early_stopping)
+            if isinstance(callback, library.checkpoint):
+                first_checkpoint = min(first_checkpoint, place)
+        else:  # the first owner's keeper is "best"
+            is_before_bearer = callback.owner in present[:own] and not isinstance(callback, ConcluderMixin)
+        if is_before_bearer:
+            bearer_at = max(bearer_at, place + 1)
+    return bearer_at, min(bearer_at, first_checkpoint)
 
 
 def _may_stop(trainer: "Trainer") -> bool:

@@ -1,0 +1,100 @@
+"""Beside callbacks that a user has too: what each sees, in which order, and whose names are whose."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    ModelCheckpoint,
+)
+from problems import Classifier, blobs, loader, trainer
+
+from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+
+
+class ScriptMixin:
+    """Measures what the script says, by epoch; after its end the last value."""
+
+    script = (0.1, 0.9, 0.5)
+
+    def _prepare_here(self, trainer, pl_module):
+        return torch.zeros(1, 1), None, "the same"
+
+    def _try(self, trainer, pl_module):
+        """There is nothing to read."""
+
+    def _measure(self, trainer, pl_module):
+        value = self.script[min(trainer.current_epoch, len(self.script) - 1)]
+        return {"boundary_uncertainty": value, "trust_score": 2 * value, "expected_accuracy": value}
+
+
+class Stopping(ScriptMixin, BoundaryUncertaintyStopping):
+    def __init__(self, script=ScriptMixin.script, **kwargs):
+        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", **kwargs})
+        self.script = script
+
+
+class Monitor(ScriptMixin, BoundaryUncertaintyMonitor):
+    def __init__(self, script=ScriptMixin.script, **kwargs):
+        super().__init__(**{"n_draws": 1, **kwargs})
+        self.script = script
+
+
+def fit(folder, *callbacks, module=None, ckpt_path=None, **kwargs):
+    made = trainer(folder, *callbacks, **kwargs)
+    made.fit(module or Classifier(), loader(*blobs()), ckpt_path=ckpt_path)
+    return made
+
+
+class TestEarlyStoppingOfTheUsers:
+    def users(self, **kwargs):
+        return EarlyStopping(monitor="trust_score", mode="max", **{"patience": 9, **kwargs})
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_it_is_the_trainer_s_early_stopping_callback(self, tmp_path, is_first):
+        own, users = Stopping(), [self.users(), EarlyStopping(monitor="expected_accuracy", mode="max")]
+        made = fit(tmp_path, *([*users, own] if is_first else [own, *users]))
+        assert made.early_stopping_callback is users[0]
+        assert made.early_stopping_callbacks[:2] == users
+        assert made.checkpoint_callback.best_model_path == own.best_model_path
+
+    def test_without_one_ours_is_found(self, tmp_path):
+        own = Stopping([0.9, 0.1], patience=1)
+        made = fit(tmp_path, own, max_epochs=5)
+        assert made.early_stopping_callback.stopped_epoch == own.stopped_epoch == 1
+
+    def test_one_that_was_added_behind_the_checkpoints(self, tmp_path):
+        own, users, last = Stopping([0.9, 0.1]), self.users(), ModelCheckpoint(tmp_path / "user", save_last=True)
+        made = trainer(tmp_path, own, last)
+        made.callbacks.append(users)
+        made.fit(Classifier(), loader(*blobs()))
+        assert made.early_stopping_callback is users
+        assert made.checkpoint_callback.best_model_path == own.best_model_path
+        states = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)["callbacks"]
+        (bearer,) = [state for key, state in states.items() if "VerdictBearer" in key]
+        assert bearer["wait_count"] == 2
+
+    def test_our_file_holds_its_state_of_the_same_epoch(self, tmp_path):
+        own = Stopping([0.9, 0.1, 0.95])
+        fit(tmp_path, own, EarlyStopping(monitor="prediction_changes", mode="max", strict=False), self.users())
+        states = torch.load(own.best_model_path, weights_only=True)["callbacks"]
+        (users,) = [state for key, state in states.items() if "EarlyStopping" in key and "trust_score" in key]
+        assert users["best_score"] == pytest.approx(2 * 0.95)
+
+    def test_the_first_of_two_stays_best_in_a_second_fit(self, tmp_path):
+        first, second = Stopping(), Stopping(rule="trust_score", restore_best_weights=False)
+        made = trainer(tmp_path, first, second, self.users())
+        for _ in range(2):
+            made.fit_loop.epoch_progress.reset()
+            made.fit(Classifier(), loader(*blobs()))
+            assert made.checkpoint_callback.best_model_path == first.best_model_path
+
+    def test_a_run_resumes_beside_one(self, tmp_path):
+        script = [0.1, 0.9, 0.3, 0.2, 0.1]
+        whole = Stopping(script, patience=3)
+        fit(tmp_path / "whole", whole, self.users(), max_epochs=9)
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        fit(tmp_path, Stopping(script, patience=3), self.users(), last, max_epochs=3)
+        resumed = Stopping(script, patience=3)
+        fit(tmp_path, resumed, self.users(), max_epochs=9, ckpt_path=tmp_path / "user" / "last.ckpt")
+        assert (resumed.history, resumed.stopped_epoch) == (whole.history, 4)
+        assert resumed.best_epoch == whole.best_epoch == 1
