@@ -75,18 +75,37 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         )
         self.owner = owner
         self.has_stopped = False
+        self.why_stopped = ""
+        self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
+
+    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        if self.owner in trainer.callbacks:  # the run may resume with that verdict
+            self._is_due = self.owner.tracker.verdict.should_stop and not _may_stop(trainer)
+
+    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
+        # `min_steps` may be reached in the middle of an epoch, where Lightning stops too. After the last batch the
+        # epoch's own check decides.
+        if self._is_due and not trainer.is_last_batch and _may_stop(trainer):
+            self._stop(trainer)
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self.score_of(trainer) is None or self._should_skip_check(trainer):
+            if self._is_due and _may_stop(trainer):
+                self._stop(trainer)
             return
         verdict = self._take_over_verdict()
         should_stop = trainer.strategy.reduce_boolean_decision(verdict.should_stop, all=False)
         # `trainer.should_stop` is never taken back, so it is not set before `min_epochs` and `min_steps` allow a stop:
         # the metric may recover by then.
-        if should_stop and _may_stop(trainer):
-            trainer.should_stop = True
-            self.has_stopped = True
-            self.stopped_epoch = trainer.current_epoch
+        self._is_due = should_stop and not _may_stop(trainer)
+        if should_stop and not self._is_due:
+            self._stop(trainer)
+
+    def _stop(self, trainer: "Trainer") -> None:
+        trainer.should_stop = True
+        self.has_stopped, self._is_due = True, False
+        self.stopped_epoch = trainer.current_epoch
+        self.why_stopped = self.owner.tracker.why_stopped(self.stopped_epoch)
 
     def _take_over_verdict(self) -> Verdict:
         verdict = self.owner.tracker.verdict
@@ -393,4 +412,6 @@ def _places(present: list[Any], owner: "BoundaryUncertaintyStopping", library: L
 
 
 def _may_stop(trainer: "Trainer") -> bool:
-    return trainer.current_epoch + 1 >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
+    """Whether Lightning would act on `trainer.should_stop` now."""
+    n_epochs = trainer.fit_loop.epoch_progress.current.processed  # counts the epoch that is ending
+    return n_epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)

@@ -250,7 +250,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         if exception is not None:
             return told(exception)
         if self._bearer is not None and self._bearer.has_stopped:
-            return self._tracker.why_stopped(self._bearer.stopped_epoch)
+            return self._bearer.why_stopped
         for callback in trainer.callbacks:
             if (
                 isinstance(callback, library_of(trainer).timer)

@@ -98,3 +98,43 @@ class TestEarlyStoppingOfTheUsers:
         fit(tmp_path, resumed, self.users(), max_epochs=9, ckpt_path=tmp_path / "user" / "last.ckpt")
         assert (resumed.history, resumed.stopped_epoch) == (whole.history, 4)
         assert resumed.best_epoch == whole.best_epoch == 1
+
+
+class TestLeastSteps:
+    """`min_steps` and `min_epochs` end where Lightning's own `EarlyStopping` ends; an epoch has 4 steps."""
+
+    @pytest.mark.parametrize(
+        "least",
+        [
+            {},
+            {"min_steps": 9},
+            {"min_steps": 10},
+            {"min_steps": 12},
+            {"min_steps": 14, "min_epochs": 2},
+            {"min_epochs": 4},
+        ],
+    )
+    def test_it_stops_at_the_step_where_lightning_does(self, tmp_path, least):
+        lightnings = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=1)
+        theirs = fit(tmp_path / "theirs", Monitor([0.9, 0.1]), lightnings, max_epochs=8, **least)
+        own = Stopping([0.9, 0.1], patience=1)
+        made = fit(tmp_path, own, max_epochs=8, **least)
+        assert (made.global_step, own.stopped_epoch) == (theirs.global_step, lightnings.stopped_epoch)
+        assert own.stopping_reason.startswith(f"Stopped in epoch {own.stopped_epoch}: boundary_uncertainty did not")
+
+    def test_a_score_that_has_recovered_by_then_goes_on(self, tmp_path):
+        own = Stopping([0.5, 0.1, 0.9, 0.1], patience=1)
+        made = fit(tmp_path, own, max_epochs=8, min_steps=12)
+        assert (made.global_step, own.stopped_epoch, own.best_epoch) == (16, 3, 2)
+
+    def test_it_stops_there_too_where_no_check_is_made(self, tmp_path):
+        own = Stopping([0.5, 0.5, 0.5, 0.1], patience=1, every_n_epochs=2)
+        made = fit(tmp_path, own, max_epochs=20, min_steps=20)
+        assert (made.global_step, own.stopped_epoch) == (20, 4)
+
+    def test_a_run_that_resumes_stops_at_the_same_step(self, tmp_path):
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        fit(tmp_path, Stopping([0.9, 0.1], patience=1), last, max_epochs=2, min_steps=10)
+        resumed = Stopping([0.9, 0.1], patience=1)
+        made = fit(tmp_path, resumed, max_epochs=8, min_steps=10, ckpt_path=tmp_path / "user" / "last.ckpt")
+        assert (made.global_step, resumed.stopped_epoch) == (10, 2)
