@@ -304,10 +304,12 @@ class MemoryKeeperMixin(Companion, Checkpoint):
     """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
 
     best_model_path = ""
+    is_best_there = True
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
         self.owner = owner
         self.best = BestWeights()
+        self._resumed_weights: dict[str, Any] | None = None
 
     @property
     def best_model_score(self) -> float | None:
@@ -322,6 +324,12 @@ class MemoryKeeperMixin(Companion, Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.owner.is_comparable:
             self.best.load_state_dict(state_dict)
+            self._resumed_weights = self.best.weights
+
+    @property
+    def is_best_own(self) -> bool:
+        """Whether the best weights are of this fit, not of a resumed state."""
+        return self.best.weights is not self._resumed_weights
 
 
 class ConcluderMixin(Companion):

@@ -11,6 +11,7 @@ from bu_torch._inputs import check_flag
 from bu_torch._printing import cleaned
 from bu_torch.callbacks._companions import KeeperMixin, MemoryKeeperMixin, VerdictBearerMixin, install
 from bu_torch.callbacks._habits import INSTEAD, without
+from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, told
 from bu_torch.checkpoints import why_unreadable
@@ -163,12 +164,12 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                 rank_zero_info(f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason}")
             return
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
-        is_restored = is_graceful and self.restore_best_weights and self._restore(trainer)
+        how = self._restore(trainer) if is_graceful and self.restore_best_weights else "not "
         where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
         shown, unit = self.score_name, as_rule(self.rule).unit
         rank_zero_info(
             f"Boundary uncertainty kept epoch {kept['epoch']} ({shown} {kept[shown]:.4f}{unit and f' {unit}'}):"
-            f" its weights are {'' if is_restored else 'not '}in the model"
+            f" its weights are {how}in the model"
             f"{where}. {self.stopping_reason} {self._tracker.cost()}"
         )
 
@@ -196,55 +197,79 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         score = None if self._keeper is None else self._keeper.best_model_score
         return None if score is None else self._tracker.check_with_score(float(score))
 
-    def _restore(self, trainer: "Trainer") -> bool:
+    def _restore(self, trainer: "Trainer") -> str:
+        """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""
         module = trainer.lightning_module
+        path = cleaned(self.best_model_path)
         if type(trainer.strategy).__name__ in _SHARDED:
             rank_zero_warn(
                 f"{type(trainer.strategy).__name__} shards the weights, which are not put back into such a module: the"
-                f" kept epoch is in {cleaned(self.best_model_path)}."
+                f" kept epoch is in {path}."
             )
-            return False
+            return "not "
+        if self._keeper is None or not self._keeper.is_best_there:
+            rank_zero_warn(f"The checkpoint of the kept epoch is gone: {path}.")
+            return "not "
+        is_own = self._keeper.is_best_own
         if isinstance(self._keeper, MemoryKeeperMixin):
             weights = self._keeper.best.weights
             return self._load_or_leave(
                 trainer,
-                lambda: module.load_state_dict(weights, strict=module.strict_loading),
+                lambda: self._load(trainer, lambda: module.load_state_dict(weights, strict=False), is_own=is_own),
                 "The weights of the kept epoch, which the resumed state holds, do not fit",
             )
-        path = cleaned(self.best_model_path)
-        if self._keeper is None or not self._keeper.is_best_there:
-            rank_zero_warn(f"The checkpoint of the kept epoch is gone: {path}.")
-            return False
-        if self._keeper.is_best_own:
-            self._load_best(trainer, weights_only=False)  # it may hold hyperparameters of any class
-            return True
+        if is_own:
+            return self._load_best(trainer, is_own=True)  # it may hold hyperparameters of any class
         return self._load_or_leave(
             trainer,
-            lambda: self._load_best(trainer, weights_only=True),
+            lambda: self._load_best(trainer, is_own=False),
             f"The checkpoint of the kept epoch, {path}, was not written by this process and cannot be read as plain"
             " data",
             " If you trust the file, read it by `torch.load(path, weights_only=False)`, or allow its classes before the"
             " next `fit` by `torch.serialization.add_safe_globals`.",
         )
 
-    def _load_or_leave(self, trainer: "Trainer", load: Callable[[], Any], refusal: str, remedy: str = "") -> bool:
-        """Load what a resumed state has named: whatever it is, it may not end the fit. Whether it was loaded."""
+    def _load_or_leave(self, trainer: "Trainer", load: Callable[[], str], refusal: str, remedy: str = "") -> str:
+        """Load what a resumed state has named: whatever it is, it may not end the fit. As `_restore`."""
         module = trainer.lightning_module
         before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
         try:
-            load()
+            return load()
         except Exception as error:  # what a damaged or crafted file raises is not documented
             module.load_state_dict(before, strict=False)
             why = cleaned(why_unreadable(error))
             rank_zero_warn(f"{refusal}: {why}. The weights stay as training left them.{remedy}")
-            return False
-        return True
+            return "not "
 
-    def _load_best(self, trainer: "Trainer", *, weights_only: bool) -> None:
+    def _load_best(self, trainer: "Trainer", *, is_own: bool) -> str:
+        checkpoint = trainer.strategy.load_checkpoint(self.best_model_path, weights_only=not is_own)
+        trainer.lightning_module.on_load_checkpoint(checkpoint)
+        return self._load(
+            trainer, lambda: trainer.strategy.load_model_state_dict(checkpoint, strict=False), is_own=is_own
+        )
+
+    def _load(self, trainer: "Trainer", load: Callable[[], Any], *, is_own: bool) -> str:
+        """Load weights of which some may be left out: those stay as they are in the module, and a line says so."""
         module = trainer.lightning_module
-        checkpoint = trainer.strategy.load_checkpoint(self.best_model_path, weights_only=weights_only)
-        module.on_load_checkpoint(checkpoint)
-        trainer.strategy.load_model_state_dict(checkpoint, strict=module.strict_loading)
+        missing, unexpected = load_what_is_there(module, load)
+        changed = changed_by_training(module, missing)
+        wrong = [*changed, *unexpected]
+        if wrong and module.strict_loading and not is_own:
+            raise ValueError(f"it lacks weights, or holds others, than the module has: {listed(wrong)}")
+        where = f" Its checkpoint is {cleaned(self.best_model_path)}." if self.best_model_path else ""
+        if changed:
+            rank_zero_warn(
+                f"The saved weights of the kept epoch leave out {len(changed)} that training changes:"
+                f" {listed(changed)}. Those stay as the last epoch left them; all others are put back.{where}"
+            )
+        elif missing:
+            rank_zero_info(
+                f"The saved weights of the kept epoch leave out {len(missing)} that training does not change, which"
+                f" stay as they are in the module: {listed(missing)}."
+            )
+        if unexpected and module.strict_loading:
+            rank_zero_warn(f"The module has no place for saved weights of the kept epoch: {listed(unexpected)}.{where}")
+        return "partly " if changed else ""
 
     def _reason(self, trainer: "Trainer", exception: BaseException | None) -> str:
         if exception is not None:
