@@ -4,6 +4,8 @@ import dataclasses
 import math
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,9 +113,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, where there are none) with a row for each check,
-            written as soon as it is measured: `epoch`, `step` (`trainer.global_step`), `seconds` since training began,
-            `check_seconds`, and what `history` has. "" where nothing is written: neither checkpoints nor logs on this
-            machine's disk, `fast_dev_run`, `barebones`, or another process than the first.
+            written as soon as it is measured: `epoch`, `step` (`trainer.global_step`), `seconds` since training began
+            (without the checks of other such callbacks), `check_seconds`, and what `history` has. "" where nothing is
+            written: neither checkpoints nor logs on this machine's disk, `fast_dev_run`, `barebones`, or another
+            process than the first.
 
     Raises:
         MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
@@ -173,6 +176,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             self._clear()
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        with self._clocks_of_others_stopped(trainer):
+            self._begin(trainer, pl_module)
+
+    def _begin(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         started = time.perf_counter()
         with preserved_random_state():
             self._prepare(trainer, pl_module)
@@ -189,8 +196,12 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     ) -> None:
         # Not in `on_train_start`: the module's own comes after it, and may make the module ready.
         if not self._is_tried:
-            self._try(trainer, pl_module)
-            self._watch(trainer, pl_module, batch)
+            with self._clocks_of_others_stopped(trainer):
+                started = time.perf_counter()
+                self._try(trainer, pl_module)
+                self._watch(trainer, pl_module, batch)
+                seconds = time.perf_counter() - started
+            self._tracker.leave_out(seconds)
 
     def on_train_batch_end(
         self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int
@@ -201,6 +212,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs:
             return
+        with self._clocks_of_others_stopped(trainer):
+            self._check(trainer, pl_module)
+
+    def _check(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         started = time.perf_counter()
         self._tracker.add(trainer.current_epoch, self._measure(trainer, pl_module))
         shown_by = dashboards(trainer)
@@ -215,6 +230,18 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             in_bar = {name: values.pop(name) for name in list(values) if _is_in_progress_bar(name)}
             pl_module.log_dict(in_bar, prog_bar=True, sync_dist=is_shared)
             pl_module.log_dict(values, sync_dist=is_shared)
+
+    @contextmanager
+    def _clocks_of_others_stopped(self, trainer: "Trainer") -> Iterator[None]:
+        """What this callback does is no training time for another of these callbacks."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - started
+            for other in trainer.callbacks:
+                if isinstance(other, BoundaryUncertaintyMonitor) and other is not self:
+                    other.tracker.leave_out(seconds)
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         self._tracker.end("Training ended.")

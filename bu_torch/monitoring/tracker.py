@@ -113,6 +113,7 @@ class Tracker:
         self._about: dict[str, Any] = {"data": {}, "classes": None}
         self._rows = torch.empty(0, dtype=torch.int64)
         self._began = time.perf_counter()
+        self._seconds_elsewhere = 0.0
         if self.selection is not None:
             self.selection.rule.reset()
 
@@ -416,6 +417,7 @@ class Tracker:
             settings: What the record tells of them.
         """
         self._began = time.perf_counter()
+        self._seconds_elsewhere = 0.0
         self.setup_seconds = self._began - started
         if folder is not None:
             rule = None if self.selection is None else self.selection.rule.name
@@ -436,7 +438,12 @@ class Tracker:
         now = time.perf_counter()
         self.check_seconds += now - started
         if self._record is not None:
-            self._record.append(row(self.history[-1], step, now - self._began, self.check_seconds))
+            seconds = now - self._began - self._seconds_elsewhere
+            self._record.append(row(self.history[-1], step, seconds, self.check_seconds))
+
+    def leave_out(self, seconds: float) -> None:
+        """Count so many seconds, which have just passed, neither as training nor as checks: others took them."""
+        self._seconds_elsewhere += seconds
 
     @property
     def is_recorded(self) -> bool:
@@ -455,9 +462,10 @@ class Tracker:
 
     def cost(self) -> str:
         """What the checks of this training have cost, in words."""
-        seconds = max(time.perf_counter() - self._began, 1e-9)
+        seconds = time.perf_counter() - self._began - self._seconds_elsewhere - self.check_seconds
+        share = self.check_seconds / max(seconds, 1e-9)
         return (
-            f"Checks took {self.check_seconds:.1f} s of {seconds:.1f} s ({self.check_seconds / seconds:.0%}),"
+            f"Checks took {self.check_seconds:.1f} s beside {seconds:.1f} s of training ({share:.0%}),"
             f" their preparation {self.setup_seconds:.1f} s."
         )
 

@@ -9,6 +9,9 @@ from lightning.pytorch.callbacks import (
 from problems import Classifier, blobs, loader, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+from bu_torch.callbacks import monitor as monitor_module
+from bu_torch.monitoring import tracker as tracker_module
+from bu_torch.report import read_record
 
 
 class ScriptMixin:
@@ -138,3 +141,47 @@ class TestLeastSteps:
         resumed = Stopping([0.9, 0.1], patience=1)
         made = fit(tmp_path, resumed, max_epochs=8, min_steps=10, ckpt_path=tmp_path / "user" / "last.ckpt")
         assert (made.global_step, resumed.stopped_epoch) == (10, 2)
+
+
+class Clock:
+    """Time that passes only where the test says so."""
+
+    now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+def test_no_callback_counts_what_another_takes_as_training(tmp_path, monkeypatch, caplog):
+    clock = Clock()
+    for module in (monitor_module, tracker_module):
+        monkeypatch.setattr(module, "time", clock)
+
+    class Timed(Stopping):
+        def _prepare_here(self, trainer, pl_module):
+            clock.now += 100.0
+            return super()._prepare_here(trainer, pl_module)
+
+        def _try(self, trainer, pl_module):
+            clock.now += 10.0
+            self._is_tried = True
+
+        def _measure(self, trainer, pl_module):
+            clock.now += 5.0
+            return super()._measure(trainer, pl_module)
+
+    class Slow(Classifier):
+        def training_step(self, batch, batch_idx):
+            clock.now += 2.5
+            return super().training_step(batch, batch_idx)
+
+    rules = ("boundary_uncertainty", "trust_score", "expected_accuracy")
+    own = [Timed(rule=rule, restore_best_weights=rule == rules[0]) for rule in rules]
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        fit(tmp_path, *own, module=Slow(), max_epochs=2)
+    said = [
+        one.getMessage().partition("Checks took ")[2] for one in caplog.records if "Checks took" in one.getMessage()
+    ]
+    assert said == ["10.0 s beside 20.0 s of training (50%), their preparation 100.0 s."] * 3
+    seconds = [read_record(one.record_path).values("seconds")[-1] for one in own]
+    assert seconds == [30.0] * 3
