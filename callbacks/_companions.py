@@ -136,6 +136,9 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
         self._obsolete: str | None = None  # its file, once the newest is written
         self._resumed_path = ""  # the best file that the resumed state names
+        self._replaced: list[str] = []  # best files to delete as soon as the newest other checkpoint names none of them
+        self._named_elsewhere = ""  # the best file by the newest checkpoint that another callback has saved
+        self._is_saving = False
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
@@ -172,8 +175,16 @@ class KeeperMixin(Companion, ModelCheckpoint):
             )
 
     def _save_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
-        super()._save_checkpoint(trainer, filepath)
+        self._is_saving = True
+        try:
+            super()._save_checkpoint(trainer, filepath)
+        finally:
+            self._is_saving = False
         _OWN_FILES.add(filepath)
+
+    def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+        if not self._is_saving:
+            self._named_elsewhere = self.best_model_path
 
     def _should_remove_checkpoint(self, trainer: "Trainer", previous: str, current: str) -> bool:
         return previous != current  # `_settle` looks closer
@@ -196,8 +207,15 @@ class KeeperMixin(Companion, ModelCheckpoint):
 
     def _settle(self, trainer: "Trainer", is_in_all: bool = True) -> None:
         """Delete the best file before the newest, or take the newest back if it is not whole."""
-        if self._before is None:
-            return
+        if self._before is not None:
+            self._settle_newest(trainer, is_in_all)
+        # A run that resumes from the newest checkpoint that another callback has saved, perhaps in the middle of an
+        # epoch, needs the file that was best then.
+        for path in [path for path in self._replaced if path != self._named_elsewhere]:
+            self._replaced.remove(path)
+            super()._remove_checkpoint(trainer, path)
+
+    def _settle_newest(self, trainer: "Trainer", is_in_all: bool) -> None:
         is_whole = _is_whole(self.best_model_path)
         if is_in_all:  # after an exception the other processes may not be here
             is_whole = trainer.strategy.broadcast(is_whole)
@@ -206,7 +224,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
             rank_zero_warn(f"The checkpoint {damaged} is damaged: the best one before is kept instead.")
             self._take_back()
         elif self._obsolete is not None and self._may_remove(trainer, self._obsolete):
-            super()._remove_checkpoint(trainer, self._obsolete)
+            self._replaced.append(self._obsolete)
         elif self._obsolete is not None:
             left = cleaned(self._obsolete)
             rank_zero_info(f"Boundary uncertainty leaves the best checkpoint of before where it is: {left}")
@@ -255,7 +273,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
                 " The best of the epochs to come is kept instead."
             )
             return
-        self._resumed_path = path
+        self._resumed_path = self._named_elsewhere = path
         # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
         # is needed, and nothing else is believed.
         score = torch.tensor(float(score), dtype=torch.float64)

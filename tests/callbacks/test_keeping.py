@@ -142,3 +142,39 @@ class TestWeightsLeftOut:
         assert changed_by_training(module, ["1.weight", "1.bias"]) == ["1.bias"]
         assert changed_by_training(module, ["0.weight", "1.weight"]) == ["0.weight", "1.weight"]
         assert listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
+
+
+class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
+    """They name the best file of their moment, and a run may resume from the newest of them."""
+
+    SCRIPT = (0.1, 0.5, 0.9, 0.4, 0.3)
+
+    def files(self, folder):
+        return sorted(path.name for path in (folder / "checkpoints").glob("boundary-*.ckpt"))
+
+    def every_step(self, folder):
+        return ModelCheckpoint(folder / "user", save_last=True, every_n_train_steps=1, save_top_k=0)
+
+    def test_a_run_that_max_steps_has_ended_resumes_with_its_best(self, tmp_path, recwarn):
+        first = Stopping(self.SCRIPT)
+        fit(tmp_path, first, self.every_step(tmp_path), max_epochs=-1, max_steps=10)
+        assert first.best_epoch == 2
+        assert self.files(tmp_path) == ["boundary-epoch=1-step=8.ckpt", "boundary-epoch=2-step=10.ckpt"]
+        resumed, module = Stopping((0.1, 0.5, 0.45, 0.4)), Classifier()
+        last = tmp_path / "user" / "last.ckpt"
+        fit(tmp_path, resumed, module=module, ckpt_path=last, max_epochs=6)
+        assert not [one for one in recwarn if "gone or damaged" in str(one.message)]
+        assert (resumed.best_epoch, resumed.best_score) == (1, 0.5)
+        kept = torch.load(tmp_path / "checkpoints" / "boundary-epoch=1-step=8.ckpt", weights_only=True)
+        assert same(weights_of(module), kept["state_dict"])
+
+    def test_the_file_before_goes_once_a_newer_one_is_named(self, tmp_path):
+        seen = []
+        look = LambdaCallback(on_train_batch_end=lambda *_: seen.append(len(self.files(tmp_path))))
+        fit(tmp_path, Stopping((0.1, 0.2, 0.3, 0.4)), look, self.every_step(tmp_path), max_epochs=4)
+        assert max(seen) == 2
+        assert len(self.files(tmp_path)) == 2  # the last step's checkpoint names the one before
+
+    def test_beside_checkpoints_at_the_end_of_an_epoch_one_file_is_left(self, tmp_path):
+        fit(tmp_path, Stopping((0.1, 0.2, 0.3)), ModelCheckpoint(tmp_path / "user", save_last=True))
+        assert self.files(tmp_path) == ["boundary-epoch=2-step=12.ckpt"]
