@@ -109,6 +109,15 @@ def measured_module(trainer: Any, pl_module: Any) -> Any:
     return pl_module
 
 
+def is_average_untouched(trainer: Any) -> bool:
+    """Whether `WeightAveraging` has not updated its average yet, which then is the network before training."""
+    weight_averaging = library_of(trainer).weight_averaging
+    for callback in trainer.callbacks:
+        if isinstance(callback, weight_averaging) and callback._average_model is not None:
+            return int(callback._average_model.n_averaged) == 0
+    return False
+
+
 @cache
 def _library(tree: str) -> Library:
     try:

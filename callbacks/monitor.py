@@ -25,6 +25,7 @@ from bu_torch.callbacks._lightning import (
     Callback,
     MisconfigurationException,
     adopt_imported_trees,
+    is_average_untouched,
     library_of,
     measured_module,
 )
@@ -144,6 +145,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._takes_integers = False  # where the samples are of integers, before they are perturbed
         self._is_tried = False
         self._witness: Witness | None = None
+        self._waits_for_average = False  # at the last check
 
     @property
     def state_key(self) -> str:
@@ -174,6 +176,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         library_of(trainer)
         if stage == FITTING:
             self._clear()
+            _stand_behind_averaging(trainer)
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         with self._clocks_of_others_stopped(trainer):
@@ -217,7 +220,14 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _check(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         started = time.perf_counter()
-        self._tracker.add(trainer.current_epoch, self._measure(trainer, pl_module))
+        has_waited, self._waits_for_average = self._waits_for_average, is_average_untouched(trainer)
+        if self._waits_for_average and not has_waited:
+            rank_zero_info(
+                "Boundary uncertainty measures the average of WeightAveraging, which a checkpoint would hold. Epochs"
+                " before its first update neither count nor are kept."
+            )
+        values = self._measure(trainer, pl_module)
+        self._tracker.add(trainer.current_epoch, values, is_counted=not self._waits_for_average)
         shown_by = dashboards(trainer)
         details = self._tracker.details() if shown_by or self._tracker.is_recorded else None
         if details is not None:
@@ -511,6 +521,20 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 f"The run resumes after epoch {due} without the check of that epoch: the checkpoint was saved before"
                 " it, and Lightning does not end the epoch again. That epoch cannot be kept."
             )
+
+
+def _stand_behind_averaging(trainer: "Trainer") -> None:
+    """Move the monitors behind `WeightAveraging`, which may update its average when an epoch ends.
+
+    They would measure the average of the epoch before otherwise, and a checkpoint would hold that of this epoch.
+    """
+    callbacks = trainer.callbacks
+    averaging = [n for n, one in enumerate(callbacks) if isinstance(one, library_of(trainer).weight_averaging)]
+    end = averaging[-1] + 1 if averaging else 0
+    moved = [one for one in callbacks[:end] if isinstance(one, BoundaryUncertaintyMonitor)]
+    if moved:
+        others = [one for one in callbacks[:end] if not isinstance(one, BoundaryUncertaintyMonitor)]
+        trainer.callbacks = [*others, *moved, *callbacks[end:]]
 
 
 def record_folder(trainer: "Trainer") -> Path | None:

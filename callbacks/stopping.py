@@ -161,6 +161,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             if trainer.current_epoch:
                 why = self._tracker.why_none_kept()
                 why += "" if self.history else f" (`every_n_epochs={self.every_n_epochs}`)"
+                why += ": the average of WeightAveraging was not updated before it" if self._waits_for_average else ""
                 rank_zero_info(f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason}")
             return
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)

@@ -69,8 +69,8 @@ class Tracker:
             not finite.
         verdict: The decision after the last check.
         plan: How many samples are looked at, and how often each is perturbed; None before `plan_checks`.
-        n_not_compared: How many checks at the start of `history` come from other samples or settings, before a resume.
-            They count neither for the patience nor as best.
+        n_not_compared: How many checks at the start of `history` come from other samples or settings, before a resume,
+            or were added as not counted. They count neither for the patience nor as best.
         setup_seconds: What the preparation took, in seconds.
         check_seconds: What the checks took so far, in seconds.
     """
@@ -325,13 +325,14 @@ class Tracker:
         values = self._measurement.values
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
-    def add(self, epoch: int, values: Mapping[str, float]) -> dict[str, Any]:
+    def add(self, epoch: int, values: Mapping[str, float], *, is_counted: bool = True) -> dict[str, Any]:
         """Add a check to the history, and decide.
 
         Args:
             epoch: At least that of the last check; the same one again, as a resumed training may end an epoch a second
                 time, takes its place.
             values: What `measure` gave.
+            is_counted: False for a check that counts neither for the patience nor as best, nor does any before it.
 
         Returns:
             The new entry of `history`.
@@ -345,6 +346,8 @@ class Tracker:
         if self.selection is not None:
             self.selection.complete(self.compared)
             self.verdict = self._decided(self.verdict, entry)
+        if not is_counted:
+            self._compare_nothing_before()
         return entry
 
     @property
@@ -358,8 +361,8 @@ class Tracker:
         return None if self.selection is None else self.selection.kept(self.compared)
 
     def score_of(self, epoch: int) -> float | None:
-        """The score of the last check, if it is that of `epoch` and not before `start_from_epoch`; else None."""
-        if self.selection is None or not self.history or self.history[-1]["epoch"] != epoch:
+        """The score of the last check, if it is that of `epoch` and counts; else None."""
+        if self.selection is None or not self.compared or self.history[-1]["epoch"] != epoch:
             return None
         return self.selection.score(self.history[-1])
 
@@ -393,6 +396,8 @@ class Tracker:
         """Why no epoch is kept, in words."""
         if not self.history:
             return "no check was made"
+        if not self.compared:
+            return "no check counted"
         if self.selection is not None and all(self.selection.score(entry) is None for entry in self.compared):
             return f"all checks were of epochs before `start_from_epoch={self.selection.start_from_epoch}`"
         return "no finite check counted"

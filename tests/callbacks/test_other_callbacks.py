@@ -1,10 +1,14 @@
 """Beside callbacks that a user has too: what each sees, in which order, and whose names are whose."""
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
     EarlyStopping,
+    EMAWeightAveraging,
+    LambdaCallback,
     ModelCheckpoint,
+    StochasticWeightAveraging,
 )
 from problems import Classifier, blobs, loader, trainer
 
@@ -185,3 +189,143 @@ def test_no_callback_counts_what_another_takes_as_training(tmp_path, monkeypatch
     assert said == ["10.0 s beside 20.0 s of training (50%), their preparation 100.0 s."] * 3
     seconds = [read_record(one.record_path).values("seconds")[-1] for one in own]
     assert seconds == [30.0] * 3
+
+
+class Plain(Classifier):
+    """Without dropout, so that a resumed run is the uninterrupted one."""
+
+    def __init__(self, lr=0.05):
+        super().__init__(lr=lr)
+        self.net[3] = torch.nn.Identity()
+
+
+def same(weights, others):
+    return weights.keys() == others.keys() and all(torch.equal(value, others[name]) for name, value in weights.items())
+
+
+def fit_for_real(folder, *callbacks, max_epochs=6, ckpt_path=None, **kwargs):
+    """Train in a fixed order of the samples from fixed weights; the module and the trainer."""
+    pl.seed_everything(3, verbose=False)
+    module = Plain()
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*blobs()), batch_size=30)
+    made = trainer(folder, *callbacks, max_epochs=max_epochs, **kwargs)
+    made.fit(module, data, ckpt_path=ckpt_path)
+    return module, made
+
+
+def real(**kwargs):
+    return BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, **kwargs)
+
+
+AVERAGES = {
+    "each step": {},
+    "steps from the tenth": {"update_starting_at_step": 10},
+    "epochs": {"update_every_n_steps": 0, "update_starting_at_epoch": 0},
+    "epochs from the third": {"update_every_n_steps": 0, "update_starting_at_epoch": 2},
+}
+N_BEFORE = {"each step": 0, "steps from the tenth": 2, "epochs": 0, "epochs from the third": 2}
+
+
+class TestWeightAveraging:
+    def averaging(self, which):
+        return EMAWeightAveraging(decay=0.5, **AVERAGES[which])
+
+    @pytest.mark.parametrize("which", list(AVERAGES))
+    @pytest.mark.parametrize("checkpoints", [True, False])
+    def test_the_order_in_the_list_does_not_matter_and_what_was_measured_is_kept(self, tmp_path, which, checkpoints):
+        found = []
+        for is_first in (True, False):
+            own, averaging, of_epoch = real(), self.averaging(which), {}
+
+            def look(trainer, pl_module, averaging=averaging, of_epoch=of_epoch):
+                average = averaging._average_model.module.state_dict()
+                of_epoch[trainer.current_epoch] = {name: value.clone() for name, value in average.items()}
+
+            order = [own, averaging] if is_first else [averaging, own]
+            after = LambdaCallback(on_train_epoch_end=look)
+            module, _ = fit_for_real(tmp_path / str(is_first), *order, after, enable_checkpointing=checkpoints)
+            assert same(module.state_dict(), of_epoch[own.best_epoch])
+            assert read_again(tmp_path, module) == pytest.approx(own.best_score, abs=1e-6)
+            found.append((own.history, own.best_epoch, module.state_dict()))
+        (history, best, weights), (other_history, other_best, other_weights) = found
+        assert (history, best) == (other_history, other_best)
+        assert same(weights, other_weights)
+
+    @pytest.mark.parametrize("which", list(AVERAGES))
+    def test_nothing_counts_before_the_first_update(self, tmp_path, which, caplog):
+        class Untrained(BoundaryUncertaintyStopping):
+            """Finds the network before training best of all."""
+
+            def _measure(self, trainer, pl_module):
+                return {**super()._measure(trainer, pl_module), "expected_accuracy": 1 - 0.1 * trainer.current_epoch}
+
+        own = Untrained(n_neighbors=20, n_draws=1, patience=2)
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            fit_for_real(tmp_path, self.averaging(which), own, max_epochs=9)
+        first = N_BEFORE[which]
+        assert (own.best_epoch, own.stopped_epoch) == (first, first + 2)
+        assert own.tracker.n_not_compared == first
+        assert ("before its first update neither count" in caplog.text) == (first > 0)
+
+    def test_an_average_that_is_never_updated_keeps_nothing(self, tmp_path, caplog):
+        own, averaging = real(), EMAWeightAveraging(update_starting_at_step=10_000)
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            fit_for_real(tmp_path, averaging, own, max_epochs=2)
+        assert (own.best_epoch, own.best_model_path, len(own.history)) == (None, "", 2)
+        assert "kept no epoch: no check counted: the average of WeightAveraging was not updated" in caplog.text
+
+    @pytest.mark.parametrize("cut", [1, 4])
+    @pytest.mark.parametrize("which", ["steps from the tenth", "epochs from the third"])
+    def test_it_resumes_as_if_uncut(self, tmp_path, cut, which):
+        whole = real()
+        module, _ = fit_for_real(tmp_path / "whole", whole, self.averaging(which))
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        fit_for_real(tmp_path, real(), self.averaging(which), last, max_epochs=cut)
+        resumed, path = real(), tmp_path / "user" / "last.ckpt"
+        again, _ = fit_for_real(tmp_path, resumed, self.averaging(which), ckpt_path=path)
+        assert (resumed.history, resumed.best_epoch) == (whole.history, whole.best_epoch)
+        assert resumed.tracker.n_not_compared == whole.tracker.n_not_compared == 2
+        assert same(again.state_dict(), module.state_dict())
+
+    def test_several_of_ours_keep_their_order(self, tmp_path):
+        first, second = real(), real(rule="trust_score", restore_best_weights=False)
+        for _ in range(2):
+            _, made = fit_for_real(tmp_path, first, second, self.averaging("epochs"), max_epochs=1)
+            order = [one for one in made.callbacks if one in (first, second)]
+            assert order == [first, second]
+            assert made.checkpoint_callback.best_model_path == first.best_model_path
+
+    def test_a_users_early_stopping_sees_the_average_of_this_epoch(self, tmp_path):
+        monitor, seen = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), []
+
+        class Users(EarlyStopping):
+            def _evaluate_stopping_criteria(self, current):
+                seen.append(float(current))
+                return super()._evaluate_stopping_criteria(current)
+
+        users = Users(monitor="expected_accuracy", mode="max", patience=9)
+        fit_for_real(tmp_path, monitor, self.averaging("epochs"), users)
+        assert seen == pytest.approx([entry["expected_accuracy"] for entry in monitor.history], abs=1e-6)
+
+    def test_the_last_average_of_stochastic_weight_averaging_is_not_measured(self, tmp_path):
+        """It is put into the module when training ends; until then the module itself is measured and kept."""
+        found = []
+        for is_first in (True, False):
+            own, averaging = real(restore_best_weights=False), StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=2)
+            fit_for_real(tmp_path / str(is_first), *([own, averaging] if is_first else [averaging, own]))
+            saved = torch.load(own.best_model_path, weights_only=True)["state_dict"]
+            module = Plain()
+            module.load_state_dict(saved)
+            assert read_again(tmp_path, module) == pytest.approx(own.best_score, abs=1e-6)
+            found.append(own.history)
+        assert found[0] == found[1]
+
+
+def read_again(folder, module):
+    """What a check of these weights says."""
+    still = Plain(lr=0.0)
+    still.load_state_dict(module.state_dict())
+    still.net[1].momentum = 0.0
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
+    fit(folder / "again", monitor, module=still, max_epochs=1)
+    return monitor.history[0]["expected_accuracy"]
