@@ -96,7 +96,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     `training_step` changes to other units before the network gets them are refused after the first batch.
 
     Args:
-        every_n_epochs: Check in every n-th epoch, >= 1.
+        every_n_epochs: Check in every n-th epoch, >= 1. In the others the names above are not in
+            `trainer.callback_metrics`.
         reference: The samples to use instead of those found in the trainer's loader, without random augmentation say:
             a pair of inputs (N, ...) as `forward` takes them and labels (N,), all of them unless `max_samples` says
             otherwise; or a Dataset or DataLoader, of which as many are read as of the trainer's.
@@ -146,6 +147,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._is_tried = False
         self._witness: Witness | None = None
         self._waits_for_average = False  # at the last check
+        self._logged_names: list[str] = []
+        self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until training ends
 
     @property
     def state_key(self) -> str:
@@ -214,6 +217,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs:
+            self._withdraw(trainer)
             return
         with self._clocks_of_others_stopped(trainer):
             self._check(trainer, pl_module)
@@ -240,6 +244,17 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             in_bar = {name: values.pop(name) for name in list(values) if _is_in_progress_bar(name)}
             pl_module.log_dict(in_bar, prog_bar=True, sync_dist=is_shared)
             pl_module.log_dict(values, sync_dist=is_shared)
+            self._logged_names = [*in_bar, *values]
+
+    def _withdraw(self, trainer: "Trainer") -> None:
+        """Take the last check's values from `callback_metrics`, where an `EarlyStopping` would count them once more."""
+        metrics = trainer.callback_metrics
+        self._withdrawn |= {name: metrics.pop(name) for name in self._logged_names if name in metrics}
+
+    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        for name, value in self._withdrawn.items():
+            trainer.callback_metrics.setdefault(name, value)
+        self._withdrawn = {}
 
     @contextmanager
     def _clocks_of_others_stopped(self, trainer: "Trainer") -> Iterator[None]:

@@ -329,3 +329,47 @@ def read_again(folder, module):
     monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
     fit(folder / "again", monitor, module=still, max_epochs=1)
     return monitor.history[0]["expected_accuracy"]
+
+
+class TestChecksInSomeEpochs:
+    """Lightning keeps a logged value until the next; who monitors ours must not count it twice."""
+
+    @pytest.mark.parametrize("make", [Monitor, Stopping])
+    @pytest.mark.parametrize(("grows", "n_checks"), [(True, 8), (False, 4)])
+    def test_patience_of_a_users_early_stopping_counts_checks(self, tmp_path, make, grows, n_checks):
+        own = make([epoch / 100 if grows else 0.5 for epoch in range(16)], every_n_epochs=2)
+        users = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=3, strict=False)
+        made = fit(tmp_path, own, users, max_epochs=16)
+        assert (made.current_epoch, len(own.history)) == (2 * n_checks, n_checks)
+        assert users.wait_count == (0 if grows else 3)
+
+    def test_a_fit_that_ends_between_checks_still_has_the_last_values(self, tmp_path):
+        made = fit(tmp_path, Monitor([0.1, 0.2, 0.3, 0.4, 0.5], every_n_epochs=2), max_epochs=5)
+        assert float(made.callback_metrics["boundary_uncertainty"]) == pytest.approx(0.4)
+
+    def test_each_check_is_saved_once(self, tmp_path):
+        users = ModelCheckpoint(tmp_path / "user", monitor="boundary_uncertainty", mode="max", save_top_k=-1)
+        fit(tmp_path, Monitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=2), users, max_epochs=4)
+        found = sorted(path.name for path in (tmp_path / "user").glob("*.ckpt"))
+        assert found == ["epoch=1-step=8.ckpt", "epoch=3-step=16.ckpt"]
+
+    def test_a_plateau_scheduler_of_that_frequency_sees_each_check_once(self, tmp_path):
+        seen = []
+
+        class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+            def step(self, metrics, epoch=None):
+                seen.append(float(metrics))
+                super().step(metrics)
+
+        class Scheduled(Classifier):
+            def configure_optimizers(self):
+                optimizer = super().configure_optimizers()
+                scheduler = {
+                    "scheduler": Plateau(optimizer, mode="max"),
+                    "monitor": "boundary_uncertainty",
+                    "frequency": 2,
+                }
+                return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+        fit(tmp_path, Monitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=2), module=Scheduled(), max_epochs=5)
+        assert seen == pytest.approx([0.2, 0.4])
