@@ -29,6 +29,7 @@ from bu_torch.callbacks._lightning import (
     library_of,
     measured_module,
 )
+from bu_torch.callbacks._names import suffix_of
 from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._training_data import batch_hooks, read_pair, read_training_data
@@ -89,6 +90,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
     `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may.
 
+    Where several of these callbacks in one trainer measure with different settings, the names of the second in the
+    list end in `_2`, and so on.
+
     `forward` must give logits (n, J), or one logit (n, 1) or (n,) for two classes; an output with a `logits` entry or
     attribute is understood too. Samples pass the hooks that transform batches (`on_before_batch_transfer`,
     `transfer_batch_to_device`, `on_after_batch_transfer`) once, when they are read; a dataset that augments at random
@@ -147,6 +151,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._is_tried = False
         self._witness: Witness | None = None
         self._waits_for_average = False  # at the last check
+        self._suffix = ""  # of the names that are logged
         self._logged_names: list[str] = []
         self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until training ends
 
@@ -189,12 +194,20 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         started = time.perf_counter()
         with preserved_random_state():
             self._prepare(trainer, pl_module)
+        self._suffix = suffix_of(
+            self, [one for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]
+        )
+        if self._suffix:
+            rank_zero_info(
+                f"The names that {type(self).__name__} logs end in {self._suffix}: another callback before it measures"
+                " with other settings."
+            )
         self._warn_of_checks_too_late(trainer)
         self._warn_of_a_missed_check(trainer)
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given.pop("reference")
         self._tracker.begin(started, record_folder(trainer), given)
-        for dashboard in dashboards(trainer):
+        for dashboard in [] if self._suffix else dashboards(trainer):
             dashboard.lay_out()
 
     def on_train_batch_start(
@@ -232,7 +245,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             )
         values = self._measure(trainer, pl_module)
         self._tracker.add(trainer.current_epoch, values, is_counted=not self._waits_for_average)
-        shown_by = dashboards(trainer)
+        shown_by = [] if self._suffix else dashboards(trainer)
         details = self._tracker.details() if shown_by or self._tracker.is_recorded else None
         if details is not None:
             for dashboard in shown_by:  # at the step of the epoch's last batch, where Lightning logs its scalars too
@@ -241,7 +254,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         if not trainer.barebones:  # which logs nothing, and warns where one tries
             values = {name: value for name, value in self.history[-1].items() if name != "epoch"}
             is_shared = trainer.world_size > 1  # all have the same, but Lightning warns unless it is told so
-            in_bar = {name: values.pop(name) for name in list(values) if _is_in_progress_bar(name)}
+            in_bar = {f"{name}{self._suffix}": values.pop(name) for name in list(values) if _is_in_progress_bar(name)}
+            values = {f"{name}{self._suffix}": value for name, value in values.items()}
             pl_module.log_dict(in_bar, prog_bar=True, sync_dist=is_shared)
             pl_module.log_dict(values, sync_dist=is_shared)
             self._logged_names = [*in_bar, *values]

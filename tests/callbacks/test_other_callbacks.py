@@ -14,6 +14,7 @@ from problems import Classifier, blobs, loader, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks import monitor as monitor_module
+from bu_torch.callbacks._names import suffix_of
 from bu_torch.monitoring import tracker as tracker_module
 from bu_torch.report import read_record
 
@@ -373,3 +374,57 @@ class TestChecksInSomeEpochs:
 
         fit(tmp_path, Monitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=2), module=Scheduled(), max_epochs=5)
         assert seen == pytest.approx([0.2, 0.4])
+
+
+class TestNamesOfSeveral:
+    def logged(self, tmp_path, *callbacks):
+        seen = {}
+        look = LambdaCallback(
+            on_train_epoch_end=lambda t, m: seen.update({name: float(one) for name, one in t.callback_metrics.items()})
+        )
+        fit(tmp_path, *callbacks, look, max_epochs=1)
+        return seen
+
+    def test_each_setting_has_names_of_its_own(self, tmp_path, caplog):
+        first = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
+        second, third = real(seed=4), BoundaryUncertaintyStopping(n_neighbors=60, n_draws=1, rule="trust_score")
+        users = EarlyStopping(monitor="boundary_uncertainty", mode="max")
+        with caplog.at_level("INFO", logger="lightning.pytorch"):
+            seen = self.logged(tmp_path, first, users, second, self.quiet(third))
+        for one, suffix in ((first, ""), (second, "_2"), (third, "_3")):
+            for name in ("boundary_uncertainty", "expected_accuracy", "omission"):
+                assert seen[f"{name}{suffix}"] == pytest.approx(one.history[0][name], abs=1e-6)
+        assert first.history[0]["boundary_uncertainty"] != third.history[0]["boundary_uncertainty"]
+        assert float(users.best_score) == pytest.approx(first.history[0]["boundary_uncertainty"], abs=1e-6)
+        assert "BoundaryUncertaintyStopping logs end in _3" in caplog.text
+
+    def quiet(self, stopping):
+        stopping.restore_best_weights = False
+        return stopping
+
+    def test_equal_measurements_share_their_names(self, tmp_path):
+        inputs, labels = blobs()
+        kwargs = {"n_neighbors": 20, "n_draws": 1, "reference": (inputs, labels)}
+        monitor, first = BoundaryUncertaintyMonitor(**kwargs), BoundaryUncertaintyStopping(smoothing=0.5, **kwargs)
+        second = self.quiet(BoundaryUncertaintyStopping(rule="trust_score", smoothing=0.5, **kwargs))
+        seen = self.logged(tmp_path, monitor, first, second)
+        assert not [name for name in seen if name.endswith("_2")]
+        for name, value in {**first.history[0], **second.history[0]}.items():
+            assert name == "epoch" or seen[name] == pytest.approx(value, rel=1e-6)
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            ({"smoothing": 0.5}, {"smoothing": 0.9}),
+            ({"smoothing": 0.5}, {"smoothing": 0.5, "start_from_epoch": 3}),
+            ({}, {"every_n_epochs": 2}),
+            ({}, {"reference": blobs()}),
+            ({}, {"input_key": 0}),
+            ({"feature_extractor": torch.nn.Flatten()}, {"feature_extractor": torch.nn.Flatten()}),
+        ],
+    )
+    def test_what_makes_a_value_another_makes_another_name(self, first, second):
+        both = [real(**first), real(**second)]
+        assert [suffix_of(one, both) for one in both] == ["", "_2"]
+        third = real(**first)
+        assert suffix_of(third, [*both, third]) == ""

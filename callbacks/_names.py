@@ -1,0 +1,44 @@
+"""Names of what several callbacks of one trainer log, so that none takes the mean of two measurements."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from bu_torch.monitoring.settings import MeasurementSettings
+
+_MEASURED = [field.name for field in fields(MeasurementSettings) if field.name != "cache"]
+_MEASURED += ["every_n_epochs", "reference", "input_key", "label_key"]
+
+
+def suffix_of(callback: Any, monitors: Sequence[Any]) -> str:
+    """What the names that `callback` logs end in: "" for the first of `monitors`, "_2" for the next that differs.
+
+    Those that measure alike log equal values, and share their names.
+    """
+    groups: list[list[Any]] = []
+    for one in monitors:
+        group = next((group for group in groups if all(_log_alike(one, other) for other in group)), None)
+        if group is None:
+            groups.append(group := [])
+        group.append(one)
+        if one is callback:
+            number = 1 + next(place for place, other in enumerate(groups) if other is group)
+            return f"_{number}" if number > 1 else ""
+    return ""
+
+
+def _log_alike(first: Any, second: Any) -> bool:
+    """Whether two callbacks log equal values under each name that both log."""
+    if any(not _equal(getattr(first, name), getattr(second, name)) for name in _MEASURED):
+        return False
+    smoothings = [getattr(one, "smoothing", 0) for one in (first, second)]
+    if not all(smoothings):
+        return True
+    return smoothings[0] == smoothings[1] and first.start_from_epoch == second.start_from_epoch
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    is_plain = all(isinstance(one, bool | int | float | str) for one in (first, second))
+    return first is second or (is_plain and bool(first == second))
