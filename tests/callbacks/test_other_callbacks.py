@@ -376,6 +376,34 @@ class TestChecksInSomeEpochs:
         assert seen == pytest.approx([0.2, 0.4])
 
 
+class TestOrder:
+    """`docs/loggers.md` says who sees the value of this epoch."""
+
+    def seen_by(self, tmp_path, place):
+        seen = []
+
+        def look(trainer, pl_module):
+            value = trainer.callback_metrics.get("expected_accuracy")
+            seen.append(None if value is None else round(float(value), 3))
+
+        class Looking(Classifier):
+            def on_train_epoch_end(self):
+                if place == "module":
+                    look(self.trainer, self)
+
+        own, users = Stopping(), LambdaCallback(on_train_epoch_end=look)
+        listed = {"before": [users, own], "after": [own, users], "module": [own]}[place]
+        fit(tmp_path, *listed, module=Looking())
+        return seen
+
+    @pytest.mark.parametrize("place", ["after", "module"])
+    def test_who_comes_after_sees_the_value_of_this_epoch(self, tmp_path, place):
+        assert self.seen_by(tmp_path, place) == [0.1, 0.9, 0.5]
+
+    def test_who_comes_before_sees_that_of_the_last_check(self, tmp_path):
+        assert self.seen_by(tmp_path, "before") == [None, 0.1, 0.9]
+
+
 class TestNamesOfSeveral:
     def logged(self, tmp_path, *callbacks):
         seen = {}
