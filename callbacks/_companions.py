@@ -262,7 +262,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self._before = self._obsolete = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self.owner.is_comparable:
+        if not (self.owner.is_fitting and self.owner.is_comparable):
             return
         path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
         if not path or score is None:
@@ -340,7 +340,7 @@ class MemoryKeeperMixin(Companion, Checkpoint):
         return self.best.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.owner.is_comparable:
+        if self.owner.is_fitting and self.owner.is_comparable:
             self.best.load_state_dict(state_dict)
             self._resumed_weights = self.best.weights
 
@@ -353,32 +353,65 @@ class MemoryKeeperMixin(Companion, Checkpoint):
 class ConcluderMixin(Companion):
     """Kept last in the trainer's list, so that all others have seen and saved the weights as training left them."""
 
-    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
+    def __init__(self, owner: "BoundaryUncertaintyStopping", default_checkpoint: Any = None) -> None:
         self.owner = owner
+        self.default_checkpoint = default_checkpoint
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self.owner in trainer.callbacks:
             self.owner.conclude(trainer)
+            self._set_default_checkpoint_aside(trainer)
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         if self.owner in trainer.callbacks:
             self.owner.conclude(trainer, exception)
+            self._set_default_checkpoint_aside(trainer)
+
+    def _set_default_checkpoint_aside(self, trainer: "Trainer") -> None:
+        StandIn = _classes(self.library)[-1]
+        trainer.callbacks = [
+            StandIn(self.owner, one) if one is self.default_checkpoint else one for one in trainer.callbacks
+        ]
+
+
+class StandInMixin(Companion):
+    """Takes the place of the `ModelCheckpoint` that Lightning has added, from the end of a fit to the next.
+
+    `ckpt_path="best"` would warn of two checkpoint callbacks where the user made none.
+    """
+
+    def __init__(self, owner: "BoundaryUncertaintyStopping", checkpoint: Any) -> None:
+        self.owner = owner
+        self.checkpoint = checkpoint
+
+    @property
+    def state_key(self) -> str:
+        return str(self.checkpoint.state_key)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.checkpoint.state_dict())
+
+    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+        if stage == FITTING:
+            bring_default_checkpoints_back(trainer)  # the owner, which would have done so, may have left the trainer
+            self.checkpoint.setup(trainer, pl_module, stage)
 
 
 @cache
-def _classes(library: Library) -> tuple[Any, Any, Any, Any]:
-    """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own."""
+def _classes(library: Library) -> tuple[Any, Any, Any, Any, Any]:
+    """Verdict bearer, keeper, memory keeper, concluder and stand-in as subclasses of a trainer's own."""
     bases = (
         (VerdictBearerMixin, library.early_stopping),
         (KeeperMixin, library.model_checkpoint),
         (MemoryKeeperMixin, library.checkpoint),
         (ConcluderMixin, library.callback),
+        (StandInMixin, library.callback),
     )
     made = [
         type(own.__name__.removesuffix("Mixin"), (own, theirs), {"__doc__": own.__doc__, "library": library})
         for own, theirs in bases
     ]
-    return made[0], made[1], made[2], made[3]
+    return made[0], made[1], made[2], made[3], made[4]
 
 
 def _blank(library: Library, name: str) -> Any:
@@ -402,7 +435,8 @@ def install(
         if not isinstance(callback, Companion) or (callback.owner is not owner and callback.owner in trainer.callbacks)
     ]
     library = library_of(trainer)
-    VerdictBearer, Keeper, MemoryKeeper, Concluder = _classes(library)
+    VerdictBearer, Keeper, MemoryKeeper, Concluder, _ = _classes(library)
+    default_checkpoint = _default_checkpoint(trainer.callbacks, library)
     writes_checkpoints = any(
         isinstance(callback, library.checkpoint) and not isinstance(callback, MemoryKeeperMixin) for callback in present
     )
@@ -416,9 +450,36 @@ def install(
         bearer,
         *([keeper] if keeper_at == bearer_at else []),
         *present[bearer_at:],
-        Concluder(owner),
+        Concluder(owner, default_checkpoint),
     ]
     return bearer, keeper
+
+
+def bring_default_checkpoints_back(trainer: "Trainer") -> None:
+    """For another fit. Lightning, which walks over the list of before, calls the stand-in's `setup`."""
+    trainer.callbacks = [one.checkpoint if isinstance(one, StandInMixin) else one for one in trainer.callbacks]
+
+
+def _default_checkpoint(callbacks: list[Any], library: Library) -> Any:
+    """The `ModelCheckpoint` that Lightning adds where a user has made none; None if there is none such.
+
+    Nothing tells it from a user's `ModelCheckpoint()` without arguments.
+    """
+    known = [one.default_checkpoint for one in callbacks if isinstance(one, ConcluderMixin)]
+    theirs = [one for one in callbacks if isinstance(one, library.checkpoint) and not isinstance(one, Companion)]
+    if len(theirs) != 1:
+        return None
+    (found,) = theirs
+    if any(found is one for one in known):  # its folder has been set since
+        return found
+    is_default = type(found) is library.model_checkpoint and _plain(found) == _plain(library.model_checkpoint())
+    return found if is_default else None
+
+
+def _plain(callback: Any) -> dict[str, Any]:
+    return {
+        name: value for name, value in vars(callback).items() if value is None or isinstance(value, bool | int | str)
+    }
 
 
 def _places(present: list[Any], owner: "BoundaryUncertaintyStopping", library: Library) -> tuple[int, int]:

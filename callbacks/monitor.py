@@ -141,6 +141,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             self._check_settings()
         except (TypeError, ValueError) as error:
             raise MisconfigurationException(str(error)) from error
+        self.is_fitting = True
         self._clear()
 
     def _clear(self) -> None:
@@ -182,7 +183,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         library_of(trainer)
-        if stage == FITTING:
+        self.is_fitting = stage == FITTING
+        if self.is_fitting:
             self._clear()
             _stand_behind_averaging(trainer)
 
@@ -299,6 +301,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         return self._tracker.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not self.is_fitting:  # a test of a checkpoint does not take back what this run has measured since
+            return
         try:
             self._tracker.load_state_dict(state_dict)
         except ValueError as error:

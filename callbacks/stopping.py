@@ -9,7 +9,13 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from bu_torch._inputs import check_flag
 from bu_torch._printing import cleaned
-from bu_torch.callbacks._companions import KeeperMixin, MemoryKeeperMixin, VerdictBearerMixin, install
+from bu_torch.callbacks._companions import (
+    KeeperMixin,
+    MemoryKeeperMixin,
+    VerdictBearerMixin,
+    bring_default_checkpoints_back,
+    install,
+)
 from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
@@ -111,6 +117,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                     " training ends, and the first one's checkpoint is `ckpt_path='best'`: `restore_best_weights=False`"
                     " for all but one."
                 )
+            bring_default_checkpoints_back(trainer)
             self._bearer, self._keeper = install(trainer, self)
             for companion in (self._bearer, self._keeper):
                 companion.setup(trainer, pl_module, stage)

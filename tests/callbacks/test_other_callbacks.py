@@ -1,5 +1,7 @@
 """Beside callbacks that a user has too: what each sees, in which order, and whose names are whose."""
 
+from contextlib import nullcontext
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -456,3 +458,66 @@ class TestNamesOfSeveral:
         assert [suffix_of(one, both) for one in both] == ["", "_2"]
         third = real(**first)
         assert suffix_of(third, [*both, third]) == ""
+
+
+class TestDefaultCheckpoint:
+    """The one that Lightning adds where the user has made none."""
+
+    def warned(self, made, recwarn):
+        recwarn.clear()
+        made.test(dataloaders=loader(*blobs()), ckpt_path="best", verbose=False)
+        words = ("multiple `ModelCheckpoint`", "callbacks used to create the checkpoint need to be provided")
+        return [one for one in recwarn if any(word in str(one.message) for word in words)]
+
+    def test_best_is_not_warned_of(self, tmp_path, recwarn):
+        own = Stopping()
+        made = fit(tmp_path, own)
+        assert not self.warned(made, recwarn)
+        assert made.ckpt_path == own.best_model_path
+
+    @pytest.mark.parametrize("ends", ["in order", "by an error"])
+    def test_it_saves_in_a_second_fit_too(self, tmp_path, recwarn, ends):
+        class Failing(Classifier):
+            def on_train_epoch_start(self):
+                if ends == "by an error" and self.trainer.current_epoch == 1:
+                    raise ValueError("boom")
+
+        own = Stopping()
+        made, files = trainer(tmp_path, own, max_epochs=2), tmp_path / "checkpoints"
+        with nullcontext() if ends == "in order" else pytest.raises(ValueError, match="boom"):
+            made.fit(Failing(), loader(*blobs()))
+        n_epochs = 2 if ends == "in order" else 1
+        assert (files / f"epoch={n_epochs - 1}-step={4 * n_epochs}.ckpt").exists()
+        made.fit_loop.max_epochs = 4
+        for _ in range(2):
+            made.fit(Classifier(), loader(*blobs()))
+            made.fit_loop.max_epochs += 1
+        assert (files / "epoch=4-step=20.ckpt").exists()
+        assert own.best_model_path.startswith(str(files / "boundary-"))
+        assert not self.warned(made, recwarn)
+
+    def test_what_a_run_has_measured_stays_after_a_test_of_its_best(self, tmp_path):
+        for checkpoints in (True, False):
+            own = Stopping((0.1, 0.9, 0.2, 0.3))
+            made = fit(tmp_path, own, max_epochs=4, enable_checkpointing=checkpoints)
+            history, path = list(own.history), tmp_path / "saved.ckpt"
+            made.save_checkpoint(path)
+            states = torch.load(path, weights_only=True)["callbacks"]
+            assert any(key.startswith("ModelCheckpoint") for key in states) == checkpoints
+            made.test(Classifier(), loader(*blobs()), ckpt_path=own.best_model_path or path, verbose=False)
+            assert (own.history, own.best_epoch, len(history)) == (history, 1, 4)
+
+    def test_it_is_there_again_where_ours_has_left(self, tmp_path):
+        own = Stopping()
+        made = fit(tmp_path, own, max_epochs=1)
+        made.callbacks.remove(own)
+        made.fit_loop.max_epochs = 2
+        made.fit(Classifier(), loader(*blobs()))
+        assert (tmp_path / "checkpoints" / "epoch=1-step=8.ckpt").exists()
+
+    @pytest.mark.parametrize("kwargs", [{"save_top_k": 0}, {"monitor": "trust_score"}, {"filename": "mine"}])
+    def test_one_of_the_users_is_warned_of_and_stays(self, tmp_path, recwarn, kwargs):
+        users = ModelCheckpoint(**kwargs)
+        made = fit(tmp_path, Stopping(), users)
+        assert users in made.checkpoint_callbacks
+        assert self.warned(made, recwarn)
