@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     EMAWeightAveraging,
@@ -521,3 +522,16 @@ class TestDefaultCheckpoint:
         made = fit(tmp_path, Stopping(), users)
         assert users in made.checkpoint_callbacks
         assert self.warned(made, recwarn)
+
+    @pytest.mark.parametrize(("users", "n_written"), [([], 6), ([{"save_top_k": 0}], 3), ([{"every_n_epochs": 3}], 4)])
+    def test_how_many_files_are_written(self, tmp_path, users, n_written):
+        """Three epochs that each improve; `docs/resuming.md` says why Lightning's own goes on."""
+        written = []
+
+        class Counting(TorchCheckpointIO):
+            def save_checkpoint(self, checkpoint, path, storage_options=None):
+                written.append(path)
+                super().save_checkpoint(checkpoint, path, storage_options)
+
+        fit(tmp_path, Stopping((0.1, 0.2, 0.3)), *(ModelCheckpoint(**one) for one in users), plugins=[Counting()])
+        assert len(written) == n_written
