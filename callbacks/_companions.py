@@ -23,7 +23,7 @@ from bu_torch._printing import cleaned
 from bu_torch.callbacks._lightning import FITTING, Library, library_of, measured_module
 from bu_torch.callbacks._own_files import OwnFiles
 from bu_torch.monitoring.best_weights import BestWeights
-from bu_torch.monitoring.decision import Verdict
+from bu_torch.monitoring.catalogue import SIGNALS
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -72,8 +72,11 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             stopping_threshold=owner.stopping_threshold,
             check_finite=owner.check_finite,
             check_on_train_epoch_end=True,
+            verbose=owner.verbose,
+            log_rank_zero_only=owner.log_rank_zero_only,
         )
         self.owner = owner
+        self._best_before = -math.inf  # the score to beat at the last check
         self.has_stopped = False
         self.why_stopped = ""
         self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
@@ -81,6 +84,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self.owner in trainer.callbacks:  # the run may resume with that verdict
             self._is_due = self.owner.tracker.verdict.should_stop and not _may_stop(trainer)
+            self._best_before = self.owner.tracker.verdict.best
 
     def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
         # `min_steps` may be reached in the middle of an epoch, where Lightning stops too. After the last batch the
@@ -93,7 +97,13 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             if self._is_due and _may_stop(trainer):
                 self._stop(trainer)
             return
-        verdict = self._take_over_verdict()
+        verdict = self.owner.tracker.verdict
+        if self.verbose and verdict.best > self._best_before:
+            self.best_score = torch.tensor(self._best_before, dtype=torch.float64)
+            improvement = self._improvement_message(torch.tensor(verdict.best, dtype=torch.float64))
+            self._log_info(trainer, improvement, self.log_rank_zero_only)
+        self._best_before = verdict.best
+        self._take_over_verdict()
         should_stop = trainer.strategy.reduce_boolean_decision(verdict.should_stop, all=False)
         # `trainer.should_stop` is never taken back, so it is not set before `min_epochs` and `min_steps` allow a stop:
         # the metric may recover by then.
@@ -107,12 +117,11 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         self.stopped_epoch = trainer.current_epoch
         self.why_stopped = self.owner.tracker.why_stopped(self.stopped_epoch)
 
-    def _take_over_verdict(self) -> Verdict:
+    def _take_over_verdict(self) -> None:
         verdict = self.owner.tracker.verdict
         self.wait_count = verdict.wait
         self.best_score = torch.tensor(verdict.best, dtype=torch.float64)
         self.stopping_reason: Any = type(self.stopping_reason)[verdict.reason.name]
-        return verdict
 
     def state_dict(self) -> dict[str, Any]:
         self._take_over_verdict()  # a checkpoint may be saved between the check and this callback's turn
@@ -129,7 +138,10 @@ class KeeperMixin(Companion, ModelCheckpoint):
         super().__init__(
             monitor=owner.score_name,
             mode="max",
-            filename="boundary-{epoch}-{step}",
+            dirpath=owner.dirpath,
+            filename=owner.filename or "boundary-{epoch}-{step}",
+            save_weights_only=owner.save_weights_only,
+            verbose=owner.verbose,
             save_on_train_epoch_end=True,
         )
         self.owner = owner
@@ -153,8 +165,16 @@ class KeeperMixin(Companion, ModelCheckpoint):
         candidates = super()._monitor_candidates(trainer)
         score = self.score_of(trainer)
         if score is not None:
+            own = {name: value for name, value in self.owner.history[-1].items() if name != "epoch"}
+            candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
             candidates[self.owner.score_name] = torch.tensor(score, dtype=torch.float64)
         return candidates
+
+    def _get_metric_interpolated_filepath_name(
+        self, monitor_candidates: dict[str, Tensor], trainer: "Trainer", del_filepath: str | None = None
+    ) -> str:
+        # Never over the best so far, whose name a template without the epoch gives again: checkpoints name that file.
+        return super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
 
     def _should_skip_saving_checkpoint(self, trainer: "Trainer") -> bool:
         # Without Lightning's comparison of step counts, which stand still where a module steps its optimiser itself.
@@ -238,6 +258,8 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def _is_of_the_resumed_run(self, path: str) -> bool:
         """Whether the resumed state names this regular file, right in this run's folder and named as ours are."""
         file = Path(path)
+        if self.owner.filename is not None:  # others may be named by that template, too
+            return False
         if path != self._resumed_path or not _FILE_NAME.fullmatch(file.name):
             return False
         try:
@@ -395,6 +417,12 @@ class StandInMixin(Companion):
         if stage == FITTING:
             bring_default_checkpoints_back(trainer)  # the owner, which would have done so, may have left the trainer
             self.checkpoint.setup(trainer, pl_module, stage)
+
+
+def trial_values() -> dict[str, Tensor]:
+    """Of the kinds that a file name is made of."""
+    values = dict.fromkeys(SIGNALS, torch.tensor(0.5, dtype=torch.float64))
+    return {"epoch": torch.tensor(0), "step": torch.tensor(0), **values}
 
 
 @cache

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
@@ -15,6 +16,7 @@ from bu_torch.callbacks._companions import (
     VerdictBearerMixin,
     bring_default_checkpoints_back,
     install,
+    trial_values,
 )
 from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
@@ -50,6 +52,19 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     Args:
         restore_best_weights: Load the kept epoch's weights into the module when training ends.
+        dirpath: Folder of the checkpoint and the record; None for that of `ModelCheckpoint`, within the logger's folder
+            or `default_root_dir`.
+        filename: Name of the checkpoint, a template as of `ModelCheckpoint`, with the names of `history` and of what
+            the module logs: `"{epoch}-{expected_accuracy:.3f}"`. None for `"boundary-{epoch}-{step}"`. Where the file
+            exists, as without `{epoch}`, a version is added (`-v1`): the best before is deleted only when the new one
+            is whole. A run that resumes leaves the best file of before: others may be named by that template, too.
+        save_weights_only: Leave out of the checkpoint what a run resumes from: the states of optimisers, schedulers and
+            callbacks. The file can be tested and loaded, but `fit(ckpt_path=...)` refuses it; a `ModelCheckpoint` of
+            yours may save what can be resumed. Refused beside `WeightAveraging`, whose average Lightning leaves out of
+            such files.
+        verbose: Log a line when the score improves, and one when a checkpoint is saved or is not the best, in the words
+            of `EarlyStopping` and `ModelCheckpoint`.
+        log_rank_zero_only: With `verbose`, log the improvement in the first process alone.
         **settings: `bu_torch.monitoring.settings.Settings` says what each is: `patience`, `min_delta`,
             `min_delta_mode`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `smoothing`, `rule`; and all of
             `BoundaryUncertaintyMonitor`.
@@ -71,6 +86,11 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     """
 
     restore_best_weights: bool = True
+    dirpath: str | Path | None = None
+    filename: str | None = None
+    save_weights_only: bool = False
+    verbose: bool = False
+    log_rank_zero_only: bool = False
 
     def _clear(self) -> None:
         super()._clear()
@@ -121,6 +141,31 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             self._bearer, self._keeper = install(trainer, self)
             for companion in (self._bearer, self._keeper):
                 companion.setup(trainer, pl_module, stage)
+            self._check_saving(trainer)
+
+    def _check_saving(self, trainer: "Trainer") -> None:
+        """Refuse or warn of what cannot be saved as asked for."""
+        if isinstance(self._keeper, MemoryKeeperMixin):
+            given = [name for name in ("dirpath", "filename", "save_weights_only") if getattr(self, name)]
+            if given:
+                names = ", ".join(f"`{name}`" for name in given)
+                rank_zero_warn(f"The trainer writes no checkpoints: {names} has no effect.")
+            return
+        if self.save_weights_only and any(
+            isinstance(one, library_of(trainer).weight_averaging) for one in trainer.callbacks
+        ):
+            raise MisconfigurationException(
+                "`save_weights_only=True` cannot be used beside WeightAveraging: Lightning leaves its average, which is"
+                " what is measured, out of such a checkpoint."
+            )
+        if self._keeper is not None and self.filename is not None:
+            try:
+                self._keeper.format_checkpoint_name(trial_values())
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                raise MisconfigurationException(
+                    f"`filename` must be a template as `ModelCheckpoint` takes, such as"
+                    f" '{{epoch}}-{{expected_accuracy:.3f}}', got {self.filename!r}: {error}"
+                ) from error
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Nothing yet: a companion calls `conclude` when all other callbacks have ended."""
@@ -183,7 +228,14 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        self.restore_best_weights = check_flag("restore_best_weights", self.restore_best_weights)
+        for name in ("restore_best_weights", "save_weights_only", "verbose", "log_rank_zero_only"):
+            setattr(self, name, check_flag(name, getattr(self, name)))
+        if not (self.dirpath is None or isinstance(self.dirpath, str | Path)):
+            raise TypeError(f"`dirpath` must be a path or None, got {type(self.dirpath).__name__}.")
+        if not (self.filename is None or isinstance(self.filename, str)):
+            raise TypeError(f"`filename` must be a str or None, got {type(self.filename).__name__}.")
+        if self.filename == "":
+            raise ValueError("`filename` must not be empty; None gives the default name.")
 
     def _tracked_settings(self) -> MeasurementSettings:
         return Settings.of(self)

@@ -48,7 +48,7 @@ def decide(
     Args:
         before: The verdict after the check before, or `Verdict()`.
         score: Of this check, larger is better.
-        patience: So many checks in a row without improvement are a reason to stop, >= 1.
+        patience: So many checks in a row without improvement are a reason to stop, >= 0; 0 and 1 are alike.
         min_delta: An improvement exceeds the best by more than this, >= 0.
         min_delta_mode: `"abs"`, or `"rel"` for a fraction of the magnitude of the best.
         stopping_threshold: A score beyond it is a reason to stop; None for none.

@@ -119,7 +119,8 @@ class Settings(MeasurementSettings):
     """What is measured, and how it is decided; the first as for `MeasurementSettings`.
 
     Args:
-        patience: Stop after so many checks in a row without improvement, >= 1.
+        patience: Stop after so many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0
+            stops at the first check without improvement, and so does 1.
         min_delta: An improvement must exceed the best by more than this to reset the patience, >= 0. The kept epoch is
             the largest score all the same.
         min_delta_mode: `"abs"`, or `"rel"` for a fraction of the magnitude of the best.
@@ -152,7 +153,7 @@ class Settings(MeasurementSettings):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        self.patience = check_integer("patience", self.patience, 1)
+        self.patience = check_integer("patience", self.patience, 0)
         self.min_delta = check_number("min_delta", self.min_delta, 0)
         self.min_delta_mode = check_choice("min_delta_mode", self.min_delta_mode, ("abs", "rel"))
         if self.stopping_threshold is not None:

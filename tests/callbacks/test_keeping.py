@@ -1,17 +1,23 @@
 """What is saved of the kept epoch, under which name, and what is put back of it."""
 
+import math
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
 from torch import nn
 
-from bu_torch import BoundaryUncertaintyStopping
+from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.callbacks import _companions
 from bu_torch.callbacks._left_out import changed_by_training, listed
 from bu_torch.callbacks._own_files import OwnFiles
+from bu_torch.monitoring.decision import Verdict, decide
 
 
 class Stopping(BoundaryUncertaintyStopping):
@@ -178,3 +184,182 @@ class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
     def test_beside_checkpoints_at_the_end_of_an_epoch_one_file_is_left(self, tmp_path):
         fit(tmp_path, Stopping((0.1, 0.2, 0.3)), ModelCheckpoint(tmp_path / "user", save_last=True))
         assert self.files(tmp_path) == ["boundary-epoch=2-step=12.ckpt"]
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in folder.rglob("*.ckpt"))
+
+
+class TestNames:
+    def test_folder_and_template_are_model_checkpoint_s(self, tmp_path):
+        mine = tmp_path / "mine"
+        own = Stopping(dirpath=str(mine), filename="{epoch:02d}-{trust_score:.2f}-{train_loss:.0f}", smoothing=0.5)
+        fit(tmp_path, own)
+        assert checkpoints(mine) == ["epoch=01-trust_score=1.80-train_loss=0.ckpt"]
+        assert own.best_model_path == str(mine / checkpoints(mine)[0])
+        assert own.record_path.startswith(str(mine))
+
+    def test_the_values_are_those_of_this_callback(self, tmp_path):
+        """Another's are logged under the same names."""
+        first, second = Stopping((0.1, 0.2), n_neighbors=20), Stopping((0.7, 0.8), rule="trust_score")
+        second.filename, second.restore_best_weights = "{boundary_uncertainty:.1f}", False
+        fit(tmp_path, first, second, max_epochs=2)
+        assert second.best_model_path.endswith("boundary_uncertainty=0.8.ckpt")
+
+    @pytest.mark.parametrize("script", [(0.1, 0.9, 0.5), (0.1, 0.5, 0.9)])
+    def test_a_name_without_the_epoch_never_overwrites_the_best_so_far(self, tmp_path, script):
+        seen, own = [], Stopping(script, dirpath=tmp_path / "mine", filename="best")
+        look = LambdaCallback(on_train_batch_end=lambda *_: seen.append(own.best_model_path))
+        made, weights = fit(tmp_path, own, look, max_epochs=4)
+        assert {Path(path).name for path in seen if path} == {"best.ckpt", "best-v1.ckpt"}
+        assert len(checkpoints(tmp_path / "mine")) == 1
+        kept = torch.load(own.best_model_path, weights_only=True)
+        assert kept["epoch"] == own.best_epoch
+        assert same(kept["state_dict"], weights[own.best_epoch])
+        assert made.checkpoint_callback.best_model_path == own.best_model_path
+
+    @pytest.mark.parametrize("filename", ["{epoch}-{step}", "boundary-{epoch}-{step}", "best"])
+    def test_a_resumed_state_has_no_file_deleted_that_the_template_fits(self, tmp_path, monkeypatch, filename):
+        mine = tmp_path / "mine"
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        fit(tmp_path, Stopping((0.1, 0.2), dirpath=mine, filename=filename), last, max_epochs=2)
+        monkeypatch.setattr(_companions, "_OWN_FILES", OwnFiles())
+        before = checkpoints(mine)
+        resumed, path = Stopping((0.1, 0.2, 0.9), dirpath=mine, filename=filename), tmp_path / "user" / "last.ckpt"
+        fit(tmp_path, resumed, ModelCheckpoint(tmp_path / "user2"), max_epochs=4, ckpt_path=path)
+        assert resumed.best_epoch == 2
+        assert set(before) < set(checkpoints(mine))
+
+    @pytest.mark.parametrize(
+        ("kwargs", "message"),
+        [
+            ({"filename": "{epoch"}, r"`filename` must be a template .* got '\{epoch'"),
+            ({"filename": "{trust_score:d}"}, "`filename` must be a template .* Unknown format code"),
+            ({"filename": ""}, "`filename` must not be empty"),
+            ({"filename": 3}, "`filename` must be a str or None, got int"),
+            ({"dirpath": 3}, "`dirpath` must be a path or None, got int"),
+            ({"verbose": "yes"}, "`verbose` must be True or False, got 'yes'"),
+            ({"save_weights_only": 1}, "`save_weights_only` must be True or False, got 1"),
+            ({"log_rank_zero_only": None}, "`log_rank_zero_only` must be True or False, got None"),
+        ],
+    )
+    def test_bad_arguments_are_refused_before_training(self, tmp_path, kwargs, message):
+        batches = []
+        look = LambdaCallback(on_train_batch_start=lambda *_: batches.append(1))
+        with pytest.raises(MisconfigurationException, match=message):
+            fit(tmp_path, Stopping(**kwargs), look)
+        assert not batches
+
+    def test_without_checkpoints_they_are_warned_of(self, tmp_path):
+        with pytest.warns(UserWarning, match="writes no checkpoints: `dirpath`, `filename` has no effect"):
+            fit(tmp_path, Stopping(dirpath=tmp_path, filename="best"), enable_checkpointing=False)
+
+
+class TestWeightsOnly:
+    def test_the_file_is_put_back_and_tested_but_not_resumed_from(self, tmp_path):
+        own, module = Stopping(save_weights_only=True), Classifier()
+        made, weights = fit(tmp_path, own, module=module)
+        content = torch.load(own.best_model_path, weights_only=True)
+        assert not {"callbacks", "optimizer_states", "lr_schedulers"} & content.keys()
+        assert content["epoch"] == own.best_epoch == 1
+        assert same(weights_of(module), weights[1])
+        made.test(dataloaders=loader(*blobs()), ckpt_path="best", verbose=False)
+        with pytest.raises(KeyError, match="contains only the model"):
+            fit(tmp_path, Stopping(), ckpt_path=own.best_model_path)
+
+    def test_it_is_refused_beside_weight_averaging(self, tmp_path):
+        """Lightning's files of weights alone hold the module's, and the average is measured."""
+        with pytest.raises(MisconfigurationException, match="cannot be used beside WeightAveraging"):
+            fit(tmp_path, Stopping(save_weights_only=True), EMAWeightAveraging())
+
+
+class TestWords:
+    SCRIPT = (0.1, 0.5, 0.4, 0.9)
+
+    def test_improvements_and_files_are_said_in_lightnings_words(self, tmp_path, caplog):
+        with caplog.at_level("INFO"):
+            own = Stopping(self.SCRIPT, verbose=True)
+            fit(tmp_path, own, max_epochs=4)
+        said = [one.getMessage() for one in caplog.records]
+        assert [line for line in said if "improved" in line] == [
+            "Metric boundary_uncertainty improved. New best score: 0.100",
+            "Metric boundary_uncertainty improved by 0.400 >= min_delta = 0.0. New best score: 0.500",
+            "Metric boundary_uncertainty improved by 0.400 >= min_delta = 0.0. New best score: 0.900",
+        ]
+        assert sum("saving model to" in line for line in said) == 3
+        assert sum("was not in top 1" in line for line in said) == 1
+
+    def test_without_it_nothing_is_said(self, tmp_path, caplog):
+        with caplog.at_level("INFO"):
+            fit(tmp_path, Stopping(self.SCRIPT, log_rank_zero_only=True), max_epochs=4)
+        assert not [one for one in caplog.records if "improved" in one.getMessage() or "top 1" in one.getMessage()]
+
+    def test_log_rank_zero_only_is_early_stopping_s(self, tmp_path):
+        made, _ = fit(tmp_path, Stopping(verbose=True, log_rank_zero_only=True), max_epochs=1)
+        assert (made.early_stopping_callback.verbose, made.early_stopping_callback.log_rank_zero_only) == (True, True)
+
+    def test_a_run_that_resumes_compares_with_the_best_of_before(self, tmp_path, caplog):
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        fit(tmp_path, Stopping(self.SCRIPT), last, max_epochs=2)
+        with caplog.at_level("INFO"):
+            resumed = Stopping(self.SCRIPT, verbose=True)
+            fit(tmp_path, resumed, max_epochs=4, ckpt_path=tmp_path / "user" / "last.ckpt")
+        said = [one.getMessage() for one in caplog.records if "improved" in one.getMessage()]
+        assert said == ["Metric boundary_uncertainty improved by 0.400 >= min_delta = 0.0. New best score: 0.900"]
+
+
+class TestNoPatience:
+    @pytest.mark.parametrize("script", [(0.1, 0.5, 0.9, 0.9, 1.0), (0.5, 0.1), (0.1, 0.2, 0.3, 0.4)])
+    def test_it_stops_where_lightning_does(self, tmp_path, script):
+        users = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=0)
+        theirs, _ = fit(tmp_path / "theirs", Stopping(script, patience=99), users, max_epochs=4)
+        own = Stopping(script, patience=0)
+        made, _ = fit(tmp_path, own, max_epochs=4)
+        assert made.current_epoch == theirs.current_epoch
+        assert own.stopped_epoch == (users.stopped_epoch or None)
+
+    @pytest.mark.parametrize("scores", [[0.1, 0.2, 0.2], [0.1, math.nan], [-math.inf, 0.3, 0.2, 0.4]])
+    @pytest.mark.parametrize("check_finite", [True, False])
+    def test_each_verdict_is_lightning_s(self, scores, check_finite):
+        theirs, own = EarlyStopping("score", mode="max", patience=0, check_finite=check_finite), Verdict()
+        for score in scores:
+            should_stop, _ = theirs._evaluate_stopping_criteria(torch.tensor(score, dtype=torch.float64))
+            own = decide(own, score, patience=0, check_finite=check_finite)
+            assert (own.should_stop, own.wait, own.best) == (should_stop, theirs.wait_count, float(theirs.best_score))
+
+    def test_a_plain_loop_may_have_none(self):
+        inputs, labels = blobs()
+        model = Classifier()
+        stopper = BoundaryUncertaintyStopper(inputs, labels, patience=0, n_neighbors=20, n_draws=1)
+        assert not stopper.check(model)
+        assert stopper.check(model)  # the same weights are no improvement
+        assert (stopper.best_epoch, stopper.stopped_epoch) == (0, 1)
+
+
+class Blobs(pl.LightningDataModule):
+    def train_dataloader(self):
+        return loader(*blobs())
+
+
+def test_the_command_line_takes_them(tmp_path, monkeypatch):
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch.cli import LightningCLI
+
+    monkeypatch.setattr(sys, "argv", ["main.py"])
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "dirpath": tmp_path / "mine",
+        "filename": "{epoch}",
+        "save_weights_only": "true",
+        "verbose": "true",
+        "log_rank_zero_only": "true",
+        "patience": 0,
+        "n_neighbors": 20,
+    }
+    args = ["fit", "--trainer.callbacks+=bu_torch.BoundaryUncertaintyStopping", "--trainer.logger=false"]
+    args += ["--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+    cli = LightningCLI(Classifier, Blobs, args=[*args, *(f"--trainer.callbacks.{n}={v}" for n, v in given.items())])
+    (own,) = [one for one in cli.trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping)]
+    assert (own.filename, own.patience) == ("{epoch}", 0)
+    assert (own.save_weights_only, own.verbose, own.log_rank_zero_only) == (True, True, True)
+    assert checkpoints(tmp_path / "mine") == [f"epoch={own.best_epoch}.ckpt"]

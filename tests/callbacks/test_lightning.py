@@ -49,7 +49,7 @@ again = pl.Trainer(max_epochs=4, callbacks=[resumed], accelerator="cpu", logger=
 again.fit(Module(), loader, ckpt_path=keeper.best_model_path)
 assert [entry["epoch"] for entry in resumed.history[: stopping.best_epoch]] == list(range(stopping.best_epoch))
 try:
-    BoundaryUncertaintyStopping(patience=0)
+    BoundaryUncertaintyStopping(patience=-1)
 except pl.utilities.exceptions.MisconfigurationException:
     print("fine")
 {last}

@@ -704,7 +704,7 @@ def test_before_a_fit_nothing_is_kept():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"patience": 0}, "`patience` must be an integer >= 1, got 0"),
+        ({"patience": -1}, "`patience` must be an integer >= 0, got -1"),
         ({"min_delta": NAN}, "`min_delta` must be a finite number"),
         ({"min_delta_mode": "relative"}, "`min_delta_mode` must be one of 'abs', 'rel', got 'relative'"),
         ({"stopping_threshold": "0.9"}, "`stopping_threshold` must be a finite number, got '0.9'"),

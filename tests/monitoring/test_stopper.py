@@ -150,7 +150,7 @@ def test_the_record_of_a_loop(tmp_path):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x, y: BoundaryUncertaintyStopper(x, y, patience=0), ValueError, "`patience`"),
+        (lambda x, y: BoundaryUncertaintyStopper(x, y, patience=-1), ValueError, "`patience`"),
         (lambda x, y: BoundaryUncertaintyStopper(x, y[:-1]), ValueError, "`labels`"),
         (lambda x, y: BoundaryUncertaintyStopper(x, y, folder=3), TypeError, "`folder`"),
         (lambda x, y: BoundaryUncertaintyStopper(x.tolist()[0][0], y), ValueError, "`inputs`"),
