@@ -233,7 +233,8 @@ class KeeperMixin(Companion, ModelCheckpoint):
         # epoch, needs the file that was best then.
         for path in [path for path in self._replaced if path != self._named_elsewhere]:
             self._replaced.remove(path)
-            super()._remove_checkpoint(trainer, path)
+            if self._may_remove(trainer, path):  # still: another file may have taken its place
+                super()._remove_checkpoint(trainer, path)
 
     def _settle_newest(self, trainer: "Trainer", is_in_all: bool) -> None:
         is_whole = _is_whole(self.best_model_path)

@@ -438,7 +438,7 @@ class Tracker:
             step: Optimiser steps so far, where they are known.
         """
         if self._record is not None and self._record.path is not None and details is not None:
-            self._record.tell(check_line(self.history[-1]["epoch"], details, self._rows))
+            self._record.tell(check_line(self.history[-1]["epoch"], details, self._rows) | self._not_compared())
         self._measurement = None  # it holds the logits
         now = time.perf_counter()
         self.check_seconds += now - started
@@ -463,7 +463,11 @@ class Tracker:
             **kept: `kept_epoch`, `stopped_epoch` and `best_model_path`, of what decided.
         """
         if self._record is not None:
-            self._record.tell(end_line(reason, **kept))
+            self._record.tell(end_line(reason, **kept) | self._not_compared())
+
+    def _not_compared(self) -> dict[str, int]:
+        """What the header of the record did not know yet."""
+        return {"n_not_compared": self.n_not_compared} if self.n_not_compared else {}
 
     def cost(self) -> str:
         """What the checks of this training have cost, in words."""

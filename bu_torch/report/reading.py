@@ -334,11 +334,17 @@ class _DetailsReader:
             raise TypeError(f"classes must be a list, got {type(classes).__name__}")
         if classes is not None:
             record.classes = [str(name) for name in self._first(classes, _MOST_CLASSES, "names of classes", "")]
-        record.n_not_compared = _integer(entry.get("n_not_compared", 0))
+        self._read_n_not_compared(entry)
         record.setup_seconds = _number(entry.get("setup_seconds"))
         record.started = str(entry.get("started") or "")
 
+    def _read_n_not_compared(self, entry: dict[str, Any]) -> None:
+        """Checks that do not count are added as the run goes on; the last line knows of most."""
+        record = self._record
+        record.n_not_compared = max(record.n_not_compared, _integer(entry.get("n_not_compared", 0)))
+
     def _read_check(self, entry: dict[str, Any]) -> None:
+        self._read_n_not_compared(entry)
         pairs = self._first(entry["pairs"], _MOST_PAIRS, "pairs of classes")
         if any(len(pair) != 5 for pair in pairs):
             raise ValueError("a pair must have 5 values")
@@ -362,6 +368,7 @@ class _DetailsReader:
         kept, stopped = (
             None if entry.get(name) is None else _integer(entry[name]) for name in ("kept_epoch", "stopped_epoch")
         )
+        self._read_n_not_compared(entry)
         self._record.end = End(kept, stopped, str(entry.get("reason") or ""), str(entry.get("best_model_path") or ""))
 
     def _histograms(self, value: Any) -> dict[str, Histogram]:

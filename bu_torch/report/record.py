@@ -69,8 +69,8 @@ class Record:
         versions: Of what it ran with.
         data: Sizes of what was measured.
         classes: Their names; None where they have none.
-        n_not_compared: So many checks, the first, are those of a run that this one resumed with other settings or
-            samples: its own are not compared with them.
+        n_not_compared: So many checks, the first, do not count: those of a run that this one resumed with other
+            settings or samples, or those before an average of the weights was updated first.
         setup_seconds: What was spent before the first epoch; NaN where unknown.
         started: When, in ISO format; "" where unknown.
         details: By epoch, as far as they were written; of a long record, those of some 1,000 epochs.

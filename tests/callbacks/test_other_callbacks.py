@@ -1,5 +1,6 @@
 """Beside callbacks that a user has too: what each sees, in which order, and whose names are whose."""
 
+import dataclasses
 from contextlib import nullcontext
 
 import lightning.pytorch as pl
@@ -20,6 +21,7 @@ from bu_torch.callbacks import monitor as monitor_module
 from bu_torch.callbacks._names import suffix_of
 from bu_torch.monitoring import tracker as tracker_module
 from bu_torch.report import read_record
+from bu_torch.report.verdict import Verdict
 
 
 class ScriptMixin:
@@ -268,7 +270,9 @@ class TestWeightAveraging:
             fit_for_real(tmp_path, self.averaging(which), own, max_epochs=9)
         first = N_BEFORE[which]
         assert (own.best_epoch, own.stopped_epoch) == (first, first + 2)
-        assert own.tracker.n_not_compared == first
+        record = read_record(own.record_path)
+        assert own.tracker.n_not_compared == record.n_not_compared == first
+        assert Verdict.of(dataclasses.replace(record, end=None)).kept == first  # as the page says while the run goes on
         assert ("before its first update neither count" in caplog.text) == (first > 0)
 
     def test_an_average_that_is_never_updated_keeps_nothing(self, tmp_path, caplog):
