@@ -47,8 +47,10 @@ def preserved_buffers(model: object) -> Iterator[None]:
         for module, name, buffer, version, before in kept:
             if module._buffers.get(name) is not buffer:
                 module._buffers[name] = buffer
-            if version is None or _version(buffer) != version:
-                with torch.no_grad():
+            is_counted = version is not None and buffer.layout != torch.strided
+            # What changes `buffer.data` is not counted.
+            if _version(buffer) != version or not (is_counted or torch.equal(buffer, before)):
+                with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                     buffer.copy_(before)
 
 

@@ -17,8 +17,8 @@ ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
 _RARE = 0.1  # share of a class that is worth a word, if it is less than half of an equal share
 
 
-def check_class_weight(class_weight: Any) -> Literal["balanced"] | dict[int, float] | None:
-    """Return class weights as a dict, `"balanced"` or None.
+def check_class_weight(class_weight: Any) -> ClassWeight | None:
+    """Return class weights as `"balanced"`, a dict in the order of its classes, a list, or None.
 
     Raises:
         TypeError: If they are none of these, nor one number for each class.
@@ -28,17 +28,14 @@ def check_class_weight(class_weight: Any) -> Literal["balanced"] | dict[int, flo
         return None
     if isinstance(class_weight, str) and class_weight == "balanced":
         return "balanced"
-    if isinstance(class_weight, Mapping):
-        weights: dict[Any, Any] = dict(class_weight)
-    else:
-        if isinstance(class_weight, str | bytes) or not hasattr(class_weight, "__iter__"):
-            raise TypeError(
-                "`class_weight` must be 'balanced', a dict of weights by class, one weight for each class, or None, got"
-                f" {class_weight!r:.100}."
-            )
-        listed = class_weight.tolist() if hasattr(class_weight, "tolist") else list(class_weight)
-        weights = dict(enumerate(listed))
-    checked = {}
+    listed = class_weight.tolist() if hasattr(class_weight, "tolist") else class_weight
+    if not isinstance(listed, Mapping | list | tuple):
+        raise TypeError(
+            "`class_weight` must be 'balanced', a dict of weights by class, one weight for each class, or None, got"
+            f" {class_weight!r:.100}."
+        )
+    weights: dict[Any, Any] = dict(listed) if isinstance(listed, Mapping) else dict(enumerate(listed))
+    checked: dict[int, float] = {}
     for label, weight in weights.items():
         if isinstance(label, bool) or not isinstance(label, Integral) or label < 0:
             raise ValueError(f"`class_weight` must have classes 0, 1, ... as its keys, got {label!r:.100}.")
@@ -50,13 +47,13 @@ def check_class_weight(class_weight: Any) -> Literal["balanced"] | dict[int, flo
         checked[int(label)] = float(weight)
     if not checked:
         raise ValueError("`class_weight` must hold at least one weight, got none.")
-    return checked
+    return dict(sorted(checked.items())) if isinstance(listed, Mapping) else list(checked.values())
 
 
-def weights_of(
-    labels: Tensor, class_weight: Literal["balanced"] | dict[int, float] | None, sample_weight: Any = None
-) -> Tensor | None:
+def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: Any = None) -> Tensor | None:
     """How often each sample counts, with mean 1: the product of its own weight and that of its class.
+
+    Computed on the CPU, where sums are the same in each run.
 
     Args:
         labels: Classes, (N,) int64.
@@ -69,36 +66,45 @@ def weights_of(
 
     Raises:
         TypeError: If `sample_weight` is not made of real numbers.
-        ValueError: If it has another shape or a value that is not positive and finite, or if `class_weight` names a
-            class without samples, or gives none to a class where it lists them.
+        ValueError: If it has another shape or a value that is not positive and finite, or if `class_weight` is a dict
+            that names a class without samples, or a list that ends before the last class.
     """
-    weights = torch.ones(len(labels), dtype=torch.float64, device=labels.device)
+    weights = torch.ones(len(labels), dtype=torch.float64)
     if sample_weight is not None:
-        weights = as_weights(sample_weight, len(labels)).to(labels.device)
+        weights = as_weights(sample_weight, len(labels)).cpu()
+        weights = weights / weights.max()
     if class_weight is not None:
-        present, columns = torch.unique(labels, return_inverse=True)
+        present, columns = torch.unique(labels.cpu(), return_inverse=True)
         if class_weight == "balanced":
-            total = torch.zeros(len(present), dtype=torch.float64, device=labels.device).index_add_(0, columns, weights)
+            total = torch.zeros(len(present), dtype=torch.float64).index_add_(0, columns, weights)
             of_class = total.sum() / (len(present) * total)
         else:
-            assert isinstance(class_weight, dict)  # noqa: S101
-            if unknown := sorted(set(class_weight) - set(present.tolist())):
-                raise ValueError(f"`class_weight` names classes that have no sample: {str(unknown)[:100]}.")
-            of_class = torch.tensor(
-                [class_weight.get(label, 1.0) for label in present.tolist()], dtype=torch.float64, device=labels.device
-            )
+            of_class = torch.tensor(_listed(class_weight, present.tolist()), dtype=torch.float64)
         weights = weights * of_class[columns]
     if bool((weights == weights[0]).all()):
         return None
     weights = weights / weights.max()
-    return weights / weights.mean()
+    return (weights / weights.mean()).to(labels.device)
+
+
+def _listed(class_weight: Literal["balanced"] | dict[int, float] | list[float], present: list[int]) -> list[float]:
+    """Weights of the classes that are there."""
+    if isinstance(class_weight, dict):
+        if unknown := sorted(set(class_weight) - set(present)):
+            raise ValueError(f"`class_weight` names classes that have no sample: {str(unknown)[:100]}.")
+        return [class_weight.get(label, 1.0) for label in present]
+    if present[-1] >= len(class_weight):
+        raise ValueError(
+            f"`class_weight` must list one weight for each class 0, ..., {present[-1]}, got {len(class_weight)}."
+        )
+    return [float(class_weight[label]) for label in present]
 
 
 def rare_class(labels: Tensor, weights: Tensor | None) -> tuple[int, float] | None:
     """The rarest class and its share, where that is below a tenth and below half of an equal share; else None."""
-    present, columns = torch.unique(labels, return_inverse=True)
-    counted = torch.ones(len(labels), dtype=torch.float64, device=labels.device) if weights is None else weights
-    shares = torch.zeros(len(present), dtype=torch.float64, device=labels.device).index_add_(0, columns, counted)
+    present, columns = torch.unique(labels.cpu(), return_inverse=True)
+    counted = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.cpu()
+    shares = torch.zeros(len(present), dtype=torch.float64).index_add_(0, columns, counted)
     shares = shares / shares.sum()
     rarest = int(shares.argmin())
     share = float(shares[rarest])
@@ -117,7 +123,6 @@ def as_weights(sample_weight: Any, n_samples: int) -> Tensor:
     if bool(is_wrong.any()):
         raise ValueError(
             f"`sample_weight` must be positive and finite, got {float(weights[is_wrong][0])} in"
-            f" {int(is_wrong.sum())} of"
-            f" {len(weights)}: leave samples out that do not count."
+            f" {int(is_wrong.sum())} of {len(weights)}: leave samples out that do not count."
         )
     return weights

@@ -134,8 +134,7 @@ class BoundaryUncertainty:
                 computed in float64, half precision and all other integers in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
             sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; None
-            where
-                it draws all alike. `class_weight` multiplies it.
+                where it draws all alike. `class_weight` multiplies it.
 
         Returns:
             The fitted estimator, on the device of the features.

@@ -5,6 +5,7 @@ of its dataset, and a deep copy of its sampler gives the indices. Global random 
 """
 
 import copy
+import itertools
 import math
 import random
 import sys
@@ -44,6 +45,7 @@ Keys = tuple[str | int | None, str | int | None]
 READ_BATCH = 256
 _NO_KEYS: Keys = (None, None)
 _PARTS = ("inputs", "labels")  # of a batch
+_WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # which not every torch can index
 IGNORED = -100  # what torch's losses leave out, by the default of their `ignore_index`
 _MOST_PASSES, _MOST_DRAWS = 16, 2_000_000  # of a sampler that draws some samples more often than others
 _SIGNIFICANCE = 3.0  # standard deviations of a correlation
@@ -65,7 +67,11 @@ class Samples(NamedTuple):
 
     def at(self, rows: Tensor) -> "Samples":
         """Some of the samples, by their places here."""
-        inputs, labels, places = (part[rows.to(part.device)] for part in (self.inputs, self.labels, self.rows))
+        inputs, places = (part[rows.to(part.device)] for part in (self.inputs, self.rows))
+        if self.labels.dtype in _WIDE_UNSIGNED:
+            labels = torch.from_numpy(self.labels.cpu().numpy()[rows.cpu().numpy()]).to(self.labels.device)
+        else:
+            labels = self.labels[rows.to(self.labels.device)]
         weights = None if self.weights is None else self.weights[rows.to(self.weights.device)]
         return self._replace(inputs=inputs, labels=labels, rows=places, weights=weights)
 
@@ -203,6 +209,12 @@ def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_i
     return samples._replace(labels=as_labels(samples.labels, n_left), n_training=n_left)
 
 
+def choose_among_whole(samples: Samples, how_many: Callable[[int], int], seed: int) -> Samples:
+    """`choose_among` of what `whole_samples` gave, with the places that the user knows."""
+    chosen = choose_among(samples.inputs, samples.labels, how_many, seed, samples.weights)
+    return chosen._replace(rows=samples.rows[chosen.rows], n_ignored=samples.n_ignored)
+
+
 def choose_among(
     inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int, weights: Tensor | None = None
 ) -> Samples:
@@ -239,11 +251,10 @@ def without_ignored(samples: Samples) -> Samples:
         UnreadableError: If none is left.
     """
     labels = samples.labels
-    if labels.is_complex() or labels.numel() != len(labels):
+    is_signed = labels.is_floating_point() or labels.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+    if not is_signed or labels.numel() != len(labels):
         return samples
-    is_ignored = torch.from_numpy(
-        labels.detach().cpu().numpy().reshape(-1) == IGNORED
-    )  # torch compares not every dtype
+    is_ignored = labels.detach().reshape(-1) == IGNORED
     n_ignored = int(is_ignored.sum())
     if not n_ignored:
         return samples
@@ -407,7 +418,15 @@ def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any) -> Callable
         raise UnreadableError(
             f"{type(sampler).__name__} cannot be copied to see which samples it visits: {error}."
         ) from error
-    return lambda: list(own)
+    passes = itertools.count()
+
+    def draw() -> list[Any]:
+        epoch = next(passes)
+        if epoch and callable(getattr(own, "set_epoch", None)):  # which trainers call before each epoch
+            own.set_epoch(epoch)
+        return list(own)
+
+    return draw
 
 
 def _subset(n_samples: int, n_wanted: int, seed: int, labels: Tensor | None) -> tuple[Tensor | None, bool | None]:

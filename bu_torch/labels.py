@@ -179,8 +179,7 @@ class LabelRegression:
             features: Shape (N, d) or (N, ...), tensor or array of numbers, finite.
             labels: Classes, shape (N,), integers >= 0.
             sample_weight: How often training draws each sample, relative to the others, shape (N,), positive: its
-            squared
-                error counts by it. None where it draws all alike.
+                squared error counts by it. None where it draws all alike.
 
         Returns:
             The fitted estimator, on the device of the features.
@@ -253,9 +252,7 @@ class LabelRegression:
             torch.matmul(kernel, projection, out=block)
         if root is not None:
             basis *= root
-        if root is None and len(points) == len(
-            self._landmarks
-        ):  # all of them span the basis, so that it is orthogonal already
+        if root is None and len(points) == len(self._landmarks):  # all span the basis: it is orthogonal already
             return basis, eigenvalues, projection
         squared_lengths, rotation = torch.linalg.eigh(basis.T @ basis)
         for block in self._blocks(basis):

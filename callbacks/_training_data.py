@@ -82,8 +82,7 @@ def read_training_data(
 
 def read_pair(pair: tuple[Any, Any], how_many: Callable[[int], int], seed: int, keep_integers: bool) -> Samples:
     """Inputs and labels that the user gave, checked, as many as are wanted."""
-    every = data.whole_samples(*pair, keep_integers=keep_integers)
-    samples = data.choose_among(every.inputs, every.labels, how_many, seed)._replace(n_ignored=every.n_ignored)
+    samples = data.choose_among_whole(data.whole_samples(*pair, keep_integers=keep_integers), how_many, seed)
     _announce_subset(samples)
     return samples
 

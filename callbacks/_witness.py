@@ -5,7 +5,7 @@ that the network never meets.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,8 @@ _SHIFTED = 0.5  # standard deviations
 _STRETCHED = 2.0
 
 
-class _Call(NamedTuple):
-    """The tensors that a module was called with, by the names of the keywords or their places."""
-
-    tensors: dict[str | int, Tensor]
+# The tensors that a module was called with, by the names of the keywords or their places.
+_Call = dict[str | int, Tensor]
 
 
 class Witness:
@@ -35,6 +33,7 @@ class Witness:
         self._module = module
         self._expected: dict[nn.Module, _Call] = {}
         self._got: dict[nn.Module, _Call] = {}
+        self._labels: Tensor | None = None
         self._handles: list[Any] = []
 
     @staticmethod
@@ -43,12 +42,20 @@ class Witness:
         if getattr(module, "_compiler_ctx", None) is not None:
             return False
         return not any(
-            type(part).__name__ == "OptimizedModule" or isinstance(part, torch.jit.ScriptModule)
+            type(part).__name__ == "OptimizedModule"
+            or getattr(part, "_compiled_call_impl", None) is not None
+            or isinstance(part, torch.jit.ScriptModule)
             for part in module.modules()
         )
 
-    def rehearse(self, check: Callable[[], Any]) -> None:
-        """Make the call of a check, and remember what the module and its first part get."""
+    def rehearse(self, check: Callable[[], Any], labels: Tensor) -> None:
+        """Make the call of a check, and remember what the module and its first part get.
+
+        Args:
+            check: Calls the module as a check does.
+            labels: Of the batch: a `forward` that takes them too is no different for it.
+        """
+        self._labels = _kept(labels)
         self._listen(list(self._module.modules()), self._expected, most=2)
         try:
             check()
@@ -65,24 +72,21 @@ class Witness:
             handle.remove()
         self._handles = []
 
-    def objection(self, labels: Tensor | None) -> str:
-        """How the call in training differed from that of a check, in words; "" if it did not, or none was seen.
-
-        Args:
-            labels: Of the batch: a `forward` that takes them too is no different for it.
-        """
+    def objection(self) -> str:
+        """How the call in training differed from that of a check, in words; "" if it did not, or none was seen."""
         for module, expected in self._expected.items():  # the module itself comes first
             if module in self._got:
-                return difference(expected.tensors, self._got[module].tensors, labels)
+                return difference(expected, self._got[module], self._labels)
         return ""
 
     def _listen(self, modules: list[nn.Module], seen: dict[nn.Module, _Call], most: int) -> None:
         def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if module not in seen and len(seen) < most:
                 named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
-                seen[module] = _Call(
-                    {name: value.detach().clone() for name, value in named if isinstance(value, Tensor)}
-                )
+                # Without tensors it is no batch of inputs: DistributedDataParallel calls the module with the arguments
+                # of `training_step`.
+                if tensors := {name: _kept(value) for name, value in named if isinstance(value, Tensor)}:
+                    seen[module] = tensors
 
         self._handles = [
             module.register_forward_pre_hook(remember, with_kwargs=True, prepend=True) for module in modules
@@ -95,6 +99,8 @@ def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], 
     Values differ in the augmentation and mixing of samples: the mean of a batch stays what it is, and so, nearly, does
     its spread. Values that are shifted or stretched are other units.
     """
+    # A number that all samples share (a temperature, a rate) is no input.
+    got = {name: value for name, value in got.items() if value.numel() > 1}
     if labels is not None:
         got = {name: value for name, value in got.items() if not _is_same(value, labels)}
     if not expected or not got:
@@ -126,6 +132,11 @@ def _difference(expected: Tensor, got: Tensor) -> str:
         f"values of mean {float(after.mean()):.3g} and standard deviation {found:.3g} in place of"
         f" {float(before.mean()):.3g} and {spread:.3g}"
     )
+
+
+def _kept(values: Tensor) -> Tensor:
+    """A copy on the CPU, where all numbers of all devices have their place."""
+    return values.detach().to("cpu", copy=True)
 
 
 def _is_same(first: Tensor, second: Tensor) -> bool:

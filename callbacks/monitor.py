@@ -1,5 +1,6 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
+import contextlib
 import dataclasses
 import math
 import random
@@ -48,9 +49,8 @@ _NOTHING_READ = Samples(torch.empty(0), torch.empty(0), torch.empty(0, dtype=tor
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
 _MOVE = (
-    "Move what prepares the inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or"
-    " pass samples"
-    " as the network gets them: `reference=(inputs, labels)`."
+    "Move what prepares the inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
+    " samples as the network gets them: `reference=(inputs, labels)`."
 )
 _SEVERAL_TENSORS = (
     "A `forward` of several tensors (`input_ids`, `attention_mask`) must take them as one, say"
@@ -227,10 +227,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def on_train_batch_end(
         self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._witness is not None:
-            self._compare(trainer, batch)
+        if (witness := self._dismiss()) is not None:
+            self._compare(trainer, witness)
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        self._dismiss()  # where another callback has skipped the first batch
         if (trainer.current_epoch + 1) % self.every_n_epochs:
             self._withdraw(trainer)
             return
@@ -288,14 +289,13 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._tracker.end("Training ended.")
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
+        self._dismiss()
         self._tracker.end(told(exception))
 
     def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         self._tracker.release()
         self._inputs = None
-        if self._witness is not None:
-            self._witness.leave()
-            self._witness = None
+        self._dismiss()
 
     def state_dict(self) -> dict[str, Any]:
         return self._tracker.state_dict()
@@ -439,27 +439,29 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         is_wrapped = type(trainer.strategy).__name__ in _WRAPPING
         if self.reference is not None or is_wrapped or not Witness.can_watch(pl_module):
             return
-        witness = Witness(pl_module)
-        try:
-            inputs = split_batch(batch, (self.input_key, self.label_key))[0]
-            witness.rehearse(lambda: self._read_logits(trainer, pl_module, pl_module, inputs, is_whole=True))
-        except (UnreadableError, TypeError, MisconfigurationException):
-            return  # a batch that cannot be taken apart here could not be read as a sample either
-        witness.watch()
-        self._witness = witness
+        self._witness = witness = Witness(pl_module)  # in each process: all decide together
+        # A batch that cannot be taken apart could not be read as a sample either.
+        with contextlib.suppress(UnreadableError, TypeError, MisconfigurationException):
+            inputs, labels = split_batch(batch, (self.input_key, self.label_key))
+            witness.rehearse(lambda: self._read_logits(trainer, pl_module, pl_module, inputs, is_whole=True), labels)
+            witness.watch()
 
-    def _compare(self, trainer: "Trainer", batch: Any) -> None:
+    def _dismiss(self) -> Witness | None:
+        """The witness, if there is one, which looks no longer."""
         witness, self._witness = self._witness, None
-        assert witness is not None  # noqa: S101
-        witness.leave()
-        objection = witness.objection(split_batch(batch, (self.input_key, self.label_key))[1])
+        if witness is not None:
+            witness.leave()
+        return witness
+
+    def _compare(self, trainer: "Trainer", witness: Witness) -> None:
+        objection = witness.objection()
         if not trainer.strategy.reduce_boolean_decision(bool(objection), all=False):
             return
         raise MisconfigurationException(
             "In training the network gets other inputs than batches hold"
-            f"{f': {objection}' if objection else ', in another process'}. Boundary uncertainty reads what"
-            " batches hold,"
-            f" and would measure where the network never is. {_SEVERAL_TENSORS if 'tensors' in objection else _MOVE}"
+            f"{f': {objection}' if objection else ', in another process'}. Boundary uncertainty reads what batches"
+            f" hold, and would measure where the network never is."
+            f" {_SEVERAL_TENSORS if 'tensors' in objection else _MOVE}"
         )
 
     def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:

@@ -172,6 +172,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         """Likewise."""
+        self._dismiss()
 
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
         # Lightning skips a state whose key it does not know. The key holds the rule's name, so that the state of a

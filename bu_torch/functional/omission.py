@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_index, check_range
-from bu_torch.functional.weights import mean_of, relative_weights
+from bu_torch.functional.weights import cluster_sizes, mean_of, relative_weights
 
 
 def omission(
@@ -90,11 +90,8 @@ def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None = N
     if weights is None:
         counts = (shares * neighbors.shape[1]).round()
     else:
-        total, squares = torch.zeros_like(weights), torch.zeros_like(weights)
-        for members in neighbors.long().unbind(dim=1):
-            total += weights[members]
-            squares += weights[members].square()
-        counts = shares * (total.square() / squares).to(shares.dtype).unsqueeze(1)
+        _, sizes = cluster_sizes(neighbors, weights)
+        counts = shares * sizes.to(shares.dtype).unsqueeze(1)
     return counts, *counts.topk(2, dim=1)
 
 

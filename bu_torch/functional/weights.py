@@ -15,7 +15,7 @@ def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: tor
         device: Of the values.
 
     Returns:
-        float64, of the given shape; None for None.
+        float64, of the given shape; None for None, and where all weights are equal.
 
     Raises:
         TypeError: If the weights are not a floating-point tensor.
@@ -30,8 +30,28 @@ def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: tor
     is_wrong = ~((weights > 0) & weights.isfinite())
     if bool(is_wrong.any()):
         raise ValueError(f"`weights` must be positive and finite, got {float(weights[is_wrong][0])}.")
-    weights = weights.double()
-    return weights / weights.max() / (weights / weights.max()).mean()
+    weights = weights.double() / weights.double().max()
+    return None if bool((weights == 1).all()) else weights / weights.mean()
+
+
+def cluster_sizes(neighbors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of the weights in each cluster (N,), and members of equal weight that it is worth (N,); without checks.
+
+    A mean over members with weights w is as sure as one over (sum of w)^2 / (sum of w^2) of equal weight (Kish 1965).
+
+    Args:
+        neighbors: Clusters, shape (N, M), integer.
+        weights: Of the samples, shape (N,).
+    """
+    columns = [members.long() for members in neighbors.unbind(dim=1)]  # one at a time: (N, M) numbers are many
+    largest, total, squares = (torch.zeros_like(weights[columns[0]]) for _ in range(3))
+    for members in columns:
+        largest = torch.maximum(largest, weights[members])
+    for members in columns:
+        relative = weights[members] / largest  # whose squares do not vanish
+        total += relative
+        squares += relative.square()
+    return total * largest, total.square() / squares
 
 
 def mean_of(values: Tensor, weights: Tensor | None) -> Tensor:

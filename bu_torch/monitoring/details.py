@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch.functional.boundary import sum_by_pair
+from bu_torch.functional.weights import cluster_sizes
 from bu_torch.monitoring.catalogue import Reading
 
 _MOST_PAIRS = 400  # those with most samples near their boundary
@@ -103,10 +104,14 @@ def _by_pair(reading: Reading) -> _ByPair:
     weights, values, shares = (
         torch.stack([getattr(part, name) for part in terms]).mean(dim=0) for name in ("weights", "values", "shares")
     )
+    evenness: Tensor | float = 1.0  # members of equal weight for a unit of count
+    if reading.weights is not None:
+        total, sizes = cluster_sizes(reading.members[: len(reading.labels)], reading.weights)
+        evenness = sizes / total
     ceilings = []
     for part in terms:
         counts = part.counts.double().nan_to_num(nan=0.0)
-        best = counts * functional.uncertainty_ceiling(counts, reading.members.shape[1])
+        best = counts * functional.uncertainty_ceiling(counts * evenness, reading.members.shape[1])
         best = best if reading.weights is None else best * reading.weights
         of_pair = sum_by_pair(best, reading.pair_index, len(part.weights))
         is_separable = part.weights < 1e-6

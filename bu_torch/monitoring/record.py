@@ -155,8 +155,8 @@ def plain(value: Any) -> Any:
     """A setting as JSON has it; of what JSON does not have, the name of its type."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Mapping):  # of weights by class
-        return repr(dict(value))[:100]
+    if isinstance(value, Mapping | list):  # weights by class
+        return repr(value)[:100]
     return str(value) if isinstance(value, Path) else type(value).__name__
 
 

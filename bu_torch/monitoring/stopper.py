@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import device_of, read_logits
 from bu_torch._inputs import check_integer
-from bu_torch.data import choose_among, whole_samples
+from bu_torch.data import choose_among_whole, whole_samples
 from bu_torch.monitoring.best_weights import BestWeights
 from bu_torch.monitoring.budget import count_weights
 from bu_torch.monitoring.settings import Settings
@@ -171,9 +171,7 @@ class BoundaryUncertaintyStopper(Settings):
         n_weights = count_weights(model) if isinstance(model, nn.Module) else 0
         n_training = len(self._samples.inputs)
         made = tracker.plan_checks(n_training, n_training, n_weights)
-        samples = choose_among(
-            self._samples.inputs, self._samples.labels, lambda n: made.n_samples, self.seed, self._samples.weights
-        )._replace(n_ignored=self._samples.n_ignored)
+        samples = choose_among_whole(self._samples, lambda n: made.n_samples, self.seed)
         cache = None if self.cache is None else Path(self.cache)
         module = model if isinstance(model, nn.Module) else None
         fingerprint = tracker.prepare(samples, module=module, cache=cache, has_progress_bar=True)

@@ -18,7 +18,7 @@ from bu_torch.monitoring.budget import MAX_DRAWS, Plan, plan
 from bu_torch.monitoring.decision import Reason, Verdict, decide
 from bu_torch.monitoring.details import Details
 from bu_torch.monitoring.preparation import fit_or_load
-from bu_torch.monitoring.record import Record, check_line, end_line, header_line, plain, row
+from bu_torch.monitoring.record import Record, check_line, end_line, header_line, row
 from bu_torch.monitoring.rules import SelectionRule
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
 from bu_torch.monitoring.signals import MOST_ENTRIES, Measurement, Signals
@@ -277,9 +277,8 @@ class Tracker:
             return drawn
         label, share = rare
         return (
-            f"{drawn}{drawn and ' '}Class {label} is {share:.1%} of what training draws, and counts as much in"
-            " the accuracy that is"
-            " measured: `class_weight='balanced'` counts all classes alike."
+            f"{drawn}{drawn and ' '}Class {label} is {share:.1%} of what training draws, and counts as much in the"
+            " accuracy that is measured: `class_weight='balanced'` counts all classes alike."
         )
 
     def space(self) -> str:
@@ -520,8 +519,9 @@ class Tracker:
         changed = {name: now for name, now in self._compared_settings().items() if now != settings.get(name)}
         if changed:
             self._compare_nothing_before()
+            self._fingerprint = None  # to which weights of classes belong; there is nothing left to compare
             was = ", ".join(f"{name}={settings.get(name)!r:.100}" for name in changed)
-            now = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+            now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
             self.warn(
                 f"The run resumes with {now} where it had {was}: its scores cannot be compared with those before, so"
                 " patience and the best epoch start anew."
@@ -570,7 +570,9 @@ class Tracker:
     def _compared_settings(self) -> dict[str, Any]:
         if self.selection is None:
             return {}
-        named = {name: plain(getattr(self.settings, name)) for name in _COMPARED}
+        named = {name: getattr(self.settings, name) for name in _COMPARED}
+        if isinstance(weights := named["class_weight"], dict | list):
+            named["class_weight"] = repr(weights)  # of all classes
         rule = self.selection.rule
         return {**named, "rule": rule.name, **{f"rule.{name}": value for name, value in rule.settings().items()}}
 
