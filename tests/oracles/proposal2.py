@@ -18,8 +18,16 @@ def bandwidth(values):
     return 0.9 * min(sigma, iqr / 1.34) * len(values) ** (-1 / 5)
 
 
-def local_uncertainty(logits, labels, neighbors, bayes_pairs):
-    """Eq. 12, 27, 28, 32, 36 to 38: lists of u and k."""
+def relative(weights, n_samples):
+    """Weights with mean 1; 1 for all where there are none."""
+    if weights is None:
+        return [1.0] * n_samples
+    return [w * n_samples / math.fsum(weights) for w in weights]
+
+
+def local_uncertainty(logits, labels, neighbors, bayes_pairs, weights=None):
+    """Eq. 12, 27, 28, 32, 36 to 38: lists of u and k, in which members count by their weights."""
+    weights = relative(weights, len(logits))
     uncertainties, counts = [], []
     for n in range(len(logits)):
         i, j = two_largest(logits[n])
@@ -30,8 +38,8 @@ def local_uncertainty(logits, labels, neighbors, bayes_pairs):
         if h > 0:
             for gap, m in zip(gaps, members, strict=True):
                 kernel = math.exp(-((gap / h) ** 2) / 2)
-                k_i += kernel * (labels[m] == i)
-                k_j += kernel * (labels[m] == j)
+                k_i += weights[m] * kernel * (labels[m] == i)
+                k_j += weights[m] * kernel * (labels[m] == j)
         k = k_i + k_j
         u = 1 - abs(2 * k_i / k - 1) if k > 0 else 0.0
         uncertainties.append(u if tuple(bayes_pairs[n]) == (i, j) else 0.0)
@@ -39,12 +47,14 @@ def local_uncertainty(logits, labels, neighbors, bayes_pairs):
     return uncertainties, counts
 
 
-def boundary_uncertainty(logits, labels, neighbors, bayes_pairs, min_weight=1e-6):
-    """Eq. 29, 34, 39, 40."""
+def boundary_uncertainty(logits, labels, neighbors, bayes_pairs, min_weight=1e-6, weights=None):
+    """Eq. 29, 34, 39, 40, in which samples count by their weights."""
     logits = np.asarray(logits, dtype=np.float64)
     labels, neighbors = np.asarray(labels), np.asarray(neighbors)
     pairs = [tuple(int(c) for c in pair) for pair in bayes_pairs]
-    uncertainties, counts = local_uncertainty(logits, labels, neighbors, pairs)
+    uncertainties, counts = local_uncertainty(logits, labels, neighbors, pairs, weights)
+    weights = relative(weights, len(labels))
+    counts = [k * w for k, w in zip(counts, weights, strict=True)]
     total = 0.0
     for pair in sorted(set(pairs)):
         samples = [n for n in range(len(labels)) if pairs[n] == pair]
@@ -53,7 +63,7 @@ def boundary_uncertainty(logits, labels, neighbors, bayes_pairs, min_weight=1e-6
             value = float(all(np.argmax(logits[n]) == labels[n] for n in samples))
         else:
             value = math.fsum(counts[n] * uncertainties[n] for n in samples) / weight
-        total += len(samples) / len(labels) * value
+        total += math.fsum(weights[n] for n in samples) / len(labels) * value
     return total
 
 

@@ -1,0 +1,313 @@
+"""Samples that do not count alike: each formula with weights beside a slow reference and beside itself."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from oracles import proposal2
+
+from bu_torch import functional as F
+from bu_torch.functional.weights import cluster_sizes, mean_of, relative_weights
+
+N, J, M, D = 60, 4, 9, 3
+
+
+def problem(seed=0, dtype=torch.float64, n=N, j=J, m=M):
+    """All that the formulas take, of one made-up problem: classes along a ring, a third of the labels at random."""
+    g = torch.Generator().manual_seed(seed)
+    along = torch.arange(n) * j // n
+    labels = torch.where(torch.rand(n, generator=g) < 0.3, torch.randint(0, j, (n,), generator=g), along)
+    logits = torch.randn(n, j, generator=g, dtype=torch.float64)
+    logits[torch.arange(n), labels] += 1.0
+    predictions = torch.randint(0, j + 1, (D, n), generator=g)  # a class more than there are
+    predictions[0] = along // 2 * 2  # which leaves out every second class
+    return {
+        "logits": logits.to(dtype),
+        "labels": labels,
+        "neighbors": (torch.arange(n).unsqueeze(1) + torch.arange(m)) % n,
+        "pairs": F.top_pairs(logits + 0.5 * torch.randn(n, j, generator=g)),
+        "probabilities": torch.rand(n, j, generator=g, dtype=torch.float64).softmax(dim=1).to(dtype),
+        "second": torch.rand(n, j, generator=g, dtype=torch.float64).softmax(dim=1).to(dtype),
+        "predictions": predictions.flatten(),
+        "scores": torch.rand(n, generator=g, dtype=torch.float64).mul(8).sub(4).exp().to(dtype),
+        "weights": (torch.rand(n, generator=g, dtype=torch.float64) * 4 - 2).exp().to(dtype),
+    }
+
+
+def pair_terms(p, w):
+    return torch.stack(F.pair_uncertainty(p["logits"], p["labels"], p["neighbors"], *F.index_pairs(p["pairs"]), **w))
+
+
+def shares(p, w):
+    return F.label_votes(p["labels"], p["neighbors"], 0.0, J, **w)
+
+
+# Each formula of a problem `p`, with `w` = {"weights": ...} or {}.
+FORMULAS = {
+    "boundary_uncertainty": lambda p, w: F.boundary_uncertainty(
+        p["logits"], p["labels"], p["neighbors"], p["pairs"], **w
+    ),
+    "local_uncertainty": lambda p, w: torch.stack(
+        F.local_uncertainty(p["logits"], p["labels"], p["neighbors"], p["pairs"], **w)
+    ),
+    "pair_uncertainty": pair_terms,
+    "mean_trust_score": lambda p, w: F.mean_trust_score(p["scores"], **w),
+    "neighbor_agreement": lambda p, w: F.neighbor_agreement(p["scores"], **w),
+    "expected_accuracy": lambda p, w: F.expected_accuracy(
+        p["probabilities"], p["predictions"][: len(p["probabilities"])], **w
+    ),
+    "vote_agreement": lambda p, w: F.vote_agreement(p["probabilities"], p["predictions"], **w),
+    "label_votes": lambda p, w: F.label_votes(p["labels"], p["neighbors"], 1.5, J, **w),
+    "brier_score": lambda p, w: F.brier_score(p["probabilities"], p["labels"], **w),
+    "mixing_weight": lambda p, w: F.mixing_weight(p["probabilities"], p["second"], p["labels"], **w),
+    "omission": lambda p, w: F.omission(shares(p, w), p["predictions"], p["neighbors"], significance=1.0, **w),
+}
+MEANS = ("mean_trust_score", "neighbor_agreement", "expected_accuracy", "brier_score", "mixing_weight")
+each_formula = pytest.mark.parametrize("formula", list(FORMULAS.values()), ids=list(FORMULAS))
+
+
+@each_formula
+@pytest.mark.parametrize("scale", [1e-300, 0.1, 1.0, 3e200])
+def test_equal_weights_change_no_digit(formula, scale):
+    p = problem()
+    found = formula(p, {"weights": torch.full((N,), scale, dtype=torch.float64)})
+    assert torch.equal(found, formula(p, {}))
+
+
+@each_formula
+@pytest.mark.parametrize("factor", [2.0**-500, 0.3, 7.0])
+def test_only_ratios_of_weights_matter(formula, factor):
+    p = problem()
+    found = formula(p, {"weights": p["weights"] * factor})
+    torch.testing.assert_close(found, formula(p, {"weights": p["weights"]}), rtol=1e-6, atol=1e-9)
+
+
+@each_formula
+def test_weights_have_an_effect(formula):
+    p = problem()
+    assert not torch.equal(formula(p, {"weights": p["weights"]}), formula(p, {}))
+
+
+@each_formula
+def test_the_order_of_samples_does_not_matter(formula):
+    p = problem()
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(1))
+    place = torch.empty_like(order)
+    place[order] = torch.arange(N)
+    q = {name: value[order] for name, value in p.items() if name not in ("neighbors", "predictions")}
+    q["neighbors"] = place[p["neighbors"][order]]
+    q["predictions"] = p["predictions"].view(D, N)[:, order].flatten()
+    found, expected = formula(q, {"weights": q["weights"]}), formula(p, {"weights": p["weights"]})
+    if expected.ndim == 2 and expected.shape[1] == N:  # u and k of each sample
+        expected = expected[:, order]
+    elif expected.ndim == 2 and expected.shape[0] == N:  # votes
+        expected = expected[order]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+@each_formula
+def test_device_and_dtype_are_those_without_weights(formula, device, dtype):
+    p = {name: value.to(device) for name, value in problem(dtype=dtype).items()}
+    found, plain = formula(p, {"weights": p["weights"]}), formula(p, {})
+    assert (found.dtype, found.device, found.shape) == (plain.dtype, plain.device, plain.shape)
+    exact = problem()
+    expected = formula(exact, {"weights": exact["weights"]})
+    torch.testing.assert_close(found.cpu().double(), expected.double(), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("formula", [FORMULAS[name] for name in MEANS], ids=MEANS)
+def test_whole_weights_of_a_mean_repeat_samples(formula):
+    p = problem()
+    times = torch.randint(1, 5, (N,), generator=torch.Generator().manual_seed(2))
+    rows = torch.arange(N).repeat_interleave(times)
+    p["predictions"] = p["predictions"][-N:]  # of random classes
+    repeated = formula({name: value[rows] for name, value in p.items()}, {})
+    torch.testing.assert_close(formula(p, {"weights": times.double()}), repeated, rtol=1e-12, atol=0)
+
+
+BAD = {
+    "zero": (lambda w: w * (torch.arange(len(w)) > 0), ValueError, "`weights` must be positive and finite, got 0.0"),
+    "negative": (lambda w: -w, ValueError, "`weights` must be positive and finite, got -"),
+    "not a number": (lambda w: w / 0 * 0, ValueError, "`weights` must be positive and finite, got nan"),
+    "infinite": (lambda w: w / 0, ValueError, "`weights` must be positive and finite, got inf"),
+    "too few": (lambda w: w[:-1], ValueError, r"`weights` must have shape \(60,\), got \(59,\)"),
+    "a column": (lambda w: w.unsqueeze(1), ValueError, r"`weights` must have shape \(60,\), got \(60, 1\)"),
+    "integers": (lambda w: w.long() + 1, TypeError, r"`weights` must be a floating-point tensor.*torch\.int64"),
+    "a list": (lambda w: w.tolist(), TypeError, "`weights` must be a floating-point tensor.*list"),
+    "elsewhere": (lambda w: w.to("meta"), ValueError, "`weights` must be on cpu.*got meta"),
+}
+
+
+@each_formula
+@pytest.mark.parametrize(("change", "error", "message"), list(BAD.values()), ids=list(BAD))
+def test_bad_weights_are_refused_by_name(formula, change, error, message):
+    p = problem()
+    with pytest.raises(error, match=message):
+        formula(p, {"weights": change(p["weights"])})
+
+
+# Slow references.
+
+
+def close(found, expected, tolerance=1e-6):
+    assert float(found) == pytest.approx(float(expected), abs=tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(2, 30),
+    j=st.integers(2, 5),
+    m=st.integers(2, 9),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_boundary_uncertainty_agrees_one_sample_at_a_time(seed, n, j, m, dtype):
+    p = problem(seed, dtype, n, j, min(m, n))
+    arguments = [p[name] for name in ("logits", "labels", "neighbors", "pairs")]
+    lists = [a.tolist() for a in arguments]
+    u, k = proposal2.local_uncertainty(*lists[:3], list(map(tuple, lists[3])), p["weights"].tolist())
+    assume(not any(1e-10 < count < 1e-3 for count in k))  # a pair so near `min_weight` may fall on either side of it
+    expected = proposal2.boundary_uncertainty(*lists, weights=p["weights"].tolist())
+    tolerance = {torch.float32: 1e-3, torch.float64: 1e-6}[dtype]
+    close(F.boundary_uncertainty(*arguments, weights=p["weights"]), expected, tolerance)
+    local, counts = F.local_uncertainty(*arguments, weights=p["weights"])
+    np.testing.assert_allclose(counts, k, rtol=tolerance, atol=tolerance)
+    counted = np.asarray(k) > 1e-3
+    np.testing.assert_allclose(local.numpy()[counted], np.asarray(u)[counted], atol=tolerance)
+
+
+def test_a_pair_has_the_share_of_its_weights():
+    p = problem()
+    pairs, index = F.index_pairs(p["pairs"])
+    _, found = pair_terms(p, {"weights": p["weights"]})
+    w = p["weights"].numpy()
+    expected = [w[index.numpy() == row].sum() / w.sum() for row in range(len(pairs))]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_blocks_do_not_matter(monkeypatch):
+    p = problem()
+    whole = FORMULAS["boundary_uncertainty"](p, {"weights": p["weights"]})
+    monkeypatch.setitem(F.boundary._BLOCK_ELEMENTS, "cpu", 50)
+    assert FORMULAS["boundary_uncertainty"](p, {"weights": p["weights"]}) == whole
+
+
+def test_means_agree_with_numpy():
+    p = problem()
+    w = p["weights"].numpy()
+    scores, labels = p["scores"].numpy(), p["labels"].numpy()
+    probabilities, rows = p["probabilities"].numpy(), np.arange(N)
+    columns = p["predictions"].view(D, N).numpy()
+    padded = np.column_stack((probabilities, np.zeros(N)))
+    of_predicted = padded[rows, columns]  # (D, N)
+    squares = ((probabilities - np.eye(J)[labels]) ** 2).sum(axis=1)
+    expected = {
+        "mean_trust_score": np.exp(np.average(np.log(scores.clip(1e-3, 1e3)), weights=w)),
+        "neighbor_agreement": np.average(scores / (1 + scores), weights=w),
+        "expected_accuracy": np.average(of_predicted[0], weights=w),
+        "vote_agreement": np.average(of_predicted.mean(axis=0), weights=w),
+        "brier_score": np.average(squares, weights=w),
+    }
+    for name, value in expected.items():
+        close(FORMULAS[name](p, {"weights": p["weights"]}), value, 1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.2, 1.0, 5.0])
+def test_the_mixing_weight_has_the_least_brier_score(scale):
+    p = problem()
+    second = p["second"] + scale * (torch.eye(J, dtype=torch.float64)[p["labels"]] - p["second"])
+    grid = [
+        float(F.brier_score(torch.lerp(p["probabilities"], second, w / 1000), p["labels"], weights=p["weights"]))
+        for w in range(1001)
+    ]
+    found = F.mixing_weight(p["probabilities"], second, p["labels"], weights=p["weights"])
+    close(found, grid.index(min(grid)) / 1000, 1.1e-3)
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 1.5])
+def test_votes_agree_with_a_loop(decay, leave_one_out):
+    p = problem()
+    expected = np.zeros((N, J))
+    for row, members in enumerate(p["neighbors"].tolist()):
+        for rank, member in enumerate(members[leave_one_out:], start=1):
+            expected[row, p["labels"][member]] += float(p["weights"][member]) * rank**-decay
+    expected /= expected.sum(axis=1, keepdims=True)
+    votes = F.label_votes(
+        p["labels"], p["neighbors"], decay, J, leave_one_out=leave_one_out, weights=p["weights"].float()
+    )
+    assert votes.dtype == torch.float32
+    np.testing.assert_allclose(votes, expected, atol=1e-6)
+
+
+def omission_one_by_one(p, significance):
+    w, labels, neighbors = p["weights"].tolist(), p["labels"].tolist(), p["neighbors"].tolist()
+    total = 0.0
+    for predictions in p["predictions"].view(D, N).tolist():
+        for n, members in enumerate(neighbors):
+            size = sum(w[m] for m in members) ** 2 / sum(w[m] ** 2 for m in members)
+            counts = [sum(w[m] for m in members if labels[m] == c) for c in range(J)]
+            counts = [count * size / sum(counts) for count in counts] + [0.0]
+            own = counts[predictions[n]]
+            other = max(count for c, count in enumerate(counts) if c != predictions[n])
+            is_one = len({predictions[m] for m in members}) == 1
+            total += w[n] * (is_one and other - own > significance * math.sqrt(other + own))
+    return total / sum(w) / D
+
+
+@pytest.mark.parametrize("significance", [0.0, 1.0, 1.5])
+def test_omission_agrees_with_a_loop(significance):
+    p = problem()
+    w = {"weights": p["weights"]}
+    found = F.omission(shares(p, w), p["predictions"], p["neighbors"], significance=significance, **w)
+    expected = omission_one_by_one(p, significance)
+    assert expected > 0
+    close(found, expected, 1e-9)
+
+
+def test_two_draws_count_as_one():
+    p = problem()
+    w = {"weights": p["weights"]}
+    twice = {**p, "predictions": p["predictions"][:N].repeat(2)}
+    once = {**p, "predictions": p["predictions"][:N]}
+    for name in ("vote_agreement", "omission"):
+        torch.testing.assert_close(FORMULAS[name](twice, w), FORMULAS[name](once, w))
+    stacked = F.expected_accuracy(p["probabilities"].repeat(2, 1), twice["predictions"], weights=p["weights"].repeat(2))
+    torch.testing.assert_close(stacked, FORMULAS["expected_accuracy"](p, w))
+
+
+@pytest.mark.parametrize("name", ["expected_accuracy", "vote_agreement", "brier_score"])
+def test_gradients_pass(name):
+    p = problem()
+    p["probabilities"].requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda q: FORMULAS[name]({**p, "probabilities": q}, {"weights": p["weights"]}), p["probabilities"]
+    )
+
+
+class TestHelpers:
+    def test_relative_weights_have_mean_one(self):
+        found = relative_weights(torch.tensor([1.0, 3.0]), (2,), torch.device("cpu"))
+        assert found.dtype == torch.float64
+        assert found.tolist() == [0.5, 1.5]
+        assert relative_weights(None, (2,), torch.device("cpu")) is None
+        assert relative_weights(torch.tensor([0.1, 0.1]), (2,), torch.device("cpu")) is None
+
+    def test_weights_at_the_ends_of_the_range_have_mean_one(self):
+        found = relative_weights(torch.tensor([1e308, 1.5e308, 1.0], dtype=torch.float64), (3,), torch.device("cpu"))
+        assert float(found.mean()) == pytest.approx(1.0)
+        assert float(found[1] / found[0]) == pytest.approx(1.5)
+
+    def test_a_cluster_is_worth_at_most_its_members(self):
+        weights = torch.tensor([1.0, 1.0, 1e-200, 1e-200, 3.0], dtype=torch.float64)
+        total, sizes = cluster_sizes(torch.tensor([[0, 1], [2, 3], [0, 4], [4, 2]]), weights)
+        assert total.tolist() == pytest.approx([2.0, 2e-200, 4.0, 3.0])
+        assert sizes.tolist() == pytest.approx([2.0, 2.0, 1.6, 1.0])
+
+    def test_mean_of_broadcasts_over_draws(self):
+        values = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+        assert float(mean_of(values, torch.tensor([1.5, 0.5], dtype=torch.float64))) == 0.375
+        assert float(mean_of(values, None)) == 0.25
