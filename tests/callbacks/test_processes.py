@@ -156,6 +156,76 @@ def test_what_fails_in_one_process_ends_both(tmp_path, where, rank, messages):
         assert any(message in one["error"] for message in messages), message
 
 
+WEIGHTED = (
+    COMMON
+    + """
+torch.manual_seed(0)
+features, labels = blobs(n=150)
+weights = 1.0 + torch.arange(150.0)
+sampler = torch.utils.data.WeightedRandomSampler(weights, 150)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(features, labels), batch_size=25, sampler=sampler)
+
+class Stepped(Classifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(({prepare}, batch[1]), batch_idx)
+
+stopping, kept = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, class_weight="balanced"), Weights()
+made = trainer(folder, stopping, kept, max_epochs=2, strategy="ddp", devices=2)
+module, error = Stepped(), ""
+try:
+    made.fit(module, data)
+except Exception as raised:
+    error = f"{{type(raised).__name__}}: {{raised}}"
+again = []
+if made.global_rank == 0 and not error:
+    signals = Signals(n_neighbors=20, n_draws=2, class_weight="balanced").fit(features, labels, weights)
+    before = None
+    for state in kept.of_epoch:
+        one = Classifier()
+        one.load_state_dict(state)
+        one.eval()
+        with torch.no_grad():
+            values, before = signals.measure(one(signals.perturbed_inputs), before)
+        again.append({{name: float(value) for name, value in values.items()}})
+hooks = sum(len(part._forward_pre_hooks) for part in module.modules())
+done(made.global_rank, history=stopping.history, again=again, error=error, hooks=hooks)
+os._exit(0)
+"""
+)
+
+
+def test_two_processes_count_what_a_sampler_draws_as_one_does(tmp_path):
+    _, ranks = run(tmp_path, WEIGHTED, prepare="batch[0]")
+    first, second = ranks
+    assert first["error"] == second["error"] == ""
+    assert first["history"] == second["history"]
+    assert len(first["history"]) == len(first["again"]) == 2
+    for shared, alone in zip(first["history"], first["again"], strict=True):
+        for name, value in alone.items():
+            assert shared[name] == pytest.approx(value, abs=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("prepare", "messages"),
+    [
+        ("batch[0] / 255", ["values of mean"] * 2),
+        pytest.param(
+            "batch[0] / (255 if self.global_rank else 1)",
+            ["in another process", "values of mean"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_other_units_in_training_are_seen_behind_ddp(tmp_path, prepare, messages):
+    """Which calls the module with the arguments of `training_step` first."""
+    _, ranks = run(tmp_path, WEIGHTED, prepare=prepare)
+    assert len(ranks) == 2
+    for one, message in zip(ranks, messages, strict=True):
+        assert one["error"].startswith("MisconfigurationException: In training the network gets other inputs")
+        assert message in one["error"]
+        assert one["hooks"] == 0
+
+
 @pytest.mark.parametrize(("n", "world_size"), [(7, 2), (8, 4), (3, 5), (1, 3), (5, 1)])
 def test_shares_are_equally_long_and_hold_every_row(n, world_size):
     rows = torch.arange(n).unsqueeze(1)
