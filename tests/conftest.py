@@ -32,6 +32,13 @@ def random_states():
 
 
 @pytest.fixture
+def log(caplog):
+    """What the user is told, from INFO on."""
+    caplog.set_level("INFO", logger="lightning.pytorch")
+    return caplog
+
+
+@pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)
 

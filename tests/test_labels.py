@@ -22,20 +22,6 @@ class TestVotes:
         assert torch.equal(votes.votes, label_votes(labels, neighbors, votes.decay_))
         assert torch.equal(votes.left_out, label_votes(labels, neighbors, votes.decay_, leave_one_out=True))
 
-    def test_noise_asks_more_neighbours_and_fine_shapes_fewer(self):
-        generator = torch.Generator().manual_seed(0)
-        features = torch.rand(600, 2, generator=generator)
-        stripes = (features[:, 0] * 12).long() % 2
-        noisy = torch.where(torch.rand(600, generator=generator) < 0.3, 1 - stripes, stripes)
-        halves = (features[:, 0] > 0.5).long()
-        noisy_halves = torch.where(torch.rand(600, generator=generator) < 0.3, 1 - halves, halves)
-        neighbors = NeighborGraph(40).fit(features).neighbors
-        decay = {
-            name: LabelVotes().fit(labels, neighbors).decay_
-            for name, labels in {"stripes": stripes, "noisy": noisy, "halves": noisy_halves}.items()
-        }
-        assert decay["halves"] < decay["noisy"] <= decay["stripes"]
-
     def test_skill_is_what_the_votes_of_the_others_gain_on_labels_drawn_at_random(self):
         labels = torch.tensor([0, 0, 0, 1, 1, 1])
         of_own_class = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5], [5, 3]])
@@ -59,17 +45,10 @@ class TestVotes:
         assert float(votes.score(predictions)) == pytest.approx(expected)
         assert float(votes.score(predictions.numpy())) == pytest.approx(expected)
 
-    def test_bad_arguments_are_named(self):
-        for decays in ((), (1.0, -1.0), (float("nan"),)):
-            with pytest.raises(ValueError, match="`decays` must hold at least one number, all >= 0"):
-                LabelVotes(decays)
-        with pytest.raises(RuntimeError, match="not fitted yet"):
-            LabelVotes().score(torch.tensor([0]))
+    def test_what_does_not_fit_is_named(self):
         neighbors = torch.tensor([[0, 1], [1, 0]])
         with pytest.raises(ValueError, match="`labels` must have one entry a sample, 2, got 3"):
             LabelVotes().fit(torch.tensor([0, 1, 1]), neighbors)
-        with pytest.raises(ValueError, match="fractional"):
-            LabelVotes().fit(torch.tensor([0.5, 1.0]), neighbors)
         votes = LabelVotes().fit(torch.tensor([0, 1]), neighbors)
         with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 2 samples, got 3"):
             votes.score(torch.tensor([0, 1, 1]))
@@ -115,22 +94,12 @@ class TestRegression:
         by_chance = float(brier_score(shares.expand(60, -1), labels))
         assert regression.skill_ == pytest.approx(1 - min(scores.values()) / by_chance, abs=1e-4)
 
-    def test_noise_asks_for_a_larger_penalty(self):
-        features, labels = blobs(n=300)
-        noisy = torch.where(torch.rand(300, generator=torch.Generator().manual_seed(0)) < 0.4, 0, labels)
-        assert LabelRegression().fit(features, noisy).penalty_ > LabelRegression().fit(features, labels).penalty_
-
     def test_it_sees_what_the_nearest_neighbours_do_not(self):
         features = torch.randn(200, 30, generator=torch.Generator().manual_seed(0))
         plane = (features.sum(dim=1) > 0).long()
         neighbors = NeighborGraph(40).fit(features).neighbors
         assert LabelRegression().fit(features, plane).skill_ > LabelVotes().fit(plane, neighbors).skill_ + 0.1
         assert LabelRegression().fit(*parity(120)).skill_ > 0.9
-
-    def test_random_labels_have_no_skill(self):
-        generator = torch.Generator().manual_seed(0)
-        labels = torch.randint(2, (500,), generator=generator)
-        assert -0.1 < LabelRegression().fit(torch.randn(500, 10, generator=generator), labels).skill_ < 0.01
 
     def test_shift_scale_rotation_and_order_do_not_matter(self):
         features, labels = blobs(n=80)
@@ -159,14 +128,6 @@ class TestRegression:
         names = torch.tensor([2, 0, 1])
         renamed = LabelRegression().fit(features, names[labels]).predict_proba(features)
         torch.testing.assert_close(renamed[:, names], LabelRegression().fit(features, labels).predict_proba(features))
-
-    def test_probabilities_follow_the_classes_and_sum_to_one(self):
-        features, labels = blobs(n=200)
-        probabilities = LabelRegression().fit(features, labels).predict_proba(features.numpy())
-        assert probabilities.shape == (200, 3)
-        assert probabilities.min() >= 0
-        torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(200))
-        assert (probabilities.argmax(dim=1) == labels).float().mean() > 0.9
 
     def test_landmarks_come_near_to_all_samples(self):
         features, labels = blobs(n=400)
@@ -217,36 +178,14 @@ class TestRegression:
         assert torch.equal(torch.get_rng_state(), state)
         assert torch.equal(LabelRegression(n_landmarks=20, seed=3).fit(features, labels).left_out, first)
 
-    @pytest.mark.parametrize(
-        ("call", "error", "message"),
-        [
-            (lambda: LabelRegression(0), ValueError, "`n_landmarks` must be an integer >= 1, got 0"),
-            (
-                lambda: LabelRegression(penalties=()),
-                ValueError,
-                "`penalties` must hold at least one number, all finite",
-            ),
-            (lambda: LabelRegression(penalties=(1, 1e-9)), ValueError, r"finite and >= 1e-08, got \(1, 1e-09\)"),
-            (lambda: LabelRegression(max_samples=0), ValueError, "`max_samples` must be an integer >= 1, got 0"),
-            (lambda: LabelRegression(seed=-1), ValueError, "`seed` must be an integer >= 0, got -1"),
-            (lambda: LabelRegression().fit(torch.ones(3), [0, 1, 0]), ValueError, "`features` must have shape"),
-            (
-                lambda: LabelRegression().fit(torch.ones(3, 1), [0, 1]),
-                ValueError,
-                "`labels` must have one entry a sample",
-            ),
-            (lambda: LabelRegression().fit([[float("nan")]], [0]), ValueError, "`features` must be finite"),
-            (lambda: LabelRegression().predict_proba([[1.0]]), RuntimeError, "not fitted yet: call `fit` first"),
-            (
-                lambda: LabelRegression().fit([[1.0], [2.0]], [0, 1]).predict_proba([[1.0, 2.0]]),
-                ValueError,
-                "`features` must have 1 features a sample, as in `fit`, got 2",
-            ),
-        ],
-    )
-    def test_bad_input_is_named(self, call, error, message):
-        with pytest.raises(error, match=message):
-            call()
+    def test_what_does_not_fit_is_named(self):
+        for features, labels in ((torch.ones(3), [0, 1, 0]), ([[float("nan")]], [0])):
+            with pytest.raises(ValueError, match="`features` must"):
+                LabelRegression().fit(features, labels)
+        with pytest.raises(ValueError, match="`labels` must have one entry a sample"):
+            LabelRegression().fit(torch.ones(3, 1), [0, 1])
+        with pytest.raises(ValueError, match="`features` must have 1 features a sample, as in `fit`, got 2"):
+            LabelRegression().fit([[1.0], [2.0]], [0, 1]).predict_proba([[1.0, 2.0]])
 
 
 def noisy_blobs(n=60, n_draws=2, **kwargs):
@@ -323,16 +262,9 @@ class TestProbabilities:
         expected = probabilities.regression.predict_proba(perturbed)
         assert torch.equal(probabilities.predict_proba(perturbed), expected)
 
-    def test_the_mixture_predicts_left_out_labels_better_than_its_parts(self):
-        features, labels, neighbors, _ = noisy_blobs(n=300)
-        probabilities = LabelProbabilities().fit(features, labels, neighbors)
-        parts = probabilities.votes.left_out, probabilities.regression.left_out
-        mixed = brier_score(torch.lerp(*parts, probabilities.weight_), labels)
-        assert mixed < min(brier_score(part, labels) for part in parts)
-
     def test_the_order_of_the_samples_does_not_matter(self):
         features, labels, neighbors, perturbed = noisy_blobs()
-        expected = LabelProbabilities().fit(features, labels, neighbors).predict_proba(perturbed)
+        expected = LabelProbabilities().fit(features, labels, neighbors).predict_proba(perturbed.numpy())
         order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
         shuffled = LabelProbabilities().fit(features[order], labels[order], order.argsort()[neighbors[order]])
         in_both_draws = torch.cat((order, 60 + order))
@@ -360,12 +292,6 @@ class TestProbabilities:
         scores = [probabilities.score(perturbed.repeat(n, 1), predictions.repeat(n)) for n in (1, 3)]
         torch.testing.assert_close(*scores, atol=1e-6, rtol=0)
 
-    def test_rows_are_probabilities(self):
-        features, labels, neighbors, perturbed = noisy_blobs()
-        found = LabelProbabilities().fit(features, labels, neighbors).predict_proba(perturbed.numpy())
-        assert found.min() >= 0
-        torch.testing.assert_close(found.sum(dim=1), torch.ones(120))
-
     def test_the_parts_are_those_given(self):
         features, labels, neighbors, _ = noisy_blobs()
         votes, regression = LabelVotes(decays=(1.0,)), LabelRegression(max_samples=30, seed=1)
@@ -377,24 +303,17 @@ class TestProbabilities:
         assert probabilities.weight_ == float(weight)
 
     @pytest.mark.parametrize(
-        ("call", "error", "message"),
+        ("call", "message"),
         [
-            (lambda p, x, m: LabelProbabilities().predict_proba(x), RuntimeError, "not fitted yet: call `fit` first"),
-            (lambda p, x, m: LabelProbabilities().score(x, [0]), RuntimeError, "not fitted yet: call `fit` first"),
-            (lambda p, x, m: p.predict_proba(x[:59]), ValueError, "`perturbed` must hold a multiple of the 60 samples"),
-            (lambda p, x, m: p.predict_proba(x / 0), ValueError, "`perturbed` must be finite"),
-            (
-                lambda p, x, m: p.predict_proba(x[:, :3]),
-                ValueError,
-                "must have 4 features a sample, as in `fit`, got 3",
-            ),
-            (lambda p, x, m: p.score(x, torch.zeros(59)), ValueError, "`predictions` must have one entry a sample, 60"),
-            (lambda p, x, m: p.score(x, [-1] * 60), ValueError, "`predictions` must hold classes 0, 1, ..., got -1"),
-            (lambda p, x, m: p.fit(x, [0] * 59, m), ValueError, "`labels` must have one entry a sample, 60"),
-            (lambda p, x, m: p.fit(x[:59], [0] * 60, m), ValueError, "`labels` must have one entry a sample"),
+            (lambda p, x, m: p.predict_proba(x[:59]), "`perturbed` must hold a multiple of the 60 samples"),
+            (lambda p, x, m: p.predict_proba(x / 0), "`perturbed` must be finite"),
+            (lambda p, x, m: p.predict_proba(x[:, :3]), "must have 4 features a sample, as in `fit`, got 3"),
+            (lambda p, x, m: p.score(x, torch.zeros(59)), "`predictions` must have one entry a sample, 60"),
+            (lambda p, x, m: p.fit(x, [0] * 59, m), "`labels` must have one entry a sample, 60"),
+            (lambda p, x, m: p.fit(x[:59], [0] * 60, m), "`labels` must have one entry a sample"),
         ],
     )
-    def test_bad_arguments_are_named(self, call, error, message):
+    def test_what_does_not_fit_is_named(self, call, message):
         features, labels, neighbors, _ = noisy_blobs()
-        with pytest.raises(error, match=message):
+        with pytest.raises(ValueError, match=message):
             call(LabelProbabilities().fit(features, labels, neighbors), features, neighbors)

@@ -80,10 +80,20 @@ def test_the_network_is_left_as_it_was(random_states):
     assert not [module for module in model.modules() if module._forward_hooks]
 
 
-def test_inputs_may_be_of_another_precision():
+def test_inputs_may_be_of_another_precision_and_arguments_passed_by_name():
     inputs = torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     model = network()
     torch.testing.assert_close(LayerFeatures(model).transform(inputs), LayerFeatures(model).transform(inputs.float()))
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.last(input=x + 1)
+
+    assert torch.equal(LayerFeatures(Named()).transform(X), X + 1)
 
 
 def test_images_are_flattened_and_scores_follow():
@@ -96,21 +106,6 @@ def test_images_are_flattened_and_scores_follow():
     assert scores.isinf().all()  # each is its own nearest
 
 
-class Named(nn.Module):
-    """Passes its linear layer an argument by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.last = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.last(input=x + 1)
-
-
-def test_arguments_may_be_passed_by_name():
-    assert torch.equal(LayerFeatures(Named()).transform(X), X + 1)
-
-
 X = torch.randn(10, 4)
 
 
@@ -118,26 +113,17 @@ X = torch.randn(10, 4)
     ("make", "error", "message"),
     [
         (lambda m: LayerFeatures(lambda x: x), TypeError, "`model` must be a torch.nn.Module, got function"),
-        (
-            lambda m: LayerFeatures(m, "tail"),
-            ValueError,
-            "`layer` must be 'logits', 'penultimate' or one of .*'body.1'",
-        ),
+        (lambda m: LayerFeatures(m, "tail"), ValueError, "must be 'logits', 'penultimate' or one of .*'body.1'"),
         (lambda m: LayerFeatures(m, n_components=0), ValueError, "`n_components` must be an integer >= 1"),
         (lambda m: LayerFeatures(m, batch_size=0), ValueError, "`batch_size` must be an integer >= 1"),
         (lambda m: LayerFeatures(m, n_components=9).fit(X), ValueError, r"`n_components` must be at most 8"),
-        (lambda m: LayerFeatures(m, n_components=2).transform(X), RuntimeError, "not fitted yet"),
         (lambda m: LayerFeatures(m, "unused").transform(X), ValueError, "'unused' did not: name another"),
-        (
-            lambda m: LayerFeatures(m, "pairs").transform(X),
-            TypeError,
-            "`layer` must give a tensor, but 'pairs' gave tuple",
-        ),
-        (lambda m: LayerFeatures(nn.Sequential(nn.ReLU())).transform(X), ValueError, "'penultimate' did not"),
+        (lambda m: LayerFeatures(m, "pairs").transform(X), TypeError, "must give a tensor, but 'pairs' gave tuple"),
+        (lambda m: LayerFeatures(nn.ReLU()).transform(X), ValueError, "'penultimate' did not"),
         (
             lambda m: LayerFeatures(nn.Flatten(0), "logits").transform(X),
             ValueError,
-            r"one row a sample, 10, but 'logits'",
+            "one row a sample, 10, but 'logits'",
         ),
         (lambda m: LayerFeatures(m).transform(X / 0), ValueError, "`inputs` must be finite"),
     ],

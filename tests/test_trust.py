@@ -36,7 +36,7 @@ def test_distances_and_scores_agree_with_loops(dtype):
     assert distances.dtype == dtype
     torch.testing.assert_close(distances.double(), torch.tensor(expected, dtype=torch.float64), **tolerance)
     scores = [proposal2.trust_score(d, p) for d, p in zip(distances.tolist(), predictions.tolist(), strict=True)]
-    assert trust.score(points, predictions).tolist() == pytest.approx(scores, rel=1e-6)
+    assert trust.score(points.numpy(), predictions.numpy()).tolist() == pytest.approx(scores, rel=1e-6)
 
 
 def test_a_sample_left_out_is_not_found():
@@ -126,19 +126,8 @@ def test_absent_and_unseen_classes_are_infinitely_far():
     trust = TrustScore().fit(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 2]))
     assert trust.class_distances(torch.tensor([[0.0]])).tolist() == [[0.0, math.inf, 1.0]]
     assert trust.score(torch.tensor([[0.5], [0.5]]), torch.tensor([1, 7])).tolist() == [0.0, 0.0]
-
-
-def test_one_class_alone_has_no_other():
-    trust = TrustScore().fit(torch.randn(5, 2), torch.zeros(5).long())
-    assert trust.score(torch.randn(3, 2), torch.zeros(3).long()).tolist() == [math.inf] * 3
-
-
-def test_arrays_are_taken():
-    features, labels, _ = noisy_blobs()
-    trust = TrustScore().fit(features.numpy(), labels.numpy())
-    assert torch.equal(
-        trust.score(features.numpy(), labels.numpy()), TrustScore().fit(features, labels).score(features, labels)
-    )
+    alone = TrustScore().fit(torch.randn(5, 2), torch.zeros(5).long())
+    assert alone.score(torch.randn(3, 2), torch.zeros(3).long()).tolist() == [math.inf] * 3
 
 
 def test_neighbors_that_agree_are_counted(dtype, device):
@@ -156,36 +145,18 @@ def test_neighbors_that_agree_are_counted(dtype, device):
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("make", "message"),
     [
-        (lambda: KNNConfidence(0), ValueError, "`n_neighbors` must be an integer >= 1"),
-        (lambda: KNNConfidence().score(torch.zeros(1, 1), [0]), RuntimeError, "not fitted yet"),
-        (lambda: KNNConfidence().fit(torch.zeros(5, 1), [0] * 5), ValueError, "at least n_neighbors=10 samples, got 5"),
-        (lambda: KNNConfidence(1).fit(np.eye(2), [0]), ValueError, "`labels` must have one entry a sample, 2, got 1"),
-        (lambda: TrustScore("uncertainty"), ValueError, "`filtering` must be None, 'density' or 'disagreement'"),
-        (lambda: TrustScore(alpha=1.0), ValueError, "`alpha` must satisfy 0 <= alpha < 1, got 1.0"),
-        (lambda: TrustScore(alpha=-0.1), ValueError, "`alpha` must satisfy"),
-        (lambda: TrustScore(alpha=float("nan")), ValueError, "`alpha` must satisfy"),
-        (lambda: TrustScore(alpha="0.1"), TypeError, "`alpha` must be a number"),
-        (lambda: TrustScore(n_neighbors=0), ValueError, "`n_neighbors` must be an integer >= 1"),
-        (lambda: TrustScore().score(torch.zeros(1, 1), torch.zeros(1).long()), RuntimeError, "not fitted yet"),
+        (lambda: KNNConfidence().fit(torch.zeros(5, 1), [0] * 5), "at least n_neighbors=10 samples, got 5"),
+        (lambda: KNNConfidence(1).fit(np.eye(2), [0]), "`labels` must have one entry a sample, 2, got 1"),
+        (lambda: TrustScore("disagreement", 0.1).fit(np.eye(10), [0] * 10), "more than n_neighbors=10 samples"),
+        (lambda: TrustScore().fit(np.eye(2), [0, 1]).class_distances(np.eye(3)), "2 features a sample, .* got 3"),
         (
-            lambda: TrustScore("disagreement", 0.1).fit(torch.zeros(10, 1), torch.zeros(10).long()),
-            ValueError,
-            "more than n_neighbors=10 samples",
-        ),
-        (
-            lambda: TrustScore().fit(torch.eye(2), torch.tensor([0, 1])).class_distances(torch.zeros(2, 3)),
-            ValueError,
-            "2 features a sample, as in `fit`, got 3",
-        ),
-        (
-            lambda: TrustScore().fit(np.eye(2), [0, 1]).score(np.eye(2), [0, 1, 1]),
-            ValueError,
-            "`predictions` must have one entry a sample, 2, got 3",
+            lambda: TrustScore().fit(np.eye(2), [0, 1]).score(np.eye(2), [0]),
+            "`predictions` must have one .* 2, got 1",
         ),
     ],
 )
-def test_bad_arguments_are_named(make, error, message):
-    with pytest.raises(error, match=message):
+def test_what_does_not_fit_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
         make()

@@ -4,7 +4,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
@@ -18,9 +17,8 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, blobs, loader, trainer
+from problems import Classifier, Gain, blobs, loader, same, trainer, weights_of
 
-from bu_torch import Rule
 from bu_torch.callbacks import BoundaryUncertaintyStopping
 from bu_torch.report import read_record
 
@@ -42,15 +40,9 @@ class Scripted(BoundaryUncertaintyStopping):
 
     def _measure(self, trainer, pl_module):
         value = self.script[min(trainer.current_epoch, len(self.script) - 1)]
-        return {
-            "boundary_uncertainty": value,
-            "trust_score": 2 * value,
-            "expected_accuracy": value,
-            "label_agreement": value,
-            "vote_agreement": value,
-            "neighbor_agreement": value,
-            "prediction_changes": 1 - value,
-        }
+        agreements = ("expected_accuracy", "label_agreement", "vote_agreement", "neighbor_agreement")
+        values = dict.fromkeys(("boundary_uncertainty", *agreements), value)
+        return {**values, "trust_score": 2 * value, "prediction_changes": 1 - value}
 
 
 class Weights(Callback):
@@ -60,11 +52,7 @@ class Weights(Callback):
         self.of_epoch = {}
 
     def on_train_epoch_end(self, trainer, pl_module):
-        self.of_epoch[trainer.current_epoch] = {k: v.clone() for k, v in pl_module.state_dict().items()}
-
-
-def same(weights, others):
-    return weights.keys() == others.keys() and all(torch.equal(v, others[k]) for k, v in weights.items())
+        self.of_epoch[trainer.current_epoch] = weights_of(pl_module)
 
 
 def run(folder, script, *callbacks, max_epochs=10, module=None, ckpt_path=None, trainer_kwargs=None, **kwargs):
@@ -81,10 +69,8 @@ class TestDecision:
         ("script", "kwargs", "best", "stopped"),
         [
             ([0.1, 0.5, 0.4, 0.6, 0.2], {"patience": 2}, 3, 5),
-            ([0.1, 0.7, 0.9], {"stopping_threshold": 0.6}, 1, 1),
-            ([0.1, 0.2, NAN, 0.9], {}, 1, 2),
             ([NAN, NAN, 0.3, 0.2, 0.1], {"check_finite": False, "patience": 3}, 2, 5),
-            ([0.1, 0.9, 0.9], {}, 1, None),
+            ([0.1, 0.2, NAN, 0.9], {}, 1, 2),
         ],
     )
     def test_kept_and_stopped_epochs(self, tmp_path, script, kwargs, best, stopped):
@@ -95,7 +81,7 @@ class TestDecision:
         checkpoint = torch.load(stopping.best_model_path, weights_only=True)
         assert checkpoint["epoch"] == best
         assert same(checkpoint["state_dict"], weights[best])
-        assert max(weights) == (9 if stopped is None else stopped)
+        assert max(weights) == stopped
 
     def test_patience_counts_checks_not_epochs(self, tmp_path):
         stopping, _, _ = run(tmp_path, [0, 0.5, 0, 0.4, 0, 0.3, 0, 0.2], every_n_epochs=2, patience=2)
@@ -117,76 +103,41 @@ class TestDecision:
 
     def test_min_epochs_lets_the_metric_recover(self, tmp_path):
         script = [0.5, 0.1, 0.1, 0.1, 0.9, 0.1, 0.1]
-        stopping, _, _weights = run(tmp_path, script, patience=2, trainer_kwargs={"min_epochs": 5})
+        stopping, _, _ = run(tmp_path, script, patience=2, trainer_kwargs={"min_epochs": 5})
         assert (stopping.best_epoch, stopping.stopped_epoch) == (4, 6)
         early, _, _ = run(tmp_path, [0.5, 0.1], patience=2, trainer_kwargs={"min_epochs": 5})
         assert early.stopped_epoch == 4
 
 
-class Gain(Rule):
-    """By how much trust has grown since the check before: a rule that remembers."""
-
-    name = "gain"
-    signals = ("trust_score", "boundary_uncertainty")
-
-    def __init__(self):
-        self.before = 0.0
-
-    def score(self, values):
-        gain, self.before = values["trust_score"] - self.before, values["trust_score"]
-        return gain
-
-    def reset(self):
-        self.before = 0.0
-
-    def state_dict(self):
-        return {"before": self.before}
-
-    def load_state_dict(self, state_dict):
-        self.before = state_dict["before"]
-
-
 class TestRuleOfOnesOwn:
     SCRIPT = (0.1, 0.2, 0.7, 0.75, 0.8, 0.85, 0.86, 0.87)  # the largest step leads to epoch 2
 
-    def test_it_keeps_and_stops(self, tmp_path, caplog):
-        with caplog.at_level("INFO", logger="lightning.pytorch"):
-            stopping, module, weights = run(tmp_path, self.SCRIPT, rule=Gain(), patience=3)
+    def test_it_keeps_and_stops_and_a_second_fit_begins_without_memory(self, tmp_path, log):
+        stopping, module, weights = run(tmp_path, self.SCRIPT, rule=Gain(), patience=3)
         assert (stopping.best_epoch, stopping.stopped_epoch) == (2, 5)
         assert stopping.best_score == stopping.history[2]["gain"] == pytest.approx(1.0)
         assert stopping.stopping_reason == "Stopped in epoch 5: gain did not improve in the last 3 checks."
-        assert "kept epoch 2 (gain 1.0000)" in caplog.text
+        assert "kept epoch 2 (gain 1.0000)" in log.text
         assert same(module.state_dict(), weights[2])
         record = read_record(stopping.record_path)
         assert record.settings["rule"] == "gain"
         assert record.values("gain")[:3] == pytest.approx([0.2, 0.2, 1.0])
+        trainer(tmp_path, stopping, max_epochs=1).fit(Classifier(), loader(*blobs()))
+        assert stopping.history[0]["gain"] == pytest.approx(0.2)
 
-    @pytest.mark.parametrize("kwargs", [{}, {"start_from_epoch": 2, "smoothing": 0.4}])
-    def test_it_resumes_as_if_uncut(self, tmp_path, kwargs):
-        kwargs = {"patience": 4, **kwargs}
+    def test_it_resumes_as_if_uncut(self, tmp_path):
+        kwargs, path = {"patience": 4, "start_from_epoch": 2, "smoothing": 0.4}, tmp_path / "user" / "last.ckpt"
         whole, _, _ = run(tmp_path / "whole", self.SCRIPT, rule=Gain(), **kwargs)
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        last = ModelCheckpoint(path.parent, save_last=True)
         run(tmp_path, self.SCRIPT, last, max_epochs=4, rule=Gain(), **kwargs)
-        resumed, _, _ = run(tmp_path, self.SCRIPT, ckpt_path=tmp_path / "user" / "last.ckpt", rule=Gain(), **kwargs)
+        resumed, _, _ = run(tmp_path, self.SCRIPT, ckpt_path=path, rule=Gain(), **kwargs)
         assert resumed.history == whole.history
         assert (resumed.best_epoch, resumed.stopped_epoch) == (whole.best_epoch, whole.stopped_epoch)
-
-    def test_a_second_fit_begins_without_memory(self, tmp_path):
-        stopping = Scripted(self.SCRIPT, rule=Gain())
-        for _ in range(2):
-            trainer(tmp_path, stopping, max_epochs=3).fit(Classifier(), loader(*blobs()))
-            assert stopping.history[0]["gain"] == pytest.approx(0.2)
 
     def test_two_rules_of_one_name_are_refused(self, tmp_path):
         pair = [BoundaryUncertaintyStopping(rule=Gain()) for _ in range(2)]
         with pytest.raises(RuntimeError, match="more than one stateful callback"):
             trainer(tmp_path, *pair)
-
-    def test_beside_the_default_it_decides_for_itself(self, tmp_path):
-        default = Scripted(self.SCRIPT, rule="expected_accuracy", restore_best_weights=False)
-        own = Scripted(self.SCRIPT, rule=Gain())
-        trainer(tmp_path, default, own, max_epochs=8).fit(Classifier(), loader(*blobs()))
-        assert (default.best_epoch, own.best_epoch) == (7, 2)
 
 
 def test_a_run_of_the_rule_that_is_no_more_gives_one_clear_error(tmp_path):
@@ -219,18 +170,16 @@ def test_predictions_are_remembered_over_a_resume(tmp_path):
     assert whole.history[1]["prediction_changes"] < 1.0
 
 
-class TestExpectedAccuracy:
-    def test_it_is_the_default(self, tmp_path, caplog):
-        stopping, module = BoundaryUncertaintyStopping(), Classifier()
-        with caplog.at_level("INFO", logger="lightning.pytorch"):
-            trainer(tmp_path, stopping, max_epochs=200).fit(module, loader(*blobs()))
-        values = [entry["expected_accuracy"] for entry in stopping.history]
-        assert stopping.rule == "expected_accuracy"
-        assert stopping.best_score == max(values)
-        assert stopping.best_epoch == values.index(max(values))
-        assert stopping.stopped_epoch == stopping.best_epoch + 20
-        assert f"kept epoch {stopping.best_epoch} (expected_accuracy {max(values):.4f})" in caplog.text
-        assert "expected_accuracy did not improve in the last 20 checks" in stopping.stopping_reason
+def test_expected_accuracy_is_the_default(tmp_path, log):
+    stopping = BoundaryUncertaintyStopping()
+    trainer(tmp_path, stopping, max_epochs=200).fit(Classifier(), loader(*blobs()))
+    values = [entry["expected_accuracy"] for entry in stopping.history]
+    assert stopping.rule == "expected_accuracy"
+    assert stopping.best_score == max(values)
+    assert stopping.best_epoch == values.index(max(values))
+    assert stopping.stopped_epoch == stopping.best_epoch + 20
+    assert f"kept epoch {stopping.best_epoch} (expected_accuracy {max(values):.4f})" in log.text
+    assert "expected_accuracy did not improve in the last 20 checks" in stopping.stopping_reason
 
 
 class TestEnds:
@@ -243,24 +192,18 @@ class TestEnds:
         assert same(module.state_dict(), weights[1])
         assert reason in stopping.stopping_reason
 
-    def test_patience(self, tmp_path, caplog):
-        with caplog.at_level("INFO", logger="lightning.pytorch"):
-            result = run(tmp_path, self.script, patience=2)
+    def test_patience(self, tmp_path, log):
+        result = run(tmp_path, self.script, patience=2)
         self.expect(*result, "Stopped in epoch 3: boundary_uncertainty did not improve in the last 2 checks.")
-        lines = [r.getMessage() for r in caplog.records if "kept epoch" in r.getMessage()]
-        assert len(lines) == 1
-        assert lines[0].startswith(
-            "Boundary uncertainty kept epoch 1 (boundary_uncertainty 0.9000): its weights are in the"
-        )
-        assert result[0].best_model_path in lines[0]
-        assert result[0].stopping_reason in lines[0]
+        (line,) = [r.getMessage() for r in log.records if "kept epoch" in r.getMessage()]
+        assert line.startswith("Boundary uncertainty kept epoch 1 (boundary_uncertainty 0.9000): its weights are in")
+        assert result[0].best_model_path in line
+        assert result[0].stopping_reason in line
 
-    def test_max_epochs(self, tmp_path):
-        self.expect(*run(tmp_path, self.script, max_epochs=4), "until `max_epochs=4`")
-
-    def test_max_steps(self, tmp_path):
-        result = run(tmp_path, self.script, max_epochs=-1, trainer_kwargs={"max_steps": 16})
-        self.expect(*result, "until `max_steps=16`")
+    @pytest.mark.parametrize(("name", "number"), [("max_epochs", 4), ("max_steps", 16)])
+    def test_max_epochs_and_max_steps(self, tmp_path, name, number):
+        most = {"max_epochs": number} if name == "max_epochs" else {"max_epochs": -1, "trainer_kwargs": {name: number}}
+        self.expect(*run(tmp_path, self.script, **most), f"until `{name}={number}`")
 
     def test_max_time(self, tmp_path):
         timer = Timer(duration=timedelta(days=1))
@@ -298,41 +241,37 @@ class TestEnds:
             signal.signal(signal.SIGINT, handler)
         self.expect(stopping, module, weights.of_epoch, "interrupted (KeyboardInterrupt)")
 
-    def test_another_exception_leaves_the_weights_and_names_the_file(self, tmp_path, caplog):
+    def test_another_exception_leaves_the_weights_and_names_the_file(self, tmp_path, log):
         stopping, module, weights = Scripted(self.script), Classifier(), Weights()
         fitted = trainer(tmp_path, self.interrupt(ValueError("boom")), stopping, weights, max_epochs=10)
-        with caplog.at_level("INFO", logger="lightning.pytorch"), pytest.raises(ValueError, match="boom"):
+        with pytest.raises(ValueError, match="boom"):
             fitted.fit(module, loader(*blobs()))
         assert not same(module.state_dict(), weights.of_epoch[1])
         assert stopping.stopping_reason == "Training failed: ValueError: boom"
-        assert f"not in the model, its checkpoint is {stopping.best_model_path}. Training failed" in caplog.text
+        assert f"not in the model, its checkpoint is {stopping.best_model_path}. Training failed" in log.text
         assert Path(stopping.best_model_path).exists()
 
-    def test_no_check_counted(self, tmp_path, caplog):
-        with caplog.at_level("INFO", logger="lightning.pytorch"):
-            stopping, module, weights = run(tmp_path, self.script, start_from_epoch=50, max_epochs=4)
+    @pytest.mark.filterwarnings("ignore:No check is made in 4 epochs")
+    @pytest.mark.parametrize(
+        ("script", "kwargs", "n_checks", "why"),
+        [
+            (script, {"start_from_epoch": 50}, 4, "all checks were of epochs before `start_from_epoch=50`"),
+            ([NAN], {"check_finite": False}, 4, "no finite check counted"),
+            (script, {"every_n_epochs": 5}, 0, "no check was made (`every_n_epochs=5`)"),
+        ],
+    )
+    def test_no_check_that_counts(self, tmp_path, log, script, kwargs, n_checks, why):
+        stopping, module, weights = run(tmp_path, script, max_epochs=4, **kwargs)
         assert (stopping.best_epoch, stopping.best_score, stopping.best_model_path) == (None, None, "")
+        assert len(stopping.history) == n_checks
         assert same(module.state_dict(), weights[3])
-        assert "kept no epoch: all checks were of epochs before `start_from_epoch=50`. Training ran" in caplog.text
+        assert f"kept no epoch: {why}. Training ran" in log.text
 
-    def test_no_check_finite(self, tmp_path, caplog):
-        with caplog.at_level("INFO", logger="lightning.pytorch"):
-            stopping, _, _ = run(tmp_path, [NAN], check_finite=False, max_epochs=2)
-        assert stopping.best_epoch is None
-        assert "kept no epoch: no finite check counted. Training ran" in caplog.text
-
-    def test_no_check_made(self, tmp_path, caplog):
-        with (
-            caplog.at_level("INFO", logger="lightning.pytorch"),
-            pytest.warns(UserWarning, match="No check is made in 3 epochs with `every_n_epochs=4`"),
-        ):
-            stopping, _, _ = run(tmp_path, self.script, every_n_epochs=4, max_epochs=3)
-        assert (stopping.best_epoch, stopping.history) == (None, [])
-        assert "kept no epoch: no check was made (`every_n_epochs=4`). Training ran" in caplog.text
-
-    def test_no_batch(self, tmp_path):
+    def test_no_batch_and_no_check(self, tmp_path):
         stopping, _, _ = run(tmp_path, self.script, trainer_kwargs={"limit_train_batches": 0})
         assert stopping.stopping_reason == "There was no training batch."
+        with pytest.warns(UserWarning, match="No check is made in 1 epochs with `every_n_epochs=4`"):
+            run(tmp_path, self.script, every_n_epochs=4, max_epochs=1)
 
     def test_restoring_can_be_declined(self, tmp_path):
         stopping, module, weights = run(tmp_path, self.script, max_epochs=4, restore_best_weights=False)
@@ -357,15 +296,10 @@ class TestWithoutCheckpoints:
         assert not list(tmp_path.rglob("*.ckpt"))
 
     def test_a_checkpoint_saved_by_hand_carries_them_on(self, tmp_path):
+        kwargs = {"trainer_kwargs": {"enable_checkpointing": False}}
         save = LambdaCallback(on_train_end=lambda t, m: t.save_checkpoint(tmp_path / "hand.ckpt"))
-        _, _, weights = run(tmp_path, self.script, save, max_epochs=3, trainer_kwargs={"enable_checkpointing": False})
-        resumed, module, _ = run(
-            tmp_path,
-            self.script,
-            max_epochs=5,
-            ckpt_path=tmp_path / "hand.ckpt",
-            trainer_kwargs={"enable_checkpointing": False},
-        )
+        _, _, weights = run(tmp_path, self.script, save, max_epochs=3, **kwargs)
+        resumed, module, _ = run(tmp_path, self.script, max_epochs=5, ckpt_path=tmp_path / "hand.ckpt", **kwargs)
         assert resumed.best_epoch == 1
         assert same(module.state_dict(), weights[1])
 
@@ -394,14 +328,8 @@ class TestResume:
         whole, _whole_module, _ = run(tmp_path / "whole", self.script, patience=4, **kwargs)
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
         run(tmp_path, self.script, last, max_epochs=cut, patience=4, trainer_kwargs=logger(), **kwargs)
-        resumed, module, _ = run(
-            tmp_path,
-            self.script,
-            ckpt_path=tmp_path / "user" / "last.ckpt",
-            patience=4,
-            trainer_kwargs=logger(),
-            **kwargs,
-        )
+        path = tmp_path / "user" / "last.ckpt"
+        resumed, module, _ = run(tmp_path, self.script, ckpt_path=path, patience=4, trainer_kwargs=logger(), **kwargs)
         assert resumed.history == whole.history
         assert (resumed.best_epoch, resumed.stopped_epoch) == (whole.best_epoch, whole.stopped_epoch)
         assert resumed.stopping_reason == whole.stopping_reason
@@ -409,34 +337,19 @@ class TestResume:
         assert checkpoint["epoch"] == whole.best_epoch
         assert same(checkpoint["state_dict"], module.state_dict())
 
-    def test_a_worse_epoch_after_resuming_is_not_saved_as_best(self, tmp_path):
-        """0.9 then 0.6 in a new folder."""
-        first, _, weights = run(tmp_path, [0.9], max_epochs=1, trainer_kwargs={"logger": CSVLogger(tmp_path)})
+    @pytest.mark.parametrize(("before", "after", "best"), [(0.9, 0.6, 0), (0.5, 0.6, 1)], ids=["worse", "better"])
+    def test_an_epoch_after_resuming_in_a_new_folder(self, tmp_path, before, after, best):
+        def go_on(max_epochs, **kwargs):  # each logger gives the run a new folder
+            kwargs["trainer_kwargs"] = {"logger": CSVLogger(tmp_path)}
+            return run(tmp_path, [before, after], max_epochs=max_epochs, **kwargs)
+
+        first, _, weights = go_on(1)
         path = first.best_model_path
-        resumed, module, _ = run(
-            tmp_path, [0.9, 0.6], max_epochs=3, ckpt_path=path, trainer_kwargs={"logger": CSVLogger(tmp_path)}
-        )
-        assert resumed.best_model_path == path
-        assert resumed.best_score == 0.9
-        assert same(module.state_dict(), weights[0])
-
-    def test_a_better_epoch_after_resuming_leaves_the_old_file(self, tmp_path):
-        first, _, _ = run(tmp_path, [0.5], max_epochs=1, trainer_kwargs={"logger": CSVLogger(tmp_path)})
-        resumed, _, _ = run(
-            tmp_path,
-            [0.5, 0.6],
-            max_epochs=2,
-            ckpt_path=first.best_model_path,
-            trainer_kwargs={"logger": CSVLogger(tmp_path)},
-        )
-        assert resumed.best_epoch == 1
-        assert resumed.best_model_path != first.best_model_path
-        assert Path(first.best_model_path).exists()
-
-    def test_the_patience_of_this_run_holds(self, tmp_path):
-        first, _, _ = run(tmp_path, [0.5, 0.1], max_epochs=3, patience=9)
-        resumed, _, _ = run(tmp_path, [0.5, 0.1], ckpt_path=first.trainer.callbacks[-2].best_model_path, patience=4)
-        assert resumed.stopped_epoch == 4
+        resumed, module, more = go_on(2, ckpt_path=path)
+        assert (resumed.best_epoch, resumed.best_score) == (best, max(before, after))
+        assert (resumed.best_model_path == path) == (best == 0)
+        assert same(module.state_dict(), (weights | more)[best])
+        assert Path(path).exists()
 
     def test_a_best_file_that_is_gone_makes_room_for_the_next(self, tmp_path):
         script = [0.1, 0.9, 0.3, 0.5, 0.8, 0.2]
@@ -500,21 +413,16 @@ class TestBesideOthers:
             tmp_path / "user", monitor="boundary_uncertainty", mode="max", save_top_k=2, save_last=True
         )
         user_stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=7)
-        script = [0.1, 0.9, 0.5, 0.4]
-        stopping, _, _ = run(tmp_path, script, user_keeper, user_stopper, patience=3)
+        stopping, _, _ = run(tmp_path, [0.1, 0.9, 0.5, 0.4], user_keeper, user_stopper, patience=3)
         assert stopping.stopped_epoch == 4
         assert len(list((tmp_path / "user").glob("epoch*.ckpt"))) == 2
         assert Path(stopping.best_model_path).name.startswith("boundary-")
-        states = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)["callbacks"]
+        content = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)
+        states = content["callbacks"]
         assert len([key for key in states if "EarlyStopping" in key or "VerdictBearer" in key]) == 2
         assert len([key for key in states if "ModelCheckpoint" in key or "Keeper" in key]) == 2
-
-    def test_a_user_s_last_checkpoint_holds_the_wait_count_of_its_epoch(self, tmp_path):
-        user = ModelCheckpoint(tmp_path / "user", save_last=True)
-        run(tmp_path, [0.9, 0.1, 0.1], user, max_epochs=3)
-        states = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)["callbacks"]
         (state,) = [state for key, state in states.items() if "VerdictBearer" in key]
-        assert state["wait_count"] == 2
+        assert (content["epoch"], state["wait_count"]) == (2, 1)
 
     def test_best_means_ours_where_lightning_adds_its_own(self, tmp_path):
         stopping, _, _ = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=4)
@@ -558,23 +466,20 @@ class TestBesideOthers:
         assert len(lengths) == 1
         assert setups == ["fit"] * 3
 
-    def test_every_other_callback_is_set_up_once(self, tmp_path):
+    def test_every_other_callback_is_set_up_once_and_companions_stand_right_behind(self, tmp_path):
         setups = []
 
         def look(name):
             return LambdaCallback(setup=lambda trainer, pl_module, stage: setups.append(name))
 
-        stopping = Scripted([0.9, 0.1])
-        fitted = trainer(tmp_path, look("a"), stopping, look("b"), look("c"), max_epochs=1)
+        mine = ModelCheckpoint(tmp_path / "user")
+        fitted = trainer(tmp_path, look("a"), Scripted([0.9, 0.1]), look("b"), look("c"), mine, max_epochs=1)
         for _ in range(2):
             fitted.fit_loop.epoch_progress.reset()
             fitted.fit(Classifier(), loader(*blobs()))
         assert setups == ["a", "b", "c"] * 2
-
-    def test_companions_stand_right_behind_and_the_last_is_last(self, tmp_path):
-        stopping, _, _ = run(tmp_path, [0.9], ModelCheckpoint(tmp_path / "user"), max_epochs=1)
-        names = [type(callback).__name__ for callback in stopping.trainer.callbacks]
-        assert names[:3] == ["Scripted", "VerdictBearer", "Keeper"]
+        names = [type(callback).__name__ for callback in fitted.callbacks]
+        assert names[1:4] == ["Scripted", "VerdictBearer", "Keeper"]
         assert names[-1] == "Concluder"
 
     def test_one_object_in_a_second_trainer_starts_anew(self, tmp_path):
@@ -588,8 +493,9 @@ class TestBesideOthers:
     def test_two_rules_side_by_side(self, tmp_path):
         by_uncertainty = Scripted([0.9, 0.1, 0.1], patience=5)
         by_trust = Scripted([0.1, 0.9, 0.1], patience=5, rule="trust_score", restore_best_weights=False)
-        trainer(tmp_path, by_uncertainty, by_trust, max_epochs=10).fit(Classifier(), loader(*blobs()))
-        assert (by_uncertainty.best_epoch, by_trust.best_epoch) == (0, 1)
+        own = Scripted([0.1, 0.2, 0.7], rule=Gain(), restore_best_weights=False)
+        trainer(tmp_path, by_uncertainty, by_trust, own, max_epochs=10).fit(Classifier(), loader(*blobs()))
+        assert (by_uncertainty.best_epoch, by_trust.best_epoch, own.best_epoch) == (0, 1, 2)
         assert by_uncertainty.best_model_path != by_trust.best_model_path
         assert torch.load(by_trust.best_model_path, weights_only=True)["epoch"] == 1
 
@@ -653,25 +559,20 @@ class TestBesideOthers:
         ):
             BoundaryUncertaintyStopping().setup(Trainer(), Classifier(), "fit")
 
-    def test_module_hooks_see_the_restored_checkpoint(self, tmp_path):
+    def test_module_hooks_see_the_restored_checkpoint_and_hyperparameters_may_be_of_any_class(self, tmp_path):
         class Hooked(Classifier):
+            def __init__(self, anything=None):
+                super().__init__()
+                self.save_hyperparameters()
+
             def on_save_checkpoint(self, checkpoint):
                 checkpoint["extra"] = self.current_epoch
 
             def on_load_checkpoint(self, checkpoint):
                 self.extra = checkpoint["extra"]
 
-        _, module, _ = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=3, module=Hooked())
-        assert module.extra == 1
-
-    def test_hyperparameters_of_any_class_do_not_stand_in_the_way(self, tmp_path):
-        class Odd(Classifier):
-            def __init__(self, anything=None):
-                super().__init__()
-                self.save_hyperparameters()
-
-        stopping, _, _ = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=3, module=Odd(Path("x")))
-        assert stopping.best_epoch == 1
+        stopping, module, _ = run(tmp_path, [0.1, 0.9, 0.2], max_epochs=3, module=Hooked(Path("x")))
+        assert stopping.best_epoch == module.extra == 1
 
     def test_a_test_run_after_the_fit_concludes_nothing(self, tmp_path):
         class Failing(Classifier):
@@ -685,49 +586,7 @@ class TestBesideOthers:
         assert stopping.stopping_reason == reason
 
 
-def test_weights_are_the_same_to_the_bit_with_and_without(tmp_path):
-    def train(*callbacks):
-        pl.seed_everything(7, verbose=False)
-        module = Classifier()
-        trainer(tmp_path, *callbacks, max_epochs=5).fit(module, loader(*blobs()))
-        return module.state_dict()
-
-    assert same(train(), train(BoundaryUncertaintyStopping(restore_best_weights=False)))
-
-
 def test_before_a_fit_nothing_is_kept():
     stopping = BoundaryUncertaintyStopping()
     assert (stopping.best_epoch, stopping.best_score, stopping.stopped_epoch) == (None, None, None)
     assert (stopping.best_model_path, stopping.stopping_reason, stopping.history) == ("", "", [])
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"patience": -1}, "`patience` must be an integer >= 0, got -1"),
-        ({"min_delta": NAN}, "`min_delta` must be a finite number"),
-        ({"min_delta_mode": "relative"}, "`min_delta_mode` must be one of 'abs', 'rel', got 'relative'"),
-        ({"stopping_threshold": "0.9"}, "`stopping_threshold` must be a finite number, got '0.9'"),
-        ({"start_from_epoch": -1}, "`start_from_epoch` must be an integer >= 0"),
-        ({"check_finite": "no"}, "`check_finite` must be True or False, got 'no'"),
-        ({"restore_best_weights": 1}, "`restore_best_weights` must be True or False, got 1"),
-        ({"smoothing": 1.0}, "`smoothing` must be a finite number >= 0 and < 1, got 1.0"),
-        (
-            {"rule": "accuracy"},
-            "`rule` must be one of 'expected_accuracy', 'boundary_uncertainty', 'trust_score', or a `bu_torch.Rule`,"
-            " got 'accuracy'",
-        ),
-        ({"n_neighbors": 0}, "`n_neighbors` must be an integer >= 2"),
-        ({"budget": -1}, "`budget` must be > 0, or None for no bound, got -1"),
-    ],
-)
-def test_bad_arguments_are_named(kwargs, message):
-    with pytest.raises(MisconfigurationException, match=message):
-        BoundaryUncertaintyStopping(**kwargs)
-
-
-def test_numbers_of_numpy_are_taken():
-    stopping = BoundaryUncertaintyStopping(
-        patience=np.int64(3), min_delta=np.float32(0.5), smoothing=np.float64(0.25), check_finite=np.bool_(False)
-    )
-    assert (stopping.patience, stopping.min_delta, stopping.smoothing, stopping.check_finite) == (3, 0.5, 0.25, False)

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from problems import Gain
 
 from bu_torch import Rule, SelectionRule, Signals
 from bu_torch.monitoring.catalogue import SIGNALS
@@ -25,35 +26,14 @@ class Product(Rule):
         return values["trust_score"] * values["expected_accuracy"]
 
 
-class SteadyRise(Rule):
-    """Remembers the score before, and gives what is gained."""
-
-    name = "steady_rise"
-    signals = ("trust_score",)
-
-    def __init__(self):
-        self.before = 0.0
-
-    def score(self, values):
-        gain, self.before = values["trust_score"] - self.before, values["trust_score"]
-        return gain
-
-    def reset(self):
-        self.before = 0.0
-
-    def state_dict(self):
-        return {"before": self.before}
-
-    def load_state_dict(self, state_dict):
-        self.before = state_dict["before"]
-
-
 @pytest.mark.parametrize("name", RULE_NAMES)
-def test_a_rule_of_one_signal_keeps_its_first_largest(name):
+def test_a_rule_that_goes_by_a_name_keeps_the_first_largest_and_needs_signals_alone(name):
     assert SelectionRule(name).replay(checks(**{name: [1, 3, 2, 3]}))["epoch"] == 1
-
-
-def test_expected_accuracy_is_the_default():
+    rule = as_rule(name)
+    assert rule.name == name
+    assert rule.title
+    history = [{"epoch": epoch, **dict.fromkeys(SIGNALS, 0.5 + 0.1 * epoch)} for epoch in range(3)]
+    assert SelectionRule(name).replay(history)["epoch"] in range(3)
     assert (SelectionRule().rule.name, SelectionRule().score_name) == ("expected_accuracy", "expected_accuracy")
 
 
@@ -73,8 +53,8 @@ def test_its_signals_are_smoothed_before_they_are_scored():
 
 
 def test_a_replay_begins_without_memory():
-    history = checks(trust_score=[1, 4, 5])
-    rule = SelectionRule(SteadyRise())
+    history = checks(trust_score=[1, 4, 5], boundary_uncertainty=[0, 0, 0])
+    rule = SelectionRule(Gain())
     assert [rule.replay(history)["epoch"] for _ in range(2)] == [1, 1]
 
 
@@ -119,22 +99,23 @@ def test_an_average_passes_over_what_is_not_finite():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("rule", "missing", "error", "message"),
     [
-        ({"rule": "loss"}, "`rule` must be one of 'expected_accuracy', .*got 'loss'"),
-        ({"rule": "consensus"}, "got 'consensus'"),
-        ({"smoothing": 1.0}, "`smoothing`"),
-        ({"start_from_epoch": -1}, "`start_from_epoch`"),
+        (Product, "expected_accuracy", KeyError, "expected_accuracy"),
+        (lambda: made(score=lambda self, values: "good"), "", TypeError, r"`Made\.score` must give a number, got str"),
+        (
+            lambda: made(score=lambda self, values: values["omission"]),
+            "",
+            KeyError,
+            "`Made.score` reads 'omission', whi",
+        ),
     ],
 )
-def test_arguments_out_of_range_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        SelectionRule(**arguments)
-
-
-def test_a_missing_signal_is_an_error():
-    with pytest.raises(KeyError, match="expected_accuracy"):
-        SelectionRule(Product()).replay([{"epoch": 0, "trust_score": 1.0}])
+def test_a_missing_signal_or_a_score_that_is_none_is_an_error(rule, missing, error, message):
+    (check,) = checks(trust_score=[1], expected_accuracy=[1])
+    check.pop(missing, None)
+    with pytest.raises(error, match=message):
+        SelectionRule(rule()).replay([check])
 
 
 def made(**attributes):
@@ -166,11 +147,6 @@ def test_what_is_no_rule_is_refused(rule, error, message):
         as_rule(rule)
 
 
-def test_a_score_that_is_no_number_is_an_error():
-    with pytest.raises(TypeError, match=r"`Made\.score` must give a number, got str"):
-        SelectionRule(made(score=lambda self, values: "good")).replay(checks(trust_score=[1], expected_accuracy=[1]))
-
-
 def test_each_signal_has_one_entry_with_its_range():
     assert tuple(SIGNALS) == Signals.NAMES
     for name, signal in SIGNALS.items():
@@ -180,18 +156,3 @@ def test_each_signal_has_one_entry_with_its_range():
         "prediction_changes",
         "omission",
     ]
-
-
-def test_a_score_that_reads_another_signal_is_an_error_that_names_the_rule():
-    rule = made(score=lambda self, values: values["omission"])
-    with pytest.raises(KeyError, match=r"`Made\.score` reads 'omission', which is not among its `signals`"):
-        SelectionRule(rule).replay(checks(trust_score=[1], expected_accuracy=[1]))
-
-
-@pytest.mark.parametrize("name", RULE_NAMES)
-def test_each_rule_that_goes_by_a_name_can_be_replayed_on_signals_alone(name):
-    rule = as_rule(name)
-    assert rule.name == name
-    assert rule.title
-    history = [{"epoch": epoch, **dict.fromkeys(SIGNALS, 0.5 + 0.1 * epoch)} for epoch in range(3)]
-    assert SelectionRule(name).replay(history)["epoch"] in range(3)

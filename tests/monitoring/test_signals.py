@@ -1,5 +1,4 @@
 import warnings
-from functools import partial
 
 import numpy as np
 import pytest
@@ -7,7 +6,15 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, LabelRegression, LabelVotes, Signals, TrustScore, functional
+from bu_torch import (
+    BoundaryUncertainty,
+    LabelProbabilities,
+    LabelRegression,
+    LabelVotes,
+    Signals,
+    TrustScore,
+    functional,
+)
 from bu_torch._progress import shown_on
 
 
@@ -142,14 +149,6 @@ class TestFile:
         assert path.read_bytes() == b"old"
         assert [file.name for file in tmp_path.iterdir()] == ["cache.npz"]
 
-    def test_nothing_to_save(self, tmp_path):
-        calls = (lambda s: s.save(tmp_path / "x"), lambda s: s.measure(torch.zeros(3, 2)), lambda s: s.to("cpu"))
-        for call in calls:
-            with pytest.raises(RuntimeError, match="not fitted yet"):
-                call(Signals())
-        with pytest.raises(RuntimeError, match="not fitted yet"):
-            _ = Signals().perturbed_inputs
-
 
 @pytest.mark.filterwarnings("error")
 def test_labels_that_the_others_do_not_tell_are_warned_of(tmp_path):
@@ -183,40 +182,17 @@ def test_where_regression_alone_tells_the_labels_that_is_said():
     assert by_radius.vote_skill > 0.5
 
 
-def test_of_many_samples_the_weight_is_that_of_some(monkeypatch):
-    monkeypatch.setattr("bu_torch.monitoring.signals.LabelRegression", partial(LabelRegression, max_samples=80))
-    signals, features, labels = fitted()
-    points = signals.boundary.standardize(features)
-    regression = LabelRegression(seed=3, max_samples=80).fit(points, labels)
-    assert len(regression.rows_) == 80
-    decay = LabelVotes().fit(labels, signals.boundary.neighbors).decay_
-    by_votes = functional.label_votes(labels, signals.boundary.neighbors, decay, leave_one_out=True)
-    weight = functional.mixing_weight(by_votes[regression.rows_], regression.left_out, labels[regression.rows_])
-    moved = signals.boundary.standardize(signals.perturbed_inputs)
-    expected = torch.lerp(signals.votes.repeat(2, 1), regression.predict_proba(moved), weight)
-    torch.testing.assert_close(signals.probabilities, expected)
-
-
 def test_expected_accuracy_is_the_mean_probability_of_what_is_predicted():
     signals, features, labels = fitted()
     boundary = signals.boundary
-    regression = LabelRegression(seed=3).fit(boundary.standardize(features), labels)
-    decay = LabelVotes().fit(labels, boundary.neighbors).decay_
-    by_votes = functional.label_votes(labels, boundary.neighbors, decay, leave_one_out=True)
-    scores = [
-        float(functional.brier_score(torch.lerp(by_votes, regression.left_out, w / 100), labels)) for w in range(101)
-    ]
-    weight = scores.index(min(scores)) / 100
     points = boundary.standardize(signals.perturbed_inputs)
-    expected = (1 - weight) * signals.votes.repeat(2, 1) + weight * regression.predict_proba(points)
-    torch.testing.assert_close(signals.probabilities, expected, atol=0.01, rtol=0)
-    torch.testing.assert_close(signals.probabilities.sum(dim=1), torch.ones(len(points)))
+    expected = LabelProbabilities(regression=LabelRegression(seed=3))
+    expected.fit(boundary.standardize(features), labels, boundary.neighbors)
+    torch.testing.assert_close(signals.probabilities, expected.predict_proba(points))
     logits = torch.randn(len(points), 3, generator=torch.Generator().manual_seed(0))
     value = signals.measure(logits).values["expected_accuracy"]
     chosen = [float(signals.probabilities[row, column]) for row, column in enumerate(logits.argmax(dim=1).tolist())]
     assert float(value) == pytest.approx(sum(chosen) / len(chosen), abs=1e-6)
-    best = torch.nn.functional.one_hot(signals.probabilities.argmax(dim=1), 3).float()
-    assert signals.measure(best).values["expected_accuracy"] > value
     wider = torch.nn.functional.pad(logits, (0, 1), value=100.0)
     assert signals.measure(wider).values["expected_accuracy"] == 0  # of a class that no sample has
 

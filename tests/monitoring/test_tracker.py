@@ -94,6 +94,19 @@ def test_its_state_is_plain_data_and_goes_on(tmp_path):
     assert again.kept == whole.kept == whole.history[1]
 
 
+def test_with_another_patience_all_before_counts_and_this_run_s_holds():
+    first, said = Tracker(Settings(patience=9)), []
+    for epoch, score in enumerate((0.5, 0.1, 0.1)):
+        first.add(epoch, VALUES | {"expected_accuracy": score})
+    second = Tracker(Settings(patience=4), said.append)
+    second.load_state_dict(first.state_dict())
+    stops = []
+    for epoch in (3, 4):
+        second.add(epoch, VALUES | {"expected_accuracy": 0.1})
+        stops.append(second.verdict.should_stop)
+    assert (stops, said) == ([False, True], [])
+
+
 @pytest.mark.parametrize("changed", [{"smoothing": 0.5}, {"rule": "trust_score"}, {"seed": 1}])
 def test_with_other_settings_nothing_before_is_compared(changed):
     first, said = Tracker(Settings(patience=2)), []

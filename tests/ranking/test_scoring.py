@@ -119,22 +119,6 @@ def test_global_random_numbers_are_left_alone(data, random_states):
     assert random_states() == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "name"),
-    [
-        ({"signal": "accuracy"}, ValueError, "signal"),
-        ({"signal": "prediction_changes"}, ValueError, "signal"),
-        ({"n_neighbors": 1}, ValueError, "n_neighbors"),
-        ({"n_draws": 0}, ValueError, "n_draws"),
-        ({"seed": 0.5}, TypeError, "seed"),
-        ({"max_samples": 0}, ValueError, "max_samples"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(arguments, error, name):
-    with pytest.raises(error, match=f"`{name}`"):
-        BoundaryUncertaintyScorer(**arguments)
-
-
 def test_samples_that_are_not_fit_are_refused(data):
     model, scorer = KNeighborsClassifier().fit(*data), BoundaryUncertaintyScorer()
     with pytest.raises(ValueError, match="one entry a sample"):

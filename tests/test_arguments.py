@@ -1,0 +1,178 @@
+"""What is set when an object is made, out of its range, and what is asked before a fit: refused by name."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+
+from bu_torch import (
+    BisectionAnchorUncertainty,
+    BoundaryUncertainty,
+    BoundaryUncertaintyMonitor,
+    BoundaryUncertaintyScorer,
+    BoundaryUncertaintyStopper,
+    BoundaryUncertaintyStopping,
+    FeatureSpace,
+    GradientAnchorUncertainty,
+    KNNConfidence,
+    LabelProbabilities,
+    LabelRegression,
+    LabelVotes,
+    LayerFeatures,
+    NeighborGraph,
+    PrototypeClassifier,
+    SelectionRule,
+    Signals,
+    TrustScore,
+)
+from bu_torch._inputs import check_flag, check_integer, check_number
+from bu_torch.monitoring.settings import MeasurementSettings, Settings
+
+X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(20) % 2
+NAN = float("nan")
+
+# By argument: what it must be, and values that are not that.
+NEIGHBORS = {"n_neighbors": ("be an integer >= 2", 1)}
+SEED = {"seed": ("be an integer >= 0", -1, 1.5, np.float64(1))}
+SPACE = {"feature_extractor": ("be callable", 3), "n_components": ("be an integer >= 1", 0, 2.0)}
+MEASURED = NEIGHBORS | SEED | SPACE | {"perturbation": ("be callable", "noise"), "n_draws": ("be an integer >= 1", 0)}
+MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
+RULE = {
+    "rule": ("be one of 'expected_accuracy', 'boundary_uncertainty', 'trust_score'", "accuracy", "consensus"),
+    "smoothing": ("be a .*number", 1.0, -0.1),
+    "start_from_epoch": ("be an integer >= 0", -1),
+}
+SETTINGS = MEASURED | {
+    "max_samples": ("be an integer >= 40", 39),
+    "budget": ("be", 0, -1.0, "much", NAN, True),
+}
+REFUSED = {
+    NeighborGraph: NEIGHBORS | {"backend": ("be 'auto', 'faiss'", "annoy"), "exact": ("be True, False or None", "no")},
+    BoundaryUncertainty: MEASURED,
+    Signals: MEASURED,
+    FeatureSpace: SPACE | SEED,
+    PrototypeClassifier: {"n_prototypes": ("be an integer >= 1", 0, "bic")} | SEED,
+    TrustScore: {
+        "filtering": ("be None, 'density' or 'disagreement'", "uncertainty"),
+        "alpha": ("", 1.0, -0.1, NAN, "0.1"),
+        "n_neighbors": ("be an integer >= 1", 0),
+    },
+    KNNConfidence: {"n_neighbors": ("be an integer >= 1", 0)},
+    LabelVotes: {"decays": ("hold at least one number, all >= 0", (), (1.0, -1.0), (NAN,))},
+    LabelRegression: {
+        "n_landmarks": ("be an integer >= 1", 0),
+        "penalties": ("hold at least one number, all finite and >= 1e-08", (), (1, 1e-9)),
+        "max_samples": ("be an integer >= 1", 0),
+    }
+    | SEED,
+    BisectionAnchorUncertainty: {
+        "prior_correction": ("be True or False", "no"),
+        "max_size": ("be an integer >= 8", 7),
+        "max_anchors": ("be an integer >= 1", 0),
+        "n_repeats": ("be an integer >= 1", 0),
+    }
+    | MEASURE
+    | SEED,
+    GradientAnchorUncertainty: MEASURE,
+    BoundaryUncertaintyScorer: NEIGHBORS
+    | SEED
+    | {
+        "signal": ("be", "accuracy", "prediction_changes"),
+        "n_draws": ("be an integer >= 1", 0),
+        "max_samples": ("be an integer >= 1", 0),
+    },
+    SelectionRule: RULE,
+    MeasurementSettings: SETTINGS,
+    Settings: SETTINGS
+    | RULE
+    | {
+        "patience": ("be an integer >= 1", 0),
+        "min_delta": ("be a finite number >= 0", NAN, -0.1),
+        "min_delta_mode": ("be one of 'abs', 'rel'", "relative"),
+        "stopping_threshold": ("be a finite number", "0.9"),
+        "check_finite": ("be True or False", "no"),
+    },
+}
+
+
+@pytest.mark.parametrize(("made", "name"), [(made, name) for made, names in REFUSED.items() for name in names])
+def test_what_is_out_of_range_is_refused_by_name(made, name):
+    expected, *values = REFUSED[made][name]
+    for value in values:
+        got = type(value).__name__ if expected == "be callable" else repr(value)
+        with pytest.raises((TypeError, ValueError), match=f"`{name}` must {expected}.*got {re.escape(got)}"):
+            made(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("made", "arguments", "message"),
+    [
+        (BoundaryUncertaintyMonitor, {"n_neighbors": 1}, "`n_neighbors` must be an integer >= 2, got 1"),
+        (BoundaryUncertaintyMonitor, {"every_n_epochs": 0}, "`every_n_epochs` must be an integer >= 1"),
+        (BoundaryUncertaintyMonitor, {"reference": X}, "`reference` must be a pair .*, a Dataset or a DataLoader, got"),
+        (BoundaryUncertaintyStopping, {"patience": 0}, "`patience` must be an integer >= 1, got 0"),
+        (BoundaryUncertaintyStopping, {"rule": "accuracy"}, "or a `bu_torch.Rule`, got 'accuracy'"),
+        (
+            BoundaryUncertaintyStopping,
+            {"restore_best_weights": 1},
+            "`restore_best_weights` must be True or False",
+        ),
+    ],
+)
+def test_a_callback_says_so_as_lightning_does(made, arguments, message):
+    with pytest.raises(MisconfigurationException, match=message):
+        made(**arguments)
+
+
+def test_a_stopper_says_so_too():
+    with pytest.raises(ValueError, match="`patience`"):
+        BoundaryUncertaintyStopper(X, Y, patience=0)
+
+
+def test_numbers_and_flags_of_numpy_are_taken_and_truth_values_are_no_numbers():
+    settings = Settings(patience=np.int64(3), min_delta=np.float32(0.5), check_finite=np.bool_(False), seed=np.uint8(3))
+    assert (settings.patience, settings.min_delta, settings.check_finite, settings.seed) == (3, 0.5, False, 3)
+    assert {type(value) for value in (settings.patience, settings.seed)} == {int}
+    for value in (True, 2.0, "2", None):
+        with pytest.raises(TypeError, match=f"`n` must be an integer >= 1, got {value!r}"):
+            check_integer("n", value, 1)
+    for value in (True, "2", None, NAN, float("inf")):
+        with pytest.raises(ValueError, match=f"`x` must be a finite number >= 1, got {value!r}"):
+            check_number("x", value, 1)
+    with pytest.raises(ValueError, match="`is_on` must be True or False, got 1"):
+        check_flag("is_on", 1)
+
+
+def linear(x):
+    return x[:, :2]
+
+
+UNFITTED = {
+    "standardize": lambda: BoundaryUncertainty().standardize(X),
+    "score": lambda: BoundaryUncertainty().score(linear),
+    "update": lambda: BoundaryUncertainty().update(linear(X), Y),
+    "save": lambda: Signals().save("x"),
+    "measure": lambda: Signals().measure(linear(X)),
+    "to": lambda: Signals().to("cpu"),
+    "perturbed inputs": lambda: Signals().perturbed_inputs,
+    "confidence": lambda: KNNConfidence().score(X, Y),
+    "trust": lambda: TrustScore().score(X, Y),
+    "votes": lambda: LabelVotes().score(Y),
+    "regression": lambda: LabelRegression().predict_proba(X),
+    "probabilities": lambda: LabelProbabilities().predict_proba(X),
+    "expected accuracy": lambda: LabelProbabilities().score(X, Y),
+    "pairs": lambda: PrototypeClassifier().top_pairs(X),
+    "layers": lambda: LayerFeatures(nn.Linear(4, 2), n_components=2).transform(X),
+    "bisection": lambda: BisectionAnchorUncertainty().score(linear),
+    "gradient": lambda: GradientAnchorUncertainty().score(linear),
+}
+
+
+@pytest.mark.parametrize("call", list(UNFITTED.values()), ids=list(UNFITTED))
+def test_before_a_fit_nothing_is_said_but_that(call):
+    with pytest.raises(RuntimeError, match="not fitted yet"):
+        call()
