@@ -1,4 +1,6 @@
+import importlib.util
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -41,6 +43,23 @@ def log(caplog):
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def load():
+    """Import a file by its path; afterwards it is forgotten."""
+    names = []
+
+    def load(path):
+        spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
+        names.append(spec.name)
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

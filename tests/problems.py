@@ -18,8 +18,8 @@ def blobs(n=120, d=4, n_classes=3, seed=0):
     return centres[labels] + torch.randn(n, d, generator=g), labels
 
 
-def loader(features, labels, batch_size=30, **kwargs):
-    return DataLoader(TensorDataset(features, labels), batch_size=batch_size, shuffle=True, **kwargs)
+def loader(*tensors, batch_size=30, **kwargs):
+    return DataLoader(TensorDataset(*tensors), batch_size=batch_size, shuffle=True, **kwargs)
 
 
 class Made(Dataset):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import anchors as oracle
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.svm import SVC
+from problems import same, weights_of
 from torch import nn
 
 from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, GradientAnchorUncertainty
@@ -56,14 +55,6 @@ def test_three_classes_are_best_cut_where_they_meet(estimator, dtype, device):
 
 
 @pytest.mark.parametrize("estimator", BOTH)
-def test_probabilities_serve_as_well_as_logits(estimator):
-    features, labels = gaussians(n_classes=3, dtype=torch.float64)
-    fitted = estimator().fit(features, labels)
-    by_logits = float(fitted.score(bayes))
-    assert float(fitted.score(lambda x: bayes(x).softmax(dim=1))) == pytest.approx(by_logits, abs=0.15)
-
-
-@pytest.mark.parametrize("estimator", BOTH)
 def test_classes_may_be_renamed_and_units_changed(estimator):
     features, labels = gaussians(n_classes=3, dtype=torch.float64)
     value = float(estimator().fit(features, labels).score(bayes))
@@ -107,11 +98,11 @@ def test_a_module_is_left_as_it_was(estimator, random_states):
     body = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 2)).train()
     body[1].eval()
     body[0].weight.grad = torch.ones(8, 2)
-    before, states = {name: v.clone() for name, v in body.state_dict().items()}, random_states()
+    before, states = weights_of(body), random_states()
     fitted = estimator().fit(features, labels)
     assert fitted.score(body) == fitted.score(body)
     assert [m.training for m in body] == [True, False, True, True, True]
-    assert all(torch.equal(before[name], v) for name, v in body.state_dict().items())
+    assert same(body.state_dict(), before)
     assert torch.equal(body[0].weight.grad, torch.ones(8, 2))
     assert body[4].weight.grad is None
     assert random_states() == states
@@ -210,24 +201,6 @@ class TestBisection:
         samples = fitted.anchors(lambda x: x[:, 0] - 0.5).samples.unique()
         assert set(features[samples].flatten().tolist()) <= {0.0, 1.0}
         assert 0 <= float(fitted.score(lambda x: x[:, 0] - 0.5)) <= 1
-
-    def test_prior_correction_lifts_the_rare_class(self):
-        g = torch.Generator().manual_seed(0)
-        labels = (torch.arange(1100) % 11 == 0).long()
-        features = torch.randn(1100, 2, generator=g) + 2 * labels.unsqueeze(1) * torch.tensor([1.0, 0.0])
-        plain, corrected = (
-            BisectionAnchorUncertainty(prior_correction=c).fit(features, labels).score(lambda x: x[:, 0] - 1)
-            for c in (False, True)
-        )
-        assert corrected > plain
-
-    @pytest.mark.parametrize("name", ["decision_function", "predict_proba"])
-    def test_scikit_learn_classifiers_are_scored(self, name):
-        features, labels = gaussians(300, n_classes=3)
-        fitted = BisectionAnchorUncertainty().fit(features.numpy(), labels.numpy())
-        classifier = SVC() if name == "decision_function" else RandomForestClassifier(10, max_depth=3, random_state=0)
-        classifier.fit(features.numpy(), labels.numpy())
-        assert 0 < float(fitted.score(getattr(classifier, name))) <= 1
 
 
 class TestPartners:

@@ -97,15 +97,6 @@ def test_units_of_the_features_do_not_matter():
     assert float(other) == pytest.approx(float(value), abs=1e-6)
 
 
-def test_standardized_inputs_have_mean_0_and_deviation_1_whatever_they_come_as():
-    features = torch.arange(400).reshape(200, 2) % 7
-    fitted = BoundaryUncertainty().fit(features, torch.arange(200) % 2)
-    values = features.double()
-    expected = ((values - values.mean(dim=0)) / values.std(dim=0, correction=0)).float()
-    for given in (features, features.tolist(), features.numpy()):
-        torch.testing.assert_close(fitted.standardize(given), expected)
-
-
 def test_images_keep_their_shape():
     features, labels = gaussians(d=12)
     images = features.reshape(400, 3, 2, 2)
@@ -126,43 +117,6 @@ def test_seed_decides_and_global_random_state_is_left_alone(random_states):
     assert random_states() == before
     assert torch.equal(first.perturbed_inputs, again.perturbed_inputs)
     assert not torch.equal(first.perturbed_inputs, other.perturbed_inputs)
-
-
-def test_a_module_is_read_in_eval_mode_and_left_as_it_was(random_states):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
-            self.body[1].eval()
-            self.modes = set()
-
-        def forward(self, x):
-            self.modes.add((self.body[2].training, torch.is_grad_enabled()))
-            torch.rand(1)
-            return self.body(x)
-
-    features, labels = gaussians()
-    fitted = BoundaryUncertainty().fit(features, labels)
-    net = Net().train()
-    net.body[1].eval()
-    before, states = {name: v.clone() for name, v in net.state_dict().items()}, random_states()
-    assert fitted.score(net) == fitted.score(net)
-    assert net.modes == {(False, False)}
-    assert [m.training for m in net.body] == [True, False, True, True]
-    assert all(torch.equal(before[name], v) for name, v in net.state_dict().items())
-    assert random_states() == states
-
-    def fails(x):
-        torch.rand(1)
-        raise KeyError("no")
-
-    net.forward = fails
-    with pytest.raises(KeyError):
-        fitted.score(net)
-    assert net.body[2].training
-    assert not net.body[1].training
-    assert random_states() == states
-    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize("classifier", [LogisticRegression(), RandomForestClassifier(30, random_state=0)])

@@ -7,6 +7,7 @@ from pathlib import Path
 import problems
 import pytest
 import torch
+from problems import same, weights_of
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopping, load_checkpoint
@@ -40,20 +41,12 @@ def run(tmp_path_factory):
     return stopping, module
 
 
-def weights(module):
-    return {name: value.clone() for name, value in module.state_dict().items()}
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_a_run_with_the_stopping_callback_is_read_without_unpickling_classes(run):
     stopping, module = run
     checkpoint = load_checkpoint(stopping.best_model_path)
     assert checkpoint.epoch == stopping.best_epoch
     assert checkpoint.step == 4 * (checkpoint.epoch + 1)
-    assert same(checkpoint.state_dict, weights(module))
+    assert same(checkpoint.state_dict, weights_of(module))
     assert checkpoint.content["hyper_parameters"] == {"width": 7, "place": 1}
 
 
@@ -62,7 +55,7 @@ def test_a_class_is_built_from_the_hyperparameters_in_the_file(run, random_state
     before = random_states()
     with holding(Chosen, checkpoint) as module:
         assert module.last.out_features == 7
-        assert same(weights(module), checkpoint.state_dict)
+        assert same(weights_of(module), checkpoint.state_dict)
     assert random_states() == before
     named = checkpoint._replace(content={**checkpoint.content, "hparams_name": "others"})
     with holding(Chosen, named) as module:
@@ -78,15 +71,17 @@ def test_a_class_is_built_from_the_hyperparameters_in_the_file(run, random_state
         pass
 
 
-def test_a_function_that_gives_a_module_is_called(tmp_path):
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [(lambda: 1, r"must give a torch.nn.Module, got int"), (1, r"`module` must be a torch.nn.Module, a class")],
+)
+def test_a_function_that_gives_a_module_is_called(tmp_path, wrong, message):
     torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "plain.pt")
     checkpoint = load_checkpoint(tmp_path / "plain.pt")
     assert (checkpoint.epoch, checkpoint.step) == (None, None)
     with holding(lambda: nn.Linear(2, 3), checkpoint) as module:
-        assert same(weights(module), checkpoint.state_dict)
-    with pytest.raises(TypeError, match=r"must give a torch.nn.Module, got int"), holding(lambda: 1, checkpoint):
-        pass
-    with pytest.raises(TypeError, match=r"`module` must be a torch.nn.Module, a class"), holding(1, checkpoint):
+        assert same(weights_of(module), checkpoint.state_dict)
+    with pytest.raises(TypeError, match=message), holding(wrong, checkpoint):
         pass
 
 
@@ -106,15 +101,15 @@ def test_a_module_has_its_own_back_to_the_bit(tmp_path):
     torch.save(other.state_dict(), tmp_path / "other.pt")
     checkpoint = load_checkpoint(tmp_path / "other.pt")
     module.net[0].weight.grad = torch.ones(16, 4)
-    before, parameters = weights(module), dict(module.named_parameters())
+    before, parameters = weights_of(module), dict(module.named_parameters())
     with holding(module, checkpoint) as held:
         assert held is module
-        assert same(weights(held), weights(other))
+        assert same(weights_of(held), weights_of(other))
         held.net[1].running_mean = torch.zeros(5)  # as a hook of the user's may
-    assert same(weights(module), before)
+    assert same(weights_of(module), before)
     with pytest.raises(ZeroDivisionError), holding(module, checkpoint):
         1 / 0  # noqa: B018
-    assert same(weights(module), before)
+    assert same(weights_of(module), before)
     assert all(value is parameters[name] for name, value in module.named_parameters())
     assert torch.equal(module.net[0].weight.grad, torch.ones(16, 4))
     checkpoint.state_dict["net.4.bias"] = torch.zeros(9)
@@ -123,7 +118,7 @@ def test_a_module_has_its_own_back_to_the_bit(tmp_path):
         holding(module, checkpoint),
     ):
         pass
-    assert same(weights(module), before)
+    assert same(weights_of(module), before)
 
 
 def test_extra_state_of_a_module_is_put_back(tmp_path):
@@ -152,7 +147,7 @@ def test_lightning_hooks_see_the_checkpoint(run):
     checkpoint = load_checkpoint(run[0].best_model_path)
     old = {f"old.{name}": value for name, value in checkpoint.state_dict.items()}
     with holding(Renaming, checkpoint._replace(state_dict=old)) as module:
-        assert same(weights(module), checkpoint.state_dict)
+        assert same(weights_of(module), checkpoint.state_dict)
 
 
 @pytest.mark.parametrize("wrap", [lambda mark: mark, lambda mark: {"state_dict": {"w": torch.ones(1)}, "x": mark}])

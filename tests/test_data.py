@@ -4,9 +4,9 @@ import math
 import random
 
 import numpy as np
+import problems
 import pytest
 import torch
-from problems import blobs
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -27,24 +27,16 @@ from torch.utils.data import (
 from bu_torch.data import UnreadableError, choose_among, known_labels, read_loader, read_samples
 from bu_torch.subset import stratified_rows
 
-X, Y = blobs(120)
+X, Y = problems.blobs(120)
 WHOLE = TensorDataset(X, Y)
 PAIRS = list(zip(X, Y, strict=True))
 DICTS = [{"id": i, "image": X[i], "target": Y[i]} for i in range(120)]
 BY_NAME = ("image", "target")
 
 
-class Made(Dataset):
-    """Samples from a function of the index."""
-
+class Made(problems.Made):
     def __init__(self, item=lambda i: (X[i], Y[i]), length=120):
-        self.item, self.length = item, length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, i):
-        return self.item(i)
+        super().__init__(item, length)
 
 
 BATCHES = Made(lambda i: (X[i * 40 : i * 40 + 40], Y[i * 40 : i * 40 + 40]), 3)
@@ -208,21 +200,21 @@ def test_only_samples_that_the_loader_visits_are_read(dataset, options, rows):
 
 
 @pytest.mark.parametrize(
-    ("options", "rows"),
+    ("loader", "rows"),
     [
-        ({"batch_size": 30}, range(60)),
-        ({"sampler": BatchSampler(SequentialSampler(WHOLE), 30, drop_last=False), "batch_size": None}, range(60)),
-        ({"batch_size": 30, "shuffle": True}, range(120)),
-        ({"sampler": CHOSEN, "batch_size": 30}, range(5, 95)),
-        ({"batch_sampler": Own([[2], [1], [0]])}, range(3)),
+        (DataLoader(WHOLE, batch_size=30), range(60)),
+        (
+            DataLoader(WHOLE, sampler=BatchSampler(SequentialSampler(WHOLE), 30, drop_last=False), batch_size=None),
+            range(60),
+        ),
+        (DataLoader(WHOLE, batch_size=30, shuffle=True), range(120)),
+        (DataLoader(WHOLE, sampler=CHOSEN, batch_size=30), range(5, 95)),
+        (DataLoader(WHOLE, batch_sampler=Own([[2], [1], [0]])), range(3)),
+        (DataLoader(Stream(), batch_size=30), range(120)),
     ],
 )
-def test_a_limit_on_batches_leaves_out_what_no_epoch_visits(options, rows):
-    assert equal(read_loader(DataLoader(WHOLE, **options), everything, n_batches=2), rows)
-
-
-def test_a_limit_on_batches_does_not_cut_off_a_stream():
-    assert equal(read_loader(DataLoader(Stream(), batch_size=30), everything, n_batches=2), range(120))
+def test_a_limit_on_batches_leaves_out_what_no_epoch_visits(loader, rows):
+    assert equal(read_loader(loader, everything, n_batches=2), rows)
 
 
 def test_a_wrapper_around_the_users_sampler_is_taken_off():
@@ -266,20 +258,17 @@ class TestNoTrace:
         assert equal(read_samples(DataLoader(dataset, sampler=sampler, batch_size=30)), range(0, 120, 2))
         assert sampler.n_passes == 0
 
-    def test_the_users_loader_and_its_generator_are_left_alone(self):
+    def test_the_users_loader_and_its_generator_are_left_alone_and_each_sample_is_read_once(self):
         class Loader(DataLoader):
             def __iter__(self):
                 raise AssertionError("The user's loader must not be iterated.")
 
-        generator = torch.Generator().manual_seed(3)
-        loader = Loader(Made(), batch_size=30, shuffle=True, generator=generator, num_workers=2)
+        generator, reads = torch.Generator().manual_seed(3), []
+        dataset = Made(lambda i: reads.append(i) or PAIRS[i])
+        loader = Loader(dataset, batch_size=30, shuffle=True, generator=generator, num_workers=2)
         before = generator.get_state()
         assert equal(read_samples(loader), range(120))
         assert torch.equal(generator.get_state(), before)
-
-    def test_each_sample_is_read_once(self):
-        reads = []
-        read_samples(DataLoader(Made(lambda i: reads.append(i) or PAIRS[i]), batch_size=7, shuffle=True))
         assert reads == list(range(120))
 
     def test_what_a_dataset_opens_or_draws_stays_with_training(self):
@@ -391,17 +380,23 @@ def test_a_data_module_splits_by_the_users_random_state(random_states):
     assert random_states() == before
 
 
-class Named(Dataset):
+class Named(Made):
     """Labels known without reading, as torchvision's datasets have them."""
 
     targets = Y.tolist()
     classes = ("cat", "dog", "ship")
 
-    def __len__(self):
-        return 120
 
-    def __getitem__(self, i):
-        return PAIRS[i]
+def named_otherwise(attribute, value):
+    """A dataset of which an attribute is another, or fails."""
+
+    class Otherwise(Named):
+        def __getattribute__(self, name):
+            if name == attribute and value is KeyError:
+                raise KeyError(name)
+            return value if name == attribute else super().__getattribute__(name)
+
+    return Otherwise()
 
 
 class TestSubset:
@@ -456,31 +451,22 @@ class TestSubset:
         "targets", [None, ["a"] * 120, [0.5] * 120, [math.nan] * 120, [1], [[1]] * 120, KeyError, [1j] * 120]
     )
     def test_a_subset_is_random_if_labels_are_not_known(self, targets):
-        class Unnamed(Named):
-            @property
-            def targets(self):
-                if targets is KeyError:
-                    raise KeyError("targets")
-                return targets
-
-        samples = read_samples(Unnamed(), 50)
+        samples = read_samples(named_otherwise("targets", targets), 50)
         assert samples.is_stratified is False
         assert torch.equal(samples.rows, stratified_rows(120, 50, 0))
         assert equal(samples, samples.rows)
 
-    def test_unsigned_labels_are_taken_without_strata(self):
+    def test_unsigned_labels_are_taken_without_strata_and_lengths_that_differ_left_to_the_estimators(self):
         samples = choose_among(X, torch.from_numpy(Y.numpy().astype("u4")), lambda n: 50, 0)
         assert len(samples.inputs) == 50
+        samples = choose_among(X, Y[:7], lambda n: 50, 0)
+        assert (len(samples.inputs), len(samples.labels)) == (120, 7)
 
     def test_as_many_as_are_wanted_are_asked_for_once(self):
         asked = []
         samples = read_loader(DataLoader(WHOLE, sampler=CHOSEN), lambda n: asked.append(n) or 40)
         assert asked == [90]
         assert len(samples.inputs) == 40
-
-    def test_lengths_that_differ_are_left_to_the_estimators(self):
-        samples = choose_among(X, Y[:7], lambda n: 50, 0)
-        assert (len(samples.inputs), len(samples.labels)) == (120, 7)
 
     def test_no_sample_at_most_is_refused(self):
         with pytest.raises(ValueError, match="`max_samples`"):
@@ -576,14 +562,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("names", [None, [1, 2], KeyError])
     def test_names_that_are_none_are_left_out(self, names):
-        class Unnamed(Named):
-            @property
-            def classes(self):
-                if names is KeyError:
-                    raise KeyError("classes")
-                return names
-
-        assert read_samples(Unnamed()).classes is None
+        assert read_samples(named_otherwise("classes", names)).classes is None
         assert read_samples(WHOLE).classes is None
 
 

@@ -80,12 +80,22 @@ def test_beside_a_plain_install_the_clone_s_root_finds_the_callbacks(plainly_ins
     assert found == [tmp_path / "bu_torch/__init__.py", tmp_path / "callbacks/__init__.py"]
 
 
-def test_importing_the_package_loads_neither_lightning_nor_faiss(tmp_path):
-    program = (
-        "import sys, bu_torch; print([m for m in ('lightning', 'faiss', 'plotly', 'matplotlib') if m in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert result.stdout.strip() == "[]"
+NO_LIGHTNING = """
+import sys, bu_torch
+print([name for name in ("lightning", "faiss", "plotly", "matplotlib") if name in sys.modules])
+from bu_torch import BoundaryUncertaintyStopper, Rule, SelectionRule, Signals
+from bu_torch.monitoring.tracker import Tracker
+import torch
+stopper = BoundaryUncertaintyStopper(torch.randn(100, 3), torch.arange(100) % 2)
+stopper.check(torch.nn.Linear(3, 2))
+print([name for name in ("lightning", "pytorch_lightning", "lightning_utilities") if name in sys.modules])
+"""
+
+
+def test_importing_the_package_loads_neither_lightning_nor_faiss_and_a_loop_no_lightning(tmp_path):
+    command = [sys.executable, "-c", NO_LIGHTNING]
+    result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert result.stdout.split() == ["[]", "[]"]
 
 
 def test_version_is_in_the_changelog():
@@ -121,9 +131,12 @@ def test_public_names_are_found_lazily_and_shown_to_type_checkers():
 
 
 def test_the_version_is_told_without_loading_torch(tmp_path):
+    import bu_torch
+
     command = [sys.executable, "-X", "importtime", "-m", "bu_torch"]
-    for options in (["--version"], ["--help"]):
-        result = subprocess.run([*command, *options], check=True, capture_output=True, text=True, cwd=tmp_path)
+    for option, said in (("--version", f"bu-torch {bu_torch.__version__}\n"), ("--help", "usage: ")):
+        result = subprocess.run([*command, option], check=True, capture_output=True, text=True, cwd=tmp_path)
+        assert result.stdout.startswith(said)
         loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in result.stderr.splitlines()}
         assert "bu_torch" in loaded
         assert not loaded & {"torch", "numpy", "lightning", "faiss", "sklearn", "plotly"}

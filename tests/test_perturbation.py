@@ -38,31 +38,32 @@ def test_nothing_varies_or_no_distance_moves_nothing():
     assert torch.equal(perturb(features, torch.zeros(5)), features)
 
 
-def test_one_seed_gives_one_result_for_every_dtype():
+def test_one_seed_gives_one_result_for_every_dtype_and_global_random_state_is_left_alone(random_states):
     features = torch.randn(40, 3)
-    single = perturb(features, torch.ones(40), torch.Generator().manual_seed(4))
+    before = random_states()
+    single, again = (perturb(features, torch.ones(40), torch.Generator().manual_seed(4)) for _ in range(2))
     double = perturb(features.double(), torch.ones(40), torch.Generator().manual_seed(4))
+    assert torch.equal(single, again)
     torch.testing.assert_close(single.double(), double, atol=1e-6, rtol=1e-6)
     assert not torch.equal(single, perturb(features, torch.ones(40), torch.Generator().manual_seed(5)))
-
-
-def test_global_random_state_is_left_alone(random_states):
-    before = random_states()
-    features = torch.zeros(5, 3) + torch.arange(5).unsqueeze(1)
-    assert torch.equal(perturb(features, torch.ones(5)), perturb(features, torch.ones(5)))
+    assert torch.equal(perturb(features, torch.ones(40)), perturb(features, torch.ones(40)))
     assert random_states() == before
 
 
 @pytest.mark.parametrize(
     ("distance", "message"),
     [
-        (torch.ones(4), r"`nearest_distance` must have shape \(5,\), got \(4,\)"),
-        (torch.tensor([1.0, 1, 1, 1, -1]), "`nearest_distance` must be finite and >= 0, got a minimum of -1.0"),
-        (torch.tensor([1.0, 1, 1, 1, float("nan")]), "`nearest_distance` must be finite"),
+        (torch.ones(4), r"must have shape \(5,\), got \(4,\)"),
+        (torch.tensor([1.0, 1, 1, 1, -1]), "must be finite and >= 0, got a minimum of -1.0"),
+        (torch.tensor([1.0, 1, 1, 1, float("nan")]), "must be finite"),
+        (torch.full((5,), torch.inf), "must be finite and >= 0"),
+        ("far", "must be a tensor or an array of numbers, got str"),
+        (torch.ones(5, dtype=torch.complex64), "must be real, got torch.complex64"),
+        (torch.ones(5).to_sparse(), "must be a dense tensor"),
     ],
 )
 def test_bad_distances_are_named(distance, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=f"`nearest_distance` {message}"):
         perturb(torch.zeros(5, 2), distance)
 
 

@@ -1,5 +1,6 @@
 """Samples that are moved by the user's own operation: token ids."""
 
+import problems
 import pytest
 import torch
 from torch import nn
@@ -66,31 +67,16 @@ def test_a_better_classifier_scores_higher():
 
 
 def test_the_callback_and_the_loop_take_it(tmp_path):
-    import lightning.pytorch as pl
-
-    class Module(pl.LightningModule):
+    class Module(problems.Classifier):
         def __init__(self):
-            super().__init__()
+            super().__init__(lr=1.0)
             self.net = Classifier()
-
-        def forward(self, tokens):
-            return self.net(tokens)
-
-        def training_step(self, batch, batch_idx):
-            return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-        def configure_optimizers(self):
-            return torch.optim.Adam(self.parameters(), lr=0.1)
 
     tokens, labels = sentences()
     given = {"n_neighbors": 20, "feature_extractor": share_of_tokens, "perturbation": swap_one}
     monitor = BoundaryUncertaintyMonitor(**given)
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(tokens, labels), batch_size=40, shuffle=True)
-    pl.Trainer(
-        max_epochs=3, callbacks=[monitor], accelerator="cpu", logger=False, default_root_dir=tmp_path,
-        enable_progress_bar=False, enable_model_summary=False,
-    ).fit(Module(), data)  # fmt: skip
-    assert len(monitor.history) == 3
+    problems.trainer(tmp_path, monitor, max_epochs=4).fit(Module(), problems.loader(tokens, labels))
+    assert len(monitor.history) == 4
     assert monitor.history[-1]["label_agreement"] > 0.6
     stopper = BoundaryUncertaintyStopper(tokens, labels, **given)
     assert not stopper.check(Classifier())
@@ -106,15 +92,13 @@ def test_a_saved_file_knows_the_perturbation(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("perturbation", "error", "message"),
+    ("perturbation", "message"),
     [
-        ("noise", ValueError, "`perturbation` must be one of 'random', 'neighbors'"),
-        (lambda x, d, g: x[:, :2], ValueError, r"`perturbation` must give .* \(240, 8\), got \(240, 2\)"),
-        (lambda x, d, g: None, ValueError, "`perturbation` must give .* got NoneType"),
-        (lambda x, d, g: x * torch.nan, ValueError, "`perturbation` must give finite inputs"),
+        (lambda x, d, g: x[:, :2], r"`perturbation` must give .* \(240, 8\), got \(240, 2\)"),
+        (lambda x, d, g: None, "`perturbation` must give .* got NoneType"),
+        (lambda x, d, g: x * torch.nan, "`perturbation` must give finite inputs"),
     ],
 )
-def test_what_it_must_be_and_give(perturbation, error, message):
-    tokens, labels = sentences()
-    with pytest.raises(error, match=message):
-        BoundaryUncertainty(20, perturbation=perturbation).fit(tokens, labels)
+def test_what_it_must_give(perturbation, message):
+    with pytest.raises(ValueError, match=message):
+        BoundaryUncertainty(20, perturbation=perturbation).fit(*sentences())

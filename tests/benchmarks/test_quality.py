@@ -2,6 +2,7 @@
 
 import lightning.pytorch as pl
 import pandas as pd
+import problems
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -9,33 +10,29 @@ from torch.utils.data import DataLoader, TensorDataset
 from bu_torch import BoundaryUncertaintyStopping
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "name"),
-    [
-        ({}, "expected accuracy"),
-        ({"rule": "boundary_uncertainty"}, "boundary uncertainty"),
-        ({"rule": "trust_score"}, "trust score"),
-    ],
-)
-def test_a_rule_replayed_on_curves_is_the_shipped_callback(quality, tmp_path, kwargs, name):
+@pytest.fixture(scope="module")
+def trained(quality):
+    """A case, its data, and the curves of its training."""
     case = quality.Case("ionosphere", 0.2, 1, "rmsprop", 40)
-    split, test, n_classes = quality.load(case)
-    curves = quality.train(case, split, test, n_classes, None)
-    kept, stopped = quality.RULES[name].decide(curves.columns())
+    data = quality.load(case)
+    return case, data, quality.train(case, *data, None).columns()
+
+
+@pytest.mark.parametrize("rule", ["expected_accuracy", "boundary_uncertainty", "trust_score"])
+def test_a_rule_replayed_on_curves_is_the_shipped_callback(quality, trained, tmp_path, rule):
+    case, (split, test, n_classes), curves = trained
+    kept, stopped = quality.RULES[rule.replace("_", " ")].decide(curves)
 
     pl.seed_everything(case.seed, verbose=False)
-    stopping = BoundaryUncertaintyStopping(**kwargs, seed=case.seed)
-    trainer = pl.Trainer(
-        max_epochs=40, callbacks=[stopping], accelerator="cpu", default_root_dir=tmp_path, logger=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    stopping = BoundaryUncertaintyStopping(**{} if rule == "expected_accuracy" else {"rule": rule}, seed=case.seed)
     module = quality.Net(split[0].shape[1:], n_classes, case.setting)
-    trainer.fit(module, DataLoader(TensorDataset(*split), batch_size=32, shuffle=True))
+    fitted = problems.trainer(tmp_path, stopping, max_epochs=40)
+    fitted.fit(module, DataLoader(TensorDataset(*split), batch_size=32, shuffle=True))
     assert stopping.best_epoch == kept
     assert len(stopping.history) == stopped + 1
     with torch.no_grad():
         error = float((module(test[0]).argmax(dim=1) != test[1]).float().mean())
-    assert error == pytest.approx(curves.columns()["test_error"][kept])
+    assert error == pytest.approx(curves["test_error"][kept])
 
 
 def test_tables_are_what_their_readme_says(quality):
@@ -65,13 +62,10 @@ def test_label_noise_redraws_training_labels_alone(quality):
 
 
 def test_rules_and_summary_on_curves_made_by_hand(quality):
-    curves = {
+    agreements = ("expected_accuracy", "label_agreement", "vote_agreement", "neighbor_agreement")
+    curves = {name: [0.1, 0.6, 0.2] for name in agreements} | {
         "boundary_uncertainty": [0.1, 0.5, 0.2],
         "trust_score": [1.0, 1.0, 2.0],
-        "expected_accuracy": [0.1, 0.6, 0.2],
-        "label_agreement": [0.1, 0.6, 0.2],
-        "vote_agreement": [0.1, 0.6, 0.2],
-        "neighbor_agreement": [0.1, 0.6, 0.2],
         "prediction_changes": [1.0, 0.1, 0.5],
         "train_loss": [3.0, 2.0, 1.0],
         "changed_predictions": [1.0, 0.2, 0.3],
@@ -80,10 +74,8 @@ def test_rules_and_summary_on_curves_made_by_hand(quality):
         "seconds": [2.0, 3.0, 4.0],
         "check_seconds": [1.0, 1.1, 1.2],
     }
-    part = {"val_accuracy": [0.5, 0.4, 0.6], "val_loss": [1.0, 2.0, 3.0], "test_error": [0.6, 0.4, 0.4]} | {
-        "seconds": [0.5, 1.0, 1.5],
-        "check_seconds": [0.0] * 3,
-    }
+    part = {"val_accuracy": [0.5, 0.4, 0.6], "val_loss": [1.0, 2.0, 3.0], "test_error": [0.6, 0.4, 0.4]}
+    part |= {"seconds": [0.5, 1.0, 1.5], "check_seconds": [0.0] * 3}
     case = {"table": "made up", "noise": 0.0, "seed": 0, "setting": "rmsprop", "epochs": 3}
     judged = quality.judge([{"case": case, "all": curves, "part": part}]).set_index("rule")
     excess = judged.excess.round(9).to_dict()
@@ -129,10 +121,7 @@ def test_curves_are_kept_and_used_again(quality, tmp_path):
     case = quality.Case("banknote", 0.0, 0, "rmsprop", 1)
     made = {"case": "made", "all": {"x": [0.1]}}
     assert quality.recall(case, None, lambda case: made) == quality.recall(case, tmp_path, lambda case: made) == made
-    assert quality.recall(case, tmp_path, lambda case: pytest.fail("run again")) == {
-        "case": "made",
-        "all": {"x": [0.1]},
-    }
+    assert quality.recall(case, tmp_path, lambda case: pytest.fail("run again")) == made
     assert [file.name for file in tmp_path.iterdir()] == ["quality-banknote-0.0-0-rmsprop-1.json"]
 
 

@@ -1,6 +1,7 @@
 """The page on why looks at what the shipped monitor measures."""
 
 import lightning.pytorch as pl
+import problems
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -26,10 +27,7 @@ def test_the_signals_are_those_of_the_monitor(why, tmp_path):
     split, test, n_classes = why.load(why.Case("ionosphere", 0.2, 0, "rmsprop", 3))
     variants = why.Variants(why.Reference(*split), test)
     monitor = BoundaryUncertaintyMonitor(n_draws=4, budget=None)
-    trainer = pl.Trainer(
-        max_epochs=3, callbacks=[monitor, variants], accelerator="cpu", default_root_dir=tmp_path, logger=False,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-    )  # fmt: skip
+    trainer = problems.trainer(tmp_path, monitor, variants, enable_checkpointing=False)
     pl.seed_everything(0, verbose=False)
     module = why.quality.Net(split[0].shape[1:], n_classes, "rmsprop")
     trainer.fit(module, DataLoader(TensorDataset(*split), batch_size=32, shuffle=True))

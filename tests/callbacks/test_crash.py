@@ -11,12 +11,11 @@ import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from problems import Classifier, blobs, trainer
+from problems import Augmented, Classifier, blobs, same, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import (
-    BoundaryUncertaintyMonitor,
     BoundaryUncertaintyStopper,
     BoundaryUncertaintyStopping,
     rank_models,
@@ -114,9 +113,11 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, uninterrupted, whe
     assert Path(path) in kept
 
 
-def cut(tmp_path, **kwargs):
+def cut(tmp_path, loader=None, max_epochs=4):
+    """The file of a run that ended early, to resume from."""
     last = ModelCheckpoint(tmp_path / "user", save_last=True)
-    trainer(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), last, max_epochs=4).fit(Plain(), data())
+    made = trainer(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), last, max_epochs=max_epochs)
+    made.fit(Plain(), loader or data())
     return tmp_path / "user" / "last.ckpt"
 
 
@@ -135,28 +136,14 @@ def test_other_samples_are_not_compared_with_those_before(tmp_path):
     record = read_record(stopping.record_path)
     assert record.n_not_compared == 4
     assert Verdict.of(record).by_rule["expected_accuracy"]["epoch"] == stopping.best_epoch
-    monitor, first = BoundaryUncertaintyMonitor(n_neighbors=20), tmp_path / "first.ckpt"
-    seen = trainer(tmp_path, monitor, max_epochs=1)
-    seen.fit(Plain(), data())
-    seen.save_checkpoint(first)
-    with pytest.warns(UserWarning, match="other training samples"):
-        trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20), max_epochs=2).fit(
-            Plain(), data(1.0), ckpt_path=first
-        )
 
 
 def test_the_same_samples_are_not_warned_of_though_they_are_augmented_at_random(tmp_path, recwarn):
-    class Augmented(TensorDataset):
-        def __getitem__(self, index):
-            x, y = super().__getitem__(index)
-            return x + 0.1 * torch.randn(4), y
-
-    loader = DataLoader(Augmented(*blobs(n=120)), batch_size=30)
-    last = ModelCheckpoint(tmp_path / "user", save_last=True)
-    trainer(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), last, max_epochs=2).fit(Plain(), loader)
+    loader = DataLoader(Augmented(), batch_size=30)
+    path = cut(tmp_path, loader, max_epochs=2)
     torch.rand(7)  # the random state is another one
     again = BoundaryUncertaintyStopping(n_neighbors=20)
-    trainer(tmp_path, again, max_epochs=4).fit(Plain(), loader, ckpt_path=tmp_path / "user" / "last.ckpt")
+    trainer(tmp_path, again, max_epochs=4).fit(Plain(), loader, ckpt_path=path)
     assert len(again.history) == 4
     assert not [warning for warning in recwarn if "other training samples" in str(warning.message)]
 
@@ -191,21 +178,22 @@ def scripted(tmp_path, values, callbacks=(), **disk):
     return stopping, module
 
 
-def test_a_full_disk_costs_neither_the_run_nor_the_best_before(tmp_path):
-    with pytest.warns(UserWarning, match="checkpoint of epoch 2 cannot be written: .*No space left.* stays: .*epoch=1"):
-        stopping, module = scripted(tmp_path, [0.1, 0.5, 0.9, 0.3], full=[2])
-    assert stopping.best_epoch == 1
+@pytest.mark.parametrize(
+    ("values", "full", "kept", "said"),
+    [
+        ([0.1, 0.5, 0.9, 0.3], [2], 1, "checkpoint of epoch 2 cannot be written: .*No space left.* stays: .*epoch=1"),
+        ([0.1, 0.9, 0.5, 0.95], [0, 1], 3, "cannot be written"),
+    ],
+    ids=["the best before stays", "there is room again"],
+)
+def test_a_full_disk_costs_neither_the_run_nor_the_other_bests(tmp_path, values, full, kept, said):
+    with pytest.warns(UserWarning, match=said):
+        stopping, module = scripted(tmp_path, values, full=full)
+    assert stopping.best_epoch == kept
     assert len(stopping.history) == 4
     saved = torch.load(stopping.best_model_path, weights_only=True)
-    assert saved["epoch"] == 1
-    assert all(torch.equal(value, module.state_dict()[name]) for name, value in saved["state_dict"].items())
-
-
-def test_a_disk_that_has_room_again_takes_the_next_best(tmp_path):
-    with pytest.warns(UserWarning, match="cannot be written"):
-        stopping, _ = scripted(tmp_path, [0.1, 0.9, 0.5, 0.95], full=[0, 1])
-    assert stopping.best_epoch == 3
-    assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 3
+    assert saved["epoch"] == kept
+    assert same(saved["state_dict"], module.state_dict())
 
 
 @pytest.mark.parametrize("torn", [[2], [3]])

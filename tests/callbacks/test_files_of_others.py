@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, blobs, loader, trainer
+from problems import Classifier, blobs, loader, same, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks import _companions
@@ -66,29 +66,19 @@ def resume(tmp_path, path, *callbacks):
     return stopping, module
 
 
-def same(first, second):
-    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
-
-
-def of_other_shapes(path, mark):
-    """Weights of which the first would fit."""
-    weights = Classifier(n_outputs=7).state_dict()
-    torch.save({"state_dict": weights}, path)
-
-
 def with_a_bomb(path, mark):
     torch.save({"state_dict": Classifier().state_dict(), "hyper_parameters": Bomb(mark)}, path)
 
 
-def without_weights(path, mark):
-    torch.save({"epoch": 1}, path)
+CRAFTED = {
+    "a bomb": with_a_bomb,
+    "other shapes": lambda path, mark: torch.save({"state_dict": Classifier(n_outputs=7).state_dict()}, path),
+    "no weights": lambda path, mark: torch.save({"epoch": 1}, path),
+    "garbage": lambda path, mark: path.write_bytes(b"\x80\x02garbage"),
+}
 
 
-def of_garbage(path, mark):
-    path.write_bytes(b"\x80\x02garbage")
-
-
-@pytest.mark.parametrize("write", [with_a_bomb, of_other_shapes, without_weights, of_garbage])
+@pytest.mark.parametrize("write", list(CRAFTED.values()), ids=list(CRAFTED))
 def test_a_best_file_from_others_is_read_as_plain_data_or_not_at_all(tmp_path, write):
     last, _ = run(tmp_path)
     crafted, mark, look = tmp_path / "crafted.ckpt", tmp_path / "mark", Look()
@@ -178,14 +168,13 @@ def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path):
     assert str(path) not in own
 
 
-def test_a_name_with_escapes_is_logged_without(tmp_path, caplog):
+def test_a_name_with_escapes_is_logged_without(tmp_path, log):
     last, best = run(tmp_path)
     hostile = tmp_path / "a\x1b]0;OWNED\x07\nWARNING: all fine.ckpt"
     hostile.write_bytes(best.read_bytes())
     craft(last, hostile, 1e9)
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        resume(tmp_path, last)
-    said = [record.getMessage() for record in caplog.records if "all fine" in record.getMessage()]
+    resume(tmp_path, last)
+    said = [record.getMessage() for record in log.records if "all fine" in record.getMessage()]
     assert said
     assert not [line for line in said if not line.isprintable()]
 
@@ -242,53 +231,31 @@ def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, 
     assert same(module.state_dict(), look.weights)
 
 
-def folder_above(folder, outside):
-    (outside / "inside").write_text("precious")
-    return f"{folder}/../outside"
+OURS = "boundary-epoch=7-step=9.ckpt"
 
 
-def folder_named_as_ours(folder, outside):
-    (folder / "boundary-epoch=7-step=9.ckpt").mkdir()
-    return folder / "boundary-epoch=7-step=9.ckpt"
+def planted(path, plant=lambda path: path.write_text("precious")):
+    path.parent.mkdir(exist_ok=True)
+    plant(path)
+    return path
 
 
-def link_named_as_ours(folder, outside):
-    (outside / "target").write_text("precious")
-    (folder / "boundary-epoch=7-step=9.ckpt").symlink_to(outside / "target")
-    return folder / "boundary-epoch=7-step=9.ckpt"
+PLANTS = {
+    "a folder above": lambda folder, outside: planted(outside / "inside") and f"{folder}/../outside",
+    "a folder named as ours": lambda folder, outside: planted(folder / OURS, Path.mkdir),
+    "a link named as ours": lambda folder, outside: planted(
+        folder / OURS, lambda path: path.symlink_to(planted(outside / "target"))
+    ),
+    "a file of another name": lambda folder, outside: planted(folder / "thesis.ckpt"),
+    "a file in a folder beneath": lambda folder, outside: planted(folder / "beneath" / OURS),
+    "a file elsewhere": lambda folder, outside: planted(outside / OURS) and f"{folder}/../outside/{OURS}",
+}
 
 
-def file_of_another_name(folder, outside):
-    (folder / "thesis.ckpt").write_text("precious")
-    return folder / "thesis.ckpt"
-
-
-def file_in_a_folder_beneath(folder, outside):
-    (folder / "beneath").mkdir()
-    (folder / "beneath" / "boundary-epoch=7-step=9.ckpt").write_text("precious")
-    return folder / "beneath" / "boundary-epoch=7-step=9.ckpt"
-
-
-def file_elsewhere(folder, outside):
-    (outside / "boundary-epoch=7-step=9.ckpt").write_text("precious")
-    return f"{folder}/../outside/boundary-epoch=7-step=9.ckpt"
-
-
-PLANTS = [
-    folder_above,
-    folder_named_as_ours,
-    link_named_as_ours,
-    file_of_another_name,
-    file_in_a_folder_beneath,
-    file_elsewhere,
-]
-
-
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("plant", list(PLANTS.values()), ids=list(PLANTS))
 def test_what_a_resumed_state_names_is_not_deleted(tmp_path, new_process, caplog, plant):
     last, best = run(tmp_path)
     outside = best.parent.parent / "outside"
-    outside.mkdir()
     named = plant(best.parent, outside)
     before = {path: path.is_symlink() for path in (*best.parent.rglob("*"), *outside.rglob("*"))}
     craft(last, named, -1e9)

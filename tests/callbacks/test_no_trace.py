@@ -12,24 +12,10 @@ import pytest
 import sklearn  # noqa: F401  (which sets environment variables when it is first imported)
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from problems import Classifier, blobs, loader, trainer
-from torch.utils.data import DataLoader, Dataset
+from problems import Augmented, Classifier, blobs, loader, same, trainer, weights_of
+from torch.utils.data import DataLoader
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
-
-
-class Augmented(Dataset):
-    """Moves its samples by global random numbers of all three kinds."""
-
-    def __init__(self):
-        self.features, self.labels = blobs()
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, i):
-        noise = torch.randn(4) + random.random() + np.random.rand()
-        return (self.features[i] + 0.1 * noise).float(), self.labels[i]
 
 
 def global_state():
@@ -60,10 +46,6 @@ def modes(module):
     return [part.training for part in module.modules()]
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
-
-
 class Modes(Classifier):
     """Trains with one submodule in eval mode; fails in a check if told so, after drawing random numbers."""
 
@@ -74,21 +56,23 @@ class Modes(Classifier):
 
     def forward(self, x):
         if not self.training:
+            assert not torch.is_grad_enabled()
             torch.rand(3), random.random(), np.random.rand()
             if self.fails:
                 raise KeyError("a fault of the user's")
         return super().forward(x)
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed"}], ids=["float32", "bf16-mixed"])
-def test_workers_that_stay_give_the_same_batches_and_weights(tmp_path, options):
-    """Dropout, batch norm, random augmentation in two persistent workers."""
+@pytest.mark.parametrize(("n_workers", "precision"), [(2, "32-true"), (0, "bf16-mixed")])
+def test_batches_weights_and_states_are_the_same_to_the_bit(tmp_path, n_workers, precision):
+    """With dropout, batch norm and random augmentation, in this process or in two workers that stay."""
 
     def train(*callbacks):
         pl.seed_everything(7, workers=True, verbose=False)
         module = Classifier()
-        data = DataLoader(Augmented(), batch_size=30, shuffle=True, num_workers=2, persistent_workers=True)
-        trainer(tmp_path, *callbacks, max_epochs=3, **options).fit(module, data)
+        workers = {"num_workers": n_workers, "persistent_workers": n_workers > 0}
+        data = DataLoader(Augmented(), batch_size=30, shuffle=True, **workers)
+        trainer(tmp_path, *callbacks, precision=precision).fit(module, data)
         return module.state_dict(), global_state()
 
     callback = BoundaryUncertaintyStopping(restore_best_weights=False)
@@ -193,7 +177,7 @@ class TestLoop:
         module = Modes().float()
         module.on_train_epoch_start()
         stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=10)
-        before = {**global_state(), "modes": modes(module)}
+        before, weights = {**global_state(), "modes": modes(module)}, weights_of(module)
         module.fails = fails
         if fails:
             with pytest.raises(KeyError, match="a fault"):
@@ -203,6 +187,7 @@ class TestLoop:
             stopper.check(module)
             assert np.isfinite(stopper.history[0]["boundary_uncertainty"])
         assert {**global_state(), "modes": modes(module)} == before
+        assert same(module.state_dict(), weights)
 
     def test_a_check_between_forward_and_backward_changes_no_gradient(self):
         features, labels = blobs()

@@ -3,7 +3,6 @@ import signal
 from datetime import timedelta
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
@@ -151,23 +150,6 @@ def test_a_run_of_the_rule_that_is_no_more_gives_one_clear_error(tmp_path):
     torch.save(content, path)
     with pytest.raises(MisconfigurationException, match="began with `rule='consensus'`, which is no more"):
         run(tmp_path, [0.1, 0.2, 0.3], max_epochs=3, ckpt_path=path)
-
-
-def test_predictions_are_remembered_over_a_resume(tmp_path):
-    def real(max_epochs, *callbacks, ckpt_path=None):
-        pl.seed_everything(3, verbose=False)
-        stopping, module = BoundaryUncertaintyStopping(n_draws=2), Classifier()
-        module.net[3] = torch.nn.Identity()  # no dropout: the order of the samples is all that is random
-        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*blobs()), batch_size=30)
-        trainer(tmp_path, stopping, *callbacks, max_epochs=max_epochs).fit(module, data, ckpt_path=ckpt_path)
-        return stopping
-
-    whole = real(6)
-    real(3, ModelCheckpoint(tmp_path / "user", save_last=True))
-    resumed = real(6, ckpt_path=tmp_path / "user" / "last.ckpt")
-    assert resumed.history == whole.history
-    assert whole.history[0]["prediction_changes"] == 1.0
-    assert whole.history[1]["prediction_changes"] < 1.0
 
 
 def test_expected_accuracy_is_the_default(tmp_path, log):
@@ -360,16 +342,6 @@ class TestResume:
             resumed, module, weights = run(tmp_path, script, max_epochs=6, ckpt_path=tmp_path / "user" / "last.ckpt")
         assert resumed.best_epoch == 4
         assert same(module.state_dict(), weights[4])
-
-    def test_scores_on_another_scale_are_not_compared(self, tmp_path):
-        script = [0.1, 0.9, 0.3, 0.5, 0.4]
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        run(tmp_path, script, last, max_epochs=3)
-        path = tmp_path / "user" / "last.ckpt"
-        with pytest.warns(UserWarning, match=r"resumes with start_from_epoch=.*start anew"):
-            resumed, module, weights = run(tmp_path, script, max_epochs=5, ckpt_path=path, start_from_epoch=3)
-        assert resumed.best_epoch in (3, 4)
-        assert same(module.state_dict(), weights[resumed.best_epoch])
 
     def test_what_was_not_compared_stays_so_when_the_run_resumes_again(self, tmp_path):
         script, ends = (0.9, 0.8, 0.1, 0.3, 0.1, 0.1), iter((2, 4, 6))

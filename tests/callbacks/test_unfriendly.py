@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, blobs, loader, trainer
+from problems import Classifier, Made, blobs, loader, trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
@@ -28,17 +28,6 @@ class Lenient(Classifier):
 
     def training_step(self, batch, batch_idx):
         return self.net[0].weight.square().sum()
-
-
-class Made(Dataset):
-    def __init__(self, item, length=120):
-        self.item, self.length = item, length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, i):
-        return self.item(i)
 
 
 def of(item, **kwargs):
@@ -82,6 +71,9 @@ def infinite_values():
 REFUSED = {
     "words": (of(lambda i: ("word", 0)), "^Training data: the inputs of a batch must be a tensor, got tuple. Pass the"),
     "pictures": (of(lambda i: (Picture(), 0)), "cannot use the training data: .*Picture"),
+    "three tensors": (loader(X, Y, Y), r"got a list of 3\. Pass the training samples as `reference="),
+    "too few": (loader(X[:9], Y[:9]), "cannot use the training data: `features` must hold at least n_neighbors=10"),
+    "one class alone": (loader(X, 0 * Y), "at least two classes, got class 0 alone"),
     "a few not finite": (loader(infinite_values(), Y), "`features` must be finite, got NaN or infinity in 2 of 120"),
     "no room to move": (loader(X.sign() * 3.4e38, Y), "`features` must be small enough to be perturbed"),
     "a regression": (loader(X, X[:, :1]), "`labels` must hold integer classes, got fractional .*a regression"),
@@ -147,23 +139,16 @@ def test_a_dataset_that_grows_and_moves_is_read_once(tmp_path):
     assert histories[0] == histories[1]
 
 
-class TestReference:
-    def test_of_any_kind_is_the_same(self, tmp_path):
-        found = []
-        for pair in ((pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), index=range(7, 127))), (X, Y)):
-            pl.seed_everything(3, verbose=False)
-            found.append(fit(tmp_path, loader(X, Y), reference=pair).history)
-        assert found[0] == found[1]
+REFERENCES = {
+    "frames": (pd.DataFrame(X.numpy()), pd.Series(Y.numpy(), index=range(7, 127))),
+    "a loader": DataLoader(TensorDataset(X, Y), batch_size=50),
+    "a dataset": Made(lambda i: (X[i], Y[i])),
+}
 
-    @pytest.mark.parametrize(
-        "reference",
-        [
-            DataLoader(TensorDataset(X, Y), batch_size=50),
-            Made(lambda i: (X[i], Y[i])),
-        ],
-        ids=lambda reference: type(reference).__name__,
-    )
-    def test_may_be_a_dataset_or_a_loader(self, tmp_path, reference):
+
+class TestReference:
+    @pytest.mark.parametrize("reference", list(REFERENCES.values()), ids=list(REFERENCES))
+    def test_of_any_kind_is_the_same(self, tmp_path, reference):
         histories = []
         for given in (reference, (X, Y)):
             pl.seed_everything(3, verbose=False)
@@ -220,8 +205,15 @@ class TestOutputs:
 
     @pytest.mark.parametrize(
         "output",
-        [lambda z: z.half(), lambda z: z * 1e-42, lambda z: z.detach().numpy()],
-        ids=["half", "tiny", "an array"],
+        [
+            lambda z: z.half(),
+            lambda z: z * 1e-42,
+            lambda z: z.detach().numpy(),
+            lambda z: {"logits": z},
+            lambda z: type("Output", (), {"logits": z})(),
+            lambda z: nn.functional.pad(z, (0, 4)),
+        ],
+        ids=["half", "tiny", "an array", "by name", "an attribute", "wider than the labels"],
     )
     def test_odd_logits_are_measured(self, tmp_path, output):
         assert is_measured(fit(tmp_path, loader(X, Y), Lenient(output)))

@@ -1,6 +1,5 @@
 """Each recipe of the documentation runs, and does what its page says."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -13,20 +12,12 @@ FOLDER = Path(__file__).parents[2] / "examples" / "recipes"
 
 
 @pytest.fixture
-def recipe(monkeypatch, tmp_path):
+def recipe(load, monkeypatch, tmp_path):
     """Import a recipe by its name, as Python runs it: with its own folder first in the path."""
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.chdir(tmp_path)
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(f"recipe_{name}", FOLDER / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module
-
-    yield load
-    for name in [name for name in sys.modules if name.startswith("recipe_")] + ["shared", "shared_lightning"]:
+    yield lambda name: load(FOLDER / f"{name}.py")
+    for name in ("shared", "shared_lightning"):
         sys.modules.pop(name, None)
 
 

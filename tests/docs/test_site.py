@@ -86,11 +86,8 @@ def test_commands_on_the_pages_name_files_that_are_there():
             assert (ROOT / target).exists(), f"{page.name}: {target}"
 
 
-def test_pictures_are_drawn(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
-    pictures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pictures)
-    values = pictures.main(["--smoke", "--folder", str(tmp_path)])
+def test_pictures_are_drawn(load, tmp_path, capsys):
+    values = load(DOCS / "pictures.py").main(["--smoke", "--folder", str(tmp_path)])
     smooth, right, by_heart = values.values()
     assert right > smooth
     assert right > by_heart

@@ -58,16 +58,6 @@ def test_any_object_with_fit_and_predict_is_taken_and_left_as_it_was(random_stat
     assert random_states() == before
 
 
-def test_seed_decides():
-    features, labels = blobs()
-    first, again, other = (
-        cross_validation_error(DecisionTreeClassifier(random_state=0), features, labels, seed=seed).errors.tolist()
-        for seed in (0, 0, 1)
-    )
-    assert first == again
-    assert first != other
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -100,9 +90,3 @@ def test_what_an_estimator_raises_comes_through():
         cross_validation_error(Failing(), *blobs())
     with pytest.raises(ValueError, match=r"`estimator.predict\(features\)` must hold integer classes, got fractional"):
         holdout_error(Vague(), *blobs())
-
-
-def test_large_seeds_are_taken():
-    features, labels = blobs()
-    estimates = [holdout_error(Majority(), features, labels, seed=seed).error for seed in (1, 2**32 + 1)]
-    assert estimates[0] == estimates[1]

@@ -1,7 +1,5 @@
 """Each example runs as it stands, on less data."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,19 +9,9 @@ FOLDER = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def load():
-    """Import an example by its file."""
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module
-
-    yield load
-    for name in [name for name in sys.modules if name.startswith("example_")]:
-        del sys.modules[name]
+def load(load):
+    """Import an example by its name."""
+    return lambda name: load(FOLDER / f"{name}.py")
 
 
 def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, capsys, monkeypatch):

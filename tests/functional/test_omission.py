@@ -1,9 +1,7 @@
 import pytest
 import torch
 from oracles import anchors
-from sklearn.svm import SVC
 
-from bu_torch import BoundaryUncertainty
 from bu_torch.functional import label_votes, omission
 
 
@@ -39,39 +37,6 @@ def test_names_of_the_classes_do_not_matter():
     names = torch.tensor([2, 0, 1])
     value = omission(label_votes(labels, neighbors, 0.0), predictions, neighbors)
     assert omission(label_votes(names[labels], neighbors, 0.0), names[predictions], neighbors) == value
-
-
-def test_predictions_as_labelled_and_noise_omit_nothing():
-    labels, _, neighbors = problem()
-    assert omission(label_votes(labels, neighbors, 0.0), labels, neighbors) == 0
-    g = torch.Generator().manual_seed(0)
-    neighbors = torch.stack([torch.randperm(500, generator=g)[:40] for _ in range(500)])
-    noisy = (torch.rand(500, generator=g) < 0.3).long()
-    predictions = torch.zeros(500, dtype=torch.int64)
-    assert omission(label_votes(noisy, neighbors, 0.0), predictions, neighbors) == 0
-    assert omission(label_votes(1 - noisy, neighbors, 0.0), predictions, neighbors) > 0.6
-
-
-def inclusion(n=1200, seed=0):
-    """GMM_inclusion of Ha et al. (2021), Fig. 15: one class left, the other right with a crowd of the first inside."""
-    g = torch.Generator().manual_seed(seed)
-    sixth = n // 6
-    left = torch.tensor([-1.2, 0.0]) + torch.tensor([1.0, 1.5]) * torch.randn(2 * sixth, 2, generator=g)
-    inside = torch.tensor([3.0, 0.0]) + torch.tensor([0.35, 0.7]) * torch.randn(sixth, 2, generator=g)
-    right = torch.tensor([2.5, 0.0]) + torch.tensor([1.2, 1.5]) * torch.randn(3 * sixth, 2, generator=g)
-    return torch.cat((left, inside, right)), torch.arange(6 * sixth) // (3 * sixth)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_tells_a_boundary_with_a_part_missing_from_the_whole_one(seed):
-    """Status A has almost the uncertainty of status B and leaves the inner crowd out."""
-    features, labels = inclusion(seed=seed)
-    fitted = BoundaryUncertainty(n_draws=2).fit(features, labels)
-    a, b = (SVC(gamma=gamma).fit(features, labels).decision_function for gamma in (2**-4, 2**0))
-    assert fitted.score(a) > 0.6
-    assert fitted.score(b) > 0.6
-    assert fitted.omission(a) > 0.03
-    assert fitted.omission(b) < 0.005
 
 
 @pytest.mark.parametrize(

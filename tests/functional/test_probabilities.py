@@ -11,22 +11,12 @@ def test_probabilities_are_positive_and_sum_to_one():
     torch.testing.assert_close(found, torch.tensor([[0.2, 0.8, 0.0], [0.0, 0.75, 0.25], [0.4, 0.4, 0.2]]))
 
 
-class TestBrierScore:
-    def test_closed_forms(self):
-        assert float(brier_score(torch.full((4, 2), 0.5), torch.tensor([0, 1, 1, 0]))) == 0.5
-        assert float(brier_score(torch.eye(3), torch.tensor([1, 2, 0]))) == 2.0
-        assert float(brier_score(torch.eye(3), torch.arange(3))) == 0.0
-
-    def test_bad_arguments_are_named(self):
-        with pytest.raises(ValueError, match=r"`labels` must hold classes in \[0, 2\)"):
-            brier_score(torch.full((2, 2), 0.5), torch.tensor([0, 2]))
-
-    def test_copies_of_all_samples_change_nothing(self):
-        generator = torch.Generator().manual_seed(0)
-        probabilities = torch.rand(20, 3, generator=generator).softmax(dim=1)
-        labels = torch.randint(3, (20,), generator=generator)
-        copied = brier_score(probabilities.repeat(3, 1), labels.repeat(3))
-        torch.testing.assert_close(copied, brier_score(probabilities, labels))
+def test_closed_forms_of_the_brier_score():
+    assert float(brier_score(torch.full((4, 2), 0.5), torch.tensor([0, 1, 1, 0]))) == 0.5
+    assert float(brier_score(torch.eye(3), torch.tensor([1, 2, 0]))) == 2.0
+    assert float(brier_score(torch.eye(3), torch.arange(3))) == 0.0
+    with pytest.raises(ValueError, match=r"`labels` must hold classes in \[0, 2\)"):
+        brier_score(torch.full((2, 2), 0.5), torch.tensor([0, 2]))
 
 
 class TestMixingWeight:
@@ -50,13 +40,6 @@ class TestMixingWeight:
     def test_is_zero_where_there_is_nothing_to_mix(self):
         votes = torch.rand(10, 2).softmax(dim=1)
         assert mixing_weight(votes, votes, torch.zeros(10, dtype=torch.int64)) == 0
-
-    def test_copies_of_all_samples_change_nothing(self):
-        generator = torch.Generator().manual_seed(0)
-        first, second = (torch.rand(20, 3, generator=generator).softmax(dim=1) for _ in range(2))
-        labels = torch.randint(3, (20,), generator=generator)
-        copied = mixing_weight(first.repeat(3, 1), second.repeat(3, 1), labels.repeat(3))
-        torch.testing.assert_close(copied, mixing_weight(first, second, labels))
 
 
 @pytest.mark.parametrize(

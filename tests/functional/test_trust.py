@@ -36,12 +36,6 @@ def test_corner_cases(distances, prediction, expected):
     assert trust_score(torch.tensor([distances]), torch.tensor([prediction])).tolist() == [expected]
 
 
-def test_scale_of_the_space_does_not_matter():
-    distances = torch.rand(50, 3)
-    predictions = torch.arange(50) % 3
-    torch.testing.assert_close(trust_score(7 * distances, predictions), trust_score(distances, predictions))
-
-
 def test_without_a_prediction_the_two_nearest_classes_are_compared(dtype, device):
     distances = torch.rand(50, 4, dtype=dtype)
     distances[:10, 1] = math.inf

@@ -221,12 +221,14 @@ def test_what_inflates_to_much_more_takes_no_memory(tmp_path, arrays, name):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
-def test_a_file_that_is_cut_off_is_damaged(tmp_path, arrays, share):
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99, "text"])
+def test_a_file_that_is_cut_off_or_none_of_ours_is_damaged(tmp_path, arrays, share):
     path = tmp_path / "cache.npz"
+    with pytest.raises(FileNotFoundError):
+        unfitted().load(path, X, Y)
     np.savez(path, **arrays)
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    refuse(path, "BadZipFile")
+    path.write_bytes(b"text" if share == "text" else path.read_bytes()[: int(share * path.stat().st_size)])
+    refuse(path, "BadZipFile|ValueError|EOFError")
 
 
 @pytest.mark.parametrize("name", ["perturbed_inputs", "vote_skill"])
@@ -272,9 +274,11 @@ KINDS = {
 @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label", "ignore:.*no more of a sample's label")
 @pytest.mark.parametrize(("features", "labels", "settings"), list(KINDS.values()), ids=list(KINDS))
 def test_whatever_is_fitted_is_read_again_to_the_bit(tmp_path, features, labels, settings):
+    path = tmp_path / "deep" / "cache.npz"
     signals = unfitted(**settings).fit(features, labels)
-    signals.save(tmp_path / "cache.npz")
-    again = unfitted(**settings).load(tmp_path / "cache.npz", features, labels)
+    signals.save(path)
+    assert list(path.parent.iterdir()) == [path]
+    again = unfitted(**settings).load(path, features, labels)
     for name in ("class_distances", "left_out_distances", "votes", "probabilities"):
         assert torch.equal(getattr(again, name), getattr(signals, name))
     for name in ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_"):

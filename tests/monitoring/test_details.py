@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bu_torch import Signals, functional
-from bu_torch.functional import local_uncertainty, uncertainty_ceiling
+from bu_torch.functional import local_uncertainty
 
 
 def samples(n=300, seed=0):
@@ -77,35 +77,6 @@ def test_doubtful_samples_are_those_whose_label_or_prediction_lies_farthest():
     assert [one.trust for one in details.doubtful] == pytest.approx([lowest[row] for row in expected], rel=1e-4)
     for one in details.doubtful:
         assert one.label == int(signals.boundary.labels[one.row])
-
-
-def test_a_wrong_label_among_tight_classes_surfaces_whatever_is_predicted():
-    features, labels = samples()
-    features = 20.0 * torch.nn.functional.one_hot(labels, 3)[:, :2] + 0.1 * features
-    labels[7] = (labels[7] + 1) % 3
-    signals = Signals(n_neighbors=20, n_draws=1).fit(features, labels)
-    for logits in (torch.randn(300, 3), torch.nn.functional.one_hot(labels, 3).float()):
-        measurement = signals.measure(logits + 0.01 * torch.randn(300, 3))
-        found = {one.row: one for one in measurement.details(1).doubtful}
-        if 7 in found:
-            assert found[7].nearest_class != found[7].label
-        memorised = logits.argmax(dim=1).equal(labels)
-        assert not memorised or 7 in found
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 40])
-def test_the_ceiling_is_the_mean_of_all_outcomes(n):
-    outcomes = [math.comb(n, k) / 2**n * (1 - abs(2 * k / n - 1)) for k in range(n + 1)]
-    assert float(uncertainty_ceiling(torch.tensor(float(n), dtype=torch.float64), 40)) == pytest.approx(sum(outcomes))
-
-
-def test_the_ceiling_lies_between_those_of_whole_numbers_and_keeps_the_dtype(dtype):
-    between = uncertainty_ceiling(torch.tensor([[2.0, 3.5, 4.0, 0.3, 40.0]], dtype=dtype), 40)
-    assert between.dtype == dtype
-    assert between.shape == (1, 5)
-    two, half, four, least, most = between[0].tolist()
-    assert two < half < four < most < 1
-    assert least == 0
 
 
 def test_of_logits_that_are_not_finite_nothing_is_made_up():

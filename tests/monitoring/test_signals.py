@@ -94,17 +94,6 @@ def test_a_logit_that_is_not_finite_makes_all_nan():
 
 
 class TestFile:
-    def test_loads_what_was_saved(self, tmp_path):
-        signals, features, labels = fitted()
-        signals.save(tmp_path / "deep" / "cache.npz")
-        again = Signals(n_draws=2, seed=3).load(tmp_path / "deep" / "cache.npz", features.numpy(), labels.numpy())
-        logits = read(signals)
-        (values, predictions), (others, same) = signals.measure(logits), again.measure(logits)
-        assert values == others
-        assert torch.equal(predictions, same)
-        assert torch.equal(signals.perturbed_inputs, again.perturbed_inputs)
-        assert [file.name for file in (tmp_path / "deep").iterdir()] == ["cache.npz"]
-
     @pytest.mark.parametrize("change", ["features", "labels", "order", "seed", "n_draws", "n_neighbors"])
     def test_of_other_samples_or_settings_is_refused(self, tmp_path, change):
         signals, features, labels = fitted()
@@ -120,19 +109,6 @@ class TestFile:
             settings[change] += 1
         with pytest.raises(ValueError, match="was made of other samples or settings"):
             Signals(**settings).load(tmp_path / "cache.npz", features, labels)
-
-    def test_that_is_none_of_ours_is_refused(self, tmp_path):
-        signals, features, labels = fitted()
-        path = tmp_path / "cache.npz"
-        with pytest.raises(FileNotFoundError):
-            signals.load(path, features, labels)
-        for content in (b"", b"PK\x03\x04 torn", b"text"):
-            path.write_bytes(content)
-            with pytest.raises(ValueError, match=r"is not a file that `Signals\.save` wrote, or it is damaged"):
-                signals.load(path, features, labels)
-        np.savez(path, fingerprint=np.array([object()], dtype=object))
-        with pytest.raises(ValueError, match=r"is not a file that `Signals\.save` wrote"):
-            signals.load(path, features, labels)
 
     def test_a_save_that_fails_leaves_the_old_file(self, tmp_path, monkeypatch):
         signals, _, _ = fitted()

@@ -19,8 +19,6 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from bu_torch import BoundaryUncertaintyStopping, Rule, SelectionRule, Signals, rank_checkpoints, rank_models
 from bu_torch.subset import stratified_rows
 
-AGREEMENTS = ("label_agreement", "vote_agreement", "neighbor_agreement")
-
 
 @pytest.fixture(scope="module")
 def data():
@@ -119,28 +117,27 @@ def test_names_of_the_classes_do_not_matter(run, data, tmp_path):
     order = torch.tensor([2, 0, 1])
     for file in run[1].iterdir():
         state = torch.load(file, weights_only=True)["state_dict"]
-        state["net.4.weight"] = state["net.4.weight"][order.argsort()]
-        state["net.4.bias"] = state["net.4.bias"][order.argsort()]
+        for name in ("net.4.weight", "net.4.bias"):
+            state[name] = state[name][order.argsort()]
         torch.save(state, tmp_path / f"{file.stem}.pt")
     one = rank_checkpoints(run[1], problems.Classifier(), data, rule="trust_score")
     other = rank_checkpoints(tmp_path, problems.Classifier(), (data[0], order[data[1]]), rule="trust_score")
     assert [c.path.stem for c in other] == [c.path.stem for c in one]
     for candidate, relabelled in zip(one, other, strict=True):
         assert relabelled.epoch is None
-        for name in ("trust_score", *AGREEMENTS):
+        for name in ("trust_score", "label_agreement", "vote_agreement", "neighbor_agreement"):
             assert relabelled.signals[name] == pytest.approx(candidate.signals[name], abs=1e-6)
 
 
 def test_nothing_of_the_users_is_touched(run, data, signals, random_states):
     module = problems.Classifier()
     module.net[3].eval()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    states = random_states()
+    before, states = problems.weights_of(module), random_states()
     loader = problems.loader(*data)
     rank_checkpoints(run[1], module, loader, signals=signals)
     rank_checkpoints(run[1], problems.Classifier, loader, signals=signals)
     assert random_states() == states
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert problems.same(module.state_dict(), before)
     assert module.training
     assert not module.net[3].training
     assert all(parameter.requires_grad and parameter.grad is None for parameter in module.parameters())
@@ -181,10 +178,12 @@ def test_table_json_and_csv_tell_the_same(run, data, signals, tmp_path):
     assert len(starts) == 1
 
 
-def test_a_model_that_cannot_take_the_inputs_is_named():
-    features, labels = problems.blobs()
+def test_a_model_that_cannot_take_the_inputs_is_named_and_equally_good_ones_keep_their_order(data):
     with pytest.raises(ValueError, match=r"^wide: .*shapes cannot be multiplied"):
-        rank_models({"fits": nn.Linear(4, 3), "wide": nn.Linear(7, 3)}, features, labels)
+        rank_models({"fits": nn.Linear(4, 3), "wide": nn.Linear(7, 3)}, *data)
+    linear = nn.Linear(4, 3)
+    assert [c.name for c in rank_models([linear, linear], *data)] == ["0: Linear", "1: Linear"]
+    assert [c.name for c in rank_models({"b": linear, "a": linear}, data)] == ["b", "a"]
 
 
 def test_the_best_are_copied_and_nothing_is_overwritten(run, data, signals, tmp_path):
@@ -209,30 +208,29 @@ def test_the_best_are_copied_and_nothing_is_overwritten(run, data, signals, tmp_
 
 
 def test_what_does_not_fit_is_refused_by_name(run, data, signals, tmp_path):
-    files = sorted(run[1].iterdir())
-    cases = [
-        (ValueError, "`paths`", ([], problems.Classifier(), data)),
-        (FileNotFoundError, "missing.ckpt", ([files[0], "missing.ckpt"], problems.Classifier(), data)),
-        (FileNotFoundError, "no checkpoint", (tmp_path, problems.Classifier(), data)),
-        (ValueError, "epoch=0.ckpt` does not fit", (files, problems.Classifier(d=5), data)),
-        (TypeError, "`module`", (files, "module", data)),
-        (TypeError, "`dataset`", (files, problems.Classifier(), 3)),
-        (ValueError, "`dataset`", (files, problems.Classifier(), [1.0, 2.0, 3.0])),
-        (ValueError, "one length", (files, problems.Classifier(), (data[0], data[1][1:]))),
-    ]
-    for error, said, arguments in cases:
+    files, module = sorted(run[1].iterdir()), problems.Classifier()
+    for error, said, arguments, options in (
+        (ValueError, "`paths`", ([], module, data), {}),
+        (FileNotFoundError, "missing.ckpt", ([files[0], "missing.ckpt"], module, data), {}),
+        (FileNotFoundError, "no checkpoint", (tmp_path, module, data), {}),
+        (ValueError, "epoch=0.ckpt` does not fit", (files, problems.Classifier(d=5), data), {}),
+        (TypeError, "`module`", (files, "module", data), {}),
+        (TypeError, "`dataset`", (files, module, 3), {}),
+        (ValueError, "`dataset`", (files, module, [1.0, 2.0, 3.0]), {}),
+        (ValueError, "one length", (files, module, (data[0], data[1][1:])), {}),
+        (ValueError, "epoch=0.ckpt: `logits`", (files[0], module, (data[0], data[1] + 5)), {}),
+        (
+            ValueError,
+            "`signals` must be fitted on the samples",
+            (files, module, (data[0] + 1, data[1])),
+            {"signals": signals},
+        ),
+        (TypeError, "`signals`", (files, module, data), {"signals": 3}),
+        (ValueError, "`rule`", (files, module, data), {"rule": "loss"}),
+        (ValueError, "`batch_size`", (files, module, data), {"batch_size": 0}),
+    ):
         with pytest.raises(error, match=said):
-            rank_checkpoints(*arguments)
-    with pytest.raises(ValueError, match=r"epoch=0.ckpt: `logits`"):
-        rank_checkpoints(files[0], problems.Classifier(), (data[0], data[1] + 5))
-    with pytest.raises(ValueError, match="`signals` must be fitted on the samples"):
-        rank_checkpoints(files, problems.Classifier(), (data[0] + 1, data[1]), signals=signals)
-    with pytest.raises(TypeError, match="`signals`"):
-        rank_checkpoints(files, problems.Classifier(), data, signals=3)
-    with pytest.raises(ValueError, match="`rule`"):
-        rank_checkpoints(files, problems.Classifier(), data, rule="loss")
-    with pytest.raises(ValueError, match="`batch_size`"):
-        rank_checkpoints(files, problems.Classifier(), data, batch_size=0)
+            rank_checkpoints(*arguments, **options)
 
 
 def test_samples_may_come_in_any_form(data):
@@ -266,12 +264,6 @@ def test_models_of_any_kind_are_ranked_together(data):
     assert ranking.paths == []
     with pytest.raises(ValueError, match="without"):
         ranking.copy_best(1, "anywhere")
-
-
-def test_equally_good_models_keep_their_order(data):
-    linear = nn.Linear(4, 3)
-    assert [c.name for c in rank_models([linear, linear], *data)] == ["0: Linear", "1: Linear"]
-    assert [c.name for c in rank_models({"b": linear, "a": linear}, data)] == ["b", "a"]
 
 
 def test_labels_of_estimators_may_be_of_any_kind(data):
@@ -316,12 +308,3 @@ def test_what_is_no_fitted_classifier_is_refused(data):
     four = np.where((labels == 2) & (np.arange(len(labels)) % 6 < 3), 3, labels)
     with pytest.raises(ValueError, match="one column for each"):
         rank_models([SVC(decision_function_shape="ovo").fit(features, four)], features, four)
-
-
-def test_frames_keep_their_columns(data):
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(data[0].numpy(), columns=list("abcd"))
-    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(frame, data[1])
-    plain = make_pipeline(StandardScaler(), LogisticRegression()).fit(data[0].numpy(), data[1])
-    one = rank_models([model], frame, data[1]).best.signals
-    assert one == rank_models([plain], data[0].numpy(), data[1]).best.signals

@@ -45,12 +45,17 @@ def test_an_average_is_the_mean_and_keeps_whole_numbers(tmp_path):
             torch.testing.assert_close(average[name], value)
 
 
-def test_low_precision_is_averaged_in_double(tmp_path):
+def test_low_precision_is_averaged_in_double_and_expanded_weights_as_others(tmp_path):
     for place in range(7):
         torch.save({"weight": torch.tensor([3.0 + (place == 6)], dtype=torch.bfloat16)}, tmp_path / f"{place}.pt")
     average = average_checkpoints(tmp_path)["weight"]
     assert average.dtype == torch.bfloat16
     assert torch.equal(average, torch.tensor([22 / 7], dtype=torch.bfloat16))
+    for place in range(7):
+        state = {"weight": torch.full((1, 1), float(place)).expand(1, 2), "bias": torch.zeros(1)}
+        torch.save(state, tmp_path / f"{place}.pt")
+    assert torch.equal(average_checkpoints(tmp_path)["weight"], torch.full((1, 2), 3.0))
+    assert len(greedy_soup(tmp_path, nn.Linear(2, 1), gaussians()).ranking) == 7
 
 
 def test_files_of_other_shapes_are_not_averaged(tmp_path):
@@ -94,14 +99,6 @@ def test_a_tensor_far_larger_than_its_file_takes_no_memory(tmp_path, read, strid
         ValueError, match=r"crafted\.pt` must hold the values of its weights, got 'last\.(weight|bias)' of shape"
     ):
         read(tmp_path)
-
-
-def test_expanded_weights_are_averaged(tmp_path):
-    for place in (1.0, 2.0):
-        state = {"weight": torch.full((1, 1), place).expand(1, 2), "bias": torch.zeros(1)}
-        torch.save(state, tmp_path / f"{place}.pt")
-    assert torch.equal(average_checkpoints(tmp_path)["weight"], torch.full((1, 2), 1.5))
-    assert len(greedy_soup(tmp_path, nn.Linear(2, 1), gaussians()).ranking) == 2
 
 
 @pytest.mark.parametrize("rule", ["expected_accuracy", "boundary_uncertainty"])
@@ -162,16 +159,13 @@ def test_a_soup_of_a_real_run_loads_as_lightning_does(tmp_path):
         soup.save(tmp_path / "soup.safetensors")
 
 
-def test_a_soup_of_bare_weights_is_saved_bare(tmp_path):
+def test_a_soup_of_bare_weights_is_saved_bare_and_nothing_finite_is_refused(tmp_path):
     torch.save({"weight": torch.tensor([[1.0, 0.0]]), "bias": torch.tensor([-1.0])}, tmp_path / "one.pt")
     soup = greedy_soup(tmp_path / "one.pt", nn.Linear(2, 1), gaussians())
     soup.save(tmp_path / "new" / "soup.pt")
     assert load_checkpoint(tmp_path / "new" / "soup.pt").content.keys() == {"weight", "bias"}
-
-
-def test_nothing_finite_is_refused(tmp_path):
     torch.save({"weight": torch.full((1, 2), torch.nan), "bias": torch.zeros(1)}, tmp_path / "one.pt")
     with pytest.raises(ValueError, match="finite"):
-        greedy_soup(tmp_path, nn.Linear(2, 1), gaussians())
+        greedy_soup(tmp_path / "one.pt", nn.Linear(2, 1), gaussians())
     with pytest.raises(ValueError, match="`n_best`"):
-        greedy_soup(tmp_path, nn.Linear(2, 1), gaussians(), n_best=0)
+        greedy_soup(tmp_path / "one.pt", nn.Linear(2, 1), gaussians(), n_best=0)

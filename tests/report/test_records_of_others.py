@@ -110,6 +110,11 @@ class TestTable:
         with pytest.raises(ValueError, match="there is no epoch among the first 40"):
             read_record(tmp_path)
 
+    def test_a_table_larger_than_any_of_a_run(self, tmp_path):
+        os.truncate(table(tmp_path, HEAD), 2**27)  # a hole in the file takes no space
+        with pytest.raises(ValueError, match="a table of checks has at most"):
+            read_record(tmp_path)
+
     @pytest.mark.parametrize("cell", ["1" * 10**5, '"' + "1" * 10**5 + '"', "x" * 10**7])
     def test_a_cell_as_long_as_a_file(self, tmp_path, cell):
         table(tmp_path, HEAD, "0,0.5,1.5\n", f"1,{cell},1.5\n")
