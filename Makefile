@@ -6,8 +6,11 @@ BIN := .venv/bin
 demo: .venv/demo
 	$(BIN)/python examples/letter_mlp.py
 
+# As many processes as there are cores, at most 4, of one thread each; what shares a fixture stays in one process.
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadscope
+
 test: .venv/test
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 
 # What is too long for every change: a thousand checks, and ten thousand examples for each formula.
 test-slow: .venv/test
@@ -16,7 +19,8 @@ test-slow: .venv/test
 
 # In an environment of its own, with the oldest versions that are allowed; style is checked with the newest.
 test-oldest: .venv-oldest/test
-	.venv-oldest/bin/python -m pytest --ignore tests/test_style.py --ignore tests/test_packaging.py --ignore tests/docs
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest $(PARALLEL) \
+		--ignore tests/test_style.py --ignore tests/test_packaging.py --ignore tests/docs
 
 .venv-oldest/test: pyproject.toml tests/oldest.txt
 	$(PYTHON) -m venv .venv-oldest

@@ -1,5 +1,6 @@
 """A headless Chromium that tells what a page draws, logs and fetches; driven by Playwright."""
 
+import contextlib
 import shutil
 
 from playwright.sync_api import sync_playwright
@@ -9,19 +10,27 @@ _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"
 _IS_DRAWN = "[...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg'))"
 
 
+@contextlib.contextmanager
+def launched():
+    """A Chromium for several pages, one after another."""
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=BINARY, args=_ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
 class Browser:
     """One page.
 
     Args:
+        chromium: Of `launched`.
         width, height: Of the window in CSS pixels.
         dark: Which colour scheme is preferred.
         phone: Whether to be touched and to scale as a phone does.
     """
 
-    def __init__(self, width=1200, height=900, dark=False, phone=False):
-        self._playwright = sync_playwright().start()
-        self._chromium = self._playwright.chromium.launch(executable_path=BINARY, args=_ARGUMENTS)
-        self.page = self._chromium.new_page(
+    def __init__(self, chromium, width=1200, height=900, dark=False, phone=False):
+        self.page = chromium.new_page(
             viewport={"width": width, "height": height},
             device_scale_factor=2 if phone else 1,
             is_mobile=phone,
@@ -38,8 +47,7 @@ class Browser:
         return self
 
     def __exit__(self, *_):
-        self._chromium.close()
-        self._playwright.stop()
+        self.page.close()
 
     def prefer(self, dark):
         self.page.emulate_media(color_scheme=_scheme(dark))

@@ -46,10 +46,7 @@ RULE = {
     "smoothing": ("be a .*number", 1.0, -0.1),
     "start_from_epoch": ("be an integer >= 0", -1),
 }
-SETTINGS = MEASURED | {
-    "max_samples": ("be an integer >= 40", 39),
-    "budget": ("be", 0, -1.0, "much", NAN, True),
-}
+SETTINGS = MEASURED | {"max_samples": ("be an integer >= 40", 39), "budget": ("be", 0, -1.0, "much", NAN, True)}
 REFUSED = {
     NeighborGraph: NEIGHBORS | {"backend": ("be 'auto', 'faiss'", "annoy"), "exact": ("be True, False or None", "no")},
     BoundaryUncertainty: MEASURED,
@@ -116,11 +113,7 @@ def test_what_is_out_of_range_is_refused_by_name(made, name):
         (BoundaryUncertaintyMonitor, {"reference": X}, "`reference` must be a pair .*, a Dataset or a DataLoader, got"),
         (BoundaryUncertaintyStopping, {"patience": 0}, "`patience` must be an integer >= 1, got 0"),
         (BoundaryUncertaintyStopping, {"rule": "accuracy"}, "or a `bu_torch.Rule`, got 'accuracy'"),
-        (
-            BoundaryUncertaintyStopping,
-            {"restore_best_weights": 1},
-            "`restore_best_weights` must be True or False",
-        ),
+        (BoundaryUncertaintyStopping, {"restore_best_weights": 1}, "`restore_best_weights` must be True or False"),
     ],
 )
 def test_a_callback_says_so_as_lightning_does(made, arguments, message):

@@ -212,10 +212,7 @@ def test_many_names_of_one_tensor_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("tensor", "said"),
     [
-        (
-            torch.ones(1).expand(10**7, 10**6),
-            r"'weight' of shape \(10000000, 1000000\), expanded from 4 bytes: save a",
-        ),
+        (torch.ones(1).expand(10**7, 10**6), r"'weight' of shape \(10000000, 1000000\), expanded from 4 bytes: save a"),
         (torch.ones(9).as_strided((10**9, 9), (0, 1)), r"'weight' of shape \(1000000000, 9\), expanded from 36 bytes"),
         (torch.ones(10**5).as_strided((5 * 10**4, 5 * 10**4), (1, 1)), r"\(50000, 50000\), expanded from 400000 bytes"),
         (torch.ones((), dtype=torch.int8).expand(2**29), r"\(536870912,\), expanded from 1 bytes"),
@@ -254,21 +251,17 @@ def test_buffers_may_be_expanded_and_weights_shared(tmp_path):
     assert all(torch.equal(found[name].to_dense(), value.to_dense()) for name, value in state.items())
 
 
-def test_safetensors_files_are_read(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch")
-    state = nn.Linear(2, 3).state_dict()
-    safetensors.save_file(state, tmp_path / "file.safetensors")
-    assert same(load_checkpoint(tmp_path / "file.safetensors").state_dict, state)
-    (tmp_path / "bad.safetensors").write_bytes(b"hello")
-    with pytest.raises(ValueError, match=r"bad.safetensors` is no safetensors file"):
-        load_checkpoint(tmp_path / "bad.safetensors")
-
-
-def test_safetensors_files_ask_for_the_package(tmp_path, monkeypatch):
+def test_safetensors_files_ask_for_the_package_and_are_read(tmp_path, monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr("bu_torch.checkpoints.import_module", missing)
-    (tmp_path / "file.safetensors").write_bytes(b"")
-    with pytest.raises(ImportError, match="pip install safetensors"):
+    (tmp_path / "file.safetensors").write_bytes(b"hello")
+    with monkeypatch.context() as patch, pytest.raises(ImportError, match="pip install safetensors"):
+        patch.setattr("bu_torch.checkpoints.import_module", missing)
         load_checkpoint(tmp_path / "file.safetensors")
+    safetensors = pytest.importorskip("safetensors.torch")
+    with pytest.raises(ValueError, match=r"file.safetensors` is no safetensors file"):
+        load_checkpoint(tmp_path / "file.safetensors")
+    state = nn.Linear(2, 3).state_dict()
+    safetensors.save_file(state, tmp_path / "file.safetensors")
+    assert same(load_checkpoint(tmp_path / "file.safetensors").state_dict, state)

@@ -163,10 +163,7 @@ VISITED = {
     "a share of several processes": ({"sampler": DistributedSampler(WHOLE, 2, 1), "batch_size": 30}, range(120)),
     "a part": ({"sampler": CHOSEN, "batch_size": 30}, range(5, 95)),
     "a part in batches": ({"batch_sampler": BatchSampler(CHOSEN, 30, drop_last=False)}, range(5, 95)),
-    "a part in lists": (
-        {"sampler": BatchSampler(CHOSEN, 30, drop_last=False), "batch_size": None},
-        range(5, 95),
-    ),
+    "a part in lists": ({"sampler": BatchSampler(CHOSEN, 30, drop_last=False), "batch_size": None}, range(5, 95)),
     "a list": ({"sampler": list(range(5, 95)), "batch_size": 30}, range(5, 95)),
     "an array": ({"sampler": np.arange(94, 4, -1), "batch_size": 30}, range(5, 95)),
     "a tensor": ({"sampler": torch.arange(94, 4, -1), "batch_size": 30}, range(5, 95)),

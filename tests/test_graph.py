@@ -59,16 +59,6 @@ def test_any_shape_and_scale(seed, n, d, values, scale, data):
     check_against_sorting(features, size, "faiss")
 
 
-def test_backends_agree_to_the_bit_on_the_integer_grid():
-    features = torch.randint(0, 16, (1500, 5), generator=torch.Generator().manual_seed(0)).float()
-    by_faiss = NeighborGraph(20, backend="faiss").fit(features)
-    by_torch = NeighborGraph(20, backend="torch").fit(features)
-    assert torch.equal(by_faiss.nearest_distance, by_torch.nearest_distance)
-    distance = (features[by_faiss.neighbors] - features.unsqueeze(1)).norm(dim=2)
-    positive = distance > 0
-    assert torch.equal(by_faiss.neighbors[positive], by_torch.neighbors[positive])
-
-
 def test_the_search_goes_on_past_duplicates_and_where_all_are_equal_nothing_is_near():
     features = torch.cat((torch.zeros(20, 2), torch.tensor([[3.0, 4.0]])))
     assert NeighborGraph(5).fit(features).nearest_distance.tolist() == [5.0] * 21

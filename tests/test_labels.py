@@ -30,7 +30,7 @@ class TestVotes:
         assert LabelVotes().fit(labels, of_other_class).skill_ == pytest.approx(1 - 2 / (0.5 * 2))
         assert LabelVotes().fit(torch.zeros(6, dtype=torch.int64), of_own_class).skill_ == 0
         labels, others = torch.tensor([0, 0, 0, 1]), torch.tensor([[0, 3], [1, 3], [2, 3], [3, 0]])
-        assert LabelVotes().fit(labels, others).skill_ == pytest.approx(1 - 2 / (0.75 * 0.5 + 0.25 * 1.5 - 0.0))
+        assert LabelVotes().fit(labels, others).skill_ == pytest.approx(1 - 2 / (2 * (1 - 0.75**2 - 0.25**2)))
 
     def test_score_counts_the_votes_of_the_predicted_classes(self):
         labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 2], [2, 1], [3, 2]])
@@ -49,20 +49,24 @@ class TestVotes:
             votes.score(torch.tensor([0, 1, 1]))
 
 
-def by_refitting(features, labels, penalty):
-    """Kernel ridge regression solved anew without each sample, the centre, scale and shares being those of all."""
-    points = (features - features.mean(dim=0)).double()
-    points = points / points.square().mean().sqrt()
-    kernel = tangent_kernel(points, points)
-    kernel = kernel / kernel.diagonal().mean()
+def by_solving(features, labels, penalty, points, kept=slice(None)):
+    """Kernel ridge regression at any points, in one system of equations; centre, scale and shares are those of all."""
+    center = features.double().mean(dim=0)
+    scale = (features - center).square().mean().sqrt()
+    samples = (features - center) / scale
+    kernel = partial(tangent_kernel, second=samples[kept])
+    unit = tangent_kernel(samples, samples).diagonal().mean()
     one_hot = torch.nn.functional.one_hot(labels).double()
     shares = one_hot.mean(dim=0)
-    rows = []
-    for row in range(len(labels)):
-        others = torch.arange(len(labels)) != row
-        ridge = kernel[others][:, others] + penalty * torch.eye(len(labels) - 1, dtype=torch.float64)
-        rows.append(kernel[row, others] @ torch.linalg.solve(ridge, one_hot[others] - shares) + shares)
-    return as_probabilities(torch.stack(rows))
+    ridge = kernel(samples[kept]) / unit + penalty * torch.eye(len(samples[kept]), dtype=torch.float64)
+    weights = torch.linalg.solve(ridge, one_hot[kept] - shares)
+    return as_probabilities(kernel((points - center) / scale) / unit @ weights + shares)
+
+
+def by_refitting(features, labels, penalty):
+    """The same at each sample, solved anew without it."""
+    rows = torch.arange(len(labels))
+    return torch.cat([by_solving(features, labels, penalty, features[row : row + 1], rows != row) for row in rows])
 
 
 class TestRegression:
@@ -186,19 +190,6 @@ def votes_one_by_one(labels, neighbors, decay, first):
         for rank, member in enumerate(members[first:], start=1):
             votes[row, labels[member]] += rank**-decay
     return votes / votes.sum(dim=1, keepdim=True)
-
-
-def by_solving(features, labels, penalty, points):
-    """Kernel ridge regression at any points, in one system of equations."""
-    center = features.double().mean(dim=0)
-    scale = (features - center).square().mean().sqrt()
-    kernel = partial(tangent_kernel, second=(features - center) / scale)
-    unit = kernel((features - center) / scale).diagonal().mean()
-    one_hot = torch.nn.functional.one_hot(labels).double()
-    shares = one_hot.mean(dim=0)
-    ridge = kernel((features - center) / scale) / unit + penalty * torch.eye(len(labels), dtype=torch.float64)
-    weights = torch.linalg.solve(ridge, one_hot - shares)
-    return as_probabilities(kernel((points - center) / scale) / unit @ weights + shares)
 
 
 class TestProbabilities:

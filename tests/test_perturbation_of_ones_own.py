@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from bu_torch import BoundaryUncertainty, BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, Signals
+from bu_torch import BoundaryUncertainty, BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
 
 N_TOKENS, LENGTH = 30, 8
 
@@ -56,16 +56,6 @@ def test_token_ids_stay_integers_and_change_in_one_place_at_most():
     assert 0 <= float(uncertainty.score(Classifier())) <= 1
 
 
-def test_a_better_classifier_scores_higher():
-    tokens, labels = sentences()
-    signals = Signals(20, n_draws=4, feature_extractor=share_of_tokens, perturbation=swap_one).fit(tokens, labels)
-    half = (signals.perturbed_inputs >= N_TOKENS // 2).float().mean(dim=1)
-    good, _ = signals.measure(torch.stack((0.5 - half, half - 0.5), dim=1))
-    bad, _ = signals.measure(torch.randn(len(half), 2))
-    assert good["label_agreement"] > bad["label_agreement"]
-    assert good["neighbor_agreement"] > bad["neighbor_agreement"]
-
-
 def test_the_callback_and_the_loop_take_it(tmp_path):
     class Module(problems.Classifier):
         def __init__(self):
@@ -80,15 +70,6 @@ def test_the_callback_and_the_loop_take_it(tmp_path):
     assert monitor.history[-1]["label_agreement"] > 0.6
     stopper = BoundaryUncertaintyStopper(tokens, labels, **given)
     assert not stopper.check(Classifier())
-
-
-def test_a_saved_file_knows_the_perturbation(tmp_path):
-    tokens, labels = sentences()
-    given = {"feature_extractor": share_of_tokens, "n_draws": 1}
-    Signals(20, perturbation=swap_one, **given).fit(tokens, labels).save(tmp_path / "cache.npz")
-    assert Signals(20, perturbation=swap_one, **given).load(tmp_path / "cache.npz", tokens, labels)
-    with pytest.raises(ValueError, match="other samples or settings"):
-        Signals(20, perturbation=lambda x, d, g: x, **given).load(tmp_path / "cache.npz", tokens, labels)
 
 
 @pytest.mark.parametrize(

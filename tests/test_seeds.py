@@ -31,52 +31,55 @@ def linear(inputs):
     return inputs[:, :3]
 
 
+# What takes a seed, and what comes out.
 TAKING = {
-    "BoundaryUncertainty": lambda seed: BoundaryUncertainty(10, seed=seed),
-    "Signals": lambda seed: Signals(10, seed=seed),
-    "PrototypeClassifier": lambda seed: PrototypeClassifier(seed=seed),
-    "FeatureSpace": lambda seed: FeatureSpace(n_components=2, seed=seed),
-    "LabelRegression": lambda seed: LabelRegression(seed=seed),
-    "BisectionAnchorUncertainty": lambda seed: BisectionAnchorUncertainty(seed=seed),
-    "cross_validation_error": lambda seed: cross_validation_error(Majority(), X, Y, seed=seed),
-    "holdout_error": lambda seed: holdout_error(Majority(), X, Y, seed=seed),
-    "generalization_interval": lambda seed: generalization_interval(X, Y > 0, method="yang", n_bootstrap=5, seed=seed),
-    "select_alpha": lambda seed: select_alpha(X, Y, (Y + 1) % 3, alphas=[0.0], seed=seed),
+    "BoundaryUncertainty": (
+        lambda seed: BoundaryUncertainty(10, seed=seed),
+        lambda made: made.fit(X, Y).perturbed_inputs,
+    ),
+    "Signals": (lambda seed: Signals(10, seed=seed), lambda made: made.fit(X, Y).probabilities),
+    "PrototypeClassifier": (
+        lambda seed: PrototypeClassifier(seed=seed),
+        lambda made: made.fit(X, Y).class_distances(X),
+    ),
+    "FeatureSpace": (lambda seed: FeatureSpace(n_components=2, seed=seed), lambda made: made.fit(X).transform(X)),
+    "LabelRegression": (lambda seed: LabelRegression(seed=seed), lambda made: made.fit(X, Y).left_out),
+    "Bisection": (lambda seed: BisectionAnchorUncertainty(seed=seed), lambda made: made.fit(X, Y).score(linear)),
+    "cross_validation_error": (
+        lambda seed: cross_validation_error(Majority(), X, Y, seed=seed),
+        lambda made: made.errors,
+    ),
+    "holdout_error": (lambda seed: holdout_error(Majority(), X, Y, seed=seed), lambda made: made.errors),
+    "generalization_interval": (
+        lambda seed: generalization_interval(X, Y > 0, method="yang", n_bootstrap=5, seed=seed),
+        torch.tensor,
+    ),
+    "select_alpha": (
+        lambda seed: select_alpha(X, Y, (Y + 1) % 3, alphas=[0.0], seed=seed),
+        lambda made: made.precisions,
+    ),
 }
-FOUND = {
-    "BoundaryUncertainty": lambda made: made.fit(X, Y).perturbed_inputs,
-    "Signals": lambda made: made.fit(X, Y).probabilities,
-    "PrototypeClassifier": lambda made: made.fit(X, Y).class_distances(X),
-    "FeatureSpace": lambda made: made.fit(X).transform(X),
-    "LabelRegression": lambda made: made.fit(X, Y).left_out,
-    "BisectionAnchorUncertainty": lambda made: made.fit(X, Y).score(linear),
-    "cross_validation_error": lambda made: made.errors,
-    "holdout_error": lambda made: made.errors,
-    "generalization_interval": torch.tensor,
-    "select_alpha": lambda made: made.precisions,
-}
 
 
-@pytest.mark.parametrize("name", list(TAKING))
-@pytest.mark.parametrize("seed", [2**64, 2**70, -1])
-def test_a_seed_out_of_range_is_refused_at_once(name, seed):
-    said = r"from 0 to 2\*\*64 - 1" if seed > 0 else ">= 0"
-    with pytest.raises(ValueError, match=rf"^`seed` must be an integer {said}, got {seed}\.$"):
-        TAKING[name](seed)
+@pytest.mark.parametrize("take", [take for take, _ in TAKING.values()], ids=list(TAKING))
+def test_a_seed_out_of_range_is_refused_at_once(take):
+    for seed, said in ((2**64, r"from 0 to 2\*\*64 - 1"), (2**70, r"from 0 to 2\*\*64 - 1"), (-1, ">= 0")):
+        with pytest.raises(ValueError, match=rf"^`seed` must be an integer {said}, got {seed}\.$"):
+            take(seed)
 
 
-@pytest.mark.parametrize("name", list(TAKING))
+@pytest.mark.parametrize(("take", "find"), list(TAKING.values()), ids=list(TAKING))
 @pytest.mark.parametrize("seed", [2**32 - 1, 2**32, np.uint64(2**64 - 1)])
-def test_a_seed_in_range_says_what_comes_out(name, seed):
-    first, second = (FOUND[name](TAKING[name](seed)) for _ in range(2))
+def test_a_seed_in_range_says_what_comes_out(take, find, seed):
+    first, second = (find(take(seed)) for _ in range(2))
     assert bool(first.isfinite().all())
     assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("name", ["PrototypeClassifier", "FeatureSpace"])
 def test_scikit_learn_takes_the_last_32_bits(name):
-    found, expected = (FOUND[name](TAKING[name](seed)) for seed in (2**32 + 3, 3))
-    assert torch.equal(found, expected)
+    take, find = TAKING[name]
+    assert torch.equal(find(take(2**32 + 3)), find(take(3)))
     assert scikit_learn_seed(2**64 - 1) == 2**32 - 1
     assert scikit_learn_seed(2**32 - 1) == 2**32 - 1
 

@@ -124,15 +124,3 @@ def test_seed_fixes_the_components(random_states):
 def test_what_an_extractor_must_give(extract, message):
     with pytest.raises(ValueError, match=message):
         BoundaryUncertainty(feature_extractor=extract).fit(*blobs())
-
-
-def test_a_file_of_another_space_is_refused(tmp_path):
-    features, labels = blobs()
-    path = tmp_path / "signals.npz"
-    made = Signals(10, 1, feature_extractor=lambda x: x[:, :2]).fit(features, labels)
-    made.save(path)
-    again = Signals(10, 1, feature_extractor=lambda x: x[:, :2]).load(path, features, labels)
-    assert torch.equal(again.class_distances, made.class_distances)
-    for other in ({}, {"feature_extractor": lambda x: x[:, 2:]}, {"n_components": 2}):
-        with pytest.raises(ValueError, match="other samples or settings"):
-            Signals(10, 1, **other).load(path, features, labels)

@@ -151,10 +151,7 @@ def test_neighbors_that_agree_are_counted(dtype, device):
         (lambda: KNNConfidence(1).fit(np.eye(2), [0]), "`labels` must have one entry a sample, 2, got 1"),
         (lambda: TrustScore("disagreement", 0.1).fit(np.eye(10), [0] * 10), "more than n_neighbors=10 samples"),
         (lambda: TrustScore().fit(np.eye(2), [0, 1]).class_distances(np.eye(3)), "2 features a sample, .* got 3"),
-        (
-            lambda: TrustScore().fit(np.eye(2), [0, 1]).score(np.eye(2), [0]),
-            "`predictions` must have one .* 2, got 1",
-        ),
+        (lambda: TrustScore().fit(np.eye(2), [0, 1]).score(np.eye(2), [0]), "`predictions` must have one .* 2, got 1"),
     ],
 )
 def test_what_does_not_fit_is_named(make, message):

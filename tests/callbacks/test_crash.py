@@ -15,11 +15,7 @@ from problems import Augmented, Classifier, blobs, same, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import (
-    BoundaryUncertaintyStopper,
-    BoundaryUncertaintyStopping,
-    rank_models,
-)
+from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, rank_models
 from bu_torch.report import read_record
 from bu_torch.report.verdict import Verdict
 

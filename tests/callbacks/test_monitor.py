@@ -7,12 +7,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer, weights_of
 from torch import nn
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    SubsetRandomSampler,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from bu_torch import BoundaryUncertainty, Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor

@@ -1,10 +1,12 @@
 """What a check leaves behind in the process, in the module and in memory: nothing."""
 
+import contextlib
 import gc
 import os
 import random
 import tracemalloc
 import warnings
+from functools import partial
 
 import lightning.pytorch as pl
 import numpy as np
@@ -140,36 +142,31 @@ def test_after_an_exception_too(tmp_path, fault):
     assert seen[-2] == seen[-1]
 
 
+@contextlib.contextmanager
+def switched(switch, to, back, **kwargs):
+    switch(to, **kwargs)
+    yield
+    switch(back)
+
+
+SETTINGS = {
+    "autocast": partial(torch.autocast, "cpu", torch.bfloat16),
+    "no gradient": torch.no_grad,
+    "inference": torch.inference_mode,
+    "anomalies": partial(torch.autograd.detect_anomaly, check_nan=False),
+    "float64": partial(switched, torch.set_default_dtype, torch.float64, torch.float32),
+    "threads": lambda: switched(torch.set_num_threads, (n := torch.get_num_threads()) + 1, n),
+    "deterministic": partial(switched, torch.use_deterministic_algorithms, True, False, warn_only=True),
+}
+
+
 class TestLoop:
     """A loop of one's own, in whatever state its author has set."""
 
-    @pytest.fixture(
-        params=["autocast", "no gradient", "inference", "float64", "one thread", "deterministic", "anomalies"]
-    )
+    @pytest.fixture(params=list(SETTINGS))
     def setting(self, request):
-        n_threads = torch.get_num_threads()
-        if request.param == "autocast":
-            with torch.autocast("cpu", torch.bfloat16):
-                yield
-        elif request.param == "no gradient":
-            with torch.no_grad():
-                yield
-        elif request.param == "inference":
-            with torch.inference_mode():
-                yield
-        elif request.param == "anomalies":
-            with torch.autograd.detect_anomaly(check_nan=False):
-                yield
-        else:
-            {
-                "float64": lambda: torch.set_default_dtype(torch.float64),
-                "one thread": lambda: torch.set_num_threads(n_threads + 1),
-                "deterministic": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
-            }[request.param]()
+        with SETTINGS[request.param]():
             yield
-            torch.set_default_dtype(torch.float32)
-            torch.set_num_threads(n_threads)
-            torch.use_deterministic_algorithms(False)
 
     @pytest.mark.parametrize("fails", [False, True])
     def test_every_setting_stays(self, setting, fails):

@@ -408,15 +408,17 @@ class TestBesideOthers:
             def configure_callbacks(self):
                 return [EarlyStopping(monitor="trust_score", mode="max", patience=30)]
 
-        stopping, module = Scripted([0.9, 0.1]), Bringing()
-        stopping.patience = 2
+        stopping, module = Scripted([0.9, 0.1], patience=2), Bringing()
         others = [LambdaCallback(), ModelCheckpoint(tmp_path / "user")]
         fitted = trainer(tmp_path, *([stopping, *others] if ours_first else [*others, stopping]), max_epochs=10)
+        for _ in self.three_fits(fitted, module):
+            assert (stopping.best_epoch, stopping.stopped_epoch) == (0, 2)
+
+    def three_fits(self, fitted, module):
         for _ in range(3):
             fitted.should_stop = False
             fitted.fit_loop.epoch_progress.reset()
-            fitted.fit(module, loader(*blobs()))
-            assert (stopping.best_epoch, stopping.stopped_epoch) == (0, 2)
+            yield fitted.fit(module, loader(*blobs()))
 
     def test_a_module_that_brings_ours_anew_each_fit(self, tmp_path):
         class Bringing(Classifier):
@@ -424,14 +426,10 @@ class TestBesideOthers:
                 self.stopping = Scripted([0.9, 0.1], patience=2)
                 return [self.stopping]
 
-        module, setups = Bringing(), []
+        module, setups, lengths = Bringing(), [], set()
         look = LambdaCallback(setup=lambda trainer, pl_module, stage: setups.append(stage))
         fitted = trainer(tmp_path, look, max_epochs=10)
-        lengths = set()
-        for _ in range(3):
-            fitted.should_stop = False
-            fitted.fit_loop.epoch_progress.reset()
-            fitted.fit(module, loader(*blobs()))
+        for _ in self.three_fits(fitted, module):
             assert (module.stopping.best_epoch, module.stopping.stopped_epoch) == (0, 2)
             assert fitted.checkpoint_callback.best_model_path == module.stopping.best_model_path
             lengths.add(len(fitted.callbacks))

@@ -125,54 +125,6 @@ def test_extreme_scales_stay_finite(name):
         assert value >= 0 or name == "adjusted_squared_error_count"
 
 
-def test_example_of_section_2():
-    """Edges 1.5 and 2.0: penalties 0.25, 1, 16 and 1."""
-    predictions, z = torch.tensor([1, 0, 1, 1]), torch.tensor([2.5, 2.5, 6.0, 3.0])
-    penalties = [
-        float(evaluation.squared_error_count(predictions[i : i + 1], z[i : i + 1], [1.5, 2.0])) for i in range(4)
-    ]
-    assert penalties == [0.25, 1.0, 16.0, 1.0]
-
-
-def simulated(n=200_000, seed=0):
-    """f(x), epsilon and delta of Eq. 33, the errors standard normal."""
-    g = torch.Generator().manual_seed(seed)
-    covariance = torch.tensor([[2.0, 0.4], [0.4, 1.0]], dtype=torch.float64)
-    x = torch.randn(n, 2, generator=g, dtype=torch.float64) @ torch.linalg.cholesky(covariance).T
-    errors = torch.randn(2, n, generator=g, dtype=torch.float64)
-    return x[:, 0] + x[:, 1] + x[:, 1] ** 2, errors[0], errors[1]
-
-
-def test_rates_are_those_of_simulated_objects():
-    """What the estimators expect is what happens: f(x) in place of z, errors drawn."""
-    f, epsilon, delta = simulated()
-    edges = torch.tensor([0.0, 0.6], dtype=torch.float64)
-    predictions = torch.bucketize(f + 0.4, edges, right=True)
-    y = f + 0.9 * epsilon
-    z = y + 0.5 * delta
-    happened = evaluation.error_count(predictions, y, edges)
-    assert float(evaluation.error_rate(predictions, f, edges, 0.9)) == pytest.approx(float(happened), rel=0.01)
-    happened = evaluation.squared_error_count(predictions, y, edges)
-    assert float(evaluation.squared_error_rate(predictions, f, edges, 0.9)) == pytest.approx(float(happened), rel=0.02)
-    labels = torch.bucketize(z, edges, right=True)
-    happened = evaluation.error_count(labels, y, edges)
-    assert float(evaluation.data_error_rate(y, edges, 0.5)) == pytest.approx(float(happened), rel=0.02)
-    happened = evaluation.squared_error_count(labels, y, edges)
-    assert float(evaluation.data_squared_error_rate(y, edges, 0.5)) == pytest.approx(float(happened), rel=0.03)
-
-
-def test_the_true_error_count_lies_within_the_bounds():
-    f, epsilon, delta = (values[:3000] for values in simulated())
-    edges = torch.tensor([0.0, 0.6], dtype=torch.float64)
-    y = f + 0.3 * epsilon
-    z = y + 0.5 * delta
-    wrong_labels = evaluation.error_count(torch.bucketize(z, edges, right=True), y, edges)
-    for shift in (-1.0, 0.0, 0.2, 3.0):
-        predictions = torch.bucketize(f + shift, edges, right=True)
-        bounds = evaluation.error_count_bounds(evaluation.error_count(predictions, z, edges), wrong_labels)
-        assert bounds.lower <= evaluation.error_count(predictions, y, edges) <= bounds.upper
-
-
 def test_bounds_are_attained_and_stop_at_one():
     assert [float(b) for b in evaluation.error_count_bounds(0.1, 0.3)] == pytest.approx([0.2, 0.4])
     assert [float(b) for b in evaluation.error_count_bounds(torch.tensor(0.8), 0.5)] == pytest.approx([0.3, 1.0])

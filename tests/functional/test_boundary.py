@@ -209,6 +209,7 @@ class TestTopPairs:
         ({"bayes_pairs": torch.zeros(120, 2, dtype=torch.int64)}, ValueError, "`bayes_pairs` must have ascending rows"),
         ({"bayes_pairs": torch.tensor([[0, 4]] * 120)}, ValueError, "`bayes_pairs` must hold classes"),
         ({"min_weight": -1.0}, ValueError, "`min_weight` must be >= 0, got -1.0"),
+        ({"bandwidth": "scott"}, ValueError, "`bandwidth` must be one of 'silverman', 'cvml', got 'scott'"),
     ],
 )
 def test_bad_arguments_are_named(change, error, message):

@@ -93,20 +93,31 @@ def test_a_logit_that_is_not_finite_makes_all_nan():
     assert all(value.isnan() for value in values.values())
 
 
+OTHER_SETTINGS = {
+    "seed": 4,
+    "n_draws": 3,
+    "n_neighbors": 41,
+    "feature_extractor": lambda x: x[:, 2:],
+    "n_components": 2,
+    "perturbation": lambda x, d, g: x,
+}
+
+
 class TestFile:
-    @pytest.mark.parametrize("change", ["features", "labels", "order", "seed", "n_draws", "n_neighbors"])
+    @pytest.mark.parametrize("change", ["features", "labels", "order", *OTHER_SETTINGS])
     def test_of_other_samples_or_settings_is_refused(self, tmp_path, change):
-        signals, features, labels = fitted()
+        settings = {"feature_extractor": lambda x: x[:, :2], "perturbation": lambda x, d, g: x.flip(0)}
+        signals, features, labels = fitted(**settings)
         signals.save(tmp_path / "cache.npz")
-        settings = {"n_draws": 2, "seed": 3, "n_neighbors": 40}
+        again = Signals(n_draws=2, seed=3, **settings).load(tmp_path / "cache.npz", features, labels)
+        assert torch.equal(again.class_distances, signals.class_distances)
         if change == "features":
             features = features + 1e-6
         elif change == "labels":
             labels = labels.flip(0)
         elif change == "order":
             features, labels = features.flip(0), labels.flip(0)
-        else:
-            settings[change] += 1
+        settings |= {"n_draws": 2, "seed": 3, **{name: OTHER_SETTINGS[name] for name in {change} & set(OTHER_SETTINGS)}}
         with pytest.raises(ValueError, match="was made of other samples or settings"):
             Signals(**settings).load(tmp_path / "cache.npz", features, labels)
 

@@ -55,12 +55,6 @@ def cvml_widths(z, floor=1e-3, eta=0.5, k_max=3, l_max=10, epsilon=1e-3):
     return [h * v for v in w]
 
 
-def log_likelihood(z, widths):
-    """Eq. 4.10 but for the constant of the normal density."""
-    n = len(z)
-    return sum(math.log(sum(phi((z[i] - z[m]) / widths[m]) / widths[m] for m in range(n) if m != i)) for i in range(n))
-
-
 def measured(p, measure):
     if measure == "triangle":
         return 1 - abs(2 * p - 1)

@@ -7,14 +7,6 @@ import numpy as np
 from scipy.optimize import linprog
 
 
-def value(x, y, counts, beta):
-    """What one classifier contributes to the supremum of a draw."""
-    fit = np.linalg.lstsq(x, y, rcond=None)[0]
-    gap = np.sum(counts * (y - x @ fit) ** 2) - np.sum(counts * (y - x @ beta) ** 2)
-    errors = np.where(x @ beta >= 0, 1, -1) != y
-    return abs(np.sum((counts - 1) * errors)) / len(y) * min(max(gap + 1, 0), 1)
-
-
 def supremum_in_the_plane(x, y, counts):
     """Two features: the cells are the sectors between neighbouring angles at which a sample's score is 0."""
     fit = np.linalg.lstsq(x, y, rcond=None)[0]

@@ -6,7 +6,7 @@ import browser
 import pytest
 import records
 
-from bu_torch.report import read_record, write_report
+from bu_torch.report import read_record, serving, write_report
 from bu_torch.report.serving import PageServer
 
 pytestmark = pytest.mark.skipif(browser.BINARY is None, reason="no chromium is installed")
@@ -33,6 +33,12 @@ def overflow(page):
 
 
 @pytest.fixture(scope="module")
+def chromium():
+    with browser.launched() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 def many(tmp_path_factory):
     """The page of a run with the letters for classes."""
     folder = tmp_path_factory.mktemp("many")
@@ -41,8 +47,8 @@ def many(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_a_desktop(tmp_path, many, dark):
-    with browser.Browser(width=1200, dark=dark) as page:
+def test_a_desktop(chromium, many, dark):
+    with browser.Browser(chromium, width=1200, dark=dark) as page:
         page.open(many.as_uri())
         assert page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id)") == NAMES
         scores = drawn(page, "scores")
@@ -72,8 +78,8 @@ def test_a_desktop(tmp_path, many, dark):
         page.wait_for(f"getComputedStyle(document.querySelector('#scores .xtick text')).fill !== {text!r}")
 
 
-def test_a_phone(tmp_path, many):
-    with browser.Browser(width=360, height=740, phone=True) as page:
+def test_a_phone(chromium, many):
+    with browser.Browser(chromium, width=360, height=740, phone=True) as page:
         page.open(many.as_uri())
         assert page.evaluate("innerWidth") == 360
         assert overflow(page) <= 0
@@ -84,10 +90,10 @@ def test_a_phone(tmp_path, many):
         assert page.complaints == []
 
 
-def test_a_phone_with_few_classes_of_long_names(tmp_path):
+def test_a_phone_with_few_classes_of_long_names(chromium, tmp_path):
     records.write_run(tmp_path / "run", n_checks=4, classes=["a very long name of a class", "versicolor", "virginica"])
     report = write_report(read_record(tmp_path / "run"), tmp_path / "report.html")
-    with browser.Browser(width=360, height=740, phone=True, dark=True) as page:
+    with browser.Browser(chromium, width=360, height=740, phone=True, dark=True) as page:
         page.open(report.as_uri())
         assert overflow(page) <= 0
         assert drawn(page, "pairs")["cells"] == 6
@@ -95,11 +101,13 @@ def test_a_phone_with_few_classes_of_long_names(tmp_path):
         assert page.complaints == []
 
 
-def test_markup_is_drawn_as_it_is_written(tmp_path):
+def test_markup_is_drawn_as_it_is_written(chromium, tmp_path):
     names = ["</script><b>x</b>", "<a href='javascript:alert(1)'>y</a>", "&lt;i&gt;"]
     records.write_run(tmp_path / "run", n_checks=4, classes=names)
     report = write_report(read_record(tmp_path / "run"), tmp_path / "report.html")
-    with browser.Browser() as page:
+    with browser.Browser(
+        chromium,
+    ) as page:
         page.open(report.as_uri())
         pairs = drawn(page, "pairs")
         assert pairs["cells"] == 6
@@ -110,21 +118,24 @@ def test_markup_is_drawn_as_it_is_written(tmp_path):
         assert page.complaints == []
 
 
-def test_a_run_without_details_and_one_without_checks(tmp_path):
+def test_a_run_without_details_and_one_without_checks(chromium, tmp_path):
     records.write_table(tmp_path / "a" / "boundary_uncertainty.csv", records.checks(1))
     records.write_table(tmp_path / "b" / "boundary_uncertainty.csv", [])
     for folder, names in (("a", ["scores", "agreement", "cost"]), ("b", [])):
         report = write_report(read_record(tmp_path / folder), tmp_path / f"{folder}.html")
-        with browser.Browser() as page:
+        with browser.Browser(
+            chromium,
+        ) as page:
             page.open(report.as_uri())
             assert page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id)") == names
             assert page.complaints == []
 
 
-def test_watching_goes_on_until_the_run_ends_and_stays_where_it_was_scrolled_to(tmp_path):
+def test_watching_goes_on_until_the_run_ends_and_stays_where_it_was_scrolled_to(chromium, tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "_REFRESH_SECONDS", 0.5)
     folder = tmp_path / "run"
     records.write_run(folder, n_checks=5, n_classes=3, ended=False)
-    with PageServer(folder) as server, browser.Browser(height=600) as page:
+    with PageServer(folder) as server, browser.Browser(chromium, height=600) as page:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -140,7 +151,7 @@ def test_watching_goes_on_until_the_run_ends_and_stays_where_it_was_scrolled_to(
             page.wait_for("document.getElementById('watch').textContent.startsWith('The run has ended')")
             assert page.evaluate("document.title").endswith("boundary uncertainty")
             n_requests = len(page.requests)
-            page.evaluate("new Promise((done) => setTimeout(done, 5000))")
+            page.evaluate("new Promise((done) => setTimeout(done, 1500))")
             assert len(page.requests) == n_requests
             assert page.complaints == []
             addresses = {address for address in page.requests if not address.startswith("data:")}
