@@ -256,9 +256,10 @@ def test_safetensors_files_ask_for_the_package_and_are_read(tmp_path, monkeypatc
         raise ImportError(name)
 
     (tmp_path / "file.safetensors").write_bytes(b"hello")
-    with monkeypatch.context() as patch, pytest.raises(ImportError, match="pip install safetensors"):
+    with monkeypatch.context() as patch:
         patch.setattr("bu_torch.checkpoints.import_module", missing)
-        load_checkpoint(tmp_path / "file.safetensors")
+        with pytest.raises(ImportError, match="pip install safetensors"):
+            load_checkpoint(tmp_path / "file.safetensors")
     safetensors = pytest.importorskip("safetensors.torch")
     with pytest.raises(ValueError, match=r"file.safetensors` is no safetensors file"):
         load_checkpoint(tmp_path / "file.safetensors")

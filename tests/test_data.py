@@ -135,7 +135,7 @@ SOURCES = {
     "a stream of batches": (DataLoader(Stream([(X[:70], Y[:70]), (X[70:], Y[70:])]), batch_size=None), {}),
     "a dataset of batches": (DataLoader(BATCHES, batch_size=None, shuffle=True), {}),
     "a dataset that is asked for lists": (
-        DataLoader(WHOLE, sampler=BatchSampler(RandomSampler(WHOLE), 30, drop_last=True), batch_size=None),
+        DataLoader(WHOLE, sampler=BatchSampler(RandomSampler(WHOLE), 30, True), batch_size=None),
         {},
     ),
 }
@@ -153,7 +153,7 @@ def test_samples_are_read_in_order_wherever_they_are(source, options, random_sta
     assert random_states() == before
 
 
-CHOSEN = SubsetRandomSampler(range(5, 95))
+CHOSEN, IN_ORDER = SubsetRandomSampler(range(5, 95)), BatchSampler(SequentialSampler(WHOLE), 30, drop_last=False)
 VISITED = {
     "at random": ({"sampler": RandomSampler(WHOLE, num_samples=30), "batch_size": 30}, range(120)),
     "at random among the first": ({"sampler": RandomSampler(range(60)), "batch_size": 30}, range(60)),
@@ -167,18 +167,15 @@ VISITED = {
     "a list": ({"sampler": list(range(5, 95)), "batch_size": 30}, range(5, 95)),
     "an array": ({"sampler": np.arange(94, 4, -1), "batch_size": 30}, range(5, 95)),
     "a tensor": ({"sampler": torch.arange(94, 4, -1), "batch_size": 30}, range(5, 95)),
-    "weights, some 0": (
-        {"sampler": WeightedRandomSampler(torch.cat((torch.ones(70), torch.zeros(50))), 99), "batch_size": 30},
-        range(70),
-    ),
+    "weights, some 0": ({"sampler": WeightedRandomSampler([1.0] * 70 + [0.0] * 50, 99), "batch_size": 30}, range(70)),
     "a batch sampler that leaves out": (
-        {"batch_sampler": FirstBatches(SequentialSampler(WHOLE), 30, drop_last=False)},
+        {"batch_sampler": FirstBatches(SequentialSampler(WHOLE), 30, False)},
         range(100),
     ),
     "batches that overlap": ({"batch_sampler": [[7, 3, 6] * 4, list(range(5, 50))]}, [3, *range(5, 50)]),
     "tuples and tensors as batches": (
-        {"batch_sampler": Own([(0, 3, 6), torch.tensor([3, 8]), np.array([9])])},
-        [0, 3, 6, 8, 9],
+        {"batch_sampler": Own([(0, 3), torch.tensor([3, 8]), np.array([9])])},
+        [0, 3, 8, 9],
     ),
     "a sampler of lists": ({"sampler": Own([[2, 1], [0, 1]]), "batch_size": None}, range(3)),
     "a sampler of tensors": ({"sampler": Own([torch.tensor([2, 1]), torch.tensor([0])]), "batch_size": None}, range(3)),
@@ -200,10 +197,7 @@ def test_only_samples_that_the_loader_visits_are_read(dataset, options, rows):
     ("loader", "rows"),
     [
         (DataLoader(WHOLE, batch_size=30), range(60)),
-        (
-            DataLoader(WHOLE, sampler=BatchSampler(SequentialSampler(WHOLE), 30, drop_last=False), batch_size=None),
-            range(60),
-        ),
+        (DataLoader(WHOLE, sampler=IN_ORDER, batch_size=None), range(60)),
         (DataLoader(WHOLE, batch_size=30, shuffle=True), range(120)),
         (DataLoader(WHOLE, sampler=CHOSEN, batch_size=30), range(5, 95)),
         (DataLoader(WHOLE, batch_sampler=Own([[2], [1], [0]])), range(3)),
@@ -590,11 +584,11 @@ REFUSED = {
     "one label a batch": (collated(lambda x, y: (x, y[0])), r"be equally long, got \(30, 4\) and \(\)"),
     "shapes of inputs": (
         DataLoader(Made(lambda i: (X[i, : 2 + i // 60], 0)), batch_size=30),
-        r"all inputs must have one shape, got \(2,\), \(3,\)",
+        r"inputs must have one shape, got \(2,\), \(3,\)",
     ),
     "shapes of labels": (
         DataLoader(Made(lambda i: (X[i], Y[i].expand(1 + i // 60))), batch_size=30),
-        r"all labels must have one shape, got \(1,\), \(2,\)",
+        r"labels must have one shape, got \(1,\), \(2,\)",
     ),
     "an empty dataset": (TensorDataset(X[:0], Y[:0]), "at least one sample, got none"),
     "empty arrays": ((X[:0], Y[:0]), "at least one sample, got none"),
@@ -609,7 +603,7 @@ REFUSED = {
     "nothing left": (collated(lambda x, y: (x[:0], y[:0])), "at least one sample, got none"),
     "a sampler that cannot be copied": (
         DataLoader(WHOLE, sampler=Stuck(range(60))),
-        "Stuck cannot be copied to see which samples it visits: no copy",
+        "Stuck cannot be copied to see which .*: no copy",
     ),
     "a sampler that ends": (DataLoader(WHOLE, sampler=(i for i in range(60))), "generator cannot be copied to see"),
 }

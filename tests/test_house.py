@@ -44,6 +44,7 @@ def imports(file, top_level_only=False):
 
 @pytest.mark.parametrize("file", FILES, ids=module_of)
 def test_imports_run_one_way(file):
+    assert "util" not in file.name
     own = room(module_of(file))
     if file == ROOT / "bu_torch" / "__init__.py":
         own = 4  # the shop window: it shows everything, lazily
@@ -52,19 +53,11 @@ def test_imports_run_one_way(file):
         assert level is None or level <= own, f"{file} imports {name}"
 
 
-@pytest.mark.parametrize("file", list(ROOT.glob("bu_torch/functional/*.py")), ids=module_of)
-def test_functional_imports_torch_alone(file):
-    allowed = {"torch", "math", "typing", "collections", "bu_torch"}
-    assert {name.split(".")[0] for name in imports(file)} <= allowed
-
-
 @pytest.mark.parametrize("file", list(ROOT.glob("bu_torch/**/*.py")), ids=module_of)
-def test_the_core_imports_nothing_heavy_when_it_is_imported(file):
+def test_the_core_imports_nothing_heavy_when_it_is_imported_and_functional_torch_alone(file):
     assert not {name.split(".")[0] for name in imports(file, top_level_only=True)} & HEAVY
-
-
-def test_no_file_is_called_utils():
-    assert not [file for file in FILES if "util" in file.name]
+    if file.parent.name == "functional":
+        assert {name.split(".")[0] for name in imports(file)} <= {"torch", "math", "typing", "collections", "bu_torch"}
 
 
 def public():

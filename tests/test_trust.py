@@ -73,17 +73,12 @@ def test_density_keeps_the_paper_s_high_density_set():
         assert {n for n in members if radius[n] <= min(allowed)} == {n for n in members if kept[n]}
 
 
-def test_disagreement_removes_the_flipped_labels():
+def test_disagreement_removes_the_flipped_labels_and_no_sample_whose_neighbours_agree():
     features, labels, is_flipped = noisy_blobs()
-    alpha = float(is_flipped.float().mean())
-    kept = TrustScore("disagreement", alpha).fit(features, labels).kept_
+    kept = TrustScore("disagreement", float(is_flipped.float().mean())).fit(features, labels).kept_
     assert torch.equal(~kept, is_flipped)
-
-
-def test_disagreement_never_removes_a_sample_whose_neighbours_agree():
     features, labels, _ = noisy_blobs(flipped=0)
-    features += 20 * labels.unsqueeze(1)
-    assert TrustScore("disagreement", 0.5).fit(features, labels).kept_.all()
+    assert TrustScore("disagreement", 0.5).fit(features + 20 * labels.unsqueeze(1), labels).kept_.all()
 
 
 @pytest.mark.parametrize("filtering", ["density", "disagreement"])

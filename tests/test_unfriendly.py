@@ -206,22 +206,13 @@ BAD_LABELS = {
     "fractional": (Y + 0.5, r"integer classes, got fractional torch\.float32 values \(a regression\?\)"),
     "NaN": (torch.where(Y == 1, torch.nan, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
     "infinite": (torch.where(Y == 1, torch.inf, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
-    "missing in a column": (
-        pd.Series([0, 1, None] * 40, dtype="Int64"),
-        "NaN or infinity in 40 of 120|array of numbers, got Series",
-    ),
+    "missing in a column": (pd.Series([0, 1, None] * 40, dtype="Int64"), "NaN or infinity in 40 of 120|got Series"),
     "numbers that are no classes": (Y * 10**9, "below 100000, got 2000000000: number them by `torch.unique"),
     "floats beyond int64": (Y.float() * 1e30, r"below 100000, got 2e\+30: number them by `torch.unique"),
-    "the first float beyond int64": (
-        torch.where(Y == 1, 2.0**63, 0.0),
-        r"below 100000, got 9\.22337e\+18: number them",
-    ),
+    "the first float beyond int64": (torch.where(Y == 1, 2.0**63, 0.0), r"below 100000, got 9\.22337e\+18: number"),
     "large floats": (Y.double() * 1e18, r"below 100000, got 2e\+18: number them by `torch.unique"),
     "whole floats that can be told apart": (Y.double() * 1e9, "below 100000, got 2000000000: number them"),
-    "unsigned beyond int64": (
-        Y.numpy().astype("u8") * (2**63 - 1),
-        "below 100000, got 18446744073709551614: number them",
-    ),
+    "unsigned beyond int64": (Y.numpy().astype("u8") * (2**63 - 1), "below 100000, got 18446744073709551614"),
     "far below 0": (Y * -1e30, r"classes 0, 1, ..., got -2e\+30: number them by `torch.unique"),
     "integers of more than 64 bits": ([2**64] * 120, "hold numbers of at most 64 bits, got a larger one"),
     "one-hot": (torch.eye(3)[Y].long(), r"got \(120, 3\)\. One-hot labels: pass `labels.argmax"),
@@ -261,9 +252,7 @@ def test_and_so_they_are_by_every_way_in(way, labels, message):
 @pytest.mark.parametrize("row", [2.0**63, np.uint64(2**63)])
 def test_rows_beyond_int64_are_refused_as_they_came(row):
     fitted = BoundaryUncertainty(M).fit(X, Y)
-    with pytest.raises(
-        ValueError, match=r"`index` must hold integers below 2\*\*63, got 9(\.22337e\+18|223372036854775808)"
-    ):
+    with pytest.raises(ValueError, match=r"`index` must hold integers below 2\*\*63, got 9(\.22337e\+18|223372036)"):
         fitted.update(linear(X)[:1], np.array([row]))
 
 
@@ -371,9 +360,7 @@ class TestOutputs:
         def model(x):
             return torch.where(torch.arange(len(x)).unsqueeze(1) % 50 == 0, bad, linear(x))
 
-        with pytest.raises(
-            ValueError, match="`model` must give finite logits, got NaN or infinity for 5 of 240 inputs"
-        ):
+        with pytest.raises(ValueError, match=r"`model` must give finite logits, got .* for 5 of 240 inputs"):
             self.fitted.score(model)
         stopper = BoundaryUncertaintyStopper(X, Y, n_neighbors=M, n_draws=2)
         assert stopper.check(model)

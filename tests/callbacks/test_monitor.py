@@ -130,9 +130,7 @@ class TestFindingTheData:
         read = self.read(tmp_path, data, Weighted(), input_key=1, label_key=-1)
         assert torch.equal(read[0], features)
         assert torch.equal(read[1], labels)
-        with pytest.raises(
-            MisconfigurationException, match=r"^Training data: `label_key=3` is no place .*`reference=\("
-        ):
+        with pytest.raises(MisconfigurationException, match=r"^Training data: `label_key=3` is no place .*`reference="):
             fit(tmp_path, data, Weighted(), BoundaryUncertaintyMonitor(input_key=1, label_key=3))
 
     def test_lightning_s_wrapper_of_a_sampler_is_taken_off(self, tmp_path):
@@ -215,9 +213,7 @@ class TestModels:
                 return nn.functional.binary_cross_entropy(self(batch[0]).squeeze(1), batch[1].float())
 
         features, labels = blobs()
-        with pytest.warns(
-            UserWarning, match="The module gives numbers in .* class 1 is predicted everywhere"
-        ) as caught:
+        with pytest.warns(UserWarning, match="The module gives numbers in .* class 1 is predicted every") as caught:
             fit(tmp_path, loader(features, labels.clamp(max=1)), Sigmoid(n_outputs=1), max_epochs=3)
         assert sum("look like probabilities" in str(one.message) for one in caught) == 1
 

@@ -223,17 +223,14 @@ def test_a_resumed_run_records_what_only_it_smooths(tmp_path):
     assert table.expected_accuracy_smoothed.notna().tolist() == [False, True]
 
 
-def test_where_there_are_no_checkpoints_it_lies_beside_the_logs(tmp_path):
+def test_where_there_are_no_checkpoints_it_lies_beside_the_logs_and_where_nothing_is_kept_nowhere(tmp_path):
     logger = CSVLogger(tmp_path, name="runs")
     monitor = fit(tmp_path, BoundaryUncertaintyMonitor(), logger=logger, enable_checkpointing=False)
     assert Path(monitor.record_path) == Path(logger.log_dir) / "boundary_uncertainty.csv"
-
-
-@pytest.mark.parametrize("kwargs", [{"enable_checkpointing": False}, {"fast_dev_run": True}])
-def test_nothing_is_written_where_the_run_keeps_nothing(tmp_path, kwargs):
-    monitor = fit(tmp_path, BoundaryUncertaintyMonitor(), **kwargs)
-    assert monitor.record_path == ""
-    assert not list(tmp_path.rglob("*.csv"))
+    for kwargs in ({"enable_checkpointing": False}, {"fast_dev_run": True}):
+        monitor = fit(tmp_path / "nowhere", BoundaryUncertaintyMonitor(), **kwargs)
+        assert monitor.record_path == ""
+    assert not list((tmp_path / "nowhere").rglob("*.csv"))
 
 
 def test_a_file_that_cannot_be_written_does_not_stop_the_training(tmp_path):

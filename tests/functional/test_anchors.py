@@ -53,11 +53,7 @@ class TestClassUncertainty:
             ({"measure": "gini"}, ValueError, "`measure` must be one of 'entropy', 'triangle', got 'gini'"),
             ({"counts": torch.zeros(3)}, ValueError, r"`counts` must have shape \(n, J\), got \(3,\)"),
             ({"pairs": torch.zeros(200, 2)}, TypeError, "`pairs` must have an integer dtype"),
-            (
-                {"counts": torch.zeros(200, 4).long()},
-                TypeError,
-                "`counts` must be a floating-point tensor .* torch.int64",
-            ),
+            ({"counts": torch.zeros(200, 4).long()}, TypeError, "`counts` must be a floating-point tensor"),
             ({"pairs": torch.full((200, 2), 4)}, ValueError, r"`pairs` must hold classes .* in \[0, 4\), .* 4 to 4"),
             ({"priors": torch.ones(3)}, ValueError, r"`priors` must have shape \(4,\), got \(3,\)"),
         ],

@@ -196,11 +196,7 @@ class TestTopPairs:
         ({"logits": [[0.0]]}, TypeError, "`logits` must be a tensor"),
         ({"logits": torch.zeros(0, 4)}, ValueError, r"`logits` must have shape \(N, J\)"),
         ({"logits": torch.zeros(2, 3, 4)}, ValueError, r"`logits` must have shape \(N, J\)"),
-        (
-            {"labels": torch.zeros(119, dtype=torch.int64)},
-            ValueError,
-            r"`labels` must have shape \(120,\), got \(119,\)",
-        ),
+        ({"labels": torch.zeros(119, dtype=torch.int64)}, ValueError, r"`labels` must have shape \(120,\)"),
         ({"labels": torch.zeros(120)}, TypeError, "`labels` must have an integer dtype, got torch.float32"),
         ({"labels": torch.full((120,), 4)}, ValueError, r"`labels` must hold classes .* \[0, 4\), got values from 4"),
         ({"labels": torch.full((120,), -1)}, ValueError, "got values from -1"),

@@ -95,9 +95,7 @@ def test_a_tensor_far_larger_than_its_file_takes_no_memory(tmp_path, read, strid
     large = torch.ones(2 * n if stride else 1).as_strided((n, n) if stride else (1, n), (stride, stride))
     names = ("last.weight", "last.bias", "weight", "bias")
     torch.save({name: large for name in names}, tmp_path / "crafted.pt")
-    with pytest.raises(
-        ValueError, match=r"crafted\.pt` must hold the values of its weights, got 'last\.(weight|bias)' of shape"
-    ):
+    with pytest.raises(ValueError, match=r"crafted\.pt` must hold the values .* got 'last\.(weight|bias)' of shape"):
         read(tmp_path)
 
 

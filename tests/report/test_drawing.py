@@ -105,9 +105,7 @@ def test_markup_is_drawn_as_it_is_written(chromium, tmp_path):
     names = ["</script><b>x</b>", "<a href='javascript:alert(1)'>y</a>", "&lt;i&gt;"]
     records.write_run(tmp_path / "run", n_checks=4, classes=names)
     report = write_report(read_record(tmp_path / "run"), tmp_path / "report.html")
-    with browser.Browser(
-        chromium,
-    ) as page:
+    with browser.Browser(chromium) as page:
         page.open(report.as_uri())
         pairs = drawn(page, "pairs")
         assert pairs["cells"] == 6
@@ -123,9 +121,7 @@ def test_a_run_without_details_and_one_without_checks(chromium, tmp_path):
     records.write_table(tmp_path / "b" / "boundary_uncertainty.csv", [])
     for folder, names in (("a", ["scores", "agreement", "cost"]), ("b", [])):
         report = write_report(read_record(tmp_path / folder), tmp_path / f"{folder}.html")
-        with browser.Browser(
-            chromium,
-        ) as page:
+        with browser.Browser(chromium) as page:
             page.open(report.as_uri())
             assert page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id)") == names
             assert page.complaints == []

@@ -130,13 +130,10 @@ def test_a_rule_that_cannot_be_replayed_is_drawn_by_the_scores_it_left(tmp_path,
     assert f"{rule.replace('_', ' ')}, this run's" in words(record)
     if not ended:
         assert "Epoch 7 is kept so far" in words(record)
-
-
-def test_a_rule_without_scores_is_said(tmp_path):
-    records.write_run(tmp_path, n_checks=20, n_classes=3, rule="my_rule", ended=False)
-    said = words(read_record(tmp_path))
-    assert "Which epoch is kept is not known" in said
-    assert "The table has no score of this run's rule." in said
+        records.write_table(tmp_path / "boundary_uncertainty.csv", records.checks(20))
+        said = words(read_record(tmp_path))
+        assert "Which epoch is kept is not known" in said
+        assert "The table has no score of this run's rule." in said
 
 
 def test_a_table_alone_shows_what_it_has(tmp_path):

@@ -27,7 +27,8 @@ def lines(folder, *texts):
 def test_a_whole_record(tmp_path):
     path = records.write_run(tmp_path / "a" / "checkpoints", n_checks=5, classes=["x", "y", "z"])
     record = read_record(tmp_path)
-    assert record.path == path
+    for file in (path, path.with_suffix(".jsonl")):
+        assert read_record(file).path == record.path == path
     assert record.values("epoch") == [0, 1, 2, 3, 4]
     assert record.values("trust_score") == [row["trust_score"] for row in records.checks(5)]
     assert record.settings["rule"] == "expected_accuracy"
@@ -41,12 +42,6 @@ def test_a_whole_record(tmp_path):
     edges = record.details[3].histograms["near_boundary"].edges
     assert math.isnan(edges[-1])
     assert edges[:-1] == written["histograms"]["near_boundary"]["edges"][:-1]
-
-
-@pytest.mark.parametrize("name", ["boundary_uncertainty.csv", "boundary_uncertainty.jsonl"])
-def test_a_file_itself_can_be_named(tmp_path, name):
-    records.write_run(tmp_path, n_checks=2, n_classes=2)
-    assert read_record(tmp_path / name).path == tmp_path / "boundary_uncertainty.csv"
 
 
 def test_the_record_written_to_last_counts_and_others_are_listed(tmp_path):

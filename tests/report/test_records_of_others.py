@@ -61,45 +61,37 @@ def notes(record):
     return "\n".join(record.missing)
 
 
-def setting(value):
-    return f'{{"kind":"header","format":1,"settings":{{"x":[{value}]}},"versions":{{}},"data":{{}}}}\n'
+def setting(value, times):
+    """A header of a setting that is so many lists."""
+    many = ",".join([value] * times)
+    return f'{{"kind":"header","format":1,"settings":{{"x":[{many}]}},"versions":{{}},"data":{{}}}}\n'
+
+
+def check(folder, **changed):
+    return lines(folder, CHECK | changed)
 
 
 ROW = "0,0.5,1.5\n"
 DEEP = "[" * 900 + "]" * 900
 BYTES = "a line of a record has at most {} bytes"
 BRACKETS = "a line of a record has at most {} brackets"
+LONG = BYTES.format(MEBIBYTE)
 # By what is written: which line is refused, why, and how many MiB are taken for it.
 UNPARSED = {
     "columns": (lambda f: table(f, HEAD.strip(), ",c" * 10**5, "\n"), 1, BYTES.format(65536), 4),
     "a cell": (lambda f: table(f, HEAD, ROW, f"1,{'1' * 10**5},1.5\n"), 3, BYTES.format(65536), 4),
     "a quoted cell": (lambda f: table(f, HEAD, ROW, f'1,"{"1" * 10**5}",1.5\n'), 3, BYTES.format(65536), 4),
     "a large cell": (lambda f: table(f, HEAD, ROW, f"1,{'x' * 10**7},1.5\n"), 3, BYTES.format(65536), 4),
-    "pairs": (lambda f: lines(f, CHECK | {"pairs": [[0, 1, 0.5, 1, 1]] * 10**5}), 2, BYTES.format(MEBIBYTE), 4),
-    "samples": (lambda f: lines(f, CHECK | {"doubtful": [[1, 2, 3, 4, 0.5]] * 10**5}), 2, BYTES.format(MEBIBYTE), 4),
-    "histograms": (
-        lambda f: lines(f, CHECK | {"histograms": {f"h{place}": BINS for place in range(10**5)}}),
-        2,
-        BYTES.format(MEBIBYTE),
-        4,
-    ),
-    "bins": (
-        lambda f: lines(f, CHECK | {"histograms": {"near_boundary": {"edges": [0] * 10**6, "counts": [0] * 10**6}}}),
-        2,
-        BYTES.format(MEBIBYTE),
-        4,
-    ),
-    "lists": (lambda f: lines(f, CHECK | {"x": [[]] * 10**6}), 2, BYTES.format(MEBIBYTE), 4),
+    "pairs": (lambda f: check(f, pairs=[[0, 1, 0.5, 1, 1]] * 10**5), 2, LONG, 4),
+    "samples": (lambda f: check(f, doubtful=[[1, 2, 3, 4, 0.5]] * 10**5), 2, LONG, 4),
+    "histograms": (lambda f: check(f, histograms={f"h{n}": BINS for n in range(10**5)}), 2, LONG, 4),
+    "bins": (lambda f: check(f, histograms={"x": {"edges": [0] * 10**6, "counts": [0] * 10**6}}), 2, LONG, 4),
+    "lists": (lambda f: check(f, x=[[]] * 10**6), 2, LONG, 4),
     "deep lists": (lambda f: lines(f, f'{{"x":[{",".join([DEEP] * 500)}]}}\n'), 2, BRACKETS.format(4096), 8),
     "many lists": (lambda f: lines(f, f'{{"x":[{",".join(["[]"] * 300_000)}]}}\n'), 2, BRACKETS.format(4096), 8),
     "many objects": (lambda f: lines(f, f'{{"x":[{",".join(["{}"] * 300_000)}]}}\n'), 2, BRACKETS.format(4096), 8),
-    "deep settings": (
-        lambda f: lines(f, first=setting(",".join([DEEP] * (2**22 // 1800)))),
-        1,
-        BRACKETS.format(2**18),
-        24,
-    ),
-    "many settings": (lambda f: lines(f, first=setting(",".join(["[]"] * 2**21))), 1, BRACKETS.format(2**18), 24),
+    "deep settings": (lambda f: lines(f, first=setting(DEEP, 2330)), 1, BRACKETS.format(2**18), 24),
+    "many settings": (lambda f: lines(f, first=setting("[]", 2**21)), 1, BRACKETS.format(2**18), 24),
     "a header": (lambda f: lines(f, first=records.header() | {"started": "x" * 2**23}), 1, BYTES.format(2**23), 24),
 }
 
