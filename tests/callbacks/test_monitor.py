@@ -170,18 +170,10 @@ class TestFindingTheData:
 
 class TestModels:
     def test_images_reach_the_module_in_their_shape(self, tmp_path):
-        class Net(Classifier):
-            def __init__(self):
-                super().__init__()
-                self.net = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, 3))
-
-            def forward(self, x):
-                shapes.add(tuple(x.shape[1:]))
-                return self.net(x)
-
-        shapes = set()
+        module, shapes = Classifier(d=9), set()
+        module.register_forward_pre_hook(lambda module, inputs: shapes.add(tuple(inputs[0].shape[1:])))
         features, labels = blobs(d=9)
-        assert len(fit(tmp_path, loader(features.reshape(120, 1, 3, 3), labels), Net()).history) == 3
+        assert len(fit(tmp_path, loader(features.reshape(120, 1, 3, 3), labels), module).history) == 3
         assert shapes == {(1, 3, 3)}
 
     def test_a_torchvision_dataset_with_transforms(self, tmp_path):
@@ -193,15 +185,11 @@ class TestModels:
 
     def test_one_logit_with_float_labels(self, tmp_path):
         class Binary(Classifier):
-            def __init__(self):
-                super().__init__(n_outputs=1)
-
             def training_step(self, batch, batch_idx):
-                x, y = batch
-                return nn.functional.binary_cross_entropy_with_logits(self(x), y)
+                return nn.functional.binary_cross_entropy_with_logits(self(batch[0]), batch[1])
 
         features, labels = blobs(n_classes=2)
-        monitor = fit(tmp_path, loader(features, labels.float().unsqueeze(1)), Binary())
+        monitor = fit(tmp_path, loader(features, labels.float().unsqueeze(1)), Binary(n_outputs=1))
         assert all(0 <= entry["boundary_uncertainty"] <= 1 for entry in monitor.history)
 
     def test_probabilities_are_warned_of_once(self, tmp_path):
