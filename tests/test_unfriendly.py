@@ -181,6 +181,7 @@ class TestDegenerateSamples:
         fitted = BoundaryUncertainty(M).fit(constant, Y)
         assert torch.equal(fitted.neighbors, BoundaryUncertainty(M).fit(X, Y).neighbors)
         assert (fitted.perturbed_inputs[..., 4] == constant[0, 4]).all()
+        assert fitted.scale_[4] == 1
 
     @ways(EVERY_WAY)
     def test_a_class_of_one_sample(self, way):

@@ -53,9 +53,9 @@ def test_its_signals_are_smoothed_before_they_are_scored():
 
 
 def test_a_replay_begins_without_memory():
-    history = checks(trust_score=[1, 4, 5], boundary_uncertainty=[0, 0, 0])
+    history = checks(trust_score=[5, 4, 7], boundary_uncertainty=[0, 0, 0])
     rule = SelectionRule(Gain())
-    assert [rule.replay(history)["epoch"] for _ in range(2)] == [1, 1]
+    assert [rule.replay(history)["epoch"] for _ in range(2)] == [0, 0]
 
 
 def test_a_replay_is_causal_and_leaves_the_checks_alone():
