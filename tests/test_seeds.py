@@ -42,7 +42,7 @@ TAKING = {
     "cross_validation_error": (lambda seed: cross_validation_error(Majority(), X, Y, seed=seed), lambda m: m.errors),
     "holdout_error": (lambda seed: holdout_error(Majority(), X, Y, seed=seed), lambda m: m.errors),
     "generalization_interval": (
-        lambda seed: generalization_interval(X, Y > 0, "yang", n_bootstrap=5, seed=seed),
+        lambda seed: generalization_interval(X, Y > 0, method="yang", n_bootstrap=5, seed=seed),
         torch.tensor,
     ),
     "select_alpha": (lambda seed: select_alpha(X, Y, (Y + 1) % 3, alphas=[0.0], seed=seed), lambda m: m.precisions),
