@@ -87,7 +87,7 @@ REFUSED = {
     Settings: SETTINGS
     | RULE
     | {
-        "patience": ("be an integer >= 1", 0),
+        "patience": ("be an integer >= 0", -1),
         "min_delta": ("be a finite number >= 0", NAN, -0.1),
         "min_delta_mode": ("be one of 'abs', 'rel'", "relative"),
         "stopping_threshold": ("be a finite number", "0.9"),
@@ -111,7 +111,7 @@ def test_what_is_out_of_range_is_refused_by_name(made, name):
         (BoundaryUncertaintyMonitor, {"n_neighbors": 1}, "`n_neighbors` must be an integer >= 2, got 1"),
         (BoundaryUncertaintyMonitor, {"every_n_epochs": 0}, "`every_n_epochs` must be an integer >= 1"),
         (BoundaryUncertaintyMonitor, {"reference": X}, "`reference` must be a pair .*, a Dataset or a DataLoader, got"),
-        (BoundaryUncertaintyStopping, {"patience": 0}, "`patience` must be an integer >= 1, got 0"),
+        (BoundaryUncertaintyStopping, {"patience": -1}, "`patience` must be an integer >= 0, got -1"),
         (BoundaryUncertaintyStopping, {"rule": "accuracy"}, "or a `bu_torch.Rule`, got 'accuracy'"),
         (BoundaryUncertaintyStopping, {"restore_best_weights": 1}, "`restore_best_weights` must be True or False"),
     ],

@@ -1,0 +1,288 @@
+"""Stopping quality on images: which epoch does the default keep, beside a hold-out set and the last epoch?
+
+As `quality.py`, with networks and data as users of images have them: small conv nets on Fashion-MNIST, with and without
+BatchNorm and dropout, with and without random crop and flip, a network pretrained on five classes and fine-tuned on few
+images of the other five, and the digits of scikit-learn. Each kind is trained with no and with 20 % label noise.
+
+Choices (how images are perturbed, in which space) were made on the kinds of `TUNING`; those of `UNSEEN` were listed
+before any of them was run.
+
+    python benchmarks/images.py --quick
+    python benchmarks/images.py
+
+The images are the idx files of Fashion-MNIST, as the Debian package dataset-fashion-mnist installs them.
+"""
+
+import argparse
+import copy
+import dataclasses
+import gzip
+import itertools
+import json
+import logging
+import time
+import warnings
+from functools import cache, partial
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pandas as pd
+import torch
+from quality import FOLDER, IMAGES, Case, Record, Split, breakdown, environment, judge, predict, recall, summarise
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.multiprocessing import get_context
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from bu_torch import BoundaryUncertaintyMonitor
+
+N_TEST = 2000
+SHIFT = 3  # pixels of the random crop
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A training as users of images have it."""
+
+    data: str
+    n_images: int
+    has_batch_norm: bool = False
+    is_augmented: bool = False
+    is_tuned: bool = False
+
+
+TUNING = {
+    "conv": Kind("fashion", 1500),
+    "augmented": Kind("fashion", 1500, is_augmented=True),
+    "tuned": Kind("fashion", 400, has_batch_norm=True, is_tuned=True),
+}
+UNSEEN = {
+    "batch_norm": Kind("fashion", 1500, has_batch_norm=True),
+    "batch_norm_augmented": Kind("fashion", 1500, has_batch_norm=True, is_augmented=True),
+    "small": Kind("fashion", 500, has_batch_norm=True),
+    "digits": Kind("digits", 800),
+    "digits_augmented": Kind("digits", 800, has_batch_norm=True, is_augmented=True),
+}
+KINDS = TUNING | UNSEEN
+
+
+@cache
+def read(name: str) -> Split:
+    """All images in [0, 1], and their labels."""
+    if name == "digits":
+        digits = load_digits()
+        return torch.tensor(digits.images[:, None] / 16, dtype=torch.float32), torch.tensor(digits.target)
+    with (
+        gzip.open(IMAGES / "train-images-idx3-ubyte.gz") as images,
+        gzip.open(IMAGES / "train-labels-idx1-ubyte.gz") as labels,
+    ):
+        pixels = np.frombuffer(images.read(), np.uint8, offset=16).reshape(-1, 1, 28, 28)
+        classes = np.frombuffer(labels.read(), np.uint8, offset=8)
+    return torch.tensor(pixels / np.float32(255)), torch.tensor(classes.astype(np.int64))
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Each image shifted by up to three pixels (one of eight) and flipped, anew each time it is read."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = self.images[index]
+        size = image.shape[-1]
+        reach = SHIFT if size > 8 else 1
+        padded = nn.functional.pad(image, (reach,) * 4)
+        row, column = torch.randint(2 * reach + 1, (2,)).tolist()
+        image = padded[:, row : row + size, column : column + size]
+        is_flipped = size > 8 and bool(torch.rand(()) < 0.5)
+        return image.flip(2) if is_flipped else image, self.labels[index]
+
+
+def network(kind: Kind, size: int, n_classes: int) -> nn.Sequential:
+    def block(n_in: int, n_out: int) -> list[nn.Module]:
+        norm = [nn.BatchNorm2d(n_out)] if kind.has_batch_norm else []
+        return [nn.Conv2d(n_in, n_out, 3, padding=1), *norm, nn.ReLU(), nn.MaxPool2d(2)]
+
+    dropout = [nn.Dropout(0.3)] if kind.has_batch_norm else []
+    head = [nn.Flatten(), nn.Linear(32 * (size // 4) ** 2, 64), nn.ReLU(), *dropout, nn.Linear(64, n_classes)]
+    return nn.Sequential(*block(1, 16), *block(16, 32), *head)
+
+
+class Net(L.LightningModule):
+    """A classifier, trained by AdamW, and what a validation loop logs."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Split, batch_idx: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Split, batch_idx: int) -> None:
+        logits = self(batch[0])
+        self.log("val_loss", nn.functional.cross_entropy(logits, batch[1]))
+        self.log("val_accuracy", (logits.argmax(dim=1) == batch[1]).float().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+class Curves(L.Callback):
+    """Test error and all logged metrics after each epoch; time without what this callback takes."""
+
+    def __init__(self, test: Split, train: Split, monitor: BoundaryUncertaintyMonitor | None) -> None:
+        self.test, self.train, self.monitor = test, train, monitor
+        self.rows: list[dict[str, float]] = []
+        self.predictions: Tensor | None = None
+        self.own_seconds = 0.0
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.started = time.perf_counter()
+
+    @torch.no_grad()
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        now = time.perf_counter()
+        row = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        row["seconds"] = now - self.started - self.own_seconds
+        row["check_seconds"] = 0.0
+        if self.monitor is not None:
+            row["check_seconds"] = self.monitor.setup_seconds + self.monitor.check_seconds
+        pl_module.eval()
+        row["test_error"] = float((predict(pl_module, self.test[0]) != self.test[1]).float().mean())
+        predictions = predict(pl_module, self.train[0])
+        pl_module.train()
+        before, self.predictions = self.predictions, predictions
+        row["changed_predictions"] = 1.0 if before is None else float((predictions != before).float().mean())
+        self.rows.append(row)
+        self.own_seconds += time.perf_counter() - now
+
+    def columns(self) -> dict[str, list[float]]:
+        return {name: [row[name] for row in self.rows] for name in self.rows[-1]}
+
+
+def prepare(case: Case) -> tuple[Split, Split, nn.Module]:
+    """Training samples with label noise, clean test samples, and the network as it is before training."""
+    kind = KINDS[case.setting]
+    generator = torch.Generator().manual_seed(1000 + case.seed)
+    images, labels = read(kind.data)
+    L.seed_everything(case.seed, verbose=False)
+    n_classes = int(labels.max()) + 1
+    if kind.is_tuned:
+        first, second = torch.randperm(n_classes, generator=generator).split(n_classes // 2)
+        old = torch.isin(labels, first).nonzero().squeeze(1)
+        old = old[torch.randperm(len(old), generator=generator)[:6000]]
+        net = network(kind, images.shape[-1], n_classes // 2)
+        pretrain(net, images[old], torch.searchsorted(first.sort().values, labels[old]), generator)
+        net[-1] = nn.Linear(64, n_classes // 2)
+        new = torch.isin(labels, second)
+        images, labels = images[new], torch.searchsorted(second.sort().values, labels[new])
+        n_classes //= 2
+    else:
+        net = network(kind, images.shape[-1], n_classes)
+    order = torch.randperm(len(labels), generator=generator)
+    train, test = order[: kind.n_images], order[kind.n_images :][:N_TEST]
+    noisy = labels[train].clone()
+    is_redrawn = torch.rand(len(noisy), generator=generator) < case.noise
+    noisy[is_redrawn] = torch.randint(0, n_classes, (int(is_redrawn.sum()),), generator=generator)
+    return (images[train], noisy), (images[test], labels[test]), net
+
+
+def pretrain(net: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> None:
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    net.train()
+    for _ in range(4):
+        for rows in torch.randperm(len(labels), generator=generator).split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(images[rows]), labels[rows]).backward()
+            optimizer.step()
+
+
+def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split | None) -> Curves:
+    """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
+    L.seed_everything(case.seed, verbose=False)
+    monitor = BoundaryUncertaintyMonitor(seed=case.seed) if held_out is None else None
+    curves = Curves(test, split, monitor)
+    trainer = L.Trainer(
+        max_epochs=case.epochs,
+        callbacks=[curves] if monitor is None else [monitor, curves],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    dataset = Augmented(*split) if KINDS[case.setting].is_augmented else TensorDataset(*split)
+    loaders = [DataLoader(dataset, batch_size=32, shuffle=True)]
+    if held_out is not None:
+        loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))
+    trainer.fit(Net(copy.deepcopy(net)), *loaders)
+    return curves
+
+
+def run(case: Case) -> Record:
+    """Curves of both trainings of a case."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    split, test, net = prepare(case)
+    on_all = train(case, split, test, net, None)
+    order = torch.randperm(len(split[1]), generator=torch.Generator().manual_seed(case.seed))
+    kept, held = order.tensor_split([int(0.75 * len(order))])
+    part, held_out = ((split[0][rows], split[1][rows]) for rows in (kept, held))
+    on_part = train(case, part, test, net, held_out)
+    return {"case": dataclasses.asdict(case), "all": on_all.columns(), "part": on_part.columns()}
+
+
+def main(arguments: list[str] | None = None) -> pd.DataFrame:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="digits alone, one seed, 15 epochs")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--noise", nargs="+", type=float, default=[0.0, 0.2])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--name", default="images")
+    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--curves", type=Path, help="keep all curves in this folder, and use again those it holds")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.name, options.kinds, options.seeds, options.epochs = "images-quick", ["digits"], 1, 15
+    cases = [
+        Case(KINDS[kind].data, noise, seed, kind, options.epochs)
+        for seed, noise, kind in itertools.product(range(options.seeds), options.noise, options.kinds)
+    ]
+    with get_context("spawn").Pool(options.processes) as pool:
+        records = list(pool.imap(partial(recall, folder=options.curves, run=run, kind="images"), cases))
+    judged = judge(records)
+    judged["table"] = judged["setting"]  # what is drawn anew for the intervals
+    halves = {"tuning": TUNING, "unseen": UNSEEN, "all": KINDS}
+    present = {name: judged[judged.setting.isin(list(kinds))] for name, kinds in halves.items()}
+    summaries = {name: summarise(part) for name, part in present.items() if len(part)}
+    options.results.mkdir(parents=True, exist_ok=True)
+    content = {
+        "environment": environment(),
+        "options": {key: str(value) for key, value in vars(options).items() if key not in ("results", "curves")},
+        "summary": {name: json.loads(summary.to_json(orient="index")) for name, summary in summaries.items()},
+        "breakdown": json.loads(breakdown(judged).to_json(orient="split")),
+        "cases": json.loads(judged.to_json(orient="records")),
+    }
+    (options.results / f"{options.name}.json").write_text(json.dumps(content))
+    with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 4):
+        for name, summary in summaries.items():
+            print(f"{name}:\n{summary}\n")
+        print(breakdown(judged))
+    return summaries["all"]
+
+
+if __name__ == "__main__":
+    main()
