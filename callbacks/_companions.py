@@ -408,6 +408,10 @@ class StandInMixin(Companion):
         self.checkpoint = checkpoint
 
     @property
+    def best_model_path(self) -> str:
+        return str(self.checkpoint.best_model_path)
+
+    @property
     def state_key(self) -> str:
         return str(self.checkpoint.state_key)
 
