@@ -421,9 +421,9 @@ def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any) -> Callable
     passes = itertools.count()
 
     def draw() -> list[Any]:
-        epoch = next(passes)
-        if epoch and callable(getattr(own, "set_epoch", None)):  # which trainers call before each epoch
-            own.set_epoch(epoch)
+        epoch, set_epoch = next(passes), getattr(own, "set_epoch", None)
+        if epoch and callable(set_epoch):  # as trainers do before each epoch
+            set_epoch(epoch)
         return list(own)
 
     return draw
