@@ -206,7 +206,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
         repeats,
     )
     row["votes"] = median_ms(lambda: functional.vote_agreement(votes, predictions), repeats)
-    counts = cluster_counts(functional.label_votes(labels, neighbors, 0.0, n_classes), N_NEIGHBORS)
+    counts = cluster_counts(functional.label_votes(labels, neighbors, 0.0, n_classes), neighbors)
     row["omission"] = median_ms(lambda: omission_of_counts(*counts, predictions, narrow), repeats)
     row["(U + trust) / forward"] = (row["U"] + row["trust"]) / row["forward"]
     return row

@@ -58,8 +58,8 @@ class PatchFeatures:
             raise ValueError(f"`images` must have shape (N, C, H, W), got {tuple(images.shape)}.")
         generator = torch.Generator().manual_seed(self.seed)
         size = min(self.size, *images.shape[2:])
-        mean, spread = (float(part) for part in (images.double().mean(), images.double().std()))
-        self._center, self._scale = mean, spread if spread > 0 else 1.0
+        spread = float(images.double().std())
+        self._center, self._scale = float(images.double().mean()), spread if spread > 0 else 1.0
         patches = self._draw(self._standardized(images), size, generator)
         patches = patches - patches.mean(dim=1, keepdim=True)
         patches = patches / (patches.square().mean(dim=1, keepdim=True) + _CONTRAST).sqrt()

@@ -34,7 +34,15 @@ else:  # the bases are the trainer's own: `_classes` adds them
     Callback = Checkpoint = EarlyStopping = ModelCheckpoint = object
 
 
-_BEST = ("best_k_models", "kth_best_model_path", "kth_value", "best_model_path", "best_model_score", "current_score")
+_BEST = (
+    "best_k_models",
+    "kth_best_model_path",
+    "kth_value",
+    "best_model_path",
+    "best_model_score",
+    "current_score",
+    "best_epoch",
+)
 _FILE_NAME = re.compile(r"boundary-epoch=\d+-step=\d+(-v\d+)?\.ckpt")
 _OWN_FILES = OwnFiles()  # of all fits of this process
 
@@ -115,7 +123,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         trainer.should_stop = True
         self.has_stopped, self._is_due = True, False
         self.stopped_epoch = trainer.current_epoch
-        self.why_stopped = self.owner.tracker.why_stopped(self.stopped_epoch)
+        self.why_stopped = self.stopping_reason_message = self.owner.tracker.why_stopped(self.stopped_epoch)
 
     def _take_over_verdict(self) -> None:
         verdict = self.owner.tracker.verdict
@@ -145,6 +153,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
             save_on_train_epoch_end=True,
         )
         self.owner = owner
+        self.best_epoch: int | None = None  # of the best file
         self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
         self._obsolete: str | None = None  # its file, once the newest is written
         self._resumed_path = ""  # the best file that the resumed state names
@@ -155,6 +164,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
             super().setup(trainer, pl_module, stage)
+            self.dirpath: Any = _absolute(self.dirpath)  # Lightning leaves it relative where a logger or the user does
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         score = self.score_of(trainer)
@@ -185,6 +195,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self._obsolete = None
         try:
             super()._update_best_and_save(current, trainer, monitor_candidates)
+            self.best_epoch = trainer.current_epoch
         except OSError as error:
             if trainer.world_size > 1:  # the others wait for this one within Lightning
                 raise
@@ -310,6 +321,19 @@ class KeeperMixin(Companion, ModelCheckpoint):
                 "kth_value": score,
             }
         )
+        epoch = state_dict.get("best_epoch")
+        self.best_epoch = epoch if isinstance(epoch, int) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "best_epoch": self.best_epoch}
+
+
+def _absolute(folder: Any) -> Any:
+    """A folder on this machine by its absolute path; others as they are."""
+    if not isinstance(folder, str | Path):
+        return folder
+    local = str(folder).removeprefix("file://")
+    return folder if "://" in local else str(Path(local).absolute())
 
 
 def _may_be_read(path: Any, folder: str) -> bool:
@@ -345,6 +369,7 @@ class MemoryKeeperMixin(Companion, Checkpoint):
     """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
 
     best_model_path = ""
+    best_epoch: int | None = None  # not needed: no weights in memory are ever lost
     is_best_there = True
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:

@@ -95,6 +95,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     def _clear(self) -> None:
         super()._clear()
         self.stopping_reason = ""
+        self._is_concluded = False
         self._bearer: VerdictBearerMixin | None = None
         self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
 
@@ -200,8 +201,9 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
-        if trainer.state.fn != FITTING or trainer.fast_dev_run:
+        if trainer.state.fn != FITTING or trainer.fast_dev_run or self._is_concluded:
             return
+        self._is_concluded = True
         self.stopping_reason = self._reason(trainer, exception)
         self._tracker.end(
             self.stopping_reason,
@@ -256,7 +258,9 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     def _kept(self) -> dict[str, Any] | None:
         """The check that the keeper holds: the first with the best score."""
         score = None if self._keeper is None else self._keeper.best_model_score
-        return None if score is None else self._tracker.check_with_score(float(score))
+        if self._keeper is None or score is None:
+            return None
+        return self._tracker.check_with_score(float(score), self._keeper.best_epoch)
 
     def _restore(self, trainer: "Trainer") -> str:
         """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""

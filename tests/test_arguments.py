@@ -39,7 +39,12 @@ NAN = float("nan")
 NEIGHBORS = {"n_neighbors": ("be an integer >= 2", 1)}
 SEED = {"seed": ("be an integer >= 0", -1, 1.5, np.float64(1))}
 SPACE = {"feature_extractor": ("be callable", 3), "n_components": ("be an integer >= 1", 0, 2.0)}
-MEASURED = NEIGHBORS | SEED | SPACE | {"perturbation": ("be callable", "noise"), "n_draws": ("be an integer >= 1", 0)}
+MEASURED = (
+    NEIGHBORS
+    | SEED
+    | SPACE
+    | {"perturbation": ("be one of 'random', 'neighbors'", "noise"), "n_draws": ("be an integer >= 1", 0)}
+)
 MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
 RULE = {
     "rule": ("be one of 'expected_accuracy', 'boundary_uncertainty', 'trust_score'", "accuracy", "consensus"),
@@ -123,7 +128,7 @@ def test_a_callback_says_so_as_lightning_does(made, arguments, message):
 
 def test_a_stopper_says_so_too():
     with pytest.raises(ValueError, match="`patience`"):
-        BoundaryUncertaintyStopper(X, Y, patience=0)
+        BoundaryUncertaintyStopper(X, Y, patience=-1)
 
 
 def test_numbers_and_flags_of_numpy_are_taken_and_truth_values_are_no_numbers():

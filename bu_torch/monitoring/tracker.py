@@ -202,11 +202,13 @@ class Tracker:
         """Keep what a resumed run cannot find again, for the network has changed by then."""
         self._prepared = self._space = None
         if signals.boundary.may_use_module(inputs):
-            name = signals.boundary.space_name_
-            if name in ("inputs", "patches"):
-                self._space = name
-            else:  # "" where a cache was read, which does not tell
-                self._prepared = signals.prepared()
+            match signals.boundary.space_name_:
+                case "inputs":
+                    self._space = "inputs"
+                case "patches":
+                    self._space = "patches"
+                case _:  # "module", or "" where a cache was read, which does not tell
+                    self._prepared = signals.prepared()
 
     def _restored(self, signals: Signals, samples: Samples) -> Signals | None:
         """The signals of a run that resumes, where the network of its start was the space; else None."""
@@ -365,11 +367,12 @@ class Tracker:
             return None
         return self.selection.score(self.history[-1])
 
-    def check_with_score(self, score: float) -> dict[str, Any] | None:
-        """The first check that counts and has exactly this score."""
+    def check_with_score(self, score: float, epoch: int | None = None) -> dict[str, Any] | None:
+        """The first check that counts and has exactly this score; of `epoch`, if that is known."""
         if self.selection is None:
             return None
-        return next((entry for entry in self.compared if self.selection.score(entry) == score), None)
+        found = [entry for entry in self.compared if self.selection.score(entry) == score]
+        return next((entry for entry in found if entry["epoch"] == epoch), found[0] if found else None)
 
     def why_stopped(self, epoch: int) -> str:
         """Why training should stop, in words; "" where it should go on.
