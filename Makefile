@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-oldest lint bench-quality bench-why bench-speed docs clean
+.PHONY: demo test test-slow test-oldest lint bench-quality bench-images bench-why bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/letter_mlp.py
@@ -55,6 +55,9 @@ clean:
 
 bench-quality: .venv/demo
 	$(BIN)/python benchmarks/quality.py
+
+bench-images: .venv/demo
+	$(BIN)/python benchmarks/images.py
 
 bench-why: .venv/demo
 	$(BIN)/python benchmarks/why.py

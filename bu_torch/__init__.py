@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from bu_torch.monitoring.rules import Rule, SelectionRule
     from bu_torch.monitoring.signals import Measurement, Signals
     from bu_torch.monitoring.stopper import BoundaryUncertaintyStopper
-    from bu_torch.perturbation import perturb
+    from bu_torch.patches import PatchFeatures
+    from bu_torch.perturbation import perturb, perturb_toward_neighbors
     from bu_torch.prototypes import PrototypeClassifier
     from bu_torch.ranking.ranking import Candidate, Ranking, rank_checkpoints, rank_models
     from bu_torch.ranking.scoring import BoundaryUncertaintyScorer
@@ -54,6 +55,7 @@ __all__ = [
     "LayerFeatures",
     "Measurement",
     "NeighborGraph",
+    "PatchFeatures",
     "PrototypeClassifier",
     "Ranking",
     "Rule",
@@ -66,6 +68,7 @@ __all__ = [
     "greedy_soup",
     "load_checkpoint",
     "perturb",
+    "perturb_toward_neighbors",
     "rank_checkpoints",
     "rank_models",
 ]
@@ -82,7 +85,8 @@ _MODULES = {
     "layers": ("LayerFeatures",),
     "monitoring.rules": ("Rule", "SelectionRule"),
     "monitoring.stopper": ("BoundaryUncertaintyStopper",),
-    "perturbation": ("perturb",),
+    "patches": ("PatchFeatures",),
+    "perturbation": ("perturb", "perturb_toward_neighbors"),
     "prototypes": ("PrototypeClassifier",),
     "ranking.ranking": ("Candidate", "Ranking", "rank_checkpoints", "rank_models"),
     "ranking.scoring": ("BoundaryUncertaintyScorer",),

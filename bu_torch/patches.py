@@ -32,6 +32,11 @@ class PatchFeatures:
     Raises:
         ValueError: If an argument is out of range.
         TypeError: If an argument is no integer.
+
+    Example:
+        >>> images = torch.rand(50, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        >>> PatchFeatures(n_patches=10).fit(images).transform(images).shape
+        torch.Size([50, 80])
     """
 
     _filters: Tensor  # (n_patches, C, size, size), whitening included
@@ -75,8 +80,20 @@ class PatchFeatures:
         self._filters = filters.reshape(-1, images.shape[1], size, size).float()
         return self
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Features (n, 2 * n_patches * n_cells ** 2) of images (n, C, H, W), float32."""
+    def transform(self, images: Tensor) -> Tensor:
+        """Features of these images.
+
+        Args:
+            images: Shape (n, C, H, W), of the channels and at least the patch size of those in `fit`.
+
+        Returns:
+            Shape (n, 2 * n_patches * n_cells ** 2), float32, on the device of the images.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+        """
+        if not hasattr(self, "_filters"):
+            raise RuntimeError("This PatchFeatures is not fitted yet: call `fit` first.")
         per_image = self.n_patches * images.shape[2] * images.shape[3]
         blocks = self._standardized(images).split(max(1, _BLOCK_ELEMENTS // per_image))
         return torch.cat([self._of_block(block) for block in blocks])

@@ -88,7 +88,7 @@ class FeatureSpace:
     def extract(self, inputs: Tensor) -> Tensor:
         """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
         if self.is_of_patches:
-            return self._patches(inputs)
+            return self._patches.transform(inputs)
         if self.feature_extractor is None:
             flat = inputs.flatten(1)
             return flat if flat.is_floating_point() else flat.float()

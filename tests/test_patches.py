@@ -47,7 +47,7 @@ def slow_features(patches, images, n_cells):
 def test_each_feature_is_what_the_loops_give(channels):
     images, _ = textures(20, 9, channels)
     patches = PatchFeatures(n_patches=5, size=4).fit(images)
-    found = patches(images)
+    found = patches.transform(images)
     assert found.shape == (20, 5 * 2 * 4)
     torch.testing.assert_close(found, slow_features(patches, images, 2), atol=1e-4, rtol=1e-4)
 
@@ -55,16 +55,24 @@ def test_each_feature_is_what_the_loops_give(channels):
 def test_brightness_and_contrast_change_little_and_the_seed_decides():
     images, _ = textures(60)
     patches = PatchFeatures(n_patches=8).fit(images)
-    torch.testing.assert_close(PatchFeatures(n_patches=8).fit(images)(images), patches(images))
+    torch.testing.assert_close(PatchFeatures(n_patches=8).fit(images).transform(images), patches.transform(images))
     torch.testing.assert_close(
-        PatchFeatures(n_patches=8).fit(images + 5)(images + 5), patches(images), atol=1e-3, rtol=1e-3
+        PatchFeatures(n_patches=8).fit(images + 5).transform(images + 5),
+        patches.transform(images),
+        atol=1e-3,
+        rtol=1e-3,
     )
     torch.testing.assert_close(
-        PatchFeatures(n_patches=8).fit(images * 9)(images * 9), patches(images), atol=1e-3, rtol=1e-3
+        PatchFeatures(n_patches=8).fit(images * 9).transform(images * 9),
+        patches.transform(images),
+        atol=1e-3,
+        rtol=1e-3,
     )
-    assert not torch.equal(PatchFeatures(n_patches=8, seed=1).fit(images)(images), patches(images))
-    assert torch.isfinite(PatchFeatures(n_patches=8).fit(torch.zeros(9, 1, 7, 7))(torch.zeros(9, 1, 7, 7))).all()
-    small = PatchFeatures(n_patches=3).fit(images[:, :, :4, :3])(images[:, :, :4, :3])
+    assert not torch.equal(PatchFeatures(n_patches=8, seed=1).fit(images).transform(images), patches.transform(images))
+    assert torch.isfinite(
+        PatchFeatures(n_patches=8).fit(torch.zeros(9, 1, 7, 7)).transform(torch.zeros(9, 1, 7, 7))
+    ).all()
+    small = PatchFeatures(n_patches=3).fit(images[:, :, :4, :3]).transform(images[:, :, :4, :3])
     assert torch.isfinite(small).all()
 
 

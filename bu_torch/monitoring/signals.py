@@ -84,6 +84,7 @@ class Signals:
         feature_extractor: As for `BoundaryUncertainty`; class distances are those between its features too.
         n_components: As for `BoundaryUncertainty`, likewise.
         perturbation: As for `BoundaryUncertainty`.
+        module: As for `BoundaryUncertainty`.
         class_weight: As for `BoundaryUncertainty`; all signals, votes and probabilities are those of classes so
             weighted.
 
