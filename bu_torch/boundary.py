@@ -161,9 +161,21 @@ class BoundaryUncertainty:
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Whether the space of these inputs depends on `module`."""
-        if self.module is None or self.feature_extractor not in (None, "module"):
+        if self.module is None:
+            return False
+        if self._is_part_of_module():
+            return True
+        if self.feature_extractor not in (None, "module"):
             return False
         return self.feature_extractor == "module" or inputs.ndim != 2 or not inputs.is_floating_point()
+
+    def _is_part_of_module(self) -> bool:
+        """Whether the extractor has weights that training `module` changes."""
+        extractor = getattr(self.feature_extractor, "__self__", self.feature_extractor)
+        if self.module is None or not isinstance(extractor, nn.Module):
+            return False
+        trained = {id(parameter) for parameter in self.module.parameters() if parameter.requires_grad}
+        return any(id(parameter) in trained for parameter in extractor.parameters())
 
     def _choose_space(self, inputs: Tensor, labels: Tensor) -> None:
         """Set the space of neighbours: the one that was asked for, or the best of those that there are."""

@@ -44,6 +44,7 @@ Keys = tuple[str | int | None, str | int | None]
 
 READ_BATCH = 256
 _NO_KEYS: Keys = (None, None)
+_READ_TWICE = 32  # samples, to see whether they are augmented at random
 _PARTS = ("inputs", "labels")  # of a batch
 _WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # which not every torch can index
 IGNORED = -100  # what torch's losses leave out, by the default of their `ignore_index`
@@ -64,6 +65,7 @@ class Samples(NamedTuple):
     is_stratified: bool | None = None  # whether each class has its share of a subset; None if all samples are here
     weights: Tensor | None = None  # how often training draws each, (n,) float64, > 0; None if it draws all alike
     n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
+    is_random: bool = False  # whether a sample is another each time that it is read
 
     def at(self, rows: Tensor) -> "Samples":
         """Some of the samples, by their places here."""
@@ -127,6 +129,7 @@ def read_loader(
     stream_limit: int | None = None,
     unwrap: Callable[[Any], Any] = lambda sampler: sampler,
     transform: Callable[[Any], Any] | None = None,
+    looks_for_augmentation: bool = False,
 ) -> Samples:
     """Read the samples that a loader visits, each once, in ascending order of their indices.
 
@@ -151,6 +154,7 @@ def read_loader(
         stream_limit: Samples to read at most from an `IterableDataset`; None reads all.
         unwrap: Takes a sampler and gives the user's own, if a trainer has wrapped it to share it among processes.
         transform: What a trainer does to each batch before the network gets it; it is given whole batches.
+        looks_for_augmentation: Whether to read a few samples a second time, to see whether they are others then.
 
     Returns:
         The samples, on the device that the dataset gives them on, or on the CPU with a `transform`.
@@ -180,10 +184,15 @@ def read_loader(
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
         inputs, labels = _read_at(loader, dataset, indices, are_lists, keys, transform)
+        is_random = False
         if len(inputs) != len(indices):
             are_places, weights = False, None
+        elif looks_for_augmentation and (type(dataset) is not TensorDataset or transform is not None):
+            again, _ = _read_at(loader, dataset, indices[:_READ_TWICE], are_lists, keys, transform)
+            is_random = not torch.equal(again, inputs[:_READ_TWICE])
         rows = torch.as_tensor(indices) if are_places else torch.arange(len(inputs))
-        return without_ignored(Samples(inputs, labels, rows, n_training, classes, is_stratified, weights))
+        samples = Samples(inputs, labels, rows, n_training, classes, is_stratified, weights, is_random=is_random)
+        return without_ignored(samples)
 
 
 def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_integers: bool = False) -> Samples:

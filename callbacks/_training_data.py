@@ -68,6 +68,7 @@ def read_training_data(
             stream_limit=limit,
             unwrap=lambda sampler: users_sampler(sampler, trainer),
             transform=transform,
+            looks_for_augmentation=reference is None,
         )
     except data.UnreadableError as error:
         raise MisconfigurationException(f"{name}: {error} {_WAY_OUT}") from error
@@ -77,6 +78,12 @@ def read_training_data(
             f"{'' if most else '; `max_samples` sets another number'}."
         )
     _announce_subset(samples)
+    if samples.is_random:
+        rank_zero_info(
+            f"{name}: a sample is another each time it is read (random augmentation). Boundary uncertainty reads"
+            " each once,"
+            " at one draw, and perturbs what it got; `reference=` takes other samples."
+        )
     return samples
 
 

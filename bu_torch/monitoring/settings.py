@@ -40,7 +40,8 @@ class MeasurementSettings:
         feature_extractor: The space of neighbours and distances between samples, while samples are perturbed in input
             space. `"inputs"`, standardised; `"patches"` for images, `bu_torch.patches.PatchFeatures`; `"module"`, the
             inputs of the network's last `nn.Linear`, with the weights that it has before training; or a callable from
-            inputs (n, ...) to features (n, k), a frozen module say. None takes the inputs where they are vectors (N, d)
+            inputs (n, ...) to features (n, k), a frozen module say; one that is trained with the network is used as it
+            is before training. None takes the inputs where they are vectors (N, d)
             of numbers, and else chooses the one in which left-out labels are predicted best.
         n_components: Measure distances among so many principal components only, >= 1, which is faster where inputs have
             hundreds of values; None for all.

@@ -464,7 +464,8 @@ class Signals:
         if kind == "neighbors":
             digest.update(kind.encode())
         few = inputs[:_PROBE]
-        probe = [self.boundary.space.extract(few)] if callable(self.boundary.feature_extractor) else []
+        is_probed = callable(self.boundary.feature_extractor) and not self.boundary.may_use_module(inputs)
+        probe = [self.boundary.space.extract(few)] if is_probed else []
         if callable(self.boundary.perturbation):
             generator = torch.Generator().manual_seed(self.boundary.seed)
             probe.append(self.boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))

@@ -110,8 +110,8 @@ class TestHooks:
         fit(tmp_path, Counting, loader(X, Y), max_epochs=2)
         n_training, calls[:] = len(calls), []
         monitored(tmp_path, Counting, loader(X, Y), max_epochs=2)
-        assert len(calls) - n_training == 4
-        assert sum(calls[:4]) == 120  # in batches as the loader makes them, before the first step
+        assert len(calls) - n_training == 6
+        assert calls[:6] == [30] * 4 + [30, 2]  # before the first step; 32 samples once more, to see if they differ
 
     def test_leave_no_trace(self, tmp_path):
         """Buffers that a hook changes, and random numbers that it draws."""

@@ -45,17 +45,36 @@ class Module(pl.LightningModule):
 
 def fit(folder, callback, epochs=4, ckpt_path=None, **kwargs):
     made = trainer(folder, callback, ModelCheckpoint(folder, save_last=True), max_epochs=epochs, **kwargs)
-    made.fit(Module(), DataLoader(TensorDataset(*images()), batch_size=40), ckpt_path=ckpt_path)
+    module = Module()
+    if callback.feature_extractor == "body":
+        callback.feature_extractor = Body(module)
+    made.fit(module, DataLoader(TensorDataset(*images()), batch_size=40), ckpt_path=ckpt_path)
     return callback
 
 
-@pytest.mark.parametrize("space", [None, "module", "patches"])
+class Body(nn.Module):
+    """An extractor that is a part of the module, and is trained with it."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.body = module.body
+
+    def forward(self, x):
+        return self.body(x.flatten(1))
+
+
+@pytest.mark.parametrize("space", [None, "module", "patches", "body"])
 def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, space):
     """By then the network has been trained, and its features are others."""
-    settings = {"n_neighbors": 20, "n_draws": 2, "feature_extractor": space}
-    whole = fit(tmp_path / "whole", BoundaryUncertaintyStopping(**settings))
-    fit(tmp_path / "part", BoundaryUncertaintyStopping(**settings), epochs=2)
-    resumed = fit(tmp_path / "rest", BoundaryUncertaintyStopping(**settings), ckpt_path=tmp_path / "part" / "last.ckpt")
+
+    def stopping():
+        made = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2)
+        made.feature_extractor = space
+        return made
+
+    whole = fit(tmp_path / "whole", stopping())
+    fit(tmp_path / "part", stopping(), epochs=2)
+    resumed = fit(tmp_path / "rest", stopping(), ckpt_path=tmp_path / "part" / "last.ckpt")
     assert resumed.history == whole.history
     assert resumed.best_epoch == whole.best_epoch
 
@@ -122,3 +141,24 @@ def test_signals_of_images_are_moved_toward_their_neighbors():
     ways = inputs[neighbors[:, 1:6]] - inputs.unsqueeze(1)
     ratio = (steps[0].unsqueeze(1) / ways).flatten(2)
     assert ((ratio.amax(dim=2) - ratio.amin(dim=2)) < 1e-3).any(dim=1).all()
+
+
+class Shifted(torch.utils.data.Dataset):
+    """Images that are shifted at random each time they are read."""
+
+    def __init__(self, reach):
+        self.reach = reach
+
+    def __len__(self):
+        return 160
+
+    def __getitem__(self, index):
+        inputs, labels = images()
+        return inputs[index].roll(int(torch.randint(-self.reach, self.reach + 1, ())), dims=1), labels[index]
+
+
+@pytest.mark.parametrize("reach", [0, 2])
+def test_random_augmentation_is_noticed_and_said_once(tmp_path, log, reach):
+    made = trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), max_epochs=1)
+    made.fit(Module(), DataLoader(Shifted(reach), batch_size=40))
+    assert log.text.count("a sample is another each time it is read (random augmentation)") == (reach > 0)

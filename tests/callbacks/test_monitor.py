@@ -118,7 +118,7 @@ class TestFindingTheData:
         trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), datamodule=Data())
         assert torch.equal(monitor.read[0], blobs()[0])
         assert torch.equal(monitor.read[1], blobs()[1])
-        assert Counting.reads == 120 + 2 * 96
+        assert Counting.reads == 120 + 32 + 2 * 96  # 32 once more, to see whether they differ
 
     def test_keys_of_a_batch_are_passed_on(self, tmp_path):
         class Weighted(Classifier):
