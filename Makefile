@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-oldest lint bench-quality bench-images bench-why bench-speed docs clean
+.PHONY: demo test test-slow test-oldest lint bench-quality bench-images bench-check bench-why bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/letter_mlp.py
@@ -58,6 +58,10 @@ bench-quality: .venv/demo
 
 bench-images: .venv/demo
 	$(BIN)/python benchmarks/images.py
+
+# The quick form of the two above, beside the results that are committed.
+bench-check: .venv/demo
+	$(BIN)/python benchmarks/check.py
 
 bench-why: .venv/demo
 	$(BIN)/python benchmarks/why.py

@@ -33,3 +33,14 @@ def speed():
 @pytest.fixture(scope="module")
 def why():
     yield from script("why")
+
+
+@pytest.fixture(scope="module")
+def images():
+    yield from script("images")
+
+
+@pytest.fixture(scope="module")
+def check():
+    yield from script("check")
+    sys.modules.pop("images", None)
