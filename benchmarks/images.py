@@ -29,7 +29,7 @@ import lightning as L
 import numpy as np
 import pandas as pd
 import torch
-from quality import FOLDER, IMAGES, Case, Record, Split, breakdown, environment, judge, predict, recall, summarise
+from quality import FOLDER, Case, Record, Split, breakdown, environment, judge, predict, recall, summarise
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.multiprocessing import get_context
@@ -37,6 +37,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor
 
+IMAGES = Path("/usr/share/datasets/fashion-mnist")
 N_TEST = 2000
 SHIFT = 3  # pixels of the random crop
 

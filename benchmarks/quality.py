@@ -11,16 +11,12 @@ and the excess error, which is that minus the error of the best epoch in hindsig
     python benchmarks/quality.py --csv mine.csv
     python benchmarks/quality.py --unseen --settings rmsprop
     python benchmarks/quality.py --name quality-small --settings wide plain_sgd --tables german sonar
-    python benchmarks/quality.py --name quality-images --settings conv --epochs 60
     python benchmarks/quality.py --name quality-noise --settings rmsprop --noise 0.1 0.4
     python benchmarks/quality.py --name quality-500 --settings rmsprop --epochs 500
-
-The images are the idx files of Fashion-MNIST, as the Debian package dataset-fashion-mnist installs them.
 """
 
 import argparse
 import dataclasses
-import gzip
 import itertools
 import json
 import logging
@@ -49,10 +45,8 @@ FOLDER = Path(__file__).parent
 DATA = {file.name.removesuffix(".csv.gz"): file for file in sorted((FOLDER / "data").rglob("*.csv.gz"))}
 TABLES = tuple(name for name, file in DATA.items() if file.parent.name == "data")
 UNSEEN = tuple(name for name, file in DATA.items() if file.parent.name == "unseen")
-IMAGES = Path("/usr/share/datasets/fashion-mnist")
-N_IMAGES = 5000
 LEAST_ROWS = 80
-PLAIN_SGD, CONV = "plain_sgd", "conv"
+PLAIN_SGD = "plain_sgd"
 
 
 def mlp(*widths: int) -> Callable[[torch.Size, int], nn.Module]:
@@ -64,21 +58,12 @@ def mlp(*widths: int) -> Callable[[torch.Size, int], nn.Module]:
     return build
 
 
-def conv(shape: torch.Size, n_classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(32 * 7 * 7, 64), nn.ReLU(), nn.Linear(64, n_classes),
-    )  # fmt: skip
-
-
 SETTINGS: dict[str, tuple[Callable[[torch.Size, int], nn.Module], Callable[..., torch.optim.Optimizer]]] = {
     "rmsprop": (mlp(128, 64), lambda p: torch.optim.RMSprop(p, lr=1e-3)),
     "adamw": (mlp(128, 64), lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=1e-2)),
     "sgd": (mlp(128, 64), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
     PLAIN_SGD: (mlp(128, 64), lambda p: torch.optim.SGD(p, lr=0.05)),
     "wide": (mlp(512, 512), lambda p: torch.optim.RMSprop(p, lr=1e-3)),
-    CONV: (conv, lambda p: torch.optim.AdamW(p, lr=1e-3)),
 }
 PATIENCE = 20
 Split = tuple[Tensor, Tensor]
@@ -186,18 +171,6 @@ def evidence(module: nn.Module, samples: Split, batch_size: int = 32, n_batches:
     return float(np.mean(values))
 
 
-def read_images(case: Case, n_images: int = N_IMAGES) -> Split:
-    """A random subset of Fashion-MNIST's training images, in [0, 1]."""
-    with (
-        gzip.open(IMAGES / "train-images-idx3-ubyte.gz") as images,
-        gzip.open(IMAGES / "train-labels-idx1-ubyte.gz") as labels,
-    ):
-        pixels = np.frombuffer(images.read(), np.uint8, offset=16).reshape(-1, 1, 28, 28)
-        classes = np.frombuffer(labels.read(), np.uint8, offset=8)
-    rows = np.random.default_rng(case.seed).permutation(len(classes))[:n_images]
-    return torch.tensor(pixels[rows] / np.float32(255)), torch.tensor(classes[rows].astype(np.int64))
-
-
 def read_table(case: Case) -> Split:
     """A table that is shipped, or the user's file of that path."""
     table = pd.read_csv(DATA.get(case.table, case.table))
@@ -216,7 +189,7 @@ def read_table(case: Case) -> Split:
 
 def load(case: Case) -> tuple[Split, Split, int]:
     """Training and test samples, tables standardised on the training samples, and the number of classes."""
-    return prepare(case, *(read_images(case) if case.setting == CONV else read_table(case)))
+    return prepare(case, *read_table(case))
 
 
 def prepare(case: Case, features: Tensor, labels: Tensor) -> tuple[Split, Split, int]:
@@ -226,9 +199,8 @@ def prepare(case: Case, features: Tensor, labels: Tensor) -> tuple[Split, Split,
     order = torch.randperm(len(labels), generator=generator)
     half = len(labels) // 2
     train, test = order[: min(half, 2500)], order[half:]
-    if case.setting != CONV:
-        mean, scale = features[train].mean(dim=0), features[train].std(dim=0)
-        features = (features - mean) / torch.where(scale > 0, scale, 1.0)
+    mean, scale = features[train].mean(dim=0), features[train].std(dim=0)
+    features = (features - mean) / torch.where(scale > 0, scale, 1.0)
     noisy = labels[train].clone()
     is_redrawn = torch.rand(len(noisy), generator=generator) < case.noise
     noisy[is_redrawn] = torch.randint(0, n_classes, (int(is_redrawn.sum()),), generator=generator)
@@ -469,8 +441,6 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     elif options.unseen:
         options.tables = UNSEEN
     elif options.csv:
-        if CONV in options.settings:
-            raise ValueError(f"`--settings {CONV}` is for images, and goes with no table: leave `--csv` out.")
         options.tables = options.csv
         for file in options.csv:  # what cannot be trained on is said before any training
             if len(read_table(Case(file, 0.0, 0, "", 0))[1]) < LEAST_ROWS:
@@ -480,7 +450,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     cases = [
         Case(table, noise, seed, setting, options.epochs)
         for seed, setting, noise in itertools.product(range(options.seeds), options.settings, options.noise)
-        for table in (("fashion_mnist",) if setting == CONV else options.tables)
+        for table in options.tables
     ]
     started = time.perf_counter()
     with get_context("spawn").Pool(options.processes) as pool:

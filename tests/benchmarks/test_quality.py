@@ -139,11 +139,6 @@ def test_a_file_of_one_s_own_is_a_table(quality, tmp_path):
     assert quality.recall(case, tmp_path / "curves", lambda case: {"run": "again"}) == {"run": "again"}
 
 
-def test_images_and_a_file_do_not_go_together(quality, tmp_path):
-    with pytest.raises(ValueError, match="`--settings conv` is for images"):
-        quality.main(["--csv", "own.csv", "--settings", "conv", "--results", str(tmp_path)])
-
-
 @pytest.mark.parametrize(
     ("table", "said"),
     [
