@@ -108,6 +108,8 @@ class BoundaryUncertainty:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.n_draws = check_integer("n_draws", n_draws, 1)
         self.seed = check_seed(seed)
+        if isinstance(feature_extractor, str):
+            check_choice("feature_extractor", feature_extractor, ("inputs", "patches", "module"))
         self.feature_extractor = feature_extractor
         self.module = module
         named = None if isinstance(feature_extractor, str) and feature_extractor == "module" else feature_extractor

@@ -49,6 +49,7 @@ _PARTS = ("inputs", "labels")  # of a batch
 _WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # which not every torch can index
 IGNORED = -100  # what torch's losses leave out, by the default of their `ignore_index`
 _MOST_PASSES, _MOST_DRAWS = 16, 2_000_000  # of a sampler that draws some samples more often than others
+_MOST_INDICES = 100_000_000
 _SIGNIFICANCE = 3.0  # standard deviations of a correlation
 _NO_SAMPLE = "there must be at least one sample, got none."
 _WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
@@ -339,7 +340,8 @@ def _visited(
         if isinstance(sampler, WeightedRandomSampler):
             weights = _drawn_by(sampler)
     else:
-        own_pass = _own_passes(sampler, loader.dataset, dataset)
+        batch_size = getattr(batches, "batch_size", 1)  # entries are batches, unless the loader makes them
+        own_pass = _own_passes(sampler, loader.dataset, dataset, n_batches * batch_size)
         entries = own_pass()
         if batches is None:
             are_lists = are_lists or any(isinstance(e, list | tuple) or getattr(e, "ndim", 0) for e in entries[:1])
@@ -357,14 +359,14 @@ def _indices(entries: list[Any], are_nested: bool) -> list[Any]:
 
 
 def _counted(first: list[Any], draw: Callable[[], list[Any]]) -> tuple[list[Any], Tensor | None]:
-    """Indices of a sampler's first pass and, if some come again, of a few more; how often each comes.
+    """Indices of a sampler's first pass, and of a few more if these give others or repeat some; how often each comes.
 
     Not if that is chance alone, which two halves of the passes tell: their counts are unrelated then.
     """
-    halves = Counter(first), Counter[Any]()
-    if len(halves[0]) == len(first):
+    halves = Counter(first), Counter(draw())
+    if len(halves[0]) == len(first) and halves[0] == halves[1]:
         return sorted(halves[0]), None
-    for i in range(1, min(_MOST_PASSES, max(2, _MOST_DRAWS // len(first)))):
+    for i in range(2, min(_MOST_PASSES, max(2, _MOST_DRAWS // len(first)))):
         halves[i % 2].update(draw())
     indices = sorted(halves[0] | halves[1])
     counts = torch.tensor([[half[index] for index in indices] for half in halves], dtype=torch.float64)
@@ -416,8 +418,8 @@ def _visited_sooner_or_later(
     return list(range(n_samples))
 
 
-def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any) -> Callable[[], list[Any]]:
-    """A function that gives all that a copy of a sampler gives in its next pass.
+def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: float) -> Callable[[], list[Any]]:
+    """A function that gives what a copy of a sampler gives in its next pass, at most `n_draws` entries.
 
     If the sampler holds the `original` dataset, the copy holds `dataset`.
     """
@@ -433,9 +435,21 @@ def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any) -> Callable
         epoch, set_epoch = next(passes), getattr(own, "set_epoch", None)
         if epoch and callable(set_epoch):  # as trainers do before each epoch
             set_epoch(epoch)
-        return list(own)
+        return _one_pass(own, n_draws)
 
     return draw
+
+
+def _one_pass(sampler: Iterable[Any], n_draws: float) -> list[Any]:
+    """What a sampler gives in an epoch, for it may have no end: up to its length, or without one up to `n_draws`."""
+    try:
+        n_draws = len(sampler)  # type: ignore[arg-type]
+    except Exception:  # a user's class may raise anything
+        n_draws = min(n_draws, _MOST_INDICES)
+    entries = list(itertools.islice(sampler, int(n_draws)))
+    if len(entries) == _MOST_INDICES:
+        raise UnreadableError(f"{type(sampler).__name__} has no length, and gives more than {_MOST_INDICES} indices.")
+    return entries
 
 
 def _subset(n_samples: int, n_wanted: int, seed: int, labels: Tensor | None) -> tuple[Tensor | None, bool | None]:

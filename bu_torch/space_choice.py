@@ -1,5 +1,6 @@
 """Which space tells most of the labels: the inputs, features of patches, or those of a network."""
 
+import logging
 from collections.abc import Mapping
 
 import torch
@@ -9,6 +10,7 @@ from bu_torch.labels import LabelRegression
 from bu_torch.space import FeatureSpace
 from bu_torch.subset import stratified_rows
 
+_log = logging.getLogger(__name__)
 _COMPARED = 1500  # samples
 _LANDMARKS = 500
 
@@ -31,7 +33,8 @@ def choose_space(
     Args:
         inputs: Samples, (N, ...).
         labels: Classes, (N,) int64.
-        candidates: Spaces by name, fitted or not; the first of equally good ones is taken.
+        candidates: Spaces by name, fitted or not; the first of equally good ones is taken. `"module"` is left out where
+            its features cannot be read.
         weights: How often each sample counts, (N,) float64; None where all count alike.
         seed: Seed of the part and of the regression.
 
@@ -42,8 +45,14 @@ def choose_space(
     part, of_part = inputs[rows], labels[rows]
     columns = torch.unique(of_part, return_inverse=True)[1]
     of_rows = None if weights is None else weights[rows]
-    skills = {
-        name: left_out_skill(space.fit(part).transform(part), columns, of_rows, seed)
-        for name, space in candidates.items()
-    }
+    skills: dict[str, float] = {}
+    for name, space in candidates.items():
+        try:
+            points = space.fit(part).transform(part)
+        except Exception as error:  # a network may have no such layer, or not be ready: its code may raise anything
+            if name != "module":
+                raise
+            _log.info("The network's own features cannot be read: %s: %s", type(error).__name__, error)
+            continue
+        skills[name] = left_out_skill(points, columns, of_rows, seed)
     return max(skills, key=lambda name: skills[name]), skills

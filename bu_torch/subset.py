@@ -18,6 +18,7 @@ def stratified_rows(n_samples: int, n_chosen: int, seed: int, labels: Tensor | N
     Returns:
         Rows, shape (min(n_chosen, n_samples),), int64, on the CPU.
     """
+    n_chosen = min(n_chosen, n_samples)
     order = torch.randperm(n_samples, generator=torch.Generator().manual_seed(seed))
     if labels is not None:
         order = order[labels.cpu()[order].argsort(stable=True)]

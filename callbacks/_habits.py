@@ -14,6 +14,9 @@ INSTEAD = {
     " save_top_k=3)` beside it keeps more",
     "every_n_train_steps": "a check is made at the end of an epoch: `every_n_epochs=`",
     "class_weights": "`class_weight=`",
+    "strict": "the score is never missing",
+    "divergence_threshold": "scores are bounded; `check_finite=` ends a training whose outputs are not finite",
+    "save_last": "a `ModelCheckpoint(save_last=True)` beside it saves the last",
 }
 
 

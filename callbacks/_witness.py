@@ -13,6 +13,8 @@ from torch import Tensor, nn
 _CLOSE = 1e-3  # relative to the spread of the values, in which autocast may round them
 _SHIFTED = 0.5  # standard deviations
 _STRETCHED = 2.0
+_KEPT = 0.2  # of the values
+AFTER_BYTES = ", behind a layer that takes integers"
 
 
 # The tensors that a module was called with, by the names of the keywords or their places.
@@ -23,7 +25,8 @@ class Witness:
     """Compares the first call of a training step with that of a check of the same inputs.
 
     The module itself is looked at where the step calls it (`self(x)`), else the first of its parts that a check calls
-    (`self.net(x)`).
+    (`self.net(x)`), or the first part of that one, down to the first that has none. All of these get their inputs
+    before anything has run that dropout or batch norm could change.
 
     Args:
         module: Whose calls are compared.
@@ -49,22 +52,23 @@ class Witness:
         )
 
     def rehearse(self, check: Callable[[], Any], labels: Tensor) -> None:
-        """Make the call of a check, and remember what the module and its first part get.
+        """Make the call of a check, and remember what the module and its first parts get.
 
         Args:
             check: Calls the module as a check does.
             labels: Of the batch: a `forward` that takes them too is no different for it.
         """
         self._labels = _kept(labels)
-        self._listen(list(self._module.modules()), self._expected, most=2)
+        self._listen(list(self._module.modules()), self._expected, until_one_returns=True)
         try:
             check()
         finally:
             self.leave()
 
     def watch(self) -> None:
-        """Look at the next call in training."""
-        self._listen(list(self._expected), self._got, most=len(self._expected))
+        """Look at the next calls in training."""
+        self._got.clear()
+        self._listen(list(self._expected), self._got)
 
     def leave(self) -> None:
         """Take all hooks away."""
@@ -72,16 +76,37 @@ class Witness:
             handle.remove()
         self._handles = []
 
+    @property
+    def has_rehearsed(self) -> bool:
+        """Whether there is a call to compare with."""
+        return bool(self._expected)
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether training has called what a check calls."""
+        return bool(self._got)
+
     def objection(self) -> str:
         """How the call in training differed from that of a check, in words; "" if it did not, or none was seen."""
+        of_bytes = ""
         for module, expected in self._expected.items():  # the module itself comes first
-            if module in self._got:
-                return difference(expected, self._got[module], self._labels)
+            if module not in self._got:
+                continue
+            if told := difference(expected, self._got[module], self._labels):
+                return f"{told}{of_bytes}"
+            if not _is_cast(expected, self._got[module]):
+                return ""
+            # What takes bytes may scale them, and leave numbers as they are: its parts tell.
+            of_bytes = AFTER_BYTES
         return ""
 
-    def _listen(self, modules: list[nn.Module], seen: dict[nn.Module, _Call], most: int) -> None:
+    def _listen(
+        self, modules: list[nn.Module], seen: dict[nn.Module, _Call], *, until_one_returns: bool = False
+    ) -> None:
+        returned: list[nn.Module] = []
+
         def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if module not in seen and len(seen) < most:
+            if module not in seen and not returned:
                 named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
                 # Without tensors it is no batch of inputs: DistributedDataParallel calls the module with the arguments
                 # of `training_step`.
@@ -91,6 +116,10 @@ class Witness:
         self._handles = [
             module.register_forward_pre_hook(remember, with_kwargs=True, prepend=True) for module in modules
         ]
+        if until_one_returns:
+            self._handles += [
+                module.register_forward_hook(lambda module, _, __: returned.append(module)) for module in modules
+            ]
 
 
 def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], labels: Tensor | None) -> str:
@@ -115,12 +144,14 @@ def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], 
 def _difference(expected: Tensor, got: Tensor) -> str:
     if expected.numel() == got.numel() and _is_close(expected.flatten(), got.flatten()):
         return ""
-    if expected.shape[1:] != got.shape[1:] and expected.shape[1:].numel() != got.shape[1:].numel():
+    if expected.shape[1:] != got.shape[1:]:
         return f"shape {tuple(got.shape)} in place of {tuple(expected.shape)}"
     if not expected.is_floating_point() and not got.is_floating_point():
         return ""  # numbers of tokens have no units
     if expected.shape == got.shape and _is_close(expected.double().mean(dim=0), got.double().mean(dim=0)):
         return ""  # mixed with one another
+    if expected.shape == got.shape and _is_partly_kept(expected.double(), got.double()):
+        return ""  # masked, or erased in parts
     before, after = expected.double(), got.double()
     spread, found = float(before.std()), float(after.std())
     shift = abs(float(after.mean() - before.mean()))
@@ -137,6 +168,19 @@ def _difference(expected: Tensor, got: Tensor) -> str:
 def _kept(values: Tensor) -> Tensor:
     """A copy on the CPU, where all numbers of all devices have their place."""
     return values.detach().to("cpu", copy=True)
+
+
+def _is_cast(expected: _Call, got: _Call) -> bool:
+    """Whether training hands over integers where a check hands over floating-point numbers."""
+    pairs = zip(expected.values(), got.values(), strict=False)
+    return any(first.is_floating_point() and not second.is_floating_point() for first, second in pairs)
+
+
+def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:
+    """Whether many of the values that are not 0 are what they were."""
+    is_told = expected.abs() > _CLOSE * expected.abs().max()  # 0 is 0 in any unit
+    is_kept = (expected - got).abs() <= _CLOSE * expected.abs()
+    return bool(is_kept[is_told].double().mean() > _KEPT)
 
 
 def _is_same(first: Tensor, second: Tensor) -> bool:

@@ -34,8 +34,8 @@ from bu_torch.callbacks._names import suffix_of
 from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._training_data import batch_hooks, read_pair, read_training_data
-from bu_torch.callbacks._witness import Witness
-from bu_torch.data import Samples, UnreadableError, split_batch
+from bu_torch.callbacks._witness import AFTER_BYTES, Witness
+from bu_torch.data import IGNORED, Samples, UnreadableError, split_batch
 from bu_torch.monitoring.budget import Plan, count_weights
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.settings import MeasurementSettings
@@ -48,9 +48,14 @@ _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inpu
 _NOTHING_READ = Samples(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64), 0)
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
+_MOST_WATCHED = 5  # batches, until the network has been called
 _MOVE = (
     "Move what prepares the inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
     " samples as the network gets them: `reference=(inputs, labels)`."
+)
+_OF_BYTES = (
+    "A check calls `forward` with floating-point numbers: let it scale them as it does bytes, or scale them in"
+    " `on_after_batch_transfer`."
 )
 _SEVERAL_TENSORS = (
     "A `forward` of several tensors (`input_ids`, `attention_mask`) must take them as one, say"
@@ -151,6 +156,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._takes_integers = False  # where the samples are of integers, before they are perturbed
         self._is_tried = False
         self._witness: Witness | None = None
+        self._n_watched = 0  # batches
         self._waits_for_average = False  # at the last check
         self._suffix = ""  # of the names that are logged
         self._logged_names: list[str] = []
@@ -227,11 +233,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def on_train_batch_end(
         self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (witness := self._dismiss()) is not None:
-            self._compare(trainer, witness)
+        if self._witness is not None:
+            self._compare(trainer, pl_module, self._witness)
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        self._dismiss()  # where another callback has skipped the first batch
+        self._dismiss()
         if (trainer.current_epoch + 1) % self.every_n_epochs:
             self._withdraw(trainer)
             return
@@ -399,7 +405,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         """The network, if its features may be read by this process alone before training."""
         is_whole = type(trainer.strategy).__name__ not in _WRAPPING
         is_made = not any(is_lazy(parameter) for parameter in pl_module.parameters())
-        return pl_module if is_whole and is_made else None
+        # Features of a network that has learnt these labels already would tell them by heart.
+        is_new = trainer.global_step == 0 or bool(self.history) or self.feature_extractor == "module"
+        return pl_module if is_whole and is_made and is_new else None
 
     def _plan(self, trainer: "Trainer", pl_module: "LightningModule", n_training: int) -> Plan:
         """The plan, made at the first call unless a resumed run has one."""
@@ -423,12 +431,17 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             if n_classes > 2 == logits.shape[1] and not bool(logits[:, 0].any()):
                 raise MisconfigurationException(
                     f"The module's `forward` gives one column, and the labels have classes 0, ..., {n_classes - 1}."
-                    " For a regression there is no decision boundary to measure: this callback is for classifiers."
+                    " For a regression there is no decision boundary to measure: this callback is for"
+                    " classifiers. Where"
+                    " `training_step` makes two classes of the labels, do so in the dataset or"
+                    " `on_after_batch_transfer`."
                 )
             if logits.shape[1] < n_classes:
                 raise MisconfigurationException(
                     f"The module's `forward` gives {logits.shape[1]} columns of logits, fewer than the labels have"
-                    f" classes 0, ..., {n_classes - 1}. Labels count from 0: subtract 1 where they begin with 1."
+                    f" classes 0, ..., {n_classes - 1}. Labels count from 0: subtract 1 where they begin with 1. What"
+                    " `training_step` does to labels belongs into the dataset or `on_after_batch_transfer`; samples to"
+                    f" ignore have the label {IGNORED}."
                 )
 
         in_first(trainer, check)
@@ -453,15 +466,28 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             witness.leave()
         return witness
 
-    def _compare(self, trainer: "Trainer", witness: Witness) -> None:
+    def _compare(self, trainer: "Trainer", pl_module: "LightningModule", witness: Witness) -> None:
+        """Compare the calls of the batch that has ended; all processes together, whatever each has seen."""
+        self._n_watched += 1
         objection = witness.objection()
         if not trainer.strategy.reduce_boolean_decision(bool(objection), all=False):
+            has_seen = trainer.strategy.reduce_boolean_decision(witness.has_seen, all=False)
+            is_enough = has_seen or self._n_watched == _MOST_WATCHED or trainer.is_last_batch
+            if is_enough and not has_seen and witness.has_rehearsed:
+                rank_zero_warn(
+                    f"Training has not called `{type(pl_module).__name__}`, nor its first layers, as a check does: by"
+                    " `forward`. If `training_step` goes another way through the network, what is measured is not what"
+                    " is trained."
+                )
+            if is_enough:
+                self._dismiss()
             return
+        self._dismiss()
         raise MisconfigurationException(
             "In training the network gets other inputs than batches hold"
             f"{f': {objection}' if objection else ', in another process'}. Boundary uncertainty reads what batches"
             f" hold, and would measure where the network never is."
-            f" {_SEVERAL_TENSORS if 'tensors' in objection else _MOVE}"
+            f" {_SEVERAL_TENSORS if 'tensors' in objection else _OF_BYTES if AFTER_BYTES in objection else _MOVE}"
         )
 
     def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
@@ -532,7 +558,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             )
         if self.output_key is None and "or an output with `logits`" in str(error):
             return " `output_key=` names the logits in a tuple or a dict."
-        return ""
+        return f". A check calls `forward` with one tensor, as batches hold it, and gets logits (n, J). {_MOVE}"
 
     # Warnings.
 
@@ -595,7 +621,10 @@ def _way_out_of_labels(labels: Tensor) -> str:
     """What helps where labels are shares of classes, as mixing samples leaves them."""
     if labels.ndim != 2 or labels.shape[1] < 2:
         return ""
-    return " Where `collate_fn` or a hook mixes samples (mixup, CutMix), pass the dataset without it as `reference=`."
+    return (
+        " Where `collate_fn` or a hook mixes samples (mixup, CutMix), pass those that are not mixed as a pair,"
+        " `reference=(inputs, labels)`."
+    )
 
 
 def _is_in_progress_bar(name: str) -> bool:

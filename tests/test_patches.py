@@ -157,3 +157,26 @@ def test_integers_reach_a_network_that_takes_them():
     tokens = torch.randint(9, (6, 5))
     expected = net[0](tokens)
     torch.testing.assert_close(LayerFeatures(net, keep_integers=True).transform(tokens), expected)
+
+
+def test_random_labels_are_told_by_no_space():
+    """Each sample counts once, however few there are: a copy would tell its own label."""
+    images, _ = textures()
+    labels = torch.randint(3, (240,), generator=torch.Generator().manual_seed(0))
+    _, skills = choose_space(images, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
+    assert max(skills.values()) < 0.1
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Sequential(nn.Flatten(0, 2), nn.Linear(20, 2), nn.Flatten(0), nn.Unflatten(0, (-1, 40))),
+        nn.Module(),
+    ],
+    ids=["no linear layer", "rows that are no samples", "no forward"],
+)
+def test_a_network_whose_features_cannot_be_read_is_no_candidate(net):
+    images, labels = textures(120)
+    fitted = BoundaryUncertainty(20, module=net).fit(images, labels)
+    assert list(fitted.skills_) == ["inputs", "patches"]

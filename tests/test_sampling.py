@@ -181,7 +181,7 @@ class TestOfOnesOwn:
         assert read(sampler=sampler).weights is None
         assert sampler.epoch == 0
 
-    def test_one_that_repeats_nothing_is_passed_once(self):
+    def test_one_that_gives_the_same_again_is_passed_twice(self):
         passes = []
 
         class Counting(list):
@@ -193,7 +193,7 @@ class TestOfOnesOwn:
                 return super().__iter__()
 
         assert read(sampler=Counting(range(N))).weights is None
-        assert len(passes) == 1
+        assert len(passes) == 2
 
     def test_one_that_is_large_is_passed_twice(self, monkeypatch):
         monkeypatch.setattr("bu_torch.data._MOST_DRAWS", 3 * N - 1)
@@ -340,3 +340,48 @@ class TestTransform:
             DataLoader(WHOLE, batch_size=30), lambda n: n, transform=lambda batch: (batch[0] * scale, batch[1])
         )
         assert not samples.inputs.requires_grad
+
+
+class TestSamplersInTraining:
+    def test_a_part_anew_each_time_is_read_as_a_whole(self):
+        class Part(Sampler):
+            def __init__(self):
+                self.generator = torch.Generator().manual_seed(0)
+
+            def __iter__(self):
+                return iter(torch.randperm(N, generator=self.generator)[: N // 5].tolist())
+
+            def __len__(self):
+                return N // 5
+
+        found = read(sampler=Part())
+        assert len(found.rows) > 0.9 * N
+        assert found.weights is None
+
+    def test_all_rare_ones_and_a_part_of_the_others(self):
+        class Undersampler(Sampler):
+            def __iter__(self):
+                return iter([*range(10), *(10 + torch.randperm(N - 10)[:10]).tolist()])
+
+            def __len__(self):
+                return 20
+
+        found = read(sampler=Undersampler())
+        rare = found.rows < 10
+        assert int(rare.sum()) == 10
+        share = float(found.weights[rare].sum() / found.weights.sum())
+        assert share == pytest.approx(0.5, abs=1e-9)
+
+    @pytest.mark.parametrize("has_length", [True, False])
+    def test_one_without_an_end_is_read_for_an_epoch(self, has_length):
+        class Endless(Sampler):
+            def __iter__(self):
+                while True:
+                    yield from torch.randperm(N).tolist()
+
+        if has_length:
+            Endless.__len__ = lambda self: N
+            assert len(read(sampler=Endless()).rows) == N
+        else:
+            loader = DataLoader(TensorDataset(X, Y), batch_size=10, sampler=Endless())
+            assert len(read_loader(loader, lambda n: n, n_batches=3).rows) >= 30

@@ -39,6 +39,8 @@ _COMPARED = (
     "class_weight",
 )
 REMOVED_RULE = "consensus"
+_SETTLED = 3  # checks
+_BELOW_CHANCE = 0.8
 
 
 class Tracker:
@@ -108,6 +110,7 @@ class Tracker:
         self._predictions = torch.empty(0, dtype=torch.int64)
         self._fingerprint = None
         self._prepared: Mapping[str, Any] | None = None
+        self._has_warned = False
         self._space: Literal["inputs", "patches"] | None = None
         self._record: Record | None = None
         self._about: dict[str, Any] = {"data": {}, "classes": None}
@@ -190,6 +193,7 @@ class Tracker:
                 "n_draws": n_draws,
                 "n_training": samples.n_training,
                 "n_classes": int(samples.labels.max()) + 1,
+                "n_present": len(torch.unique(self._signals.boundary.labels)),
                 "shape": list(samples.inputs.shape[1:]),
                 "space": self._signals.boundary.space_name_,
                 "perturbation": self._signals.boundary.kind_of_perturbation(samples.inputs),
@@ -344,12 +348,29 @@ class Tracker:
             self.verdict = self._decide_anew()
         entry = {"epoch": epoch, **values}
         self.history.append(entry)
+        self._warn_of_worse_than_chance()
         if self.selection is not None:
             self.selection.complete(self.compared)
             self.verdict = self._decided(self.verdict, entry)
         if not is_counted:
             self._compare_nothing_before()
         return entry
+
+    def _warn_of_worse_than_chance(self) -> None:
+        """Say once that the network predicts what the labels contradict, which no training aims at."""
+        n_classes = self._about["data"].get("n_present", 0)
+        if self._has_warned or not n_classes or len(self.history) < _SETTLED:
+            return
+        if all(entry["expected_accuracy"] < _BELOW_CHANCE / n_classes for entry in self.history[-_SETTLED:]):
+            self._has_warned = True
+            self.warn(
+                f"Expected accuracy is {self.history[-1]['expected_accuracy']:.2f} after {len(self.history)}"
+                " checks, worse"
+                f" than chance with {n_classes} classes. Does `training_step` change the labels, or does `forward` give"
+                " something other than one logit for each class of the labels? Then nothing that is measured says"
+                " anything of what is trained. What is done to labels belongs into the dataset or"
+                " `on_after_batch_transfer`."
+            )
 
     @property
     def compared(self) -> list[dict[str, Any]]:

@@ -547,7 +547,7 @@ OTHER_KINDS = {
     "labels that collate_fn mixes": (
         Classifier,
         lambda: DataLoader(Pairs(X, Y), batch_size=30, collate_fn=mixed_up),
-        r"`labels`.* Where `collate_fn` or a hook mixes samples \(mixup, CutMix\), pass the dataset without it",
+        r"`labels`.* Where `collate_fn` or a hook mixes samples \(mixup, CutMix\), pass those that are not mixed",
     ),
     "token ids": (
         Tokens,
@@ -637,3 +637,59 @@ def test_a_loop_and_a_trainer_count_alike(tmp_path):
     stopper.check(module, 0)
     for name in Signals.NAMES:
         assert stopper.history[0][name] == pytest.approx(monitor.history[0][name], abs=1e-5), name
+
+
+class TestWhatTrainingDoes:
+    """What a check cannot see is told."""
+
+    def test_bytes_that_forward_scales_by_their_type_are_refused(self, tmp_path):
+        class OfBytes(Classifier):
+            def forward(self, x):
+                return super().forward(x.float() / 255 - 0.5 if x.dtype == torch.uint8 else x)
+
+        data = loader((X * 30 + 128).clamp(0, 255).to(torch.uint8), Y)
+        with pytest.raises(MisconfigurationException, match="let it scale them as it does bytes"):
+            monitored(tmp_path, OfBytes, data)
+
+    @pytest.mark.parametrize("n_skipped", [0, 1])
+    def test_a_way_past_forward_is_warned_of_or_seen(self, tmp_path, n_skipped):
+        class Past(Classifier):
+            def training_step(self, batch, batch_idx):
+                if batch_idx < n_skipped:
+                    return None
+                weight, bias = self.net[0].weight, self.net[0].bias
+                return nn.functional.linear(batch[0], weight, bias).square().sum()
+
+        class Late(Classifier):
+            def training_step(self, batch, batch_idx):
+                return None if batch_idx < 2 else super().training_step((batch[0] / 100, batch[1]), batch_idx)
+
+        with pytest.warns(UserWarning, match="Training has not called `Past`"):
+            monitored(tmp_path, Past, loader(X, Y))
+        with pytest.raises(MisconfigurationException, match="values of mean"):
+            monitored(tmp_path, Late, loader(X, Y))
+
+    def test_the_first_layer_is_seen_where_the_network_is_called_by_another_name(self, tmp_path):
+        class Backbone(nn.Sequential):
+            def features(self, x):
+                return self[0](x)
+
+        class Other(Classifier):
+            def __init__(self):
+                super().__init__()
+                self.net = Backbone(*self.net)
+
+            def training_step(self, batch, batch_idx):
+                hidden = self.net.features(batch[0] / 100)
+                return hidden.square().sum()
+
+        with pytest.raises(MisconfigurationException, match="values of mean"):
+            monitored(tmp_path, Other, loader(X, Y))
+
+    def test_labels_that_training_changes_are_warned_of(self, tmp_path):
+        class Mapped(Classifier):
+            def training_step(self, batch, batch_idx):
+                return super().training_step((batch[0], (batch[1] + 1) % 3), batch_idx)
+
+        with pytest.warns(UserWarning, match="worse than chance with 3 classes"):
+            monitored(tmp_path, Mapped, loader(X, Y), max_epochs=6)

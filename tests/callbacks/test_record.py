@@ -62,7 +62,7 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     assert header["settings"]["cache"] is None
     assert "reference" not in header["settings"]
     looked_at = {"n_samples": 120, "n_draws": 2, "n_training": 120, "n_classes": 3, "shape": [4]}
-    assert header["data"] == looked_at | {"space": "inputs", "perturbation": "random"}
+    assert header["data"] == looked_at | {"n_present": 3, "space": "inputs", "perturbation": "random"}
     assert header["classes"] is None
     assert {"python", "torch", "bu-torch"} <= set(header["versions"])
     assert header["setup_seconds"] == stopping.setup_seconds
