@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import images
 import lightning as L
 import numpy as np
 import pandas as pd
@@ -261,12 +262,11 @@ def trainings(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], tuple[Ten
         f"MLP 128-64, letter {n}": (lambda: mlp(16, 26), letter, 12),
         f"MLP 2048-2048, letter {n}": (lambda: slow(torch.Size([16]), 26), letter, 2),
     }
-    if quality.IMAGES.exists():
-        case = quality.Case("fashion_mnist", 0.0, 0, quality.CONV, 1)
+    if images.IMAGES.exists():
         count = 2_000 if quick else 60_000
-        pictures = quality.read_images(case, count)
+        pixels, classes = images.read("fashion")
         cases[f"conv net, Fashion-MNIST {count}"] = (
-            lambda: quality.conv(torch.Size([1, 28, 28]), 10), pictures, 1 if not quick else 2
+            lambda: images.network(images.TUNING["conv"], 28, 10), (pixels[:count], classes[:count]), 2 if quick else 1
         )  # fmt: skip
     return cases
 

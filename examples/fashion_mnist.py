@@ -1,8 +1,8 @@
-"""A conv net on Fashion-MNIST that stops without validation data, distances measured on pixels or by a backbone.
+"""A conv net on Fashion-MNIST that stops without validation data.
 
-5000 labelled images, all of them for training, and 10,000 to see afterwards what was kept. On raw images, Euclidean
-distance says little, so `--backbone` measures distances between the features that a frozen torchvision network gives
-(Ha et al. 2021, section 4.2.2, foresee that); images are moved in pixel space all the same. Needs the extra `vision`.
+5000 labelled images, all of them for training, and 10,000 to see afterwards what was kept. The plain call moves each
+image toward images near it, and chooses the space in which they are near. `--backbone` takes the features that a frozen
+torchvision network gives (Ha et al. 2021, section 4.2.2, foresee that). Needs the extra `vision`.
 
     python examples/fashion_mnist.py --root data
     python examples/fashion_mnist.py --root data --backbone resnet18 --weights DEFAULT

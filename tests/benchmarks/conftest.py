@@ -18,6 +18,7 @@ def script(name):
     sys.path.remove(str(FOLDER))
     del sys.modules[spec.name]
     sys.modules.pop("quality", None)
+    sys.modules.pop("images", None)
 
 
 @pytest.fixture(scope="module")
@@ -43,4 +44,3 @@ def images():
 @pytest.fixture(scope="module")
 def check():
     yield from script("check")
-    sys.modules.pop("images", None)
