@@ -39,7 +39,7 @@ def preserved_buffers(model: object) -> Iterator[None]:
         (module, name, buffer, _version(buffer), buffer.detach().clone())
         for module in (model.modules() if isinstance(model, nn.Module) else ())
         for name, buffer in module._buffers.items()
-        if buffer is not None and not is_lazy(buffer) and not buffer.is_meta
+        if buffer is not None and not is_lazy(buffer) and not buffer.is_meta and not _is_expanded(buffer)
     ]
     try:
         yield
@@ -47,9 +47,9 @@ def preserved_buffers(model: object) -> Iterator[None]:
         for module, name, buffer, version, before in kept:
             if module._buffers.get(name) is not buffer:
                 module._buffers[name] = buffer
-            is_counted = version is not None and buffer.layout != torch.strided
-            # What changes `buffer.data` is not counted.
-            if _version(buffer) != version or not (is_counted or torch.equal(buffer, before)):
+            # What changes `buffer.data` is not counted; elsewhere than here, to compare would wait for the device.
+            is_seen = version is None or (buffer.device.type == "cpu" and buffer.layout == torch.strided)
+            if _version(buffer) != version or (is_seen and not torch.equal(buffer, before)):
                 with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                     buffer.copy_(before)
 
@@ -69,6 +69,13 @@ def evaluation_mode(model: object) -> Iterator[None]:
             torch.clear_autocast_cache()
         for module, mode in modes.items():
             module.training = mode
+
+
+def _is_expanded(buffer: Tensor) -> bool:
+    """Whether several of its elements are one number in memory, so that nothing can be written to it."""
+    if buffer.layout != torch.strided:
+        return False
+    return any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
 
 
 def _version(buffer: Tensor) -> int | None:

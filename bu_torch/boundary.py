@@ -25,6 +25,8 @@ _DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels", "_pair_of_dra
 PERTURBATIONS = ("random", "neighbors")
 Perturbation = Literal["random", "neighbors"] | Callable[[Tensor, Tensor, torch.Generator], Tensor]
 FeatureExtractor = Literal["inputs", "patches", "module"] | Callable[[Tensor], Any]
+_MOST_CHANNELS = 16
+_MODULE_BATCH = 64  # no more than a training batch mostly is, of which a network takes more memory
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 _STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the calls take longer than the arithmetic
 
@@ -114,6 +116,7 @@ class BoundaryUncertainty:
         self.module = module
         named = None if isinstance(feature_extractor, str) and feature_extractor == "module" else feature_extractor
         self.space = FeatureSpace(named, n_components, seed)
+        self.known_space: Literal["inputs", "patches"] | None = None  # that a run which resumes has chosen
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
@@ -179,6 +182,11 @@ class BoundaryUncertainty:
         trained = {id(parameter) for parameter in self.module.parameters() if parameter.requires_grad}
         return any(id(parameter) in trained for parameter in extractor.parameters())
 
+    @property
+    def is_of_module(self) -> bool:
+        """Whether neighbours were found among features that training `module` changes."""
+        return self.space_name_ == "module" or (self.space_name_ == "custom" and self._is_part_of_module())
+
     def _choose_space(self, inputs: Tensor, labels: Tensor) -> None:
         """Set the space of neighbours: the one that was asked for, or the best of those that there are."""
         asked = self.feature_extractor
@@ -186,12 +194,17 @@ class BoundaryUncertainty:
             self.space_name_ = asked if isinstance(asked, str) else "custom"
             return
         settings = (self.space.n_components, self.seed)
+        if self.known_space is not None:
+            self.space_name_, self.space = self.known_space, FeatureSpace(self.known_space, *settings)
+            return
         candidates = {"inputs": FeatureSpace(None, *settings)}
-        is_of_images = inputs.ndim == 4 and inputs.is_floating_point()
+        # More channels are feature maps, and patches of them are too many numbers to whiten.
+        is_of_images = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
         if is_of_images:
             candidates["patches"] = FeatureSpace("patches", *settings)
         if self.may_use_module(inputs) and self.module is not None:
-            features = LayerFeatures(self.module, keep_integers=not inputs.is_floating_point())
+            takes_integers = not inputs.is_floating_point()
+            features = LayerFeatures(self.module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
             candidates["module"] = FeatureSpace(features.transform, *settings)
         if asked == "module":
             if "module" not in candidates:
@@ -394,6 +407,8 @@ class BoundaryUncertainty:
             setattr(self, name, getattr(self, name).to(device))
         if self.weights is not None:
             self.weights = self.weights.to(device)
+        if hasattr(self, "nearest_distance"):
+            self.nearest_distance = self.nearest_distance.to(device)
         return self
 
     def _perturb_at_random(self, inputs: Tensor, generator: torch.Generator) -> list[Tensor]:

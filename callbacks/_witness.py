@@ -14,6 +14,7 @@ _CLOSE = 1e-3  # relative to the spread of the values, in which autocast may rou
 _SHIFTED = 0.5  # standard deviations
 _STRETCHED = 2.0
 _KEPT = 0.2  # of the values
+_MASKED = 0.95
 AFTER_BYTES = ", behind a layer that takes integers"
 
 
@@ -103,23 +104,51 @@ class Witness:
     def _listen(
         self, modules: list[nn.Module], seen: dict[nn.Module, _Call], *, until_one_returns: bool = False
     ) -> None:
-        returned: list[nn.Module] = []
-
-        def remember(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if module not in seen and not returned:
-                named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
-                # Without tensors it is no batch of inputs: DistributedDataParallel calls the module with the arguments
-                # of `training_step`.
-                if tensors := {name: _kept(value) for name, value in named if isinstance(value, Tensor)}:
-                    seen[module] = tensors
-
+        listener = _Listener(seen)
         self._handles = [
-            module.register_forward_pre_hook(remember, with_kwargs=True, prepend=True) for module in modules
+            module.register_forward_pre_hook(listener, with_kwargs=True, prepend=True) for module in modules
         ]
         if until_one_returns:
-            self._handles += [
-                module.register_forward_hook(lambda module, _, __: returned.append(module)) for module in modules
-            ]
+            self._handles += [module.register_forward_hook(_End(listener)) for module in modules]
+
+
+class _Listener:
+    """A hook that remembers the first call of each module; a copy of the module gets one that is deaf."""
+
+    def __init__(self, seen: dict[nn.Module, _Call]) -> None:
+        self.seen = seen
+        self.has_ended = False
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module not in self.seen and not self.has_ended:
+            named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+            # Without tensors it is no batch of inputs: DistributedDataParallel calls the module with the arguments of
+            # `training_step`.
+            if tensors := {name: _kept(value) for name, value in named if isinstance(value, Tensor)}:
+                self.seen[module] = tensors
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Deaf, ()
+
+
+class _End:
+    """A hook that ends the listening as soon as a module returns."""
+
+    def __init__(self, listener: _Listener) -> None:
+        self.listener = listener
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.listener.has_ended = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Deaf, ()
+
+
+class _Deaf:
+    """A hook that does nothing."""
+
+    def __call__(self, *_: Any) -> None:
+        pass
 
 
 def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], labels: Tensor | None) -> str:
@@ -129,9 +158,9 @@ def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], 
     its spread. Values that are shifted or stretched are other units.
     """
     # A number that all samples share (a temperature, a rate) is no input.
-    got = {name: value for name, value in got.items() if value.numel() > 1}
+    expected, got = ({name: value for name, value in call.items() if value.numel() > 1} for call in (expected, got))
     if labels is not None:
-        got = {name: value for name, value in got.items() if not _is_same(value, labels)}
+        got = {name: value for name, value in got.items() if not _is_of(value, labels)}
     if not expected or not got:
         return ""
     if len(got) > len(expected):
@@ -180,11 +209,19 @@ def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:
     """Whether many of the values that are not 0 are what they were."""
     is_told = expected.abs() > _CLOSE * expected.abs().max()  # 0 is 0 in any unit
     is_kept = (expected - got).abs() <= _CLOSE * expected.abs()
-    return bool(is_kept[is_told].double().mean() > _KEPT)
+    # Dropout stretches what it leaves; no change of units makes a 0 of another value.
+    is_masked = _KEPT < float((got == 0)[is_told].double().mean()) < _MASKED
+    return is_masked or bool(is_kept[is_told].double().mean() > _KEPT)
 
 
-def _is_same(first: Tensor, second: Tensor) -> bool:
-    return first.shape == second.shape and bool((first == second).all())
+def _is_of(value: Tensor, labels: Tensor) -> bool:
+    """Whether a tensor holds the labels: as they are, as a column, or one-hot."""
+    flat = labels.flatten()
+    if value.numel() == flat.numel():
+        return bool((value.flatten() == flat).all())
+    if value.ndim != 2 or len(value) != len(flat):
+        return False
+    return bool(((value == 0) | (value == 1)).all()) and bool((value.to(torch.int8).argmax(dim=1) == flat).all())
 
 
 def _is_close(first: Tensor, second: Tensor) -> bool:

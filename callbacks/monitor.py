@@ -62,6 +62,7 @@ _SEVERAL_TENSORS = (
     " `torch.stack((input_ids, attention_mask), dim=1)`, and take it apart itself."
 )
 _WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
+_SHARDED = (*_WRAPPING, "ModelParallelStrategy", "XLAFSDPStrategy")  # where no process has the whole network
 
 
 @without(INSTEAD | dict.fromkeys(("monitor", "mode"), _DECIDES_NOTHING))
@@ -327,7 +328,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def _prepare(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if trainer.reload_dataloaders_every_n_epochs and self.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
-        inputs, self._tracker.plan, fingerprint = in_first(trainer, lambda: self._prepare_here(trainer, pl_module))
+        inputs, self._tracker.plan, compared = in_first(trainer, lambda: self._prepare_here(trainer, pl_module))
         self._n_rows = len(inputs)
         if self._tracker.is_prepared:
             self._tracker.to(pl_module.device)
@@ -336,15 +337,17 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         elif self._tracker.is_prepared:
             inputs = self._tracker.perturbed_inputs
         self._inputs = inputs
-        if not self._tracker.go_on(fingerprint):
+        if not self._tracker.go_on(*compared):
             rank_zero_warn(
                 "The run resumes with other training samples than it began with, or with another version of bu_torch:"
                 " what is measured now cannot be compared with the checks before."
             )
             self._begin_anew(trainer, pl_module)
 
-    def _prepare_here(self, trainer: "Trainer", pl_module: "LightningModule") -> tuple[Tensor, Plan | None, str]:
-        """Perturbed inputs, plan and fingerprint."""
+    def _prepare_here(
+        self, trainer: "Trainer", pl_module: "LightningModule"
+    ) -> tuple[Tensor, Plan | None, tuple[str, bool]]:
+        """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
         samples = _NOTHING_READ
         # A dataset that augments at random is read at the same draw each time.
         random.seed(self.seed)
@@ -377,7 +380,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 source, way_out = "the training data", _way_out_of_labels(samples.labels)
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
         inputs = self._tracker.perturbed_inputs
-        return inputs if trainer.world_size == 1 else inputs.cpu(), self._tracker.plan, fingerprint
+        inputs = inputs if trainer.world_size == 1 else inputs.cpu()
+        return inputs, self._tracker.plan, (fingerprint, self._tracker.is_restored)
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Nothing to do here: the stopping callback starts its patience anew."""
@@ -403,7 +407,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _network(self, trainer: "Trainer", pl_module: "LightningModule") -> torch.nn.Module | None:
         """The network, if its features may be read by this process alone before training."""
-        is_whole = type(trainer.strategy).__name__ not in _WRAPPING
+        is_whole = type(trainer.strategy).__name__ not in _SHARDED
         is_made = not any(is_lazy(parameter) for parameter in pl_module.parameters())
         # Features of a network that has learnt these labels already would tell them by heart.
         is_new = trainer.global_step == 0 or bool(self.history) or self.feature_extractor == "module"
@@ -449,7 +453,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _watch(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any) -> None:
         """Prepare to compare what the network gets in this step with what a check would give it."""
-        is_wrapped = type(trainer.strategy).__name__ in _WRAPPING
+        is_wrapped = type(trainer.strategy).__name__ in _SHARDED
         if self.reference is not None or is_wrapped or not Witness.can_watch(pl_module):
             return
         self._witness = witness = Witness(pl_module)  # in each process: all decide together

@@ -139,17 +139,23 @@ def test_what_a_network_prepared_is_taken_back_without_it():
     for change in ({"votes": torch.ones(3, 3)}, {"neighbors": first.boundary.neighbors.flip(0)}, {"votes": None}):
         with pytest.raises(ValueError, match=f"`{next(iter(change))}` must"):
             Signals(20, n_draws=2, module=net).restore({**first.prepared(), **change}, images, labels)
+    for name in ("labels", "perturbed_inputs", "bandwidth", "_index"):
+        with pytest.raises(ValueError, match=f"got {name} besides"):
+            Signals(20, n_draws=2, module=net).restore({**first.prepared(), name: labels}, images, labels)
 
 
-def test_a_file_is_of_the_network_that_made_it(tmp_path):
+def test_no_file_keeps_features_of_a_network(tmp_path):
     images, labels = textures()
-    net = Net()
-    Signals(20, n_draws=1, module=net).fit(images, labels).save(tmp_path / "cache.npz")
-    Signals(20, n_draws=1, module=net).load(tmp_path / "cache.npz", images, labels)
-    with torch.no_grad():
-        net.last.weight.zero_()
-    with pytest.raises(ValueError, match="other samples or settings"):
-        Signals(20, n_draws=1, module=net).load(tmp_path / "cache.npz", images, labels)
+    with pytest.raises(ValueError, match="features of `module`, which may have changed"):
+        Signals(20, n_draws=1, feature_extractor="module", module=Net()).fit(images, labels).save(tmp_path / "no.npz")
+    Signals(20, n_draws=1).fit(images, labels).save(tmp_path / "cache.npz")
+    assert Signals(20, n_draws=1).load(tmp_path / "cache.npz", images, labels).boundary.space_name_ == ""
+
+
+def test_feature_maps_are_no_images():
+    """Patches of many channels are too many numbers to whiten."""
+    maps = torch.randn(60, 64, 3, 3)
+    assert BoundaryUncertainty(20).fit(maps, torch.arange(60) % 2).skills_ == {}
 
 
 def test_integers_reach_a_network_that_takes_them():

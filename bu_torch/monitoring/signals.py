@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from bu_torch import functional
 from bu_torch._classes import PresentClasses
@@ -184,7 +183,6 @@ class Signals:
         self.regression_skill = expected.regression.skill_
         self._probabilities = expected.predict_proba(perturbed)
         self._fingerprint = self._of(inputs, boundary.labels, boundary.weights)
-        self._file_fingerprint = self._of_network(inputs, self._fingerprint)
         self._warn_of_copies(inputs)
         return self._completed()
 
@@ -285,7 +283,9 @@ class Signals:
         """
         inputs = as_features(features, keep_integers=callable(self.boundary.perturbation))
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
-        arrays = {name: value.numpy() for name, value in prepared.items() if isinstance(value, Tensor)}
+        if unknown := sorted(set(prepared) - set(PREPARED)):
+            raise ValueError(f"`prepared` must hold {', '.join(PREPARED)}, got {', '.join(unknown)[:100]} besides.")
+        arrays = {name: value.detach().numpy() for name, value in prepared.items() if isinstance(value, Tensor)}
         check_prepared(arrays, self._as_samples(inputs, labels))
         return self._take(arrays, inputs, labels, self._weights_of(labels, sample_weight))
 
@@ -301,7 +301,7 @@ class Signals:
         tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
         of_boundary = {name: tensor for name, tensor in tensors.items() if name not in _OWN}
         is_whole = "perturbed_inputs" in of_boundary
-        self.boundary._restore({"labels": labels, **of_boundary}, weights, None if is_whole else inputs)
+        self.boundary._restore({**of_boundary, "labels": labels}, weights, None if is_whole else inputs)
         self._classes = PresentClasses(self.boundary.labels)
         for name in _OWN:
             setattr(self, f"_{name}", tensors[name])
@@ -378,13 +378,16 @@ class Signals:
 
         Raises:
             RuntimeError: If `fit` has not been called.
+            ValueError: If they are of features of `module`, which no file can know again.
         """
         self._check_fitted()
+        if self.boundary.is_of_module:
+            raise ValueError("These Signals are of features of `module`, which may have changed since: fit them anew.")
         tensors = {name: getattr(self.boundary, name) for name in FITTED}
         tensors |= {name: getattr(self, f"_{name}")[:, : len(self._classes)] for name in _OWN}
         arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
         arrays |= {name: np.array(getattr(self, name)) for name in _SKILLS}
-        write_cache(Path(path), self._file_fingerprint, arrays)
+        write_cache(Path(path), self._fingerprint, arrays)
 
     def load(self, path: str | Path, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `save` wrote in place of `fit(features, labels)`.
@@ -405,7 +408,7 @@ class Signals:
         inputs = as_features(features, keep_integers=callable(self.boundary.perturbation))
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         weights = self._weights_of(labels, sample_weight)
-        wanted = self._of_network(inputs, self._of(inputs, labels, weights))
+        wanted = self._of(inputs, labels, weights)
         arrays = read_cache(path, wanted, self._as_samples(inputs, labels))
         return self._take(arrays, inputs, labels, weights)
 
@@ -440,18 +443,6 @@ class Signals:
 
     def _weights_of(self, labels: Tensor, sample_weight: Any) -> Tensor | None:
         return weights_of(labels, self.boundary.class_weight, sample_weight)
-
-    def _of_network(self, inputs: Tensor, fingerprint: str) -> str:
-        """The fingerprint with that of the network whose features may be the space, as it is now."""
-        module = self.boundary.module
-        if module is None or not self.boundary.may_use_module(inputs):
-            return fingerprint
-        digest = hashlib.sha256(fingerprint.encode())
-        for name, tensor in sorted(module.state_dict().items()):
-            if isinstance(tensor, Tensor) and not is_lazy(tensor):
-                digest.update(name.encode())
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
 
     def _of(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
         """Fingerprint of samples and settings."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from bu_torch.monitoring.budget import Plan
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+_PREPARED = (torch.float32, torch.float64, torch.int64)
 _MOST_NAME = 100  # characters of a column
 
 
@@ -102,6 +103,7 @@ def _read_prepared(prepared: dict[str, Any] | None) -> dict[str, Any] | None:
     for name, tensor in (prepared or {}).items():
         _check(isinstance(name, str) and isinstance(tensor, Tensor), "`prepared` as tensors by name", name)
         is_plain = tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type == "cpu"
+        is_plain = is_plain and tensor.dtype in _PREPARED and not tensor.requires_grad
         holds_all = is_plain and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
         _check(holds_all, "`prepared` of plain tensors that hold their values", tensor.dtype)
     return prepared

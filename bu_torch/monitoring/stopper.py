@@ -173,10 +173,11 @@ class BoundaryUncertaintyStopper(Settings):
         made = tracker.plan_checks(n_training, n_training, n_weights)
         samples = choose_among_whole(self._samples, lambda n: made.n_samples, self.seed)
         cache = None if self.cache is None else Path(self.cache)
-        module = model if isinstance(model, nn.Module) else None
+        # Its features are a space where that is asked for: the first check mostly comes after some training.
+        module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
         fingerprint = tracker.prepare(samples, module=module, cache=cache, has_progress_bar=True)
         tracker.to(device_of(model, tracker.perturbed_inputs))
-        if not tracker.go_on(fingerprint):
+        if not tracker.go_on(fingerprint, tracker.is_restored):
             self._best = BestWeights()
             tracker.warn(
                 "The samples are not those that the loaded state was taken with: what is measured now cannot be"

@@ -75,6 +75,7 @@ class Tracker:
             or were added as not counted. They count neither for the patience nor as best.
         setup_seconds: What the preparation took, in seconds.
         check_seconds: What the checks took so far, in seconds.
+        is_restored: Whether `prepare` could take what a resumed state holds for it; False for damage.
     """
 
     history: list[dict[str, Any]]
@@ -110,6 +111,7 @@ class Tracker:
         self._predictions = torch.empty(0, dtype=torch.int64)
         self._fingerprint = None
         self._prepared: Mapping[str, Any] | None = None
+        self.is_restored = True
         self._has_warned = False
         self._space: Literal["inputs", "patches"] | None = None
         self._record: Record | None = None
@@ -172,9 +174,18 @@ class Tracker:
             )
         samples, n_draws = self._within_memory(samples)
         signals = self.settings.make_signals(n_draws, module)
-        if self._space is not None and self.history:  # as it was chosen when the run began
-            signals.boundary.feature_extractor = self._space
+        boundary = signals.boundary
+        if self.history:  # as it was chosen when the run began
+            boundary.known_space = self._space
         self._signals = self._restored(signals, samples)
+        if self._signals is None and boundary.may_use_module(samples.inputs):
+            is_asked_for = boundary.feature_extractor is not None
+            if cache is not None and is_asked_for:
+                self.warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
+                cache = None
+            # What a file holds follows from the samples alone; and a run that resumes has learnt the labels by now.
+            elif not is_asked_for and (cache is not None or (self.history and self._space is None)):
+                boundary.module = None
         if self._signals is None:
             self._signals = fit_or_load(
                 signals,
@@ -211,17 +222,17 @@ class Tracker:
                     self._space = "inputs"
                 case "patches":
                     self._space = "patches"
-                case _:  # "module", or "" where a cache was read, which does not tell
+                case _:
                     self._prepared = signals.prepared()
 
     def _restored(self, signals: Signals, samples: Samples) -> Signals | None:
         """The signals of a run that resumes, where the network of its start was the space; else None."""
-        if self._prepared is None or not self.history:
+        if self._prepared is None or not self.history or not signals.boundary.may_use_module(samples.inputs):
             return None
         try:
             return signals.restore(self._prepared, samples.inputs, samples.labels, samples.weights)
         except ValueError:  # of other samples, or damaged: what follows says so
-            self._fingerprint = ""
+            self.is_restored = False
             return None
 
     def _within_memory(self, samples: Samples) -> tuple[Samples, int]:
@@ -244,9 +255,14 @@ class Tracker:
         )
         return samples, n_draws
 
-    def go_on(self, fingerprint: str) -> bool:
-        """Compare the samples with those of the checks so far; False if they differ, so that those count no more."""
-        are_the_same = not self.history or self._fingerprint in (None, fingerprint)
+    def go_on(self, fingerprint: str, is_restored: bool = True) -> bool:
+        """Compare the samples with those of the checks so far; False if they differ, so that those count no more.
+
+        Args:
+            fingerprint: What `prepare` gave where it was called.
+            is_restored: What `is_restored` was there: whether the state could be gone on with.
+        """
+        are_the_same = not self.history or (is_restored and self._fingerprint in (None, fingerprint))
         if not are_the_same:
             self._compare_nothing_before()
         self._fingerprint = fingerprint

@@ -1,6 +1,8 @@
 """What the network gets in training is what is measured: batch hooks, samplers, units, odd outputs and labels."""
 
+import copy
 import inspect
+import pickle
 import re
 import warnings
 
@@ -693,3 +695,31 @@ class TestWhatTrainingDoes:
 
         with pytest.warns(UserWarning, match="worse than chance with 3 classes"):
             monitored(tmp_path, Mapped, loader(X, Y), max_epochs=6)
+
+
+class TestNoObjection:
+    @pytest.mark.parametrize(
+        "got",
+        [
+            {0: X, 1: nn.functional.one_hot(Y, 3)},
+            {0: X, 1: Y.unsqueeze(1)},
+            {0: nn.functional.dropout(X, 0.5)},
+            {0: X * (torch.rand_like(X) < 0.5)},
+            {0: torch.tensor(3.0), 1: X},
+        ],
+        ids=["one-hot labels", "a column of labels", "dropout", "masked", "a number first"],
+    )
+    def test_to_what_is_no_other_input(self, got):
+        expected = {0: torch.tensor(3.0), 1: X} if 1 in got and got[1] is X else {0: X}
+        assert difference(expected, got, Y) == ""
+
+    def test_a_copy_made_while_training_is_watched_has_no_ears(self):
+        module = Classifier()
+        witness = Witness(module)
+        witness.rehearse(lambda: module(X), Y)
+        witness.watch()
+        twin = copy.deepcopy(module)
+        assert pickle.dumps(module)
+        witness.leave()
+        twin(X)
+        assert not witness.has_seen

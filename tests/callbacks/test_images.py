@@ -96,32 +96,62 @@ def test_training_is_the_same_to_the_bit_without_the_callback(tmp_path):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_the_loop_chooses_and_goes_on_likewise():
-    def checks(stopper, module, n):
-        optimizer = module.configure_optimizers()
-        for _ in range(n):
-            nn.functional.cross_entropy(module(images()[0]), images()[1]).backward()
-            optimizer.step()
-            stopper.check(module)
-        return stopper
+class Plain(Module):
+    """What goes into its last layer tells nothing before training."""
 
-    whole = checks(BoundaryUncertaintyStopper(*images(), n_neighbors=20), module := Module(), 2)
-    again = BoundaryUncertaintyStopper(*images(), n_neighbors=20)
-    again.load_state_dict(whole.state_dict())
-    weights = {name: value.clone() for name, value in module.state_dict().items()}
-    expected = checks(whole, module, 2).history
-    module = Module()
-    module.load_state_dict(weights)
-    found = checks(again, module, 2).history
-    assert [entry["epoch"] for entry in found] == [0, 1, 2, 3]
-    assert found[2]["expected_accuracy"] == pytest.approx(expected[2]["expected_accuracy"], abs=0.02)
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.body.weight.zero_()
+
+
+@pytest.mark.parametrize("with_cache", [False, True])
+def test_a_space_that_is_none_of_the_networks_is_kept_through_two_resumes(tmp_path, with_cache):
+    """The network knows the labels by then, and must not be chosen."""
+    settings = {"n_neighbors": 20, "n_draws": 2, "cache": tmp_path / "cache.npz" if with_cache else None}
+
+    def part(folder, epochs, ckpt_path=None):
+        callback = BoundaryUncertaintyStopping(**settings)
+        saver = ModelCheckpoint(tmp_path / folder, save_last=True)
+        made = trainer(tmp_path / folder, callback, saver, max_epochs=epochs)
+        made.fit(Plain(), DataLoader(TensorDataset(*images()), batch_size=40), ckpt_path=ckpt_path)
+        return callback
+
+    whole = part("whole", 6)
+    part("first", 2)
+    part("second", 4, tmp_path / "first" / "last.ckpt")
+    resumed = part("third", 6, tmp_path / "second" / "last.ckpt")
+    assert resumed.history == whole.history
+    assert resumed.best_epoch == whole.best_epoch
+    assert resumed.tracker.n_not_compared == 0
+
+
+def test_the_loop_looks_at_no_network_that_may_have_learnt_the_labels():
+    stopper = BoundaryUncertaintyStopper(*images(), n_neighbors=20, n_draws=1)
+    stopper.check(Module())
+    assert list(stopper._tracker.signals.boundary.skills_) == ["inputs", "patches"]
+    asked = BoundaryUncertaintyStopper(*images(), n_neighbors=20, n_draws=1, feature_extractor="module")
+    asked.check(Module())
+    again = BoundaryUncertaintyStopper(*images(), n_neighbors=20, n_draws=1, feature_extractor="module")
+    again.load_state_dict(asked.state_dict())
+    again.check(Plain())
+    assert torch.equal(again._tracker.perturbed_inputs, asked._tracker.perturbed_inputs)
+    assert again._tracker.is_comparable
+
+
+def test_features_of_a_network_are_not_cached(tmp_path):
+    settings = {"feature_extractor": "module", "cache": tmp_path / "cache.npz"}
+    with pytest.warns(UserWarning, match="differ from run to run: they are not kept in the cache"):
+        fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, **settings), epochs=1)
+    assert not (tmp_path / "cache.npz").exists()
 
 
 def test_a_state_of_others_is_refused_or_left():
     stopper = BoundaryUncertaintyStopper(*images(), n_neighbors=20, feature_extractor="module", n_draws=2)
     stopper.check(Module())
     state = stopper.state_dict()
-    for wrong in ({"votes": "many"}, {3: torch.ones(2)}, {"votes": torch.empty(2**40, device="meta")}):
+    odd = torch.ones(2, dtype=torch.bfloat16), torch.ones(2, requires_grad=True), torch.ones(1).expand(2**40)
+    for wrong in ({"votes": "many"}, {3: torch.ones(2)}, *({"votes": tensor} for tensor in odd)):
         with pytest.raises(ValueError, match="holds no state that this package wrote: expected `prepared`"):
             stopper.load_state_dict({**state, "checks": {**state["checks"], "prepared": wrong}})
     with pytest.raises(ValueError, match="expected `space`"):
