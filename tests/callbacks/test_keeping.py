@@ -28,7 +28,7 @@ class Stopping(BoundaryUncertaintyStopping):
         self.script = script
 
     def _prepare_here(self, trainer, pl_module):
-        return torch.zeros(1, 1), None, "the same"
+        return torch.zeros(1, 1), None, ("the same", True)
 
     def _try(self, trainer, pl_module):
         """There is nothing to read."""

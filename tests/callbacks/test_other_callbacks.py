@@ -30,7 +30,7 @@ class ScriptMixin:
     script = (0.1, 0.9, 0.5)
 
     def _prepare_here(self, trainer, pl_module):
-        return torch.zeros(1, 1), None, "the same"
+        return torch.zeros(1, 1), None, ("the same", True)
 
     def _try(self, trainer, pl_module):
         """There is nothing to read."""
