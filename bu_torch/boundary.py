@@ -150,11 +150,15 @@ class BoundaryUncertainty:
             TypeError: If an argument is not made of real numbers.
         """
         inputs = as_features(features, keep_integers=callable(self.perturbation))
-        labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
+        self.fit_points(inputs, as_labels(labels, inputs.shape[0]).to(inputs.device), sample_weight)
+        return self
+
+    def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Tensor:
+        """`fit` to what has been checked; returns the samples as points (N, k) of the space, which are not kept."""
         check_two_classes(labels)
         self.weights = weights_of(labels, self.class_weight, sample_weight)
         self._choose_space(inputs, labels)
-        points = self.space.fit(inputs).transform(inputs)
+        points = self.space.fit_transform(inputs)
         graph = NeighborGraph(self.n_neighbors).fit(points)
         classifier = PrototypeClassifier(seed=self.seed).fit(points, labels)
         self.labels = labels
@@ -162,7 +166,8 @@ class BoundaryUncertainty:
         self.nearest_distance = graph.nearest_distance
         self.bayes_pairs = classifier.top_pairs(points)
         self._perturb(inputs)
-        return self._index()
+        self._index()
+        return points
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Whether the space of these inputs depends on `module`."""

@@ -70,6 +70,11 @@ class FeatureSpace:
             TypeError: If the extractor does not give real numbers.
             ValueError: If it does not give one row of finite features a sample.
         """
+        self.fit_transform(inputs)
+        return self
+
+    def fit_transform(self, inputs: Tensor) -> Tensor:
+        """`fit` and `transform` of the same inputs, whose features are extracted once."""
         if self.is_of_patches:
             self._patches = PatchFeatures(seed=self.seed).fit(inputs)
         flat = self.extract(inputs)
@@ -78,11 +83,14 @@ class FeatureSpace:
         if self.n_components is not None:
             points = standardize(flat, self.mean_, self.scale_)
             self.components_ = principal_components(points, min(self.n_components, *flat.shape), self.seed)[1]
-        return self
+        return self._as_points(flat)
 
     def transform(self, inputs: Tensor) -> Tensor:
         """Inputs (n, ...) as points (n, k) of the space; float64 for float64 features and float32 for all others."""
-        points = standardize(self.extract(inputs), self.mean_, self.scale_)
+        return self._as_points(self.extract(inputs))
+
+    def _as_points(self, flat: Tensor) -> Tensor:
+        points = standardize(flat, self.mean_, self.scale_)
         return points if self.components_ is None else points @ self.components_.T
 
     def extract(self, inputs: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def choose_space(
     skills: dict[str, float] = {}
     for name, space in candidates.items():
         try:
-            points = space.fit(part).transform(part)
+            points = space.fit_transform(part)
         except Exception as error:  # a network may have no such layer, or not be ready: its code may raise anything
             if name != "module":
                 raise

@@ -163,11 +163,12 @@ class Signals:
             TypeError: As for `BoundaryUncertainty.fit`.
         """
         inputs = as_features(features, keep_integers=callable(self.boundary.perturbation))
-        self._classes = PresentClasses(as_labels(labels, len(inputs)).to(inputs.device))
+        labels = as_labels(labels, len(inputs)).to(inputs.device)
+        self._classes = PresentClasses(labels)
         self._check_size(len(inputs))
-        boundary = self.boundary.fit(inputs, labels, sample_weight)
+        boundary = self.boundary
+        points = boundary.fit_points(inputs, labels, sample_weight)
         columns = self._classes.columns(boundary.labels)
-        points = boundary.space.transform(inputs)
         perturbed = boundary.space.transform(boundary.perturbed_inputs.flatten(0, 1))
         rows = torch.arange(len(points), device=perturbed.device).repeat(boundary.n_draws)
         left_out = TrustScore().fit(points, columns).class_distances(perturbed, rows)
