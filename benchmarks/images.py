@@ -20,7 +20,6 @@ import gzip
 import itertools
 import json
 import logging
-import time
 import warnings
 from functools import cache, partial
 from pathlib import Path
@@ -28,8 +27,9 @@ from pathlib import Path
 import lightning as L
 import numpy as np
 import pandas as pd
+import quality
 import torch
-from quality import FOLDER, Case, Record, Split, breakdown, environment, judge, predict, recall, summarise
+from quality import FOLDER, Case, Classifier, Record, Split, breakdown, environment, judge, recall, summarise
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.multiprocessing import get_context
@@ -113,61 +113,13 @@ def network(kind: Kind, size: int, n_classes: int) -> nn.Sequential:
     return nn.Sequential(*block(1, 16), *block(16, 32), *head)
 
 
-class Net(L.LightningModule):
-    """A classifier, trained by AdamW, and what a validation loop logs."""
+class Curves(quality.Curves):
+    """Read in eval mode, which these networks need."""
 
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def training_step(self, batch: Split, batch_idx: int) -> Tensor:
-        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
-        self.log("train_loss", loss, on_step=False, on_epoch=True)
-        return loss
-
-    def validation_step(self, batch: Split, batch_idx: int) -> None:
-        logits = self(batch[0])
-        self.log("val_loss", nn.functional.cross_entropy(logits, batch[1]))
-        self.log("val_accuracy", (logits.argmax(dim=1) == batch[1]).float().mean())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-3)
-
-
-class Curves(L.Callback):
-    """Test error and all logged metrics after each epoch; time without what this callback takes."""
-
-    def __init__(self, test: Split, train: Split, monitor: BoundaryUncertaintyMonitor | None) -> None:
-        self.test, self.train, self.monitor = test, train, monitor
-        self.rows: list[dict[str, float]] = []
-        self.predictions: Tensor | None = None
-        self.own_seconds = 0.0
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.started = time.perf_counter()
-
-    @torch.no_grad()
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        now = time.perf_counter()
-        row = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        row["seconds"] = now - self.started - self.own_seconds
-        row["check_seconds"] = 0.0
-        if self.monitor is not None:
-            row["check_seconds"] = self.monitor.setup_seconds + self.monitor.check_seconds
         pl_module.eval()
-        row["test_error"] = float((predict(pl_module, self.test[0]) != self.test[1]).float().mean())
-        predictions = predict(pl_module, self.train[0])
+        super().on_train_epoch_end(trainer, pl_module)
         pl_module.train()
-        before, self.predictions = self.predictions, predictions
-        row["changed_predictions"] = 1.0 if before is None else float((predictions != before).float().mean())
-        self.rows.append(row)
-        self.own_seconds += time.perf_counter() - now
-
-    def columns(self) -> dict[str, list[float]]:
-        return {name: [row[name] for row in self.rows] for name in self.rows[-1]}
 
 
 def prepare(case: Case) -> tuple[Split, Split, nn.Module]:
@@ -211,7 +163,7 @@ def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split
     """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
     L.seed_everything(case.seed, verbose=False)
     monitor = BoundaryUncertaintyMonitor(seed=case.seed) if held_out is None else None
-    curves = Curves(test, split, monitor)
+    curves = Curves(test, split, monitor, case.setting)
     trainer = L.Trainer(
         max_epochs=case.epochs,
         callbacks=[curves] if monitor is None else [monitor, curves],
@@ -226,7 +178,7 @@ def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split
     loaders = [DataLoader(dataset, batch_size=32, shuffle=True)]
     if held_out is not None:
         loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))
-    trainer.fit(Net(copy.deepcopy(net)), *loaders)
+    trainer.fit(Classifier(copy.deepcopy(net), partial(torch.optim.AdamW, lr=1e-3)), *loaders)
     return curves
 
 

@@ -83,13 +83,12 @@ class Case:
     epochs: int
 
 
-class Net(L.LightningModule):
-    """A classifier, trained as the paper does, and what a validation loop logs."""
+class Classifier(L.LightningModule):
+    """A network in training, and what a validation loop logs."""
 
-    def __init__(self, shape: torch.Size, n_classes: int, setting: str) -> None:
+    def __init__(self, net: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
         super().__init__()
-        build, self.optimizer = SETTINGS[setting]
-        self.net = build(shape, n_classes)
+        self.net, self.optimizer = net, optimizer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -106,6 +105,14 @@ class Net(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer(self.parameters())
+
+
+class Net(Classifier):
+    """The network of a setting, trained as the paper does."""
+
+    def __init__(self, shape: torch.Size, n_classes: int, setting: str) -> None:
+        build, optimizer = SETTINGS[setting]
+        super().__init__(build(shape, n_classes), optimizer)
 
 
 class Curves(L.Callback):

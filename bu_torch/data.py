@@ -165,7 +165,7 @@ def read_loader(
             a stream cannot be read twice, or if a sampler cannot be copied.
         TypeError: If a batch holds tensors that are not dense.
     """
-    with _seeded(seed):
+    with seeded(seed):
         dataset = _reading_copy(loader.dataset)
         classes = _class_names(dataset)
         if isinstance(dataset, IterableDataset):
@@ -503,7 +503,7 @@ def _class_names(dataset: Any) -> list[str] | None:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Let global random states start from `seed`; put them back on leaving."""
     with preserved_random_state():
         random.seed(seed)

@@ -102,20 +102,21 @@ def library_of(trainer: Any) -> Library:
 
 def measured_module(trainer: Any, pl_module: Any) -> Any:
     """The weights that a checkpoint of this moment would hold: the average, where `WeightAveraging` keeps one."""
-    weight_averaging = library_of(trainer).weight_averaging
-    for callback in trainer.callbacks:
-        if isinstance(callback, weight_averaging) and callback._average_model is not None:
-            return callback._average_model.module
-    return pl_module
+    average = _average_model(trainer)
+    return pl_module if average is None else average.module
 
 
 def is_average_untouched(trainer: Any) -> bool:
     """Whether `WeightAveraging` has not updated its average yet, which then is the network before training."""
+    average = _average_model(trainer)
+    return average is not None and int(average.n_averaged) == 0
+
+
+def _average_model(trainer: Any) -> Any:
+    """The `AveragedModel` of the first `WeightAveraging` that has one; None where there is none."""
     weight_averaging = library_of(trainer).weight_averaging
-    for callback in trainer.callbacks:
-        if isinstance(callback, weight_averaging) and callback._average_model is not None:
-            return int(callback._average_model.n_averaged) == 0
-    return False
+    found = (one._average_model for one in trainer.callbacks if isinstance(one, weight_averaging))
+    return next((average for average in found if average is not None), None)
 
 
 @cache

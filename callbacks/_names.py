@@ -40,9 +40,5 @@ def _log_alike(first: Any, second: Any) -> bool:
 def _equal(first: Any, second: Any) -> bool:
     if isinstance(first, tuple) and isinstance(second, tuple):
         return len(first) == len(second) and all(map(_equal, first, second))
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first == second  # weights by class
-    if isinstance(first, list) and isinstance(second, list):
-        return first == second
-    is_plain = all(isinstance(one, bool | int | float | str) for one in (first, second))
+    is_plain = all(isinstance(one, bool | int | float | str | dict | list) for one in (first, second))
     return first is second or (is_plain and bool(first == second))

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from bu_torch._evaluation_mode import dtype_of, evaluation_mode, joined, logits_of, preserved_random_state
-from bu_torch._inputs import check_integer, scikit_learn_seed
+from bu_torch._evaluation_mode import dtype_of, evaluation_mode, joined, logits_of
+from bu_torch._inputs import check_integer
 from bu_torch.callbacks._dashboards import dashboards
 from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._lightning import (
@@ -35,7 +33,7 @@ from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each,
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._training_data import batch_hooks, read_pair, read_training_data
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
-from bu_torch.data import IGNORED, Samples, UnreadableError, split_batch
+from bu_torch.data import IGNORED, Samples, UnreadableError, seeded, split_batch
 from bu_torch.monitoring.budget import Plan, count_weights
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.settings import MeasurementSettings
@@ -201,7 +199,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _begin(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         started = time.perf_counter()
-        with preserved_random_state():
+        with seeded(self.seed):  # what is drawn at random, by a `perturbation` say, is the same each time
             self._prepare(trainer, pl_module)
         self._suffix = suffix_of(
             self, [one for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]
@@ -349,10 +347,6 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     ) -> tuple[Tensor, Plan | None, tuple[str, bool]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
         samples = _NOTHING_READ
-        # A dataset that augments at random is read at the same draw each time.
-        random.seed(self.seed)
-        np.random.seed(scikit_learn_seed(self.seed))  # noqa: NPY002  (which datasets use, and which is put back)
-        torch.manual_seed(self.seed)
         try:
             samples = self._read(trainer, pl_module)
             self._takes_integers = not samples.inputs.is_floating_point()

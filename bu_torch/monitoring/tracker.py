@@ -380,10 +380,10 @@ class Tracker:
         if all(entry["expected_accuracy"] < _BELOW_CHANCE / n_classes for entry in self.history[-_SETTLED:]):
             self._has_warned = True
             self.warn(
-                f"Expected accuracy is {self.history[-1]['expected_accuracy']:.2f} after {len(self.history)}"
-                " checks, worse"
-                f" than chance with {n_classes} classes. Does `training_step` change the labels, or does `forward` give"
-                " something other than one logit for each class of the labels? Then nothing that is measured says"
+                f"Expected accuracy is {self.history[-1]['expected_accuracy']:.2f} after {len(self.history)} checks,"
+                f" worse than chance with {n_classes} classes. Does `training_step` change the labels, or does"
+                " `forward` give something other than one logit for each class of the labels? Then nothing that"
+                " is measured says"
                 " anything of what is trained. What is done to labels belongs into the dataset or"
                 " `on_after_batch_transfer`."
             )
