@@ -42,6 +42,7 @@ _BEST = (
     "best_model_score",
     "current_score",
     "best_epoch",
+    "best_step",
 )
 _FILE_NAME = re.compile(r"boundary-epoch=\d+-step=\d+(-v\d+)?\.ckpt")
 _OWN_FILES = OwnFiles()  # of all fits of this process
@@ -62,10 +63,10 @@ class Companion(Callback):
         return self._generate_state_key(owner=self.owner.state_key)
 
     def score_of(self, trainer: "Trainer") -> float | None:
-        """What decides in this epoch; None if there is nothing to decide."""
+        """What decides in this hook; None if there is nothing to decide."""
         if trainer.fast_dev_run or self.owner not in trainer.callbacks:
             return None
-        return self.owner.score_of(trainer.current_epoch)
+        return self.owner.new_score
 
 
 class VerdictBearerMixin(Companion, EarlyStopping):
@@ -95,9 +96,11 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             self._best_before = self.owner.tracker.verdict.best
 
     def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
+        if self.score_of(trainer) is not None:
+            self._decide(trainer)
         # `min_steps` may be reached in the middle of an epoch, where Lightning stops too. After the last batch the
         # epoch's own check decides.
-        if self._is_due and not trainer.is_last_batch and _may_stop(trainer):
+        elif self._is_due and not trainer.is_last_batch and _may_stop(trainer):
             self._stop(trainer)
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
@@ -105,6 +108,10 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             if self._is_due and _may_stop(trainer):
                 self._stop(trainer)
             return
+        self._decide(trainer)
+
+    def _decide(self, trainer: "Trainer") -> None:
+        """Act on the check that has just been made."""
         verdict = self.owner.tracker.verdict
         if self.verbose and verdict.best > self._best_before:
             self.best_score = torch.tensor(self._best_before, dtype=torch.float64)
@@ -123,7 +130,8 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         trainer.should_stop = True
         self.has_stopped, self._is_due = True, False
         self.stopped_epoch = trainer.current_epoch
-        self.why_stopped = self.stopping_reason_message = self.owner.tracker.why_stopped(self.stopped_epoch)
+        step = None if self.owner.every_n_train_steps is None else trainer.global_step
+        self.why_stopped = self.stopping_reason_message = self.owner.tracker.why_stopped(self.stopped_epoch, step)
 
     def _take_over_verdict(self) -> None:
         verdict = self.owner.tracker.verdict
@@ -140,7 +148,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
 
 
 class KeeperMixin(Companion, ModelCheckpoint):
-    """Lightning's `ModelCheckpoint` on the score of an epoch with a check; one file, with a name of its own."""
+    """Lightning's `ModelCheckpoint` on the score of each check; one file, with a name of its own."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
         super().__init__(
@@ -154,6 +162,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
         )
         self.owner = owner
         self.best_epoch: int | None = None  # of the best file
+        self.best_step: int | None = None  # likewise
         self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
         self._obsolete: str | None = None  # its file, once the newest is written
         self._resumed_path = ""  # the best file that the resumed state names
@@ -166,16 +175,25 @@ class KeeperMixin(Companion, ModelCheckpoint):
             super().setup(trainer, pl_module, stage)
             self.dirpath: Any = _absolute(self.dirpath)  # Lightning leaves it relative where a logger or the user does
 
+    def on_train_batch_start(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
+        self._settle(trainer)
+
+    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
+        self._save_if_best(trainer)
+
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        self._save_if_best(trainer)
+
+    def _save_if_best(self, trainer: "Trainer") -> None:
         score = self.score_of(trainer)
-        if score is not None and math.isfinite(score):
-            super().on_train_epoch_end(trainer, pl_module)
+        if score is not None and math.isfinite(score) and not self._should_skip_saving_checkpoint(trainer):
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def _monitor_candidates(self, trainer: "Trainer") -> dict[str, Tensor]:
         candidates = super()._monitor_candidates(trainer)
         score = self.score_of(trainer)
         if score is not None:
-            own = {name: value for name, value in self.owner.history[-1].items() if name != "epoch"}
+            own = {name: value for name, value in self.owner.history[-1].items() if name not in ("epoch", "step")}
             candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
             candidates[self.owner.score_name] = torch.tensor(score, dtype=torch.float64)
         return candidates
@@ -195,7 +213,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self._obsolete = None
         try:
             super()._update_best_and_save(current, trainer, monitor_candidates)
-            self.best_epoch = trainer.current_epoch
+            self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step
         except OSError as error:
             if trainer.world_size > 1:  # the others wait for this one within Lightning
                 raise
@@ -221,7 +239,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
         return previous != current  # `_settle` looks closer
 
     def _remove_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
-        # Not yet: checkpoints of this epoch that others save must not name a file that is gone.
+        # Not yet: checkpoints that others save after this check must not name a file that is gone.
         self._obsolete = filepath
 
     def on_train_epoch_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
@@ -321,11 +339,12 @@ class KeeperMixin(Companion, ModelCheckpoint):
                 "kth_value": score,
             }
         )
-        epoch = state_dict.get("best_epoch")
-        self.best_epoch = epoch if isinstance(epoch, int) else None
+        for name in ("best_epoch", "best_step"):
+            place = state_dict.get(name)
+            setattr(self, name, place if isinstance(place, int) else None)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "best_epoch": self.best_epoch}
+        return {**super().state_dict(), "best_epoch": self.best_epoch, "best_step": self.best_step}
 
 
 def _absolute(folder: Any) -> Any:
@@ -370,6 +389,7 @@ class MemoryKeeperMixin(Companion, Checkpoint):
 
     best_model_path = ""
     best_epoch: int | None = None  # not needed: no weights in memory are ever lost
+    best_step: int | None = None  # likewise
     is_best_there = True
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
@@ -380,6 +400,9 @@ class MemoryKeeperMixin(Companion, Checkpoint):
     @property
     def best_model_score(self) -> float | None:
         return self.best.score
+
+    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
+        self.best.offer(self.score_of(trainer), measured_module(trainer, pl_module))
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         self.best.offer(self.score_of(trainer), measured_module(trainer, pl_module))

@@ -12,7 +12,6 @@ INSTEAD = {
     "mode": f"the larger score is kept; {_NOTHING_TO_MONITOR}",
     "save_top_k": "one checkpoint is kept, the best. A `ModelCheckpoint(monitor='expected_accuracy', mode='max',"
     " save_top_k=3)` beside it keeps more",
-    "every_n_train_steps": "a check is made at the end of an epoch: `every_n_epochs=`",
     "class_weights": "`class_weight=`",
     "strict": "the score is never missing",
     "divergence_threshold": "scores are bounded; `check_finite=` ends a training whose outputs are not finite",

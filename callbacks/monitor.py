@@ -69,7 +69,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
     At the start of training the callback reads the training samples, finds their nearest neighbours and perturbs each
-    of them a little. At each check, at the end of a training epoch, it passes the perturbed samples through the
+    of them a little. At each check, at the end of a training epoch or every so many steps, it passes the perturbed samples through the
     module's `forward` once (eval mode, no gradient, the trainer's precision) and logs three numbers under fixed names:
 
     - `boundary_uncertainty`, in [0, 1], larger is better: do both classes mix along the decision boundary as they would
@@ -104,8 +104,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     `training_step` changes to other units before the network gets them are refused after the first batch.
 
     Args:
-        every_n_epochs: Check in every n-th epoch, >= 1. In the others the names above are not in
+        every_n_epochs: Check at the end of every n-th epoch, >= 1. In the others the names above are not in
             `trainer.callback_metrics`.
+        every_n_train_steps: Check after every n-th optimiser step (`trainer.global_step`) instead, >= 1, for trainings
+            of few epochs. The budget of a check is then a share of the samples that n steps visit.
         reference: The samples to use instead of those found in the trainer's loader, without random augmentation say:
             a pair of inputs (N, ...) as `forward` takes them and labels (N,), all of them unless `max_samples` says
             otherwise; or a Dataset or DataLoader, of which as many are read as of the trainer's.
@@ -117,14 +119,13 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             `class_weight`, `output_key`.
 
     Attributes:
-        history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `boundary_uncertainty`,
-            `trust_score`, `expected_accuracy`, `label_agreement`, `vote_agreement`, `neighbor_agreement`,
-            `prediction_changes`, `omission`; floats, NaN where a logit was not finite.
+        history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
+            `boundary_uncertainty`, `trust_score`, `expected_accuracy`, `label_agreement`, `vote_agreement`,
+            `neighbor_agreement`, `prediction_changes`, `omission`; floats, NaN where a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, where there are none) with a row for each check,
-            written as soon as it is measured: `epoch`, `step` (`trainer.global_step`), `seconds` since training began
-            (without the checks of other such callbacks), `check_seconds`, and what `history` has. "" where nothing is
+            written as soon as it is measured: `epoch`, `step`, `seconds` since training began (without the checks of other such callbacks), `check_seconds`, and what `history` has. "" where nothing is
             written: neither checkpoints nor logs on this machine's disk, `fast_dev_run`, `barebones`, or another
             process than the first.
 
@@ -134,6 +135,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     """
 
     every_n_epochs: int = 1
+    every_n_train_steps: int | None = None
     reference: Reference | None = None
     input_key: str | int | None = None
     label_key: str | int | None = None
@@ -157,6 +159,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._witness: Witness | None = None
         self._n_watched = 0  # batches
         self._waits_for_average = False  # at the last check
+        self._has_checked = False  # in the hook that runs
+        self._steps_before = 0  # the batch that runs
         self._suffix = ""  # of the names that are logged
         self._logged_names: list[str] = []
         self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until training ends
@@ -220,6 +224,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def on_train_batch_start(
         self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
     ) -> None:
+        self._has_checked, self._steps_before = False, trainer.global_step
         # Not in `on_train_start`: the module's own comes after it, and may make the module ready.
         if not self._is_tried:
             with self._clocks_of_others_stopped(trainer):
@@ -234,14 +239,25 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     ) -> None:
         if self._witness is not None:
             self._compare(trainer, pl_module, self._witness)
+        self._has_checked = False
+        before, self._steps_before = self._steps_before, trainer.global_step
+        # A batch may make no step, or several: with accumulated gradients, with several optimisers.
+        every = self.every_n_train_steps
+        if every is not None and trainer.global_step // every > before // every:
+            with self._clocks_of_others_stopped(trainer), self._unwatched():
+                self._check(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        self._has_checked = False
         self._dismiss()
-        if (trainer.current_epoch + 1) % self.every_n_epochs:
+        if self.every_n_train_steps is not None:
+            if not self.history or self.history[-1]["epoch"] < trainer.current_epoch:
+                self._withdraw(trainer)
+        elif (trainer.current_epoch + 1) % self.every_n_epochs:
             self._withdraw(trainer)
-            return
-        with self._clocks_of_others_stopped(trainer):
-            self._check(trainer, pl_module)
+        else:
+            with self._clocks_of_others_stopped(trainer):
+                self._check(trainer, pl_module)
 
     def _check(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         started = time.perf_counter()
@@ -252,21 +268,37 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 " before its first update neither count nor are kept."
             )
         values = self._measure(trainer, pl_module)
-        self._tracker.add(trainer.current_epoch, values, is_counted=not self._waits_for_average)
+        is_counted = not self._waits_for_average
+        self._tracker.add(trainer.current_epoch, values, trainer.global_step, is_counted=is_counted)
+        self._has_checked = True
+        # Where Lightning logs the scalars of the last batch, too; it counts that batch after `on_train_batch_end`.
+        is_within_epoch = self.every_n_train_steps is not None
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_within_epoch else 1)
         shown_by = [] if self._suffix else dashboards(trainer)
         details = self._tracker.details() if shown_by or self._tracker.is_recorded else None
         if details is not None:
-            for dashboard in shown_by:  # at the step of the epoch's last batch, where Lightning logs its scalars too
-                dashboard.show(details, trainer.fit_loop.epoch_loop._batches_that_stepped - 1)
-        self._tracker.end_check(started, details, trainer.global_step)
+            for dashboard in shown_by:
+                dashboard.show(details, step)
+        self._tracker.end_check(started, details)
         if not trainer.barebones:  # which logs nothing, and warns where one tries
-            values = {name: value for name, value in self.history[-1].items() if name != "epoch"}
+            self._log(trainer, pl_module, step if is_within_epoch else None)
+
+    def _log(self, trainer: "Trainer", pl_module: "LightningModule", step: int | None) -> None:
+        """Log the last check: with the epoch's other values, or at a step of its own."""
+        measured = {name: value for name, value in self.history[-1].items() if name not in ("epoch", "step")}
+        in_bar = {f"{name}{self._suffix}": measured.pop(name) for name in list(measured) if _is_in_progress_bar(name)}
+        others = {f"{name}{self._suffix}": value for name, value in measured.items()}
+        self._logged_names = [*in_bar, *others]
+        if step is None:
             is_shared = trainer.world_size > 1  # all have the same, but Lightning warns unless it is told so
-            in_bar = {f"{name}{self._suffix}": values.pop(name) for name in list(values) if _is_in_progress_bar(name)}
-            values = {f"{name}{self._suffix}": value for name, value in values.items()}
-            pl_module.log_dict(in_bar, prog_bar=True, sync_dist=is_shared)
-            pl_module.log_dict(values, sync_dist=is_shared)
-            self._logged_names = [*in_bar, *values]
+            options: dict[str, Any] = {"sync_dist": is_shared}
+        else:
+            # Lightning would pass on to loggers what falls on a step of `log_every_n_steps`, and nothing else.
+            options = {"on_step": True, "on_epoch": False, "logger": False}
+            for logger in trainer.loggers:
+                logger.log_metrics({**in_bar, **others, "epoch": trainer.current_epoch}, step)
+        pl_module.log_dict(in_bar, prog_bar=True, **options)
+        pl_module.log_dict(others, **options)
 
     def _withdraw(self, trainer: "Trainer") -> None:
         """Take the last check's values from `callback_metrics`, where an `EarlyStopping` would count them once more."""
@@ -316,6 +348,13 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def _check_settings(self) -> None:
         super()._check_settings()
         self.every_n_epochs = check_integer("every_n_epochs", self.every_n_epochs, 1)
+        if self.every_n_train_steps is not None:
+            self.every_n_train_steps = check_integer("every_n_train_steps", self.every_n_train_steps, 1)
+            if self.every_n_epochs != 1:
+                raise ValueError(
+                    "`every_n_epochs` and `every_n_train_steps` exclude each other: leave `every_n_epochs` at 1 for"
+                    f" checks by steps, got {self.every_n_epochs}."
+                )
         check_reference("reference", self.reference)
 
     def _tracked_settings(self) -> MeasurementSettings:
@@ -410,7 +449,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def _plan(self, trainer: "Trainer", pl_module: "LightningModule", n_training: int) -> Plan:
         """The plan, made at the first call unless a resumed run has one."""
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
-        n_visited = int(min(n_training, trainer.num_training_batches * batch_size * trainer.world_size))
+        n_batches = trainer.num_training_batches
+        if self.every_n_train_steps is not None:
+            n_batches = min(n_batches, self.every_n_train_steps * trainer.accumulate_grad_batches)
+        n_visited = int(min(n_training, n_batches * batch_size * trainer.world_size))
         takes_all = self.max_samples is None and is_pair(self.reference)
         return self._tracker.plan_checks(
             n_training, n_visited, count_weights(pl_module), max_samples=n_training if takes_all else None
@@ -463,6 +505,15 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         if witness is not None:
             witness.leave()
         return witness
+
+    @contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """What a check calls is nothing that training has called."""
+        if self._witness is not None:
+            self._witness.leave()
+        yield
+        if self._witness is not None:
+            self._witness.watch()
 
     def _compare(self, trainer: "Trainer", pl_module: "LightningModule", witness: Witness) -> None:
         """Compare the calls of the batch that has ended; all processes together, whatever each has seen."""
@@ -561,19 +612,31 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     # Warnings.
 
     def _warn_of_checks_too_late(self, trainer: "Trainer") -> None:
-        """Checks are made at the end of epochs, which some trainings have none or too few of."""
+        """Checks are made at the end of epochs, which some trainings have none or too few of; or at their steps."""
+        if self.every_n_train_steps is not None:
+            self._warn_of_too_few_steps(trainer, self.every_n_train_steps)
+            return
         if trainer.num_training_batches == math.inf and trainer.max_steps != -1:
             rank_zero_warn(
                 "The length of the training data is not known, and boundary uncertainty is measured at the end of an"
                 f" epoch: where they do not end before `max_steps={trainer.max_steps}`, that is once, after training."
-                " `Trainer(limit_train_batches=...)` sets the length of an epoch."
+                " `every_n_train_steps=` checks within epochs."
             )
         epochs = trainer.max_epochs
         if epochs is not None and 0 < epochs < self.every_n_epochs and not trainer.fast_dev_run:
             rank_zero_warn(f"No check is made in {epochs} epochs with `every_n_epochs={self.every_n_epochs}`.")
 
+    def _warn_of_too_few_steps(self, trainer: "Trainer", every: int) -> None:
+        n_steps = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs or 0)
+        n_steps *= -(-trainer.num_training_batches // trainer.accumulate_grad_batches) if n_steps else 0
+        n_steps = n_steps if trainer.max_steps == -1 else min(n_steps, trainer.max_steps)
+        if 0 < n_steps < every and not trainer.fast_dev_run and trainer.lightning_module.automatic_optimization:
+            rank_zero_warn(f"No check is made in {n_steps:.0f} steps with `every_n_train_steps={every}`.")
+
     def _warn_of_a_missed_check(self, trainer: "Trainer") -> None:
         """A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check."""
+        if self.every_n_train_steps is not None:
+            return
         due = trainer.current_epoch // self.every_n_epochs * self.every_n_epochs - 1
         if self.history and self.history[-1]["epoch"] < due:
             rank_zero_warn(

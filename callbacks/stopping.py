@@ -40,7 +40,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures; by default the kept epoch is the one with the largest expected accuracy at
-    the perturbed samples (`rule`), and training stops after `patience` checks without a larger one. However training
+    the perturbed samples (`rule`), and training stops after `patience` checks without a larger one. With
+    `every_n_train_steps` checks are made within epochs, and what is kept is one of those steps. However training
     ends (patience, `max_epochs`, `max_time`, Ctrl-C) the module then holds the weights of the kept epoch and a
     checkpoint of it lies on disk; after any other exception the weights stay as they are and a line says where the
     checkpoint is.
@@ -72,6 +73,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
             first finite check that counts.
+        best_step: `trainer.global_step` of the kept check, equal to `checkpoint["global_step"]`; None likewise.
         best_score: The rule's score, of smoothed signals if `smoothing` is on, in the kept epoch; None likewise.
         best_model_path: Checkpoint of the kept epoch; "" if none was written.
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
@@ -107,6 +109,11 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     def best_epoch(self) -> int | None:
         kept = self._kept()
         return None if kept is None else kept["epoch"]
+
+    @property
+    def best_step(self) -> int | None:
+        kept = self._kept()
+        return None if kept is None else kept.get("step")
 
     @property
     def best_score(self) -> float | None:
@@ -195,9 +202,10 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         """Whether what is measured from now on can be compared with any check so far."""
         return self._tracker.is_comparable
 
-    def score_of(self, epoch: int) -> float | None:
-        """What decides in `epoch`, if its check was the last and counts; else None."""
-        return self._tracker.score_of(epoch)
+    @property
+    def new_score(self) -> float | None:
+        """What decides, if a check has been made in the hook that runs, and counts; else None."""
+        return self._tracker.last_score if self._has_checked else None
 
     def conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
@@ -208,6 +216,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         self._tracker.end(
             self.stopping_reason,
             kept_epoch=self.best_epoch,
+            kept_step=self.best_step,
             stopped_epoch=self.stopped_epoch,
             best_model_path=self.best_model_path,
         )
@@ -215,7 +224,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         if kept is None:
             if trainer.current_epoch:
                 why = self._tracker.why_none_kept()
-                why += "" if self.history else f" (`every_n_epochs={self.every_n_epochs}`)"
+                name = "every_n_epochs" if self.every_n_train_steps is None else "every_n_train_steps"
+                why += "" if self.history else f" (`{name}={getattr(self, name)}`)"
                 why += ": the average of WeightAveraging was not updated before it" if self._waits_for_average else ""
                 rank_zero_info(f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason}")
             return
@@ -223,8 +233,11 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         how = self._restore(trainer) if is_graceful and self.restore_best_weights else "not "
         where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
         shown, unit = self.score_name, as_rule(self.rule).unit
+        place = f"epoch {kept['epoch']}"
+        if self.every_n_train_steps is not None and "step" in kept:
+            place = f"step {kept['step']} of {place}"
         rank_zero_info(
-            f"Boundary uncertainty kept epoch {kept['epoch']} ({shown} {kept[shown]:.4f}{unit and f' {unit}'}):"
+            f"Boundary uncertainty kept {place} ({shown} {kept[shown]:.4f}{unit and f' {unit}'}):"
             f" its weights are {how}in the model"
             f"{where}. {self.stopping_reason} {self._tracker.cost()}"
         )
@@ -260,7 +273,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         score = None if self._keeper is None else self._keeper.best_model_score
         if self._keeper is None or score is None:
             return None
-        return self._tracker.check_with_score(float(score), self._keeper.best_epoch)
+        return self._tracker.check_with_score(float(score), self._keeper.best_epoch, self._keeper.best_step)
 
     def _restore(self, trainer: "Trainer") -> str:
         """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""

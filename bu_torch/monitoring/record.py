@@ -20,7 +20,9 @@ from torch import Tensor
 
 from bu_torch.monitoring.details import Details
 
-FORMAT = 1  # of the lines beside the table, to be raised when what they hold changes its meaning
+# Of the lines beside the table, to be raised when what they hold changes its meaning. 1 told checks apart by their
+# epochs alone.
+FORMAT = 2
 HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
 _NAME = "boundary_uncertainty"
 # A link or a pipe that has taken the place of the file is neither followed nor waited for.
@@ -32,8 +34,8 @@ class Record:
 
     Beside it, under the same name with `.jsonl`, lies what does not fit a table: a line with the settings, one for each
     check, and one for the end. An earlier file is never written over: the name gets a version, as those of Lightning's
-    checkpoints do. A run that resumes in the middle of an epoch may end it a second time: of two rows of an epoch the
-    later one counts. A file that can no longer be written is given up with a warning; training goes on.
+    checkpoints do. A run that resumes may end an epoch a second time: of two rows of the same epoch and step the later
+    one counts. A file that can no longer be written is given up with a warning; training goes on.
 
     Args:
         folder: Where to write; made if need be.
@@ -123,11 +125,12 @@ def header_line(
     }
 
 
-def check_line(epoch: int, details: Details, rows: Tensor) -> dict[str, Any]:
+def check_line(entry: Mapping[str, Any], details: Details, rows: Tensor) -> dict[str, Any]:
     """The line of a check: what is behind its row. `rows` are the samples' places in the data set."""
     return {
         "kind": "check",
-        "epoch": epoch,
+        "epoch": entry["epoch"],
+        "step": entry.get("step"),
         "ceiling": details.ceiling,
         "pairs": details.pairs,
         "n_pairs_left_out": details.n_pairs_left_out,
@@ -143,12 +146,11 @@ def end_line(reason: str, **kept: Any) -> dict[str, Any]:
 
 def row(
     entry: Mapping[str, Any],
-    step: int | None = None,
     seconds: float | None = None,
     check_seconds: float | None = None,
 ) -> dict[str, Any]:
     """A check as the table has it; what it cost is not known of checks before a resume."""
-    return {"epoch": entry["epoch"], "step": step, "seconds": seconds, "check_seconds": check_seconds, **entry}
+    return {"epoch": entry["epoch"], "step": entry.get("step"), "seconds": seconds, "check_seconds": check_seconds, **entry}
 
 
 def plain(value: Any) -> Any:

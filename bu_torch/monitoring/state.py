@@ -41,8 +41,8 @@ def read_state(state: Any, most_draws: int) -> State:
     """
     _check(isinstance(state, Mapping), "a dict", state)
     history = [_read_check(entry) for entry in _read(state, "history", list, [])]
-    epochs = [entry["epoch"] for entry in history]
-    _check(all(a < b for a, b in itertools.pairwise(epochs)), "checks in order of their epochs", epochs)
+    places = [(entry["epoch"], entry.get("step", -1)) for entry in history]
+    _check(all(a < b for a, b in itertools.pairwise(places)), "checks in order of their epochs and steps", places)
     n_not_compared = _read(state, "n_not_compared", int, 0)
     _check(0 <= n_not_compared <= len(history), "`n_not_compared` within the history", n_not_compared)
     return State(
@@ -68,14 +68,15 @@ def _read(state: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
 
 
 def _read_check(entry: Any) -> dict[str, Any]:
-    """A check of the history: its epoch, and numbers by name."""
+    """A check of the history: its epoch and step, and numbers by name."""
     _check(isinstance(entry, Mapping) and _is_count(entry.get("epoch")), "checks with an `epoch`", entry)
-    check: dict[str, Any] = {"epoch": entry["epoch"]}
+    _check(_is_count(entry.get("step", 0)), "checks with a whole `step`, if any", entry)
+    check: dict[str, Any] = {name: entry[name] for name in ("epoch", "step") if name in entry}
     for name, value in entry.items():
         is_name = isinstance(name, str) and name.isidentifier() and len(name) <= _MOST_NAME
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         _check(is_name and is_number and (isinstance(value, float) or abs(value) < 2**53), "numbers by name", entry)
-        if name != "epoch":
+        if name not in ("epoch", "step"):
             check[name] = float(value)
     return check
 

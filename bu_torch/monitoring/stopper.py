@@ -44,7 +44,8 @@ class BoundaryUncertaintyStopper(Settings):
             `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`, `class_weight`, `output_key`.
 
     Attributes:
-        best_epoch: Number of the kept check, counted as `check` is told; None before the first that counts.
+        best_epoch: Epoch of the kept check, as `check` is told; None before the first that counts.
+        best_step: Step of the kept check, likewise; None where it is not known.
         best_score: The rule's score there.
         stopped_epoch: Number of the check that said to stop; None before.
         stopping_reason: Why, in words; "" before.
@@ -75,7 +76,7 @@ class BoundaryUncertaintyStopper(Settings):
         self.stopped_epoch: int | None = None
         self.stopping_reason = ""
 
-    def check(self, model: Callable[[Tensor], Any], epoch: int | None = None) -> bool:
+    def check(self, model: Callable[[Tensor], Any], epoch: int | None = None, step: int | None = None) -> bool:
         """Measure the model, keep its weights if they are the best so far, and say whether to stop.
 
         The first call finds the nearest neighbours. The model is run in eval mode without gradient; its modes and all
@@ -85,30 +86,30 @@ class BoundaryUncertaintyStopper(Settings):
             model: Any callable from inputs (n, ...) to logits (n, J), or to an output with `logits`. Weights are kept
                 of a `torch.nn.Module` alone.
             epoch: Number of this epoch, larger than the last one's; None counts on from it.
+            step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch: then
+                `epoch` may be that of the last check, and None stands for it. None where checks are known by their
+                epochs.
 
         Returns:
             True where training may end: no epoch was better than the kept one for `patience` checks, or a threshold or
             a value that is not finite ends it. Each later call says so again, until one finds a better epoch.
 
         Raises:
-            ValueError: If the model gives too few outputs, the samples are not fit for the method, or `epoch` is not
-                larger than the last.
-            TypeError: If the model does not give numbers, or `epoch` is no integer.
+            ValueError: If the model gives too few outputs, the samples are not fit for the method, or `epoch` or `step`
+                is not larger than the last.
+            TypeError: If the model does not give numbers, or `epoch` or `step` is no integer.
         """
         tracker = self._tracker
-        following = self.history[-1]["epoch"] + 1 if self.history else 0
-        epoch = following if epoch is None else check_integer("epoch", epoch, 0)
-        if epoch < following:
-            raise ValueError(f"`epoch` must be larger than that of the last check, {following - 1}, got {epoch}.")
+        epoch, step = self._place(epoch, step)
         if not tracker.is_prepared:
             self._prepare(model)
         started = time.perf_counter()
         inputs = tracker.perturbed_inputs
         logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
-        tracker.add(epoch, tracker.measure(logits.to(inputs.device)))
-        self._best.offer(tracker.score_of(epoch), model)
+        tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
+        self._best.offer(tracker.last_score, model)
         tracker.end_check(started, tracker.details() if tracker.is_recorded else None)
-        self.stopping_reason = tracker.why_stopped(epoch)
+        self.stopping_reason = tracker.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.verdict.should_stop else None
         return tracker.verdict.should_stop
 
@@ -122,8 +123,27 @@ class BoundaryUncertaintyStopper(Settings):
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
         model.load_state_dict(self._best.weights)
         self._tracker.end(
-            self.stopping_reason or "Training ended.", kept_epoch=self.best_epoch, stopped_epoch=self.stopped_epoch
+            self.stopping_reason or "Training ended.",
+            kept_epoch=self.best_epoch,
+            kept_step=self.best_step,
+            stopped_epoch=self.stopped_epoch,
         )
+
+    def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
+        """Epoch and step of the next check."""
+        last = self.history[-1] if self.history else {"epoch": -1}
+        if step is None:
+            following = last["epoch"] + 1
+        else:
+            step = check_integer("step", step, 0)
+            if step <= last.get("step", -1):
+                raise ValueError(f"`step` must be larger than at the last check, {last['step']}, got {step}.")
+            following = max(last["epoch"], 0)
+        epoch = following if epoch is None else check_integer("epoch", epoch, 0)
+        if epoch < following:
+            than = "larger than" if step is None else "at least"
+            raise ValueError(f"`epoch` must be {than} that of the last check, {last['epoch']}, got {epoch}.")
+        return epoch, step
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed loop needs, the kept weights included; plain numbers, strings and tensors."""
@@ -149,6 +169,11 @@ class BoundaryUncertaintyStopper(Settings):
     def best_epoch(self) -> int | None:
         kept = self._tracker.kept
         return None if kept is None else kept["epoch"]
+
+    @property
+    def best_step(self) -> int | None:
+        kept = self._tracker.kept
+        return None if kept is None else kept.get("step")
 
     @property
     def best_score(self) -> float | None:

@@ -67,8 +67,8 @@ class Tracker:
         warn: How to warn; by default `warnings.warn`.
 
     Attributes:
-        history: One dict a check, in order: `epoch`, the signals, and what the rule adds; floats, NaN where a logit was
-            not finite.
+        history: One dict a check, in order: `epoch`, `step` where it is known, the signals, and what the rule adds;
+            floats, NaN where a logit was not finite.
         verdict: The decision after the last check.
         plan: How many samples are looked at, and how often each is perturbed; None before `plan_checks`.
         n_not_compared: How many checks at the start of `history` come from other samples or settings, before a resume,
@@ -346,23 +346,26 @@ class Tracker:
         values = self._measurement.values
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
-    def add(self, epoch: int, values: Mapping[str, float], *, is_counted: bool = True) -> dict[str, Any]:
+    def add(
+        self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
+    ) -> dict[str, Any]:
         """Add a check to the history, and decide.
 
         Args:
-            epoch: At least that of the last check; the same one again, as a resumed training may end an epoch a second
-                time, takes its place.
+            epoch: At least that of the last check.
             values: What `measure` gave.
+            step: Optimiser steps so far, where they are known. A check of the same epoch and step as the last one, as a
+                resumed training may end an epoch a second time, takes its place.
             is_counted: False for a check that counts neither for the patience nor as best, nor does any before it.
 
         Returns:
             The new entry of `history`.
         """
-        if self.history and self.history[-1]["epoch"] == epoch:
+        if self.history and (self.history[-1]["epoch"], self.history[-1].get("step")) == (epoch, step):
             self.history.pop()
             self.n_not_compared = min(self.n_not_compared, len(self.history))
             self.verdict = self._decide_anew()
-        entry = {"epoch": epoch, **values}
+        entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         self.history.append(entry)
         self._warn_of_worse_than_chance()
         if self.selection is not None:
@@ -395,41 +398,49 @@ class Tracker:
 
     @property
     def kept(self) -> dict[str, Any] | None:
-        """The check whose epoch is to be kept; None if no check counts yet."""
+        """The check whose weights are to be kept; None if no check counts yet."""
         return None if self.selection is None else self.selection.kept(self.compared)
 
-    def score_of(self, epoch: int) -> float | None:
-        """The score of the last check, if it is that of `epoch` and counts; else None."""
-        if self.selection is None or not self.compared or self.history[-1]["epoch"] != epoch:
+    @property
+    def last_score(self) -> float | None:
+        """The score of the last check; None if it does not count."""
+        if self.selection is None or not self.compared:
             return None
         return self.selection.score(self.history[-1])
 
-    def check_with_score(self, score: float, epoch: int | None = None) -> dict[str, Any] | None:
-        """The first check that counts and has exactly this score; of `epoch`, if that is known."""
+    def check_with_score(
+        self, score: float, epoch: int | None = None, step: int | None = None
+    ) -> dict[str, Any] | None:
+        """The first check that counts and has exactly this score; of `epoch` and `step`, if those are known."""
         if self.selection is None:
             return None
         found = [entry for entry in self.compared if self.selection.score(entry) == score]
-        return next((entry for entry in found if entry["epoch"] == epoch), found[0] if found else None)
+        of_epoch = [entry for entry in found if entry["epoch"] == epoch]
+        of_step = [entry for entry in of_epoch if entry.get("step") == step]
+        return next(iter((*of_step, *of_epoch, *found)), None)
 
-    def why_stopped(self, epoch: int) -> str:
+    def why_stopped(self, epoch: int, step: int | None = None) -> str:
         """Why training should stop, in words; "" where it should go on.
 
         Args:
-            epoch: Of the check that said so.
+            epoch: In which it should.
+            step: Likewise, where checks are made within epochs.
         """
         if self.selection is None or not self.verdict.should_stop:
             return ""
         settings, name = self.settings, self.selection.score_name
         assert isinstance(settings, Settings)  # noqa: S101  (there is a rule)
-        start = f"Stopped in epoch {epoch}: {name}"
+        where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
+        start = f"Stopped {where}: {name}"
         if self.verdict.reason == Reason.NON_FINITE_METRIC:
             return f"{start} is not finite ({self.history[-1][name]})."
         if self.verdict.reason == Reason.STOPPING_THRESHOLD:
             return f"{start} exceeds the stopping threshold {settings.stopping_threshold}."
         wait = self.verdict.wait
-        n_epochs = epoch - self.compared[-1 - wait]["epoch"] if wait < len(self.compared) else wait
-        epochs = f" ({n_epochs} epochs)" if n_epochs > wait else ""
-        return f"{start} did not improve in the last {wait} checks{epochs}."
+        now, unit = (epoch, "epoch") if step is None else (step, "step")
+        then = self.compared[-1 - wait].get(unit) if wait < len(self.compared) else None
+        since = f" ({now - then} {unit}s)" if then is not None and now - then > wait else ""
+        return f"{start} did not improve in the last {wait} checks{since}."
 
     def why_none_kept(self) -> str:
         """Why no epoch is kept, in words."""
@@ -468,22 +479,21 @@ class Tracker:
             header = header_line({**settings, "rule": rule}, self._about, self.n_not_compared, self.setup_seconds)
             self._record = Record(folder, header, map(row, self.history), self._columns())
 
-    def end_check(self, started: float, details: Details | None, step: int | None = None) -> None:
+    def end_check(self, started: float, details: Details | None) -> None:
         """Count what the last check took, and write it to the record.
 
         Args:
             started: When it began, by `time.perf_counter`.
             details: What it saw; None to leave that out.
-            step: Optimiser steps so far, where they are known.
         """
         if self._record is not None and self._record.path is not None and details is not None:
-            self._record.tell(check_line(self.history[-1]["epoch"], details, self._rows) | self._not_compared())
+            self._record.tell(check_line(self.history[-1], details, self._rows) | self._not_compared())
         self._measurement = None  # it holds the logits
         now = time.perf_counter()
         self.check_seconds += now - started
         if self._record is not None:
             seconds = now - self._began - self._seconds_elsewhere
-            self._record.append(row(self.history[-1], step, seconds, self.check_seconds))
+            self._record.append(row(self.history[-1], seconds, self.check_seconds))
 
     def leave_out(self, seconds: float) -> None:
         """Count so many seconds, which have just passed, neither as training nor as checks: others took them."""
@@ -499,7 +509,7 @@ class Tracker:
 
         Args:
             reason: Why training ended.
-            **kept: `kept_epoch`, `stopped_epoch` and `best_model_path`, of what decided.
+            **kept: `kept_epoch`, `kept_step`, `stopped_epoch` and `best_model_path`, of what decided.
         """
         if self._record is not None:
             self._record.tell(end_line(reason, **kept) | self._not_compared())
