@@ -7,7 +7,7 @@ from typing import Any
 from bu_torch.monitoring.settings import MeasurementSettings
 
 _MEASURED = [field.name for field in fields(MeasurementSettings) if field.name != "cache"]
-_MEASURED += ["every_n_epochs", "reference", "input_key", "label_key"]
+_MEASURED += ["every_n_epochs", "every_n_train_steps", "reference", "input_key", "label_key"]
 
 
 def suffix_of(callback: Any, monitors: Sequence[Any]) -> str:

@@ -69,8 +69,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
     At the start of training the callback reads the training samples, finds their nearest neighbours and perturbs each
-    of them a little. At each check, at the end of a training epoch or every so many steps, it passes the perturbed samples through the
-    module's `forward` once (eval mode, no gradient, the trainer's precision) and logs three numbers under fixed names:
+    of them a little. At each check, at the end of an epoch or every so many steps, it passes the perturbed samples
+    through the module's `forward` once (eval mode, no gradient, the trainer's precision) and logs three numbers under
+    fixed names:
 
     - `boundary_uncertainty`, in [0, 1], larger is better: do both classes mix along the decision boundary as they would
       along the Bayes boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
@@ -125,9 +126,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, where there are none) with a row for each check,
-            written as soon as it is measured: `epoch`, `step`, `seconds` since training began (without the checks of other such callbacks), `check_seconds`, and what `history` has. "" where nothing is
-            written: neither checkpoints nor logs on this machine's disk, `fast_dev_run`, `barebones`, or another
-            process than the first.
+            written as soon as it is measured: `epoch`, `step`, `seconds` since training began (without the checks of
+            other such callbacks), `check_seconds`, and what `history` has. "" where nothing is written: neither
+            checkpoints nor logs on this machine's disk, `fast_dev_run`, `barebones`, or another process than the first.
 
     Raises:
         MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or

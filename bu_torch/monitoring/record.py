@@ -20,9 +20,8 @@ from torch import Tensor
 
 from bu_torch.monitoring.details import Details
 
-# Of the lines beside the table, to be raised when what they hold changes its meaning. 1 told checks apart by their
-# epochs alone.
-FORMAT = 2
+FORMAT = 2  # of the lines beside the table, to be raised when what they hold changes its meaning
+FORMAT_OF_EPOCHS = 1  # which told checks apart by their epochs alone
 HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
 _NAME = "boundary_uncertainty"
 # A link or a pipe that has taken the place of the file is neither followed nor waited for.
@@ -150,7 +149,13 @@ def row(
     check_seconds: float | None = None,
 ) -> dict[str, Any]:
     """A check as the table has it; what it cost is not known of checks before a resume."""
-    return {"epoch": entry["epoch"], "step": entry.get("step"), "seconds": seconds, "check_seconds": check_seconds, **entry}
+    return {
+        "epoch": entry["epoch"],
+        "step": entry.get("step"),
+        "seconds": seconds,
+        "check_seconds": check_seconds,
+        **entry,
+    }
 
 
 def plain(value: Any) -> Any:

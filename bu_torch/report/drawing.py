@@ -107,7 +107,7 @@ def drawn(
     verdict: Verdict | None,
     scales: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A figure that plotly has checked, as JSON; `verdict` marks the kept epoch."""
+    """A figure that plotly has checked, as JSON; `verdict` marks what is kept."""
     layout = {
         "margin": {"l": 8, "r": 12, "t": 24, "b": 8},
         "hovermode": "closest" if scales else "x unified",
@@ -129,7 +129,7 @@ def drawn(
 def curve(
     x: list[Any], y: Sequence[float], name: str, colour: str, dash: str = "solid", yaxis: str = "y"
 ) -> dict[str, Any]:
-    """A trace of values by epoch, with gaps where one is not finite."""
+    """A trace of values by epoch or step, with gaps where one is not finite."""
     mode = "lines+markers" if len(x) <= _FEW_CHECKS and dash == "solid" else "lines"
     return {
         "type": "scatter",

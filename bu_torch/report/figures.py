@@ -81,24 +81,26 @@ def class_name(record: Record, index: int, most: int = 60) -> str:
 
 
 def _scores(record: Record, verdict: Verdict) -> Figure:
-    detailed = [check["epoch"] for check in record.checks if check["epoch"] in record.details]
-    ceilings = [record.details[epoch].ceiling for epoch in detailed]
+    detailed = [place for place in record.places if place in record.details]
+    ceilings = [record.details[place].ceiling for place in detailed]
     record = _with_fewer_checks(record, verdict)
-    epochs = record.values("epoch")
+    places = record.places
     curves = [
-        curve(epochs, record.values("boundary_uncertainty"), "boundary uncertainty", BLUE),
+        curve(places, record.values("boundary_uncertainty"), "boundary uncertainty", BLUE),
         curve(detailed, ceilings, "its ceiling", GREY, dash="dot"),
-        curve(epochs, _smoothed(record, "boundary_uncertainty"), "smoothed", BLUE, dash="dash"),
-        curve(epochs, record.values("trust_score"), "trust score", ORANGE, yaxis="y2"),
-        curve(epochs, _smoothed(record, "trust_score"), "smoothed", ORANGE, dash="dash", yaxis="y2"),
+        curve(places, _smoothed(record, "boundary_uncertainty"), "smoothed", BLUE, dash="dash"),
+        curve(places, record.values("trust_score"), "trust score", ORANGE, yaxis="y2"),
+        curve(places, _smoothed(record, "trust_score"), "smoothed", ORANGE, dash="dash", yaxis="y2"),
     ]
     layout = {
-        "xaxis": {"title": {"text": "epoch"}, "anchor": "y2"},
+        "xaxis": {"title": {"text": record.axis}, "anchor": "y2"},
         "yaxis": {"title": {"text": "U"}, "domain": [0.46, 1], "rangemode": "tozero"},
         "yaxis2": {"title": {"text": "trust"}, "domain": [0, 0.4], "anchor": "x"},
     }
     drawing = drawn(
-        [one for one in curves if any(value is not None for value in one["y"])] + _marks(verdict), layout, verdict
+        [one for one in curves if any(value is not None for value in one["y"])] + _marks(verdict, record.axis),
+        layout,
+        verdict,
     )
     return Figure(
         "scores",
@@ -112,7 +114,7 @@ def _scores(record: Record, verdict: Verdict) -> Figure:
     )
 
 
-def _marks(verdict: Verdict) -> list[dict[str, Any]]:
+def _marks(verdict: Verdict, axis_name: str) -> list[dict[str, Any]]:
     """What each rule would have kept, on both curves."""
     traces = []
     for rule, check in verdict.by_rule.items():
@@ -124,14 +126,14 @@ def _marks(verdict: Verdict) -> list[dict[str, Any]]:
                 {
                     "type": "scatter",
                     "mode": "markers",
-                    "x": [check["epoch"]],
+                    "x": [check[axis_name]],
                     "y": known([check[name]]),
                     "yaxis": axis,
                     "name": f"rule: {escaped(rule_label(rule), 60)}",
                     "legendgroup": rule,
                     "showlegend": axis == "y",
                     "marker": {"symbol": f"{symbol}-open", "size": size, "color": colour, "line": {"width": 2.5}},
-                    "hovertemplate": "epoch %{x}: %{y:.4g}",
+                    "hovertemplate": f"{axis_name} %{{x}}: %{{y:.4g}}",
                 }
             )
     return traces
@@ -139,16 +141,16 @@ def _marks(verdict: Verdict) -> list[dict[str, Any]]:
 
 def _agreement(record: Record, verdict: Verdict) -> Figure | None:
     record = _with_fewer_checks(record, verdict)
-    epochs = record.values("epoch")
+    places = record.places
     signals = [signal for signal in SIGNALS.values() if signal.panel == "shares"]
     curves = [
-        curve(epochs, record.values(signal.name), signal.title, colour)
+        curve(places, record.values(signal.name), signal.title, colour)
         for signal, colour in zip(signals, itertools.cycle(_SHARE_COLOURS), strict=False)
     ]
     curves = [one for one in curves if any(value is not None for value in one["y"])]
     if not curves:
         return None
-    layout = {"xaxis": {"title": {"text": "epoch"}}, "yaxis": {"title": {"text": "share"}}}
+    layout = {"xaxis": {"title": {"text": record.axis}}, "yaxis": {"title": {"text": "share"}}}
     default = rule_label(DEFAULT_RULE).capitalize()
     decides = f" {default} decides by default." if DEFAULT_RULE in verdict.by_rule else ""
     return Figure(
@@ -166,7 +168,7 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
     shown = shown_details(record, verdict)
     if shown is None or not len(shown[1].pairs):
         return None
-    epoch, details = shown
+    place, details = shown
     classes, n_classes_left_out = _classes_shown(details.pairs)
     is_small = len(classes) <= 8
     values, notes = _pair_grids(record, details.pairs, classes)
@@ -205,7 +207,7 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
     side = max(22, 240 // len(classes)) * len(classes)
     return Figure(
         "pairs",
-        f"Which boundaries are bad: pairs of classes at epoch {epoch}",
+        f"Which boundaries are bad: pairs of classes at {record.axis} {place}",
         reading,
         drawn([trace], layout, None, WORSE),
         160 + side,
@@ -288,14 +290,14 @@ def _log_trust(record: Record, verdict: Verdict) -> Figure | None:
 
 
 def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, reading: str) -> Figure | None:
-    """A histogram over the epochs, as a map; checks whose bins differ from the last one's are left out."""
-    found = {epoch: one.histograms[name] for epoch, one in sorted(record.details.items()) if name in one.histograms}
+    """A histogram over the checks, as a map; those whose bins differ from the last one's are left out."""
+    found = {place: one.histograms[name] for place, one in sorted(record.details.items()) if name in one.histograms}
     if not found:
         return None
     all_edges = found[max(found)].edges
-    epochs = [epoch for epoch, one in found.items() if _same(one.edges, all_edges)]
-    epochs = _thinned(epochs, _MOST_COLUMNS, verdict.kept)
-    edges, columns = _trimmed(all_edges, [_shares(found[epoch]) for epoch in epochs])
+    places = [place for place, one in found.items() if _same(one.edges, all_edges)]
+    places = _thinned(places, _MOST_COLUMNS, verdict.kept)
+    edges, columns = _trimmed(all_edges, [_shares(found[place]) for place in places])
     n_bins = len(edges) - 1
     ranges = [f"{_edge(low, '-∞')} to {_edge(high, '∞')}" for low, high in itertools.pairwise(edges)]
     # One row may hold nearly all, such as that of all beyond an edge: the others are to be told apart.
@@ -304,15 +306,15 @@ def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, 
     step = max(1, math.ceil(n_bins / 8))
     trace = {
         "type": "heatmap",
-        "x": epochs,
+        "x": places,
         "y": list(range(n_bins)),
         "z": [list(row) for row in zip(*columns, strict=True)],
-        "hovertext": [[text] * len(epochs) for text in ranges],
-        "hovertemplate": f"epoch %{{x}}, {axis} %{{hovertext}}: %{{z:.1%}}<extra></extra>",
+        "hovertext": [[text] * len(places) for text in ranges],
+        "hovertemplate": f"{record.axis} %{{x}}, {axis} %{{hovertext}}: %{{z:.1%}}<extra></extra>",
         "coloraxis": "coloraxis",
     }
     layout = {
-        "xaxis": {"title": {"text": "epoch"}, "showgrid": False, "zeroline": False},
+        "xaxis": {"title": {"text": record.axis}, "showgrid": False, "zeroline": False},
         "yaxis": {
             "title": {"text": axis},
             "tickvals": [place - 0.5 for place in range(0, n_bins + 1, step)],
@@ -333,19 +335,19 @@ def _cost(record: Record, verdict: Verdict) -> Figure | None:
     if not any(math.isfinite(value) for value in training):
         return None
     costs = [
-        {"epoch": check["epoch"], "check": spent, "training": rest}
+        {record.axis: check[record.axis], "check": spent, "training": rest}
         for check, spent, rest in zip(record.checks, checks, training, strict=True)
     ]
     record = _with_fewer_checks(dataclasses.replace(record, checks=costs), verdict)
-    epochs = record.values("epoch")
+    places = record.places
     curves = [
-        curve(epochs, record.values("check"), "check", BLUE),
-        curve(epochs, record.values("training"), "all else", GREY),
+        curve(places, record.values("check"), "check", BLUE),
+        curve(places, record.values("training"), "all else", GREY),
     ]
     for one in curves:
         one["hovertemplate"] = "%{y:.3~s}s"
     layout = {
-        "xaxis": {"title": {"text": "epoch"}},
+        "xaxis": {"title": {"text": record.axis}},
         "yaxis": {"title": {"text": "seconds"}, "type": "log", "minor": {"showgrid": False}},
     }
     return Figure(
@@ -376,13 +378,13 @@ def _with_fewer_checks(record: Record, verdict: Verdict) -> Record:
     """The record with as many checks as a curve can show."""
     if drawing_step(record) == 1:
         return record
-    epochs = set(_thinned([check["epoch"] for check in record.checks], _MOST_POINTS, verdict.kept))
-    return dataclasses.replace(record, checks=[check for check in record.checks if check["epoch"] in epochs])
+    places = set(_thinned(record.places, _MOST_POINTS, verdict.kept))
+    return dataclasses.replace(record, checks=[check for check in record.checks if check[record.axis] in places])
 
 
-def _thinned(epochs: list[int], most: int, kept: int | None) -> list[int]:
-    step = math.ceil(len(epochs) / most)
-    return sorted({*epochs[::step], *epochs[-1:], *([kept] if kept in epochs else [])})
+def _thinned(places: list[int], most: int, kept: int | None) -> list[int]:
+    step = math.ceil(len(places) / most)
+    return sorted({*places[::step], *places[-1:], *([kept] if kept in places else [])})
 
 
 def _shares(histogram: Histogram) -> list[float]:

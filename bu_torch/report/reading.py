@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from bu_torch.monitoring.record import FORMAT
+from bu_torch.monitoring.record import FORMAT, FORMAT_OF_EPOCHS
 from bu_torch.report.lines import Place, count_lines, is_torn, last_line, read_line, skip_lines, spread_lines
 from bu_torch.report.record import Details, Doubt, End, Histogram, Record
 from bu_torch.report.verdict import Verdict
@@ -46,8 +46,11 @@ _MOST_HISTOGRAMS = 8
 _MOST_BINS = 50
 _MOST_SETTINGS = 100
 _MOST_CLASSES = 100_000
-# A check as a run writes it, so that its epoch is known before it is parsed.
-_EPOCH = re.compile(rb'\{\s*"kind"\s*:\s*"check"\s*,\s*"epoch"\s*:\s*(\d{1,16})\s*,')
+# A check as a run writes it, so that its place is known before it is parsed.
+_PLACE = re.compile(
+    rb'\{\s*"kind"\s*:\s*"check"\s*,\s*"epoch"\s*:\s*(?P<epoch>\d{1,16})\s*,'
+    rb'(\s*"step"\s*:\s*(?P<step>\d{1,16})\s*,)?'
+)
 
 
 def find_records(folder: str | PathLike[str]) -> list[Path]:
@@ -78,7 +81,7 @@ def read_record(path: str | PathLike[str]) -> Record:
 
     A last line that was not written to its end is left out, so that the record of a killed run, or of one that still
     goes on, can be read. Of a record that is longer than a page can show, a part is read: the last 50,000 rows of the
-    table, and the details of some 1,000 checks, spread evenly and with those of the kept epoch. `Record.missing` says
+    table, and the details of some 1,000 checks, spread evenly and with those of the kept one. `Record.missing` says
     what was left out.
 
     Args:
@@ -108,6 +111,7 @@ def read_record(path: str | PathLike[str]) -> Record:
     record = Record(path, [], datetime.fromtimestamp(written, UTC))
     with path.open("rb") as file:
         _read_table(file, record)
+    _order(record)
     details = details_path(path)
     if details.is_file():
         with details.open("rb") as file:
@@ -158,14 +162,27 @@ def _read_table(file: BinaryIO, record: Record) -> None:
         )
     record.n_left_out = max(0, n_rows - _MOST_ROWS)
     skip_lines(file, file.tell(), size, record.n_left_out)
-    by_epoch: dict[int, dict[str, Any]] = {}
+    by_place: dict[tuple[int, float], dict[str, Any]] = {}
     for number in range(record.n_left_out, n_rows):
         where = f"{path}, line {number + 2}"
         if cells := _cells(read_line(file, _MOST_ROW_BYTES, where), where):
             check = _check(columns, cells, where)
-            by_epoch[check["epoch"]] = check
-    record.checks = [by_epoch[epoch] for epoch in sorted(by_epoch)]
+            step = check.get("step", math.nan)
+            by_place[check["epoch"], step if math.isfinite(step) else -1] = check
+    record.checks = [by_place[place] for place in sorted(by_place)]
     _tell_what_is_not_read(record, len(columns))
+
+
+def _order(record: Record, file_format: int = FORMAT) -> None:
+    """Find what tells checks apart: their steps, where there are several in an epoch."""
+    epochs, steps = record.values("epoch"), record.values("step")
+    is_rising = all(a < b for a, b in itertools.pairwise(steps)) and all(step % 1 == 0 for step in steps)
+    if file_format > FORMAT_OF_EPOCHS and len(set(epochs)) < len(epochs) and is_rising and 0 <= steps[0] < 2**53:
+        record.axis = "step"
+        record.checks = [{**check, "step": int(check["step"])} for check in record.checks]
+    else:
+        record.axis = "epoch"
+        record.checks = list({check["epoch"]: check for check in record.checks}.values())
 
 
 def _tell_what_is_not_read(record: Record, n_columns: int) -> None:
@@ -254,7 +271,7 @@ class _DetailsReader:
             self._record.missing.append(f"Left out of {self._path.name}: {number} {what}.")
 
     def _read_some(self, file: BinaryIO, start: int, size: int) -> None:
-        """Read the last line, which tells what was kept, that of the kept epoch, and others spread evenly."""
+        """Read the last line, which tells what was kept, that of the kept check, and others spread evenly."""
         last = last_line(file, start, size, _MOST_CHECK_BYTES, str(self._path))
         self._read_at(file, last)
         found = spread_lines(file, start, size, _MOST_LINES, _MOST_CHECK_BYTES, str(self._path))
@@ -269,27 +286,32 @@ class _DetailsReader:
             self._read_at(file, begin)
         self._record.missing.append(
             f"{self._path.name} is longer than a page needs: of its {size} bytes {n_bytes} are read, in"
-            f" {len(places)} lines that are spread evenly, besides the first line, the last and that of the kept epoch."
+            f" {len(places)} lines that are spread evenly, besides the first line, the last and that of the kept check."
         )
 
     def _find_kept(self, file: BinaryIO, found: list[Place], size: int) -> int | None:
-        """Where the line of the kept epoch begins, between two of those found; None if it is not there."""
+        """Where the line of the kept check begins, between two of those found; None if it is not there."""
         try:
             kept = Verdict.of(self._record).kept
         except ValueError:  # of settings that no rule takes, which the page refuses
             return None
         if kept is None:
             return None
-        starts = [place.start for place in found if 0 <= _epoch(place.head) <= kept]
+        starts = [place.start for place in found if 0 <= self._place(place.head) <= kept]
         place = max(starts, default=size)
         file.seek(place)
         stop = min(size, place + _MOST_PARSED_BYTES)
         while place < stop:
             line = read_line(file, _MOST_CHECK_BYTES, f"{self._path}, byte {place}")
-            if not line or _epoch(line) >= kept:
-                return place if _epoch(line) == kept else None
+            if not line or self._place(line) >= kept:
+                return place if self._place(line) == kept else None
             place = file.tell()
         return None
+
+    def _place(self, line: bytes) -> int:
+        """The epoch or step of a check, as far as can be told without parsing it; -1 if it cannot."""
+        found = _PLACE.match(line)
+        return int(found[self._record.axis] or -1) if found else -1
 
     def _read_at(self, file: BinaryIO, start: int) -> None:
         file.seek(start)
@@ -323,9 +345,12 @@ class _DetailsReader:
             raise ValueError(f"{where}: not a {kind} as this package writes it ({reason}).") from None
 
     def _read_header(self, entry: dict[str, Any]) -> None:
-        if entry["format"] != FORMAT:
-            raise ValueError(f"format must be {FORMAT}, got {entry['format']!r}; a newer bu-torch may read it")
+        file_format, known = entry["format"], range(FORMAT_OF_EPOCHS, FORMAT + 1)
+        if type(file_format) is not int or file_format not in known:
+            known_to = " or ".join(map(str, known))
+            raise ValueError(f"format must be {known_to}, got {file_format!r}; a newer bu-torch may read it")
         record = self._record
+        _order(record, file_format)
         record.settings, record.versions, record.data = (
             self._first_settings(name, entry[name]) for name in ("settings", "versions", "data")
         )
@@ -351,7 +376,7 @@ class _DetailsReader:
         array = _numbers(list(itertools.chain.from_iterable(pairs))).reshape(-1, 5)
         if not ((array[:, 0] >= 0) & (array[:, 0] < array[:, 1]) & (array[:, 1] < 2**31)).all():
             raise ValueError("pairs must be of classes 0 <= k < l")
-        self._record.details[_integer(entry["epoch"])] = Details(
+        self._record.details[_integer(entry[self._record.axis])] = Details(
             ceiling=_number(entry.get("ceiling")),
             pairs=array,
             n_pairs_left_out=_integer(entry.get("n_pairs_left_out", 0)),
@@ -365,11 +390,12 @@ class _DetailsReader:
         )
 
     def _read_end(self, entry: dict[str, Any]) -> None:
-        kept, stopped = (
-            None if entry.get(name) is None else _integer(entry[name]) for name in ("kept_epoch", "stopped_epoch")
-        )
+        places = ("kept_epoch", "kept_step", "stopped_epoch")
+        kept, step, stopped = (None if entry.get(name) is None else _integer(entry[name]) for name in places)
         self._read_n_not_compared(entry)
-        self._record.end = End(kept, stopped, str(entry.get("reason") or ""), str(entry.get("best_model_path") or ""))
+        self._record.end = End(
+            kept, step, stopped, str(entry.get("reason") or ""), str(entry.get("best_model_path") or "")
+        )
 
     def _histograms(self, value: Any) -> dict[str, Histogram]:
         found = {}
@@ -395,12 +421,6 @@ class _DetailsReader:
 
     def _first_settings(self, name: str, value: Any) -> dict[str, Any]:
         return dict(self._first(list(_table(value).items()), _MOST_SETTINGS, f"entries of `{name}`", ""))
-
-
-def _epoch(line: bytes) -> int:
-    """The epoch of a check, as far as can be told without parsing it; -1 if it cannot."""
-    found = _EPOCH.match(line)
-    return int(found[1]) if found else -1
 
 
 def _number(value: Any) -> float:

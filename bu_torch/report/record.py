@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class End:
     """How a run ended that ended in order."""
 
     kept_epoch: int | None
+    kept_step: int | None
     stopped_epoch: int | None
     reason: str
     best_model_path: str
@@ -62,8 +63,10 @@ class Record:
 
     Attributes:
         path: The table of checks.
-        checks: One a check, in order of the epochs; of two checks of an epoch the later one. `epoch` is an int, all
-            else a float: NaN where the table says nothing. Of a table of more than 50,000 rows, the last ones.
+        checks: One a check, in order of the epochs and steps; of two checks of the same place the later one. What
+            `axis` names is an int, and so is `epoch`; all else is a float: NaN where the table says nothing. Of a table
+            of more than 50,000 rows, the last ones.
+        axis: What tells checks apart, and what they are drawn over: their epochs, or the steps of checks within epochs.
         n_left_out: How many rows come before those.
         settings: Of the callback.
         versions: Of what it ran with.
@@ -73,7 +76,7 @@ class Record:
             settings or samples, or those before an average of the weights was updated first.
         setup_seconds: What was spent before the first epoch; NaN where unknown.
         started: When, in ISO format; "" where unknown.
-        details: By epoch, as far as they were written; of a long record, those of some 1,000 epochs.
+        details: By epoch or step, as far as they were written; of a long record, those of some 1,000 checks.
         end: None where the run still goes on, or was killed.
         missing: What the page cannot show, and why; in sentences.
         last_written: When the newest of the files was.
@@ -93,6 +96,16 @@ class Record:
     end: End | None = None
     missing: list[str] = field(default_factory=list)
     n_left_out: int = 0
+    axis: Literal["epoch", "step"] = "epoch"
+
+    @property
+    def places(self) -> list[int]:
+        """The epoch of each check, or its step."""
+        return [check[self.axis] for check in self.checks]
+
+    def check_at(self, place: int | None) -> dict[str, Any] | None:
+        """The check of an epoch, or a step; None if there is none."""
+        return next((check for check in self.checks if check[self.axis] == place), None)
 
     def values(self, name: str) -> list[float]:
         """One column of the table, NaN where a check has no such value."""

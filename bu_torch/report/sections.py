@@ -58,7 +58,7 @@ def _missing(record: Record) -> str:
         notes.append(
             f"Boundary uncertainty is not finite in {n_bad} of {len(record.checks)} checks: gaps in the curve."
         )
-    without = [check["epoch"] for check in record.checks if check["epoch"] not in record.details]
+    without = [place for place in record.places if place not in record.details]
     if record.details and without:
         notes.append(f"Of {len(without)} of {len(record.checks)} checks there are no details here.")
     if (step := drawing_step(record)) > 1:
@@ -69,14 +69,15 @@ def _missing(record: Record) -> str:
 def _tiles(record: Record, verdict: Verdict) -> str:
     if not record.checks:
         return ""
-    check = next((check for check in record.checks if check["epoch"] == verdict.kept), None)
+    check, axis = record.check_at(verdict.kept), record.axis
     last = record.checks[-1]
-    tiles = [("checks", str(record.n_left_out + len(record.checks)), f"last: epoch {last['epoch']}")]
+    tiles = [("checks", str(record.n_left_out + len(record.checks)), f"last: {axis} {last[axis]}")]
     if check is not None:
-        shown = record.details.get(check["epoch"])
+        shown = record.details.get(check[axis])
+        within = f" (epoch {check['epoch']})" if axis == "step" else ""
         ceiling = f"ceiling {figure(shown.ceiling)}" if shown and math.isfinite(shown.ceiling) else "of at most 1"
         tiles = [
-            ("kept epoch" if verdict.rule else "would be kept", str(check["epoch"]), f"of {last['epoch']}"),
+            (f"kept {axis}" if verdict.rule else "would be kept", str(check[axis]), f"of {last[axis]}{within}"),
             ("boundary uncertainty", figure(check["boundary_uncertainty"]), ceiling),
             ("trust score", figure(check["trust_score"]), "above 1: agrees with the nearest class"),
             *tiles,
@@ -116,15 +117,15 @@ def _rules(record: Record, verdict: Verdict) -> str:
             rows.append([name, escaped(_why_none(rule, verdict)), "", "", "", ""])
             continue
         names = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
-        rows.append([name, str(check["epoch"]), *(figure(check.get(column, math.nan)) for column in names)])
+        rows.append([name, str(check[record.axis]), *(figure(check.get(column, math.nan)) for column in names)])
     note = "Each rule replayed on the checks of this run, patience aside, with its smoothing and first epoch."
     kept_by_rule = verdict.by_rule.get(verdict.rule or "")
-    if record.end and kept_by_rule and kept_by_rule["epoch"] != verdict.kept:
+    if record.end and kept_by_rule and kept_by_rule[record.axis] != verdict.kept:
         note += " What the run kept differs from its own rule here where it resumed from elsewhere."
     return _section(
         "What each rule would have kept",
         note,
-        ("rule", "epoch", "expected accuracy", "U", "trust", "label agreement"),
+        ("rule", record.axis, "expected accuracy", "U", "trust", "label agreement"),
         rows,
         numbers=(1, 2, 3, 4, 5),
     )
@@ -163,7 +164,7 @@ def _doubtful(record: Record, verdict: Verdict) -> str:
     shown = shown_details(record, verdict)
     if shown is None or not shown[1].doubtful:
         return ""
-    epoch, details = shown
+    place, details = shown
     times: dict[int, int] = {}
     for one in record.details.values():
         for index in {doubt.sample for doubt in one.doubtful}:
@@ -182,7 +183,7 @@ def _doubtful(record: Record, verdict: Verdict) -> str:
     indices = f'<pre class="scroll">[{", ".join(suspects)}]</pre>'
     after = f"<p>Indices of those whose nearest class is not their label:</p>{indices}" if suspects else ""
     return _section(
-        f"Samples that trust doubts most, at epoch {epoch}",
+        f"Samples that trust doubts most, at {record.axis} {place}",
         f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower. Where the"
         " neighbours are against the label it may be wrong: look there first, and more so where a sample is listed in"
         " many checks.",

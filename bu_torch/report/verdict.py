@@ -17,7 +17,8 @@ class Verdict:
 
     Attributes:
         rule: Name of the rule that decided; None where nothing did, or where the record does not tell.
-        kept: The kept epoch, or that another rule would have kept where nothing decided; None if there is none.
+        kept: The kept epoch, or step, as the record tells checks apart; where nothing decided, that which another rule
+            would have kept; None if there is none.
         by_rule: The check that each rule would have kept; None where it would have kept none. A rule is missing where
             the table lacks what it looks at.
     """
@@ -43,9 +44,10 @@ class Verdict:
         if rule is not None and rule not in RULE_NAMES and _has(record, _SCORES.get(rule, rule)):
             by_rule[rule] = _kept_by_score(_SCORES.get(rule, rule), record)
         if record.end is not None and rule is not None:
-            return cls(rule, record.end.kept_epoch, by_rule)
+            kept = record.end.kept_step if record.axis == "step" else record.end.kept_epoch
+            return cls(rule, kept, by_rule)
         check = by_rule.get(rule or _stand_in(by_rule))
-        return cls(rule, None if check is None else check["epoch"], by_rule)
+        return cls(rule, None if check is None else check[record.axis], by_rule)
 
     @property
     def stand_in(self) -> str:
@@ -63,25 +65,30 @@ def headline(record: Record, verdict: Verdict) -> tuple[str, str]:
     if not record.checks:
         return "No check yet", f"The record was begun, and holds no check. {_ending(record)}"
     if verdict.rule is None:
-        would = "no epoch" if verdict.kept is None else f"epoch {verdict.kept}"
+        would = f"no {record.axis}" if verdict.kept is None else f"{record.axis} {verdict.kept}"
         decided = "The callback only measured" if record.settings else "The record does not tell what decided"
         is_default = verdict.stand_in == DEFAULT_RULE
         replayed = "The default rule" if is_default else rule_label(verdict.stand_in).capitalize()
         return f"{replayed} would have kept {would}", f"{decided}. {_ending(record)}"
     if verdict.kept is None and record.end is None and verdict.rule not in verdict.by_rule:
-        return "Which epoch is kept is not known", f"The table has no score of this run's rule. {_ending(record)}"
+        return (
+            f"Which {record.axis} is kept is not known",
+            f"The table has no score of this run's rule. {_ending(record)}",
+        )
     if verdict.kept is None:
-        return "No epoch was kept", f"No finite check counted. {_ending(record)}"
-    return f"Epoch {verdict.kept} {'was kept' if record.end else 'is kept so far'}", _ending(record)
+        return f"No {record.axis} was kept", f"No finite check counted. {_ending(record)}"
+    return f"{record.axis.capitalize()} {verdict.kept} {'was kept' if record.end else 'is kept so far'}", _ending(
+        record
+    )
 
 
 def level(record: Record, verdict: Verdict) -> str:
-    """Boundary uncertainty of the kept epoch beside what it could reach; in words, "" where there is none."""
-    check = next((check for check in record.checks if check["epoch"] == verdict.kept), None)
+    """Boundary uncertainty of what is kept beside what it could reach; in words, "" where there is none."""
+    check = record.check_at(verdict.kept)
     if check is None or not math.isfinite(check["boundary_uncertainty"]):
         return ""
-    value = f"At epoch {verdict.kept}, boundary uncertainty is {check['boundary_uncertainty']:.3f}"
-    details = record.details.get(check["epoch"])
+    value = f"At {record.axis} {verdict.kept}, boundary uncertainty is {check['boundary_uncertainty']:.3f}"
+    details = record.details.get(check[record.axis])
     if details is None or not details.ceiling > 0:
         return f"{value}."
     return (
@@ -91,15 +98,15 @@ def level(record: Record, verdict: Verdict) -> str:
 
 
 def shown_details(record: Record, verdict: Verdict) -> tuple[int, Details] | None:
-    """The details of the kept epoch; where there are none, the last there are."""
+    """The details of what is kept, with its epoch or step; where there are none, the last there are."""
     if not record.details:
         return None
-    epoch = verdict.kept if verdict.kept in record.details else max(record.details)
-    return epoch, record.details[epoch]
+    place = verdict.kept if verdict.kept in record.details else max(record.details)
+    return place, record.details[place]
 
 
 def _ending(record: Record) -> str:
-    last = f" The last check is that of epoch {record.checks[-1]['epoch']}." if record.checks else ""
+    last = f" The last check is that of {record.axis} {record.places[-1]}." if record.checks else ""
     if record.end is None:
         if not record.settings:
             return f"How the run ended is not recorded.{last}"

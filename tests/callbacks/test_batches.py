@@ -578,7 +578,6 @@ class TestHabits:
             ("monitor", "has no `monitor`: "),
             ("mode", "has no `mode`: "),
             ("save_top_k", "one checkpoint is kept, the best"),
-            ("every_n_train_steps", "`every_n_epochs="),
             ("class_weights", "`class_weight=`"),
         ],
     )

@@ -26,6 +26,12 @@ class Weights(Callback):
     def __init__(self):
         self.of_epoch = []
     def on_train_epoch_end(self, trainer, pl_module):
+        if {steps!r} is None:
+            self.keep(pl_module)
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        if {steps!r} is not None and trainer.global_step % {steps!r} == 0:
+            self.keep(pl_module)
+    def keep(self, pl_module):
         self.of_epoch.append({{name: value.clone() for name, value in pl_module.state_dict().items()}})
 
 def done(rank, **values):
@@ -37,7 +43,8 @@ FIT = (
     + """
 torch.manual_seed(0)
 features, labels = blobs(n=151)
-stopping, weights = BoundaryUncertaintyStopping(n_neighbors=20, patience=1, n_draws=3), Weights()
+stopping = BoundaryUncertaintyStopping(n_neighbors=20, patience=1, n_draws=3, every_n_train_steps={steps!r})
+weights = Weights()
 made = trainer(folder, stopping, weights, max_epochs=30, strategy={strategy!r}, devices=2)
 module = Classifier()
 with warnings.catch_warnings(record=True) as said:
@@ -100,9 +107,9 @@ except BaseException as error:
 )
 
 
-def run(tmp_path, script, **arguments):
+def run(tmp_path, script, steps=None, **arguments):
     file = tmp_path / "script.py"
-    file.write_text(script.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path), **arguments))
+    file.write_text(script.format(steps=steps, tests=str(Path(__file__).parents[1]), folder=str(tmp_path), **arguments))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
@@ -113,8 +120,10 @@ def run(tmp_path, script, **arguments):
     return found, ranks
 
 
-def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_path):
-    found, ranks = run(tmp_path, FIT, strategy="ddp")
+@pytest.mark.parametrize("steps", [None, 2])
+def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_path, steps):
+    """The last batch of an epoch is smaller than the others, and its step comes after one with a check."""
+    found, ranks = run(tmp_path, FIT, steps, strategy="ddp")
     assert found.returncode == 0, found.stderr
     first, second = ranks
     assert len(first["history"]) == len(first["again"]) > 3
@@ -128,7 +137,8 @@ def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_p
     assert Path(first["path"]).exists()
     assert second["record"] == ""
     assert Path(first["record"]).read_text().count("\n") == len(first["history"]) + 1
-    assert found.stderr.count("Boundary uncertainty kept epoch") == 1
+    kept = "Boundary uncertainty kept " + ("epoch" if steps is None else "step")
+    assert found.stderr.count(kept) == 1
     assert not any("boundary_uncertainty" in line or "agreement" in line for line in first["said"])
     of_the_first, of_each = zip(first["errors"], second["errors"], strict=True)
     assert of_the_first[0] == "OSError: no such file for 0"

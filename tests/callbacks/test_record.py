@@ -55,7 +55,7 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     stopping = fit(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, min_delta=0.1))
     header, *checks, end = lines(stopping)
     assert header["kind"] == "header"
-    assert header["format"] == 1
+    assert header["format"] == 2
     assert header["settings"]["rule"] == "expected_accuracy"
     assert header["settings"]["min_delta"] == 0.1
     assert header["settings"]["n_draws"] == 2
@@ -66,7 +66,7 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     assert header["classes"] is None
     assert {"python", "torch", "bu-torch"} <= set(header["versions"])
     assert header["setup_seconds"] == stopping.setup_seconds
-    assert [check["epoch"] for check in checks] == [0, 1, 2]
+    assert [(check["epoch"], check["step"]) for check in checks] == [(0, 4), (1, 8), (2, 12)]
     for check in checks:
         assert sum(check["histograms"]["near_boundary"]["counts"]) == 240
         assert len(check["doubtful"]) == 50

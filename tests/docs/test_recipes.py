@@ -157,6 +157,11 @@ def test_frozen_backbone(recipe):
     assert stopping.history[-1]["vote_agreement"] > 0.45
 
 
+def test_fine_tuning(recipe):
+    errors = recipe("fine_tuning").main(runs=2)
+    assert errors["kept"] <= errors["last"] + 0.02
+
+
 def test_text_tokens(recipe):
     errors = recipe("text_tokens").main()
     assert errors["kept"] < 0.25

@@ -45,6 +45,52 @@ def test_it_says_what_to_keep_and_when_to_stop(scores, settings, kept, stopped):
     assert decided(scores, **settings) == (kept, stopped)
 
 
+@pytest.mark.parametrize(
+    ("again", "places"),
+    [((3, 8), [(3, 4), (3, 8)]), ((3, 9), [(3, 4), (3, 8), (3, 9)]), ((4, 8), [(3, 4), (3, 8), (4, 8)])],
+)
+def test_a_check_of_the_same_epoch_and_step_takes_the_place_of_the_last(again, places):
+    """Steps stand still where a module steps its optimiser itself: then epochs tell checks apart."""
+    tracker = Tracker(Settings(patience=2))
+    tracker.add(3, VALUES | {"expected_accuracy": 0.5}, 4)
+    tracker.add(3, VALUES | {"expected_accuracy": 0.3}, 8)
+    entry = tracker.add(again[0], VALUES | {"expected_accuracy": 0.4}, again[1])
+    assert [(entry["epoch"], entry["step"]) for entry in tracker.history] == places
+    assert tracker.history[-1] is entry
+    assert tracker.verdict.wait == len(places) - 1
+
+
+def test_a_check_is_found_by_its_score_and_place():
+    tracker = Tracker(Settings())
+    for epoch, step, score in [(0, 4, 0.5), (0, 8, 0.5), (1, 12, 0.5), (1, 16, 0.1)]:
+        tracker.add(epoch, VALUES | {"expected_accuracy": score}, step)
+    found = {place: tracker.check_with_score(0.5, *place) for place in [(), (0, 8), (1,), (1, 16), (7, 7)]}
+    assert {place: entry["step"] for place, entry in found.items()} == {
+        (): 4,
+        (0, 8): 8,
+        (1,): 12,
+        (1, 16): 12,
+        (7, 7): 4,
+    }
+    assert tracker.check_with_score(0.7) is None
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [{"epoch": 0, "step": 4}, {"epoch": 0, "step": 4}],
+        [{"epoch": 0, "step": 4}, {"epoch": 0, "step": 3}],
+        [{"epoch": 1, "step": 4}, {"epoch": 0, "step": 8}],
+        [{"epoch": 0, "step": 4.5}],
+        [{"epoch": 0, "step": -1}],
+        [{"epoch": 0, "step": None}],
+    ],
+)
+def test_a_state_whose_steps_no_run_makes_is_refused(history):
+    with pytest.raises(ValueError, match="no state that this package wrote"):
+        Tracker(Settings()).load_state_dict({"history": history})
+
+
 def prepared(settings=None, n=120):
     inputs, labels = blobs(n=n)
     tracker = Tracker(settings or Settings(n_neighbors=20, n_draws=2))
@@ -163,13 +209,13 @@ def test_a_state_under_the_rule_that_is_no_more_is_refused():
 def test_it_leaves_a_record(tmp_path):
     tracker, _ = prepared()
     tracker.begin(0.0, tmp_path, {"patience": 20})
-    tracker.add(0, tracker.measure(torch.randn(240, 3)))
-    tracker.end_check(0.0, tracker.details(), step=7)
+    tracker.add(0, tracker.measure(torch.randn(240, 3)), step=7)
+    tracker.end_check(0.0, tracker.details())
     tracker.end("Enough.", kept_epoch=0)
     header, check, end = map(json.loads, Path(tracker.record_path).with_suffix(".jsonl").read_text().splitlines())
     assert header["settings"] == {"patience": 20, "rule": "expected_accuracy"}
     assert header["data"]["n_samples"] == 120
-    assert (check["epoch"], len(check["doubtful"])) == (0, 50)
+    assert (check["epoch"], check["step"], len(check["doubtful"])) == (0, 7, 50)
     assert end == {"kind": "end", "reason": "Enough.", "kept_epoch": 0}
 
 

@@ -8,6 +8,7 @@ import pytest
 import records
 
 from bu_torch.report import find_records, read_record
+from bu_torch.report.verdict import Verdict
 
 HEAD = "epoch,boundary_uncertainty,trust_score\r\n"
 
@@ -189,7 +190,7 @@ def test_crafted_details_are_refused(tmp_path, second, message):
     ("first", "message"),
     [
         (CHECK, "the first one of kind 'header'"),
-        (records.header() | {"format": 2}, "format must be 1, got 2"),
+        (records.header() | {"format": 3}, "format must be 1 or 2, got 3"),
         (records.header() | {"settings": []}, "expected an object, got list"),
         (records.header() | {"classes": "abc"}, "classes must be a list, got str"),
     ],
@@ -199,3 +200,47 @@ def test_headers_of_others_are_refused(tmp_path, first, message):
     lines(tmp_path, first)
     with pytest.raises(ValueError, match=message):
         read_record(tmp_path)
+
+
+def write_steps(folder, n_checks, file_format):
+    """A run with three checks an epoch, at every 40th step; it kept the one at step 120."""
+    rows = [row | {"epoch": place // 3} for place, row in enumerate(records.checks(n_checks))]
+    told = ({"kind": "check", "epoch": row["epoch"], "step": row["step"]} for row in rows)
+    checks = [one | records.details(place, 2, n_checks) | one for place, one in enumerate(told)]
+    end = records.end(0) | {"kept_step": 120}
+    records.write_details(
+        folder / "boundary_uncertainty.jsonl", [records.header() | {"format": file_format}, *checks, end]
+    )
+    records.write_table(folder / "boundary_uncertainty.csv", rows)
+    return read_record(folder)
+
+
+def test_several_checks_an_epoch_are_told_apart_by_their_steps(tmp_path):
+    record = write_steps(tmp_path, 7, 2)
+    assert record.axis == "step"
+    assert record.places == list(record.details) == [40, 80, 120, 160, 200, 240, 280]
+    assert [check["epoch"] for check in record.checks] == [0, 0, 0, 1, 1, 1, 2]
+    assert Verdict.of(record).kept == 120
+    assert record.check_at(120)["epoch"] == 0
+
+
+def test_a_format_that_knew_epochs_alone_has_one_check_of_each(tmp_path):
+    record = write_steps(tmp_path, 7, 1)
+    assert record.axis == "epoch"
+    assert record.places == list(record.details) == [0, 1, 2]
+    assert record.values("step") == [120, 240, 280]
+    assert Verdict.of(record).kept == 0
+
+
+def test_the_kept_step_is_found_in_a_long_record(tmp_path):
+    record = write_steps(tmp_path, 2500, 2)
+    assert "besides the first line, the last and that of the kept check" in " ".join(record.missing)
+    assert 120 in record.details
+    assert len(record.details) < 1300
+
+
+def test_steps_that_do_not_rise_leave_the_epochs(tmp_path):
+    table(tmp_path, "epoch,step,boundary_uncertainty,trust_score\r\n0,4,0.1,1\r\n1,4,0.2,1\r\n1,3,0.3,1\r\n")
+    record = read_record(tmp_path)
+    assert (record.axis, record.places) == ("epoch", [0, 1])
+    assert record.values("boundary_uncertainty") == [0.1, 0.2]

@@ -1,0 +1,365 @@
+"""Checks within epochs: made, known, kept and resumed by their steps."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import BackboneFinetuning, Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from problems import Classifier, blobs, loader, same, trainer, weights_of
+from torch import nn
+
+from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+from bu_torch.report import read_record
+from bu_torch.report.figures import figures
+from bu_torch.report.sections import sections
+from bu_torch.report.verdict import Verdict
+
+
+class Scripted(BoundaryUncertaintyStopping):
+    """Measures what the script says, check by check; after its end the last value."""
+
+    def __init__(self, script, **kwargs):
+        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "every_n_train_steps": 1, **kwargs})
+        self.script = script
+
+    def _prepare_here(self, trainer, pl_module):
+        return torch.zeros(1, 1), None, ("the same", True)
+
+    def _try(self, trainer, pl_module):
+        """There is nothing to read."""
+
+    def _measure(self, trainer, pl_module):
+        value = self.script[min(len(self.history), len(self.script) - 1)]
+        agreements = ("expected_accuracy", "label_agreement", "vote_agreement", "neighbor_agreement")
+        values = dict.fromkeys(("boundary_uncertainty", *agreements), value)
+        return {**values, "trust_score": 2 * value, "prediction_changes": 1 - value, "omission": 0.0}
+
+
+class Weights(Callback):
+    """The weights after each step."""
+
+    def on_fit_start(self, trainer, pl_module):
+        self.of_step = {}
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        self.of_step[trainer.global_step] = weights_of(pl_module)
+
+
+class Resumable:
+    """A loader that goes on in the middle of an epoch: four batches, in an order of each epoch's own."""
+
+    def __init__(self):
+        self.features, self.labels = blobs()
+        self.epoch, self.place = 0, 0
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        while True:
+            if self.place == 4:
+                self.epoch, self.place = self.epoch + 1, 0
+            order = torch.randperm(120, generator=torch.Generator().manual_seed(self.epoch))
+            rows = order.view(4, 30)[self.place]
+            self.place += 1
+            yield self.features[rows], self.labels[rows]
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "place": self.place}
+
+    def load_state_dict(self, state_dict):
+        self.epoch, self.place = state_dict["epoch"], state_dict["place"]
+
+
+def places(callback):
+    return [(entry["epoch"], entry["step"]) for entry in callback.history]
+
+
+def run(folder, script, *callbacks, module=None, trainer_kwargs=None, **kwargs):
+    """Train with a script, four steps an epoch; the stopping callback, the module and the weights by step."""
+    stopping, module, weights = Scripted(script, **kwargs), module or Classifier(), Weights()
+    fitted = trainer(folder, stopping, weights, *callbacks, **(trainer_kwargs or {}))
+    fitted.fit(module, loader(*blobs()))
+    stopping.trainer = fitted
+    return stopping, module, weights.of_step
+
+
+class TestPlaces:
+    @pytest.mark.parametrize(
+        ("every", "accumulate", "expected"),
+        [
+            (1, 1, [(0, 1), (0, 2), (0, 3), (0, 4), (1, 5), (1, 6), (1, 7), (1, 8)]),
+            (3, 1, [(0, 3), (1, 6)]),
+            (4, 1, [(0, 4), (1, 8)]),
+            (1, 2, [(0, 1), (0, 2), (1, 3), (1, 4)]),
+            (1, 3, [(0, 1), (0, 2), (1, 3), (1, 4)]),
+        ],
+    )
+    def test_every_nth_step_has_one_check(self, tmp_path, every, accumulate, expected):
+        kwargs = {"max_epochs": 2, "accumulate_grad_batches": accumulate}
+        stopping, _, _ = run(tmp_path, [0.5], every_n_train_steps=every, trainer_kwargs=kwargs)
+        assert places(stopping) == expected
+
+    def test_two_optimisers_count_as_the_trainer_counts_them(self, tmp_path):
+        class Two(Classifier):
+            automatic_optimization = False
+
+            def training_step(self, batch, batch_idx):
+                for optimizer in self.optimizers():
+                    optimizer.zero_grad()
+                    self.manual_backward(super().training_step(batch, batch_idx))
+                    optimizer.step()
+
+            def configure_optimizers(self):
+                first, *others = self.parameters()
+                return torch.optim.SGD([first], lr=0.1), torch.optim.SGD(others, lr=0.1)
+
+        stopping, _, _ = run(tmp_path, [0.5], module=Two(), every_n_train_steps=3, trainer_kwargs={"max_epochs": 1})
+        assert places(stopping) == [(0, 4), (0, 6)]
+
+    def test_the_step_of_a_check_at_the_end_of_an_epoch_is_known_too(self, tmp_path):
+        monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
+        trainer(tmp_path, monitor).fit(Classifier(), loader(*blobs()))
+        assert places(monitor) == [(0, 4), (1, 8), (2, 12)]
+
+    def test_a_check_costs_a_share_of_what_the_steps_visit(self, tmp_path):
+        n_draws = []
+        for kwargs in ({}, {"every_n_train_steps": 3}):
+            monitor = BoundaryUncertaintyMonitor(n_neighbors=20, budget=10.0, **kwargs)
+            trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs(n=1200), batch_size=300))
+            n_draws.append(monitor.tracker.plan.n_draws)
+        assert n_draws == [10, 7]
+
+    @pytest.mark.parametrize(
+        ("kwargs", "message"),
+        [
+            ({"every_n_train_steps": 0}, "`every_n_train_steps` must be an integer >= 1, got 0"),
+            ({"every_n_train_steps": 2.5}, "`every_n_train_steps` must be an integer >= 1, got 2.5"),
+            ({"every_n_train_steps": 5, "every_n_epochs": 2}, "exclude each other"),
+        ],
+    )
+    def test_bad_numbers_are_refused(self, kwargs, message):
+        with pytest.raises(MisconfigurationException, match=message):
+            BoundaryUncertaintyMonitor(**kwargs)
+
+    @pytest.mark.parametrize("kwargs", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 7}])
+    def test_too_few_steps_for_a_check_are_said(self, tmp_path, kwargs):
+        with pytest.warns(UserWarning, match="No check is made in (12|7) steps with `every_n_train_steps=50`"):
+            stopping, _, _ = run(tmp_path, [0.5], every_n_train_steps=50, trainer_kwargs=kwargs)
+        assert stopping.best_step is None
+
+
+class TestKeeping:
+    @pytest.mark.parametrize("writes", [True, False])
+    def test_the_best_step_is_kept_and_restored(self, tmp_path, writes, caplog):
+        script = [0.1, 0.3, 0.2, 0.5, 0.4, 0.9, 0.8, 0.2]
+        kwargs = {"max_epochs": 2, "enable_checkpointing": writes}
+        with caplog.at_level("INFO"):
+            stopping, module, weights = run(tmp_path, script, trainer_kwargs=kwargs)
+        assert (stopping.best_epoch, stopping.best_step, stopping.best_score) == (1, 6, 0.9)
+        assert same(module.state_dict(), weights[6])
+        assert "kept step 6 of epoch 1 (boundary_uncertainty 0.9000)" in caplog.text
+        if writes:
+            checkpoint = torch.load(stopping.best_model_path, weights_only=True)
+            assert (checkpoint["epoch"], checkpoint["global_step"]) == (1, 6)
+            assert same(checkpoint["state_dict"], weights[6])
+            # Four improvements, two of them in one epoch, leave one file.
+            names = [path.name for path in Path(stopping.best_model_path).parent.glob("boundary-*.ckpt")]
+            assert names == ["boundary-epoch=1-step=6.ckpt"]
+
+    def test_patience_counts_checks_and_ends_an_epoch_in_the_middle(self, tmp_path):
+        stopping, module, weights = run(
+            tmp_path, [0.1, 0.5, 0.4], every_n_train_steps=2, patience=3, trainer_kwargs={"max_epochs": 9}
+        )
+        assert (stopping.best_step, stopping.stopped_epoch, stopping.trainer.global_step) == (4, 2, 10)
+        assert stopping.stopping_reason == (
+            "Stopped at step 10 of epoch 2: boundary_uncertainty did not improve in the last 3 checks (6 steps)."
+        )
+        assert same(module.state_dict(), weights[4])
+        assert max(weights) == 10
+
+    def test_min_steps_is_waited_for(self, tmp_path):
+        kwargs = {"max_epochs": 9, "min_steps": 7}
+        stopping, _, _ = run(tmp_path, [0.5, 0.1], patience=2, trainer_kwargs=kwargs)
+        assert (stopping.best_step, stopping.trainer.global_step) == (1, 7)
+
+    def test_of_equal_scores_the_first_step_is_told(self, tmp_path):
+        stopping, _, _ = run(tmp_path, [0.1, 0.5, 0.5], trainer_kwargs={"max_epochs": 1})
+        assert (stopping.best_epoch, stopping.best_step) == (0, 2)
+
+    def test_a_backbone_that_is_unfrozen_is_put_back(self, tmp_path):
+        class Tuned(Classifier):
+            def __init__(self):
+                super().__init__()
+                self.backbone, self.net = self.net[:3], self.net[4]
+
+            def forward(self, x):
+                return self.net(self.backbone(x))
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(filter(lambda p: p.requires_grad, self.parameters()), lr=0.05)
+
+        script = [0.1] * 5 + [0.9] + [0.2] * 6
+        tuning = BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.01, verbose=False)
+        stopping, module, weights = run(tmp_path, script, tuning, module=Tuned())
+        assert stopping.best_step == 6
+        assert same(module.state_dict(), weights[6])
+        assert not torch.equal(weights[6]["backbone.0.weight"], weights[4]["backbone.0.weight"])
+
+
+class TestOthers:
+    def test_training_is_the_same_to_the_bit(self, tmp_path):
+        trained = []
+        for callbacks in ([], [BoundaryUncertaintyMonitor(n_neighbors=20, every_n_train_steps=5)]):
+            torch.manual_seed(0)
+            module = Classifier()
+            trainer(tmp_path, *callbacks).fit(module, loader(*blobs()))
+            trained.append(weights_of(module))
+        assert same(*trained)
+
+    def test_what_training_calls_is_still_compared_between_checks(self, tmp_path):
+        """The first batch does not call the network, and is followed by a check that does."""
+
+        class Late(Classifier):
+            def training_step(self, batch, batch_idx):
+                if batch_idx == 0:
+                    return None
+                return nn.functional.cross_entropy(self(100 * batch[0]), batch[1])
+
+        monitor = BoundaryUncertaintyMonitor(n_neighbors=20, every_n_train_steps=1)
+        with pytest.raises(MisconfigurationException, match="In training the network gets other inputs"):
+            trainer(tmp_path, monitor, accumulate_grad_batches=1).fit(Late(), loader(*blobs()))
+
+    def test_a_user_s_callbacks_see_each_check(self, tmp_path):
+        keeper = ModelCheckpoint(
+            tmp_path / "user", monitor="boundary_uncertainty", mode="max", every_n_train_steps=2, filename="{step}"
+        )
+        seen = []
+        look = LambdaCallback(
+            on_train_batch_end=lambda t, *_: seen.append(float(t.callback_metrics.get("boundary_uncertainty", -1)))
+        )
+        script = [0.1, 0.7, 0.3, 0.2]
+        stopping, _, _ = run(tmp_path, script, keeper, look, every_n_train_steps=2, trainer_kwargs={"max_epochs": 2})
+        assert seen == pytest.approx([-1, 0.1, 0.1, 0.7, 0.7, 0.3, 0.3, 0.2])
+        assert Path(keeper.best_model_path).name == "step=4.ckpt"
+        assert stopping.best_step == 4
+
+    def test_an_early_stopping_counts_no_value_twice(self, tmp_path):
+        """Every third epoch has a check: the others leave no value."""
+        stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=2, strict=False)
+        kwargs = {"max_epochs": 12}
+        stopping, _, _ = run(tmp_path, [0.5, 0.1], stopper, every_n_train_steps=12, trainer_kwargs=kwargs)
+        assert places(stopping) == [(2, 12), (5, 24), (8, 36)]
+        assert stopper.stopped_epoch == 8
+
+    def test_loggers_get_every_check_at_the_step_of_its_batch(self, tmp_path):
+        logger = CSVLogger(tmp_path)
+        run(tmp_path, [0.1, 0.7, 0.3], every_n_train_steps=3, trainer_kwargs={"logger": logger, "max_epochs": 3})
+        with Path(logger.experiment.metrics_file_path).open() as file:
+            rows = [row for row in csv.DictReader(file) if row["boundary_uncertainty"]]
+        assert [(int(row["step"]), int(row["epoch"])) for row in rows] == [(2, 0), (5, 1), (8, 2), (11, 2)]
+        assert [float(row["boundary_uncertainty"]) for row in rows] == pytest.approx([0.1, 0.7, 0.3, 0.3])
+
+    def test_names_differ_from_those_of_checks_by_epochs(self, tmp_path):
+        kwargs = {"n_neighbors": 20, "n_draws": 1}
+        by_epoch = BoundaryUncertaintyMonitor(**kwargs)
+        by_step = BoundaryUncertaintyStopping(every_n_train_steps=3, **kwargs)
+        made = trainer(tmp_path, by_epoch, by_step, max_epochs=1)
+        made.fit(Classifier(), loader(*blobs()))
+        metrics = made.callback_metrics
+        assert float(metrics["trust_score"]) == pytest.approx(by_epoch.history[-1]["trust_score"])
+        assert float(metrics["trust_score_2"]) == pytest.approx(by_step.history[-1]["trust_score"])
+
+
+class TestResume:
+    def fit(self, folder, callback, *others, module=None, epochs=3, ckpt_path=None):
+        torch.manual_seed(0)
+        module = module or Plain()
+        user = ModelCheckpoint(folder / "user", every_n_train_steps=1, save_top_k=-1, filename="{step}")
+        made = trainer(folder, callback, user, *others, max_epochs=epochs)
+        made.fit(module, Resumable(), ckpt_path=ckpt_path)
+        return callback, module
+
+    def callback(self):
+        return BoundaryUncertaintyStopping(
+            n_neighbors=20, every_n_train_steps=2, patience=50, smoothing=0.3, reference=blobs()
+        )
+
+    @pytest.mark.parametrize("step", [3, 4, 6, 7, 8])
+    @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
+    def test_it_equals_the_run_in_one_piece(self, tmp_path, step):
+        whole, weights = self.fit(tmp_path / "whole", self.callback())
+        assert len(whole.history) == 6
+        with pytest.raises(RuntimeError, match="killed"):
+            self.fit(tmp_path / "first", self.callback(), Killer(step))
+        resumed, again = self.fit(
+            tmp_path / "rest", self.callback(), ckpt_path=tmp_path / "first" / "user" / f"step={step}.ckpt"
+        )
+        assert resumed.history == whole.history
+        assert (resumed.best_epoch, resumed.best_step) == (whole.best_epoch, whole.best_step)
+        assert resumed.stopping_reason == whole.stopping_reason
+        assert same(again.state_dict(), weights.state_dict())
+        assert read_record(resumed.record_path).places == [2, 4, 6, 8, 10, 12]
+
+    def test_the_kept_file_can_be_resumed(self, tmp_path):
+        whole, _ = self.fit(tmp_path / "whole", self.callback())
+        again, _ = self.fit(tmp_path / "again", self.callback(), ckpt_path=whole.best_model_path)
+        assert again.history == whole.history
+
+    def test_a_state_without_steps_is_gone_on_with(self, tmp_path):
+        """As versions before wrote it."""
+        first = BoundaryUncertaintyStopping(n_neighbors=20, reference=blobs())
+        self.fit(tmp_path, first, epochs=2)
+        path = tmp_path / "user" / "step=8.ckpt"
+        content = torch.load(path, weights_only=True)
+        for state in content["callbacks"].values():
+            for entry in state.get("history", []):
+                del entry["step"]
+            state.pop("best_step", None)
+        torch.save(content, path)
+        resumed = BoundaryUncertaintyStopping(n_neighbors=20, reference=blobs())
+        with pytest.warns(UserWarning, match="resumes after epoch 1 without the check"):
+            self.fit(tmp_path / "rest", resumed, ckpt_path=path)
+        assert [(entry["epoch"], entry.get("step")) for entry in resumed.history] == [(0, None), (2, 12)]
+        assert read_record(resumed.record_path).axis == "epoch"
+
+
+class Plain(Classifier):
+    """Without dropout, whose random numbers no checkpoint holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[3] = nn.Identity()
+
+
+class Killer(Callback):
+    """Ends training after a step, when all others have had it."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.step:
+            raise RuntimeError("killed")
+
+
+class TestRecord:
+    def test_record_and_page_tell_checks_apart_by_their_steps(self, tmp_path):
+        stopping = BoundaryUncertaintyStopping(n_neighbors=20, every_n_train_steps=2)
+        trainer(tmp_path, stopping).fit(Classifier(), loader(*blobs()))
+        record = read_record(stopping.record_path)
+        assert record.axis == "step"
+        assert record.places == sorted(record.details) == [2, 4, 6, 8, 10, 12]
+        assert [check["epoch"] for check in record.checks] == [0, 0, 1, 1, 2, 2]
+        assert (record.end.kept_epoch, record.end.kept_step) == (stopping.best_epoch, stopping.best_step)
+        verdict = Verdict.of(record)
+        assert verdict.kept == stopping.best_step
+        drawn = figures(record, verdict)
+        assert list(drawn[0].drawing["data"][0]["x"]) == record.places
+        assert drawn[0].drawing["layout"]["xaxis"]["title"]["text"] == "step"
+        page = sections(record, verdict, drawn, [])
+        assert f"<h1>Step {stopping.best_step} was kept</h1>" in page
+        assert f"of 12 (epoch {stopping.best_epoch})" in page
