@@ -19,6 +19,8 @@ from bu_torch import BoundaryUncertaintyStopping
 
 
 class Classifier(L.LightningModule):
+    """A backbone and a head."""
+
     def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Sequential(
