@@ -11,12 +11,15 @@ from bu_torch import functional
 from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_seed
 from bu_torch._progress import advance
 from bu_torch.balance import weights_of
-from bu_torch.functional.regression import landmark_projection
+from bu_torch.functional.regression import gram_matrix, landmark_factor, landmark_projection, left_out_by_gram
 from bu_torch.space import common_standardization, standardize
 from bu_torch.subset import stratified_rows
 
 _BLOCK_ELEMENTS = 2**20  # kernel entries at once
 _LEAST_PENALTY = 1e-8  # with a smaller one, leave-one-out predictions are lost in rounding
+_FEW_LANDMARKS = 500  # by which a penalty is found for many
+_MOST_DIAGONALIZED = 1000  # landmarks; beyond, eigenvalues cost more than a few penalties do without
+_MOST_LEFT_OUT = 1000  # samples
 
 
 class LabelVotes:
@@ -118,7 +121,8 @@ class LabelRegression:
     form); it comes out large where labels are noisy. Points are centred and divided by their root mean square, so
     shift, scale and rotation do not matter. Of more than `n_landmarks` samples, random ones span the solution
     (Nystroem). They are fitted to the labels of all samples, or of `max_samples` random ones, where each class keeps
-    its share.
+    its share. With more than 1000 landmarks the penalty is looked for around the one that is best with 500, and 1000
+    samples are left out to compare.
 
     Args:
         n_landmarks: The largest number of samples that span the solution, >= 1; time grows with its cube.
@@ -130,8 +134,9 @@ class LabelRegression:
     Attributes:
         penalty_: The chosen penalty.
         rows_: The S samples that it is fitted to, shape (S,), int64; all N where they are not more than `max_samples`.
-        left_out: Class probabilities of each of them by a fit to the others, shape (S, J), float32; J is the largest
-            label + 1. Centre, scale and shares of the classes are those of all S.
+        left_out_rows_: Those of them that are left out to compare penalties, shape (T,), int64.
+        left_out: Class probabilities of each of these by a fit to all others of the S, shape (T, J), float32; J is the
+            largest label + 1. Centre, scale and shares of the classes are those of all S.
         skill_: How well they predict a sample's label: 1 minus their Brier score over that of the shares of the
             classes. 1 is certain and 0 is chance; 0 also where there is a single class.
 
@@ -148,6 +153,7 @@ class LabelRegression:
 
     penalty_: float
     rows_: Tensor
+    left_out_rows_: Tensor
     left_out: Tensor
     skill_: float
     _center: Tensor  # (d,)
@@ -201,19 +207,81 @@ class LabelRegression:
         root = None if weights is None else weights.sqrt().unsqueeze(1)
         self._center, self._scale = common_standardization(points)
         self._landmarks = self._choose_landmarks(points)
-        basis, eigenvalues, projection = self._orthogonal_basis(points, root)
-
         self._shares = _shares(labels, weights)
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root
+        self.left_out_rows_ = self.rows_
+        samples = (points, labels, targets, weights, root)
+        is_large = len(self._landmarks) > _MOST_DIAGONALIZED
+        few = self._landmarks[:_FEW_LANDMARKS] if is_large else self._landmarks
+        brier_score = self._fit_all(few, *samples)
+        if is_large:
+            brier_score = self._fit_around(self.penalty_, *samples)
+        self.skill_ = _skill(brier_score, _score_of_shares(self._shares))
+        return self
+
+    def _fit_all(
+        self,
+        landmarks: Tensor,
+        points: Tensor,
+        labels: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
+        root: Tensor | None,
+    ) -> float:
+        """Solve for all penalties by eigenvalues, and take the best; its Brier score."""
+        basis, eigenvalues, projection = self._orthogonal_basis(points, landmarks, root)
         left_out = (functional.left_out_predictions(basis, eigenvalues, targets, p) for p in self.penalties)
-        left_out = (predicted if root is None else predicted / root for predicted in left_out)
-        probabilities = (functional.as_probabilities(predicted + self._shares) for predicted in left_out)
+        probabilities = (self._as_probabilities(predicted, root) for predicted in left_out)
         candidates = zip(self.penalties, probabilities, strict=True)
         brier_score, self.penalty_, self.left_out = _best_candidate(candidates, labels, weights)
-        self.skill_ = _skill(brier_score, _score_of_shares(self._shares))
         self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)
-        return self
+        return brier_score
+
+    def _fit_around(
+        self,
+        guess: float,
+        points: Tensor,
+        labels: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
+        root: Tensor | None,
+    ) -> float:
+        """Solve for a penalty, and for those beside it as long as they get better; the Brier score of the best."""
+        basis, factor, unit = self._whitened_basis(points, root)
+        gram, moments = gram_matrix(basis), basis.T @ targets
+        rows = stratified_rows(len(points), _MOST_LEFT_OUT, self.seed, labels).to(points.device)
+        self.left_out_rows_ = self.rows_[rows]
+        basis, targets, labels = basis[rows], targets[rows], labels[rows]
+        weights, root = (None if one is None else one[rows] for one in (weights, root))
+        penalties = sorted(self.penalties)
+        best = math.inf
+
+        def is_better(at: int) -> bool:
+            nonlocal best
+            if not 0 <= at < len(penalties):
+                return False
+            penalty = penalties[at]
+            coefficients, predicted = left_out_by_gram(gram, moments, basis, targets, penalty)
+            left_out = self._as_probabilities(predicted, root)
+            score = float(functional.brier_score(left_out, labels, weights=weights))
+            if not score < best:
+                return False
+            best, self.penalty_, self.left_out = score, penalty, left_out.float()
+            self._weights = torch.linalg.solve_triangular(factor.T, coefficients, upper=True) / unit
+            return True
+
+        at = penalties.index(guess)
+        is_better(at)
+        # More landmarks bear a smaller penalty.
+        direction = -1 if is_better(at - 1) else 1
+        at = min(at, at + direction)
+        while is_better(at + direction):
+            at += direction
+        return best
+
+    def _as_probabilities(self, predicted: Tensor, root: Tensor | None) -> Tensor:
+        return functional.as_probabilities((predicted if root is None else predicted / root) + self._shares)
 
     def predict_proba(self, features: Any) -> Tensor:
         """Class probabilities at any points.
@@ -233,7 +301,8 @@ class LabelRegression:
         points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
         # All blocks go into one tensor. Small tensors that outlive the large temporary ones would scatter the heap.
         probabilities = torch.empty(len(points), len(self._shares), device=points.device, dtype=torch.float32)
-        for block, kernel in zip(self._blocks(probabilities), self._kernel_blocks(points), strict=True):
+        kernels = self._kernel_blocks(points, self._landmarks)
+        for block, kernel in zip(self._blocks(probabilities), kernels, strict=True):
             block.copy_(functional.as_probabilities(kernel @ self._weights + self._shares))
         return probabilities
 
@@ -241,29 +310,44 @@ class LabelRegression:
         rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
         return standardize(points[rows.to(points.device)].double(), self._center, self._scale)
 
-    def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _whitened_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, float]:
+        """Coordinates B (S, L) of points with C B' = kernel / u; the factor C (L, L) of the landmarks; their unit u."""
+        kernel = functional.tangent_kernel(self._landmarks, self._landmarks)
+        factor, unit = landmark_factor(kernel), float(kernel.diagonal().mean())
+        basis = torch.empty(len(points), len(factor), dtype=factor.dtype, device=factor.device)
+        kernels = self._kernel_blocks(points, self._landmarks)
+        for block, kernel in zip(self._blocks(basis), kernels, strict=True):
+            block.copy_(torch.linalg.solve_triangular(factor.T, kernel / unit, upper=True, left=False))
+        if root is not None:
+            basis *= root
+        return basis, factor, unit
+
+    def _orthogonal_basis(
+        self, points: Tensor, landmarks: Tensor, root: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Coordinates B (S, R) of points, with B'B = diag(e); e (R,); and the P (L, R) with B = kernel @ P.
 
         With `root` (S, 1) each row of the kernel is multiplied by its own.
         """
-        eigenvalues, projection = landmark_projection(functional.tangent_kernel(self._landmarks, self._landmarks))
+        eigenvalues, projection = landmark_projection(functional.tangent_kernel(landmarks, landmarks))
         basis = torch.empty(len(points), len(eigenvalues), dtype=projection.dtype, device=projection.device)
-        for block, kernel in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
+        for block, kernel in zip(self._blocks(basis), self._kernel_blocks(points, landmarks), strict=True):
             torch.matmul(kernel, projection, out=block)
         if root is not None:
             basis *= root
-        if root is None and len(points) == len(self._landmarks):  # all span the basis: it is orthogonal already
+        if root is None and len(points) == len(landmarks):  # all span the basis: it is orthogonal already
             return basis, eigenvalues, projection
         squared_lengths, rotation = torch.linalg.eigh(basis.T @ basis)
         for block in self._blocks(basis):
             block.copy_(block @ rotation)
         return basis, squared_lengths.clamp(min=0), projection @ rotation
 
-    def _kernel_blocks(self, points: Tensor) -> Iterator[Tensor]:
+    def _kernel_blocks(self, points: Tensor, landmarks: Tensor) -> Iterator[Tensor]:
         """Kernel of points and landmarks, (S, L), block by block of the points."""
         for block in self._blocks(points):
-            yield functional.tangent_kernel(standardize(block.double(), self._center, self._scale), self._landmarks)
-            advance(len(block) * len(self._landmarks))
+            yield functional.tangent_kernel(standardize(block.double(), self._center, self._scale), landmarks)
+            if landmarks is self._landmarks:  # beside all of them, a few take no time
+                advance(len(block) * len(landmarks))
 
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
         return rows.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape)))
@@ -324,7 +408,7 @@ class LabelProbabilities:
         self._weights = weights_of(labels, None, sample_weight)
         self.votes.fit(labels, neighbors, self._weights)
         self.regression.fit(features, labels, self._weights)
-        rows = self.regression.rows_
+        rows = self.regression.left_out_rows_
         left_out = self.votes.left_out[rows], self.regression.left_out
         weights = None if self._weights is None else self._weights[rows]
         self.weight_ = float(functional.mixing_weight(*left_out, labels[rows], weights=weights))

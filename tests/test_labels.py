@@ -130,6 +130,54 @@ class TestRegression:
         one = LabelRegression(n_landmarks=1, penalties=(0.1,)).fit(features, labels)
         assert one.skill_ < few.skill_ < exact.skill_ + 0.01
 
+    @pytest.mark.parametrize("sample_weight", [None, torch.arange(1.0, 301)])
+    @pytest.mark.parametrize("n_landmarks", [300, 120])
+    def test_many_landmarks_are_solved_for_what_few_are(self, monkeypatch, n_landmarks, sample_weight):
+        """The two ways to solve agree: for all penalties at once, and for one after another from a guess."""
+        features, labels = blobs(n=300)
+        labels = torch.where(torch.rand(300, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
+        penalties = (1, 0.001, 30, 0.1, 0.01)
+        expected = LabelRegression(n_landmarks, penalties).fit(features, labels, sample_weight)
+        monkeypatch.setattr("bu_torch.labels._MOST_DIAGONALIZED", 100)
+        monkeypatch.setattr("bu_torch.labels._FEW_LANDMARKS", 20)
+        found = LabelRegression(n_landmarks, penalties).fit(features, labels, sample_weight)
+        assert found.penalty_ == expected.penalty_
+        assert found.left_out_rows_.tolist() == list(range(300))
+        torch.testing.assert_close(found.left_out, expected.left_out, atol=1e-6, rtol=0)
+        assert found.skill_ == pytest.approx(expected.skill_, abs=1e-6)
+        elsewhere = features + torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(found.predict_proba(elsewhere), expected.predict_proba(elsewhere), atol=1e-6, rtol=0)
+
+    @pytest.mark.parametrize("guess", [0, 2, 4])
+    def test_the_penalty_is_found_from_any_guess(self, monkeypatch, guess):
+        features, labels = blobs(n=150)
+        labels = torch.where(torch.rand(150, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
+        penalties = (0.001, 0.03, 1, 30, 1000)
+        best = LabelRegression(penalties=penalties).fit(features, labels).penalty_
+        assert best not in (0.001, 1000)
+        monkeypatch.setattr("bu_torch.labels._MOST_DIAGONALIZED", 100)
+        own = LabelRegression._fit_around
+        monkeypatch.setattr(LabelRegression, "_fit_around", lambda self, _, *rest: own(self, penalties[guess], *rest))
+        assert LabelRegression(penalties=penalties).fit(features, labels).penalty_ == best
+
+    def test_some_of_many_samples_are_left_out(self, monkeypatch):
+        features, labels = blobs(n=200)
+        monkeypatch.setattr("bu_torch.labels._MOST_DIAGONALIZED", 100)
+        monkeypatch.setattr("bu_torch.labels._MOST_LEFT_OUT", 60)
+        regression = LabelRegression(penalties=(0.1,)).fit(features, labels)
+        rows = regression.left_out_rows_
+        assert (len(regression.rows_), rows.tolist()) == (200, sorted(set(rows.tolist())))
+        assert labels[rows].bincount().tolist() == [20, 20, 20]
+        expected = by_refitting(features, labels, 0.1)[rows]
+        torch.testing.assert_close(regression.left_out, expected.float(), atol=1e-4, rtol=0)
+
+    def test_copies_among_many_landmarks_do_no_harm(self, monkeypatch):
+        features, labels = blobs(n=150)
+        monkeypatch.setattr("bu_torch.labels._MOST_DIAGONALIZED", 100)
+        once = LabelRegression(penalties=(0.2,)).fit(features, labels).predict_proba(features)
+        twice = LabelRegression(penalties=(0.4,)).fit(features.repeat(2, 1), labels.repeat(2))
+        torch.testing.assert_close(twice.predict_proba(features), once, atol=1e-5, rtol=0)
+
     def test_of_many_samples_some_of_each_class_are_taken(self):
         features, labels = blobs(n=300)
         labels[7] = 5
