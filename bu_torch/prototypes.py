@@ -4,6 +4,7 @@ import math
 import warnings
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,8 @@ from bu_torch.functional import top_pairs
 
 _BLOCK_ELEMENTS = 2**22
 _MAX_SAMPLES = 10_000  # of one class, for K-means
+_MOST_PROTOTYPES = 39
+_LLOYD_STEPS = 25  # to compare; FAISS's default
 
 
 class PrototypeClassifier:
@@ -29,7 +32,9 @@ class PrototypeClassifier:
     Ha et al. (2021), Eq. 35 and Algorithm 2. The number of prototypes of a class minimises Akaike's information
     criterion of K-means as a mixture of K spherical Gaussians of one width, among 1, 3, ..., 39:
     N_j d ln(2 pi s2) + N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d). Only K <= N_j / 2 (or K = 1) whose
-    sum of squared errors is positive compete. Of a class with more than 10,000 samples, a random 10,000 are looked at.
+    sum of squared errors is positive compete. To compare them, FAISS's K-means starts at the first K of the same points
+    (k-means++ draws each after those before it); the prototypes are those of scikit-learn's. Of a class with more than 10,000 samples, a random 10,000 are looked
+    at.
 
     Args:
         n_prototypes: Prototypes of a class, or `"aic"` to choose for each class. A class never gets more than its
@@ -135,18 +140,23 @@ class PrototypeClassifier:
             features = features[order[:_MAX_SAMPLES].to(features.device)]
         n_distinct = len(torch.unique(features, dim=0))
         if self.n_prototypes != "aic":
-            return self._k_means(features, min(self.n_prototypes, n_distinct))[0]
+            return self._k_means(features, min(self.n_prototypes, n_distinct))
         # With as many prototypes as distinct samples the SSE is 0, and such K do not compete.
-        best, lowest = self._k_means(features, 1)[0], math.inf
-        for k in range(1, 40, 2):
-            if k > 1 and (2 * k > len(features) or k >= n_distinct):
-                break
-            prototypes, sse = self._k_means(features, k)
-            if sse > 0 and (score := _aic(features.shape, k, sse)) < lowest:
-                best, lowest = prototypes, score
-        return best
+        most = min(_MOST_PROTOTYPES, len(features) // 2, n_distinct - 1)
+        return self._k_means(features, self._best_number(features, most) if most > 1 else 1)
 
-    def _k_means(self, features: Tensor, k: int) -> tuple[Tensor, float]:
+    def _best_number(self, features: Tensor, most: int) -> int:
+        """Of 1, 3, ..., `most` prototypes the number with the smallest criterion."""
+        from sklearn.cluster import kmeans_plusplus
+
+        points = features / safe_unit(features)
+        points = (points - points.mean(dim=0)).float().cpu().numpy()
+        centers, _ = kmeans_plusplus(points, most, random_state=scikit_learn_seed(self.seed))
+        errors = {k: _squared_error(points, centers[:k]) for k in range(1, most + 1, 2)}
+        competing = {k: _aic(features.shape, k, sse) for k, sse in errors.items() if sse > 0}
+        return min(competing, key=lambda k: competing[k], default=1)
+
+    def _k_means(self, features: Tensor, k: int) -> Tensor:
         from sklearn.cluster import KMeans
         from sklearn.exceptions import ConvergenceWarning
 
@@ -155,7 +165,22 @@ class PrototypeClassifier:
             warnings.simplefilter("ignore", ConvergenceWarning)
             model = KMeans(n_clusters=k, n_init=1, random_state=scikit_learn_seed(self.seed))
             model.fit((features / unit).cpu().numpy())
-        return torch.as_tensor(model.cluster_centers_).to(features) * unit, float(model.inertia_)
+        return torch.as_tensor(model.cluster_centers_).to(features) * unit
+
+
+def _squared_error(points: np.ndarray, centers: np.ndarray) -> float:
+    """Sum of squared distances to the nearest of the centres that K-means makes of these."""
+    import faiss
+
+    k_means = faiss.Kmeans(
+        points.shape[1],
+        len(centers),
+        niter=_LLOYD_STEPS,
+        min_points_per_centroid=1,  # fewer would be warned of on the console
+        max_points_per_centroid=len(points),
+    )
+    k_means.train(points, init_centroids=centers)
+    return float(k_means.obj[-1])
 
 
 def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:
