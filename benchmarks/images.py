@@ -21,8 +21,10 @@ import itertools
 import json
 import logging
 import warnings
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
@@ -40,6 +42,7 @@ from bu_torch import BoundaryUncertaintyMonitor
 IMAGES = Path("/usr/share/datasets/fashion-mnist")
 N_TEST = 2000
 SHIFT = 3  # pixels of the random crop
+Prepare = Callable[[Case], tuple[Split, Split, nn.Module]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +164,22 @@ def pretrain(net: nn.Module, images: Tensor, labels: Tensor, generator: torch.Ge
 
 def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split | None) -> Curves:
     """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
+    dataset = Augmented(*split) if KINDS[case.setting].is_augmented else TensorDataset(*split)
+    return fit(case, dataset, split, test, net, held_out)
+
+
+def fit(
+    case: Case,
+    dataset: Dataset[tuple[Tensor, ...]],
+    split: Split,
+    test: Split,
+    net: nn.Module,
+    held_out: Split | None,
+    **settings: Any,
+) -> Curves:
+    """`train` on the samples that `dataset` gives, with these settings of the monitor."""
     L.seed_everything(case.seed, verbose=False)
-    monitor = BoundaryUncertaintyMonitor(seed=case.seed) if held_out is None else None
+    monitor = BoundaryUncertaintyMonitor(seed=case.seed, **settings) if held_out is None else None
     curves = Curves(test, split, monitor, case.setting)
     trainer = L.Trainer(
         max_epochs=case.epochs,
@@ -174,7 +191,6 @@ def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
-    dataset = Augmented(*split) if KINDS[case.setting].is_augmented else TensorDataset(*split)
     loaders = [DataLoader(dataset, batch_size=32, shuffle=True)]
     if held_out is not None:
         loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))
@@ -182,7 +198,7 @@ def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split
     return curves
 
 
-def run(case: Case) -> Record:
+def run(case: Case, prepare: Prepare = prepare, train: Callable[..., Curves] = train) -> Record:
     """Curves of both trainings of a case."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -196,31 +212,46 @@ def run(case: Case) -> Record:
     return {"case": dataclasses.asdict(case), "all": on_all.columns(), "part": on_part.columns()}
 
 
-def main(arguments: list[str] | None = None) -> pd.DataFrame:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="digits alone, one seed, 15 epochs")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+def arguments_of(documentation: str | None, kinds: Iterable[str], name: str, quick: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--kinds", nargs="+", default=list(kinds), choices=list(kinds))
     parser.add_argument("--noise", nargs="+", type=float, default=[0.0, 0.2])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--name", default="images")
+    parser.add_argument("--name", default=name)
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     parser.add_argument("--curves", type=Path, help="keep all curves in this folder, and use again those it holds")
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.name, options.kinds, options.seeds, options.epochs = "images-quick", ["digits"], 1, 15
+    return parser
+
+
+def compare(
+    options: argparse.Namespace,
+    tables: Mapping[str, str],
+    halves: Mapping[str, Iterable[str]],
+    run: Callable[[Case], Record],
+    kind: str,
+) -> pd.DataFrame:
+    """Run all cases of `options`, print how good each rule is, and write it to a file; the summary of all.
+
+    Args:
+        options: As `arguments_of` reads them.
+        tables: The data of each kind.
+        halves: Kinds by how they were chosen.
+        run: Trains one case.
+        kind: Begins the names of files of curves.
+    """
     cases = [
-        Case(KINDS[kind].data, noise, seed, kind, options.epochs)
-        for seed, noise, kind in itertools.product(range(options.seeds), options.noise, options.kinds)
+        Case(tables[setting], noise, seed, setting, options.epochs)
+        for seed, noise, setting in itertools.product(range(options.seeds), options.noise, options.kinds)
     ]
     with get_context("spawn").Pool(options.processes) as pool:
-        records = list(pool.imap(partial(recall, folder=options.curves, run=run, kind="images"), cases))
+        records = list(pool.imap(partial(recall, folder=options.curves, run=run, kind=kind), cases))
     judged = judge(records)
     judged["table"] = judged["setting"]  # what is drawn anew for the intervals
-    halves = {"tuning": TUNING, "unseen": UNSEEN, "all": KINDS}
     present = {name: judged[judged.setting.isin(list(kinds))] for name, kinds in halves.items()}
-    summaries = {name: summarise(part) for name, part in present.items() if len(part)}
+    summaries = {name: summarise(part) for name, part in (present | {"all": judged}).items() if len(part)}
     options.results.mkdir(parents=True, exist_ok=True)
     content = {
         "environment": environment(),
@@ -235,6 +266,15 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
             print(f"{name}:\n{summary}\n")
         print(breakdown(judged))
     return summaries["all"]
+
+
+def main(arguments: list[str] | None = None) -> pd.DataFrame:
+    parser = arguments_of(__doc__, KINDS, "images", "digits alone, one seed, 15 epochs")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.name, options.kinds, options.seeds, options.epochs = "images-quick", ["digits"], 1, 15
+    tables = {name: kind.data for name, kind in KINDS.items()}
+    return compare(options, tables, {"tuning": TUNING, "unseen": UNSEEN}, run, "images")
 
 
 if __name__ == "__main__":
