@@ -175,9 +175,10 @@ def fit(
     test: Split,
     net: nn.Module,
     held_out: Split | None,
+    rate: float = 1e-3,
     **settings: Any,
 ) -> Curves:
-    """`train` on the samples that `dataset` gives, with these settings of the monitor."""
+    """`train` on the samples that `dataset` gives, with this learning rate and these settings of the monitor."""
     L.seed_everything(case.seed, verbose=False)
     monitor = BoundaryUncertaintyMonitor(seed=case.seed, **settings) if held_out is None else None
     curves = Curves(test, split, monitor, case.setting)
@@ -194,7 +195,7 @@ def fit(
     loaders = [DataLoader(dataset, batch_size=32, shuffle=True)]
     if held_out is not None:
         loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))
-    trainer.fit(Classifier(copy.deepcopy(net), partial(torch.optim.AdamW, lr=1e-3)), *loaders)
+    trainer.fit(Classifier(copy.deepcopy(net), partial(torch.optim.AdamW, lr=rate)), *loaders)
     return curves
 
 

@@ -47,6 +47,7 @@ LENGTH = 32
 LEAST_LENGTH = 8
 PADDING, UNKNOWN = 0, 1
 WIDTH = 64
+RATE = 3e-3  # with less, forty epochs are too few
 HALVES = {
     "first": ("games", "net", "science", "sound", "text", "devel", "graphics", "mail"),
     "second": ("admin", "utils", "x11", "web", "math", "misc", "editors", "database"),
@@ -276,7 +277,7 @@ def prepare(case: Case) -> tuple[Split, Split, nn.Module]:
 
 def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split | None) -> Curves:
     """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
-    return images.fit(case, TensorDataset(*split), split, test, net, held_out, perturbation="tokens")
+    return images.fit(case, TensorDataset(*split), split, test, net, held_out, RATE, perturbation="tokens")
 
 
 def run(case: Case) -> Record:

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from bu_torch.monitoring.signals import Measurement, Signals
     from bu_torch.monitoring.stopper import BoundaryUncertaintyStopper
     from bu_torch.patches import PatchFeatures
-    from bu_torch.perturbation import perturb, perturb_toward_neighbors
+    from bu_torch.perturbation import exchange_tokens, perturb, perturb_toward_neighbors
     from bu_torch.prototypes import PrototypeClassifier
     from bu_torch.ranking.ranking import Candidate, Ranking, rank_checkpoints, rank_models
     from bu_torch.ranking.scoring import BoundaryUncertaintyScorer
     from bu_torch.ranking.soup import Soup, average_checkpoints, greedy_soup
     from bu_torch.space import FeatureSpace
+    from bu_torch.tokens import TokenFeatures
     from bu_torch.trust import KNNConfidence, TrustScore
 
 __all__ = [
@@ -62,9 +63,11 @@ __all__ = [
     "SelectionRule",
     "Signals",
     "Soup",
+    "TokenFeatures",
     "TrustScore",
     "__version__",
     "average_checkpoints",
+    "exchange_tokens",
     "greedy_soup",
     "load_checkpoint",
     "perturb",
@@ -86,13 +89,14 @@ _MODULES = {
     "monitoring.rules": ("Rule", "SelectionRule"),
     "monitoring.stopper": ("BoundaryUncertaintyStopper",),
     "patches": ("PatchFeatures",),
-    "perturbation": ("perturb", "perturb_toward_neighbors"),
+    "perturbation": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
     "prototypes": ("PrototypeClassifier",),
     "ranking.ranking": ("Candidate", "Ranking", "rank_checkpoints", "rank_models"),
     "ranking.scoring": ("BoundaryUncertaintyScorer",),
     "monitoring.signals": ("Measurement", "Signals"),
     "ranking.soup": ("Soup", "average_checkpoints", "greedy_soup"),
     "space": ("FeatureSpace",),
+    "tokens": ("TokenFeatures",),
     "trust": ("KNNConfidence", "TrustScore"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

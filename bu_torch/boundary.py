@@ -15,16 +15,23 @@ from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.graph import NeighborGraph, first_positive
 from bu_torch.layers import LayerFeatures
-from bu_torch.perturbation import check_perturbed, perturb, perturb_toward_neighbors
+from bu_torch.perturbation import (
+    check_perturbed,
+    exchange_tokens,
+    keeps_integers,
+    perturb,
+    perturb_toward_neighbors,
+)
 from bu_torch.prototypes import PrototypeClassifier
 from bu_torch.space import FeatureSpace, standardization, standardize
 from bu_torch.space_choice import choose_space
+from bu_torch.tokens import check_tokens
 
 FITTED = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
 _DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels", "_pair_of_draw")
-PERTURBATIONS = ("random", "neighbors")
-Perturbation = Literal["random", "neighbors"] | Callable[[Tensor, Tensor, torch.Generator], Tensor]
-FeatureExtractor = Literal["inputs", "patches", "module"] | Callable[[Tensor], Any]
+PERTURBATIONS = ("random", "neighbors", "tokens")
+Perturbation = Literal["random", "neighbors", "tokens"] | Callable[[Tensor, Tensor, torch.Generator], Tensor]
+FeatureExtractor = Literal["inputs", "patches", "tokens", "module"] | Callable[[Tensor], Any]
 _MOST_CHANNELS = 16
 _MODULE_BATCH = 64  # no more than a training batch mostly is, of which a network takes more memory
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
@@ -45,17 +52,19 @@ class BoundaryUncertainty:
         feature_extractor: As for `FeatureSpace`: neighbours and likely Bayes pairs are found among the features it
             gives. Samples are perturbed in input space all the same, by the distance there to the nearest of the
             neighbours found. `"module"` takes the features of `module`. None takes the inputs where they are vectors
-            (N, d) of numbers. For images it chooses among inputs, patches and `module`, for all others among inputs and
-            `module`: the space in which left-out labels are predicted best.
+            (N, d) of numbers. For images it chooses among inputs, patches and `module`, for token ids that are
+            perturbed as such among tokens and `module`, for all others among inputs and `module`: the space in which
+            left-out labels are predicted best.
         n_components: As for `FeatureSpace`, likewise.
         perturbation: How samples are perturbed. `"random"` moves each in a random direction by the distance to its
             nearest neighbour, as Algorithm 1 does (`perturb`). `"neighbors"` moves it a part of the way to one of the
             samples nearest to it (`perturb_toward_neighbors`). None takes the first for vectors (N, d) and the second
-            for inputs of more dimensions, such as images (N, C, H, W). For what cannot be moved along a straight line
-            (token ids, graphs as tensors), a callable of the inputs (N, ...), the distance of each to its nearest
+            for inputs of more dimensions, such as images (N, C, H, W). `"tokens"`, for token ids (N, L), puts tokens of
+            a near text in place of some (`exchange_tokens`). For what else cannot be moved along a straight line
+            (graphs as tensors), a callable of the inputs (N, ...), the distance of each to its nearest
             neighbour (N,) in the space where neighbours are found, and a `torch.Generator` on the CPU with `seed`, that
-            gives inputs of the same shape; called once a draw. Integer inputs stay integers then. (Ha et al., section
-            4.2.2, leave the operation open where inputs are no vectors.)
+            gives inputs of the same shape; called once a draw. Integer inputs stay integers with both. (Ha et al.,
+            section 4.2.2, leave the operation open where inputs are no vectors.)
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
         class_weight: How often samples of each class count, in scikit-learn's words: `"balanced"` for all classes
@@ -69,7 +78,8 @@ class BoundaryUncertainty:
         labels: (N,) int64.
         neighbors: (N, n_neighbors) int64.
         bayes_pairs: (N, 2) int64, ascending.
-        space_name_: `"inputs"`, `"patches"`, `"module"` or `"custom"`: the space of neighbours; "" after `load`.
+        space_name_: `"inputs"`, `"patches"`, `"tokens"`, `"module"` or `"custom"`: the space of neighbours; "" after
+            `load`.
         skills_: How well left-out labels are predicted in each space that was compared, 1 is certain and 0 chance.
         weights: How often each sample counts, (N,) float64 with mean 1; None where all count alike.
         mean_, scale_: Of the standardisation, (d,) float64; a constant feature has scale 1.
@@ -111,19 +121,19 @@ class BoundaryUncertainty:
         self.n_draws = check_integer("n_draws", n_draws, 1)
         self.seed = check_seed(seed)
         if isinstance(feature_extractor, str):
-            check_choice("feature_extractor", feature_extractor, ("inputs", "patches", "module"))
+            check_choice("feature_extractor", feature_extractor, ("inputs", "patches", "tokens", "module"))
         self.feature_extractor = feature_extractor
         self.module = module
         named = None if isinstance(feature_extractor, str) and feature_extractor == "module" else feature_extractor
         self.space = FeatureSpace(named, n_components, seed)
-        self.known_space: Literal["inputs", "patches"] | None = None  # that a run which resumes has chosen
+        self.known_space: Literal["inputs", "patches", "tokens"] | None = None  # that a run which resumes has chosen
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str)):
             raise TypeError(
-                "`perturbation` must be 'random', 'neighbors', a callable (inputs, nearest_distance, generator) ->"
-                f" perturbed inputs, or None, got {type(perturbation).__name__}."
+                "`perturbation` must be 'random', 'neighbors', 'tokens', a callable (inputs, nearest_distance,"
+                f" generator) -> perturbed inputs, or None, got {type(perturbation).__name__}."
             )
         if isinstance(perturbation, str):
             check_choice("perturbation", perturbation, PERTURBATIONS)
@@ -147,15 +157,17 @@ class BoundaryUncertainty:
         Raises:
             ValueError: If shapes do not fit, N < n_neighbors, features (also those of `feature_extractor`) are not
                 finite or too large to be perturbed, there is only one class, or weights do not fit the labels.
-            TypeError: If an argument is not made of real numbers.
+            TypeError: If an argument is not made of real numbers, or token ids are not integers.
         """
-        inputs = as_features(features, keep_integers=callable(self.perturbation))
+        inputs = as_features(features, keep_integers=keeps_integers(self.perturbation))
         self.fit_points(inputs, as_labels(labels, inputs.shape[0]).to(inputs.device), sample_weight)
         return self
 
     def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Tensor:
         """`fit` to what has been checked; returns the samples as points (N, k) of the space, which are not kept."""
         check_two_classes(labels)
+        if self.kind_of_perturbation(inputs) == "tokens":
+            check_tokens(inputs, "features")
         self.weights = weights_of(labels, self.class_weight, sample_weight)
         self._choose_space(inputs, labels)
         points = self.space.fit_transform(inputs)
@@ -202,7 +214,10 @@ class BoundaryUncertainty:
         if self.known_space is not None:
             self.space_name_, self.space = self.known_space, FeatureSpace(self.known_space, *settings)
             return
-        candidates = {"inputs": FeatureSpace(None, *settings)}
+        if self.kind_of_perturbation(inputs) == "tokens":
+            candidates = {"tokens": FeatureSpace("tokens", *settings)}
+        else:
+            candidates = {"inputs": FeatureSpace(None, *settings)}
         # More channels are feature maps, and patches of them are too many numbers to whiten.
         is_of_images = inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS
         if is_of_images:
@@ -231,6 +246,8 @@ class BoundaryUncertainty:
             draws = self._perturb_at_random(inputs, generator)
         elif kind == "neighbors":
             draws = [perturb_toward_neighbors(inputs, self.neighbors, generator) for _ in range(self.n_draws)]
+        elif kind == "tokens":
+            draws = [exchange_tokens(inputs, self.neighbors, generator) for _ in range(self.n_draws)]
         else:
             assert callable(self.perturbation)  # noqa: S101
             draws = [
@@ -239,7 +256,7 @@ class BoundaryUncertainty:
             ]
         self.perturbed_inputs = torch.stack(draws)
 
-    def kind_of_perturbation(self, inputs: Tensor) -> Literal["random", "neighbors", "custom"]:
+    def kind_of_perturbation(self, inputs: Tensor) -> Literal["random", "neighbors", "tokens", "custom"]:
         """How inputs of this shape are perturbed."""
         if callable(self.perturbation):
             return "custom"

@@ -1,4 +1,4 @@
-"""Perturbed samples: each training sample moved a little, in a random direction or toward a sample near it."""
+"""Perturbed samples: each training sample moved a little, at random, toward a sample near it, or mixed with one."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bu_torch._inputs import as_features, as_flat_features, as_tensor, check_integer
 from bu_torch.functional.checks import check_index, check_range
+from bu_torch.tokens import check_tokens
 
 
 def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | None = None) -> Tensor:
@@ -98,6 +99,71 @@ def perturb_toward_neighbors(
         tensor([0.5000, 0.5000, 1.5000])
     """
     inputs = as_features(inputs, "inputs")
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    target, share = _choose(inputs, neighbors, generator, n_nearest, low, high)
+    part = low + (high - low) * share.to(inputs)
+    return torch.lerp(inputs, inputs[target], part.view(-1, *[1] * (inputs.ndim - 1)))
+
+
+def exchange_tokens(
+    tokens: Any,
+    neighbors: Any,
+    generator: torch.Generator | None = None,
+    *,
+    n_nearest: int = 5,
+    low: float = 0.3,
+    high: float = 0.7,
+) -> Tensor:
+    """Put tokens of one of the texts nearest to it in place of some of each text's own, whatever their classes.
+
+    A text takes a run of its neighbour's tokens, from the same places: phrases stay whole. The run may begin anywhere,
+    and goes on at the beginning where it reaches the end. Token ids cannot be moved along a line; this is to them what
+    `perturb_toward_neighbors` is to images, and the crossover of genetic algorithms. It takes the place of Algorithm 1
+    of Ha et al. (2021), which leaves the operation open for such inputs (section 4.2.2), and is this project's own.
+
+    Args:
+        tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. What stands beside the ids (N, 2, L), such
+            as a mask, is exchanged in the same places.
+        neighbors: Clusters (`NeighborGraph.neighbors`), shape (N, M) with M >= 2: row n is n itself and then the
+            others, nearest first.
+        generator: Source of the choices. None stands for a fresh CPU generator with seed 0: the global generator is
+            never used. One seed gives the same choices for all dtypes and devices.
+        n_nearest: One of so many nearest others is chosen, >= 1; all of them where a cluster holds fewer.
+        low: Least share of the places to exchange, 0 <= low <= high.
+        high: Largest share, <= 1; the share is uniform between the two, and rounded to whole places.
+
+    Returns:
+        The perturbed texts, of the shape, dtype and device of the tokens: each token is that of the text or of its
+        neighbour in this place.
+
+    Raises:
+        ValueError: If a shape or a value does not fit.
+        TypeError: If the tokens are not integers.
+
+    Example:
+        >>> clusters = torch.tensor([[0, 1], [1, 0]])
+        >>> exchanged = exchange_tokens(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), clusters, low=0.5, high=0.5)
+        >>> (exchanged >= 5).sum(dim=1)
+        tensor([2, 2])
+    """
+    tokens = as_features(tokens, "tokens", keep_integers=True)
+    check_tokens(tokens)
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    target, share = _choose(tokens, neighbors, generator, n_nearest, low, high)
+    length = tokens.shape[-1]
+    n_exchanged = ((low + (high - low) * share) * length).round()
+    start = torch.randint(length, (len(tokens), 1), generator=generator, device=generator.device).to(tokens.device)
+    place = (torch.arange(length, device=tokens.device) - start) % length
+    is_exchanged = (place < n_exchanged.unsqueeze(1)).view(len(tokens), *[1] * (tokens.ndim - 2), length)
+    return torch.where(is_exchanged, tokens[target], tokens)
+
+
+def _choose(
+    inputs: Tensor, neighbors: Any, generator: torch.Generator, n_nearest: int, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """One of the nearest others of each sample (N,), and a number in [0, 1) (N,) float32; checks what was asked for."""
     neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
     check_index("neighbors", neighbors, (len(inputs), "M"), inputs.device)
     if neighbors.shape[1] < 2:
@@ -106,13 +172,15 @@ def perturb_toward_neighbors(
     n_nearest = min(check_integer("n_nearest", n_nearest, 1), neighbors.shape[1] - 1)
     if not 0 <= low <= high <= 1:
         raise ValueError(f"`low` and `high` must be parts of the way, 0 <= low <= high <= 1, got {low} and {high}.")
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
     shape, device = (len(inputs),), generator.device
     places = 1 + torch.randint(n_nearest, shape, generator=generator, device=device).to(inputs.device)
-    part = low + (high - low) * torch.rand(shape, generator=generator, device=device).to(inputs)
-    target = neighbors.long().gather(1, places.unsqueeze(1)).squeeze(1)
-    return torch.lerp(inputs, inputs[target], part.view(-1, *[1] * (inputs.ndim - 1)))
+    share = torch.rand(shape, generator=generator, device=device).to(inputs.device)
+    return neighbors.long().gather(1, places.unsqueeze(1)).squeeze(1), share
+
+
+def keeps_integers(perturbation: Any) -> bool:
+    """Whether samples of integers stay integers where they are perturbed so: by a callable, or as tokens."""
+    return callable(perturbation) or (isinstance(perturbation, str) and perturbation == "tokens")
 
 
 def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from bu_torch._evaluation_mode import as_taken, evaluation_mode
 from bu_torch._inputs import as_flat_features, as_tensor, check_integer, check_seed, safe_unit, scikit_learn_seed
 from bu_torch.functional.checks import check_choice
 from bu_torch.patches import PatchFeatures
+from bu_torch.tokens import TokenFeatures
 
 _BATCH = 1024
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
@@ -25,7 +26,8 @@ class FeatureSpace:
     Args:
         feature_extractor: Callable from inputs (n, ...) to features (n, k) or (n, ...): a function, or a frozen module,
             which is run in eval mode, on its own device and in its own precision, without gradient. `"patches"` takes
-            `PatchFeatures` of images (n, C, H, W); `"inputs"` and None take the inputs themselves.
+            `PatchFeatures` of images (n, C, H, W), `"tokens"` `TokenFeatures` of token ids (n, L), on one scale for all
+            axes; `"inputs"` and None take the inputs themselves.
         n_components: Principal components of the standardised features to keep, >= 1; None for all features. No more
             are kept than there are features or samples.
         seed: Seed of the randomised PCA, 0 <= seed < 2**64.
@@ -42,18 +44,19 @@ class FeatureSpace:
 
     def __init__(
         self,
-        feature_extractor: Callable[[Tensor], Any] | Literal["inputs", "patches"] | None = None,
+        feature_extractor: Callable[[Tensor], Any] | Literal["inputs", "patches", "tokens"] | None = None,
         n_components: int | None = None,
         seed: int = 0,
     ) -> None:
         if isinstance(feature_extractor, str):
-            check_choice("feature_extractor", feature_extractor, ("inputs", "patches"))
+            check_choice("feature_extractor", feature_extractor, ("inputs", "patches", "tokens"))
         elif feature_extractor is not None and not callable(feature_extractor):
             raise TypeError(
                 "`feature_extractor` must be callable, (n, ...) -> (n, k), the name of a space, or None,"
                 f" got {type(feature_extractor).__name__}."
             )
         self.is_of_patches = feature_extractor == "patches"
+        self.is_of_tokens = feature_extractor == "tokens"
         self.feature_extractor = None if isinstance(feature_extractor, str) else feature_extractor
         self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
         self.seed = check_seed(seed)
@@ -61,7 +64,8 @@ class FeatureSpace:
     @property
     def is_of_inputs(self) -> bool:
         """Whether distances are those of the standardised inputs."""
-        return self.feature_extractor is None and not self.is_of_patches and self.n_components is None
+        is_named = self.is_of_patches or self.is_of_tokens
+        return self.feature_extractor is None and not is_named and self.n_components is None
 
     def fit(self, inputs: Tensor) -> Self:
         """Find mean, scale and principal components of the features of `inputs` (N, ...).
@@ -77,8 +81,11 @@ class FeatureSpace:
         """`fit` and `transform` of the same inputs, whose features are extracted once."""
         if self.is_of_patches:
             self._patches = PatchFeatures(seed=self.seed).fit(inputs)
+        if self.is_of_tokens:
+            self._tokens = TokenFeatures(seed=self.seed).fit(inputs)
         flat = self.extract(inputs)
-        self.mean_, self.scale_ = standardization(flat)
+        # The first axes of texts hold most of what there is to tell, the last ones mostly noise.
+        self.mean_, self.scale_ = common_standardization(flat) if self.is_of_tokens else standardization(flat)
         self.components_ = None
         if self.n_components is not None:
             points = standardize(flat, self.mean_, self.scale_)
@@ -97,6 +104,8 @@ class FeatureSpace:
         """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
         if self.is_of_patches:
             return self._patches.transform(inputs)
+        if self.is_of_tokens:
+            return self._tokens.transform(inputs)
         if self.feature_extractor is None:
             flat = inputs.flatten(1)
             return flat if flat.is_floating_point() else flat.float()

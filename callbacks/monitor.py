@@ -38,6 +38,7 @@ from bu_torch.monitoring.budget import Plan, count_weights
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.settings import MeasurementSettings
 from bu_torch.monitoring.tracker import Tracker
+from bu_torch.perturbation import keeps_integers
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -428,7 +429,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             return n_samples if trial is None else min(n_samples, trial)
 
         if is_pair(self.reference):
-            return read_pair(self.reference, how_many, self.seed, keep_integers=callable(self.perturbation))
+            return read_pair(self.reference, how_many, self.seed, keep_integers=keeps_integers(self.perturbation))
         return read_training_data(
             trainer,
             how_many=how_many,
@@ -575,7 +576,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     ) -> Tensor:
         """Logits (n, J) of the module that is scored, at `inputs` (n, ...), in batches, or in one of the whole."""
         dtype = dtype_of(module, inputs)
-        if not (inputs.is_floating_point() or callable(self.perturbation)):
+        if not (inputs.is_floating_point() or keeps_integers(self.perturbation)):
             dtype = dtype_of(module, inputs.float())  # as samples of integers are perturbed
         batches = (inputs,) if is_whole else self._batches(trainer, inputs)
         precision = trainer.precision_plugin
@@ -601,10 +602,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         """What helps, where it is known what is wrong."""
         if "missing" in str(error) and "positional argument" in str(error):
             return f". {_SEVERAL_TENSORS}"
-        if self._takes_integers and not callable(self.perturbation):
+        if self._takes_integers and not keeps_integers(self.perturbation):
             return (
-                ". The samples are integers: token ids cannot be moved along a line, so pass a `perturbation=` that"
-                " exchanges some of them."
+                ". The samples are integers: token ids cannot be moved along a line, so pass"
+                " `perturbation='tokens'`, or one of your own that exchanges some of them."
             )
         if self.output_key is None and "or an output with `logits`" in str(error):
             return " `output_key=` names the logits in a tuple or a dict."

@@ -38,17 +38,18 @@ class MeasurementSettings:
             One that was made of other samples or settings is refused, so that samples augmented at random cannot be
             kept. Not used in a `fast_dev_run`.
         feature_extractor: The space of neighbours and distances between samples, while samples are perturbed in input
-            space. `"inputs"`, standardised; `"patches"` for images, `bu_torch.patches.PatchFeatures`; `"module"`, the
-            inputs of the network's last `nn.Linear`, with the weights that it has before training; or a callable from
-            inputs (n, ...) to features (n, k), a frozen module say; one that is trained with the network is used as it
-            is before training. None takes the inputs where they are vectors (N, d)
-            of numbers, and else chooses the one in which left-out labels are predicted best.
+            space. `"inputs"`, standardised; `"patches"` for images, `bu_torch.patches.PatchFeatures`; `"tokens"` for
+            token ids, `bu_torch.tokens.TokenFeatures`; `"module"`, the inputs of the network's last `nn.Linear`, with
+            the weights that it has before training; or a callable from inputs (n, ...) to features (n, k), a frozen
+            module say; one that is trained with the network is used as it is before training. None takes the inputs
+            where they are vectors (N, d) of numbers, and else chooses the one in which left-out labels are predicted
+            best.
         n_components: Measure distances among so many principal components only, >= 1, which is faster where inputs have
             hundreds of values; None for all.
         perturbation: How samples are perturbed: `"random"`, in a random direction by the distance to the nearest
-            neighbour; `"neighbors"`, a part of the way to a sample near by; or a callable for what cannot be moved
-            along a straight line (token ids, say), see `BoundaryUncertainty`. None takes the first for vectors (N, d)
-            and the second for images and other inputs of more dimensions.
+            neighbour; `"neighbors"`, a part of the way to a sample near by; `"tokens"`, for token ids, by tokens of a
+            text near by; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.
+            None takes the first for vectors (N, d) and the second for images and other inputs of more dimensions.
         class_weight: How often samples of each class count in all that is measured, in scikit-learn's words:
             `"balanced"` for all classes alike, a dict of weights by class, or one weight for each class (as a loss has
             them). None takes samples as training draws them.

@@ -22,6 +22,7 @@ from bu_torch.labels import LabelProbabilities, LabelRegression
 from bu_torch.monitoring.cache import PREPARED, Samples, check_prepared, read_cache, write_cache
 from bu_torch.monitoring.catalogue import SIGNALS, Reading
 from bu_torch.monitoring.details import Details, describe
+from bu_torch.perturbation import keeps_integers
 from bu_torch.trust import TrustScore
 
 _FORMAT = 6  # of the file, to be raised when what it holds, or how that is computed, changes
@@ -162,7 +163,7 @@ class Signals:
             ValueError: As for `BoundaryUncertainty.fit`.
             TypeError: As for `BoundaryUncertainty.fit`.
         """
-        inputs = as_features(features, keep_integers=callable(self.boundary.perturbation))
+        inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
         labels = as_labels(labels, len(inputs)).to(inputs.device)
         self._classes = PresentClasses(labels)
         self._check_size(len(inputs))
@@ -255,7 +256,7 @@ class Signals:
         """Whether these Signals are fitted, and on just these samples: arguments as for `fit`."""
         if not self.is_fitted:
             return False
-        inputs = as_features(features, keep_integers=callable(self.boundary.perturbation))
+        inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
         labels = as_labels(labels, inputs.shape[0])
         return self._fingerprint == self._of(inputs, labels, self._weights_of(labels, sample_weight))
 
@@ -282,7 +283,7 @@ class Signals:
         Raises:
             ValueError: If it is not of these samples and settings, or damaged.
         """
-        inputs = as_features(features, keep_integers=callable(self.boundary.perturbation))
+        inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         if unknown := sorted(set(prepared) - set(PREPARED)):
             raise ValueError(f"`prepared` must hold {', '.join(PREPARED)}, got {', '.join(unknown)[:100]} besides.")
@@ -406,7 +407,7 @@ class Signals:
             FileNotFoundError: If there is no such file.
             ValueError: If the file is none of ours or damaged, or was made of other samples or settings.
         """
-        inputs = as_features(features, keep_integers=callable(self.boundary.perturbation))
+        inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         weights = self._weights_of(labels, sample_weight)
         wanted = self._of(inputs, labels, weights)
@@ -453,7 +454,7 @@ class Signals:
             digest.update(self.boundary.feature_extractor.encode())
         # An extractor and a perturbation are told by what they make of a few samples.
         kind = self.boundary.kind_of_perturbation(inputs)
-        if kind == "neighbors":
+        if kind in ("neighbors", "tokens"):
             digest.update(kind.encode())
         few = inputs[:_PROBE]
         is_probed = callable(self.boundary.feature_extractor) and not self.boundary.may_use_module(inputs)

@@ -26,7 +26,7 @@ class State(NamedTuple):
     settings: dict[str, Any] | None
     rule: dict[str, Any]
     prepared: dict[str, Any] | None
-    space: Literal["inputs", "patches"] | None
+    space: Literal["inputs", "patches", "tokens"] | None
 
 
 def read_state(state: Any, most_draws: int) -> State:
@@ -95,7 +95,7 @@ def _read_predictions(predictions: Any) -> Tensor:
 
 
 def _read_space(space: Any) -> Any:
-    _check(space in (None, "inputs", "patches"), "`space` as 'inputs' or 'patches'", space)
+    _check(space in (None, "inputs", "patches", "tokens"), "`space` as 'inputs', 'patches' or 'tokens'", space)
     return space
 
 

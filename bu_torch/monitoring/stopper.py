@@ -15,6 +15,7 @@ from bu_torch.monitoring.best_weights import BestWeights
 from bu_torch.monitoring.budget import count_weights
 from bu_torch.monitoring.settings import Settings
 from bu_torch.monitoring.tracker import Tracker
+from bu_torch.perturbation import keeps_integers
 
 
 @dataclass(eq=False, repr=False)
@@ -67,7 +68,7 @@ class BoundaryUncertaintyStopper(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._samples = whole_samples(
-            self.inputs, self.labels, self.sample_weight, keep_integers=callable(self.perturbation)
+            self.inputs, self.labels, self.sample_weight, keep_integers=keeps_integers(self.perturbation)
         )
         if self.folder is not None and not isinstance(self.folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(self.folder).__name__}.")

@@ -113,7 +113,7 @@ class Tracker:
         self._prepared: Mapping[str, Any] | None = None
         self.is_restored = True
         self._has_warned = False
-        self._space: Literal["inputs", "patches"] | None = None
+        self._space: Literal["inputs", "patches", "tokens"] | None = None
         self._record: Record | None = None
         self._about: dict[str, Any] = {"data": {}, "classes": None}
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -222,6 +222,8 @@ class Tracker:
                     self._space = "inputs"
                 case "patches":
                     self._space = "patches"
+                case "tokens":
+                    self._space = "tokens"
                 case _:
                     self._prepared = signals.prepared()
 
@@ -309,7 +311,12 @@ class Tracker:
         if not boundary.skills_:
             return ""
         told = ", ".join(f"{name} {skill:.2f}" for name, skill in boundary.skills_.items())
-        where = {"inputs": "the inputs", "patches": "features of patches", "module": "the network's own features"}
+        where = {
+            "inputs": "the inputs",
+            "patches": "features of patches",
+            "tokens": "counts of tokens",
+            "module": "the network's own features",
+        }
         found = where[boundary.space_name_]
         return f"Neighbours are found among {found}: left-out labels are predicted best there ({told})."
 

@@ -25,6 +25,7 @@ from bu_torch.data import IGNORED, Keys, read_samples, whole_pair
 from bu_torch.monitoring.preparation import fit_or_load
 from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName, as_rule
 from bu_torch.monitoring.signals import Signals
+from bu_torch.perturbation import keeps_integers
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 
 Paths = str | Path | Iterable[str | Path]
@@ -380,7 +381,7 @@ def fit_signals(
     if not isinstance(signals, Signals):
         raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
     samples = read_samples(dataset, max_samples, signals.boundary.seed, keys)
-    inputs = as_features(samples.inputs, "dataset")
+    inputs = as_features(samples.inputs, "dataset", keep_integers=keeps_integers(signals.boundary.perturbation))
     labels = as_labels(samples.labels, len(inputs)).to(inputs.device)
     if samples.n_ignored:
         warnings.warn(
