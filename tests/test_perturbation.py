@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bu_torch import perturb
-from bu_torch.perturbation import perturb_toward_neighbors
+from bu_torch.perturbation import exchange_tokens, keeps_integers, perturb_toward_neighbors
 
 
 def test_each_sample_moves_by_exactly_its_distance(dtype):
@@ -100,3 +100,87 @@ class TestTowardNeighbors:
         given = {"inputs": torch.randn(9, 2), "neighbors": torch.zeros(9, 3, dtype=torch.int64)} | change
         with pytest.raises(ValueError, match=message):
             perturb_toward_neighbors(**given)
+
+
+def of_text(moved):
+    """Which text each token is of, where text n holds n * 100 + place."""
+    return moved // 100
+
+
+def numbered(n_texts=60, length=10):
+    return torch.arange(n_texts).unsqueeze(1) * 100 + torch.arange(length)
+
+
+def ring(n_texts=60, n_neighbors=8):
+    return (torch.arange(n_texts).unsqueeze(1) + torch.arange(n_neighbors)) % n_texts
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [(0.5, 0.5, 5), (0.0, 0.0, 0), (1.0, 1.0, 10), (0.34, 0.34, 3)])
+def test_so_many_tokens_are_those_of_a_near_text(low, high, expected):
+    tokens = numbered()
+    moved = exchange_tokens(tokens, ring(), low=low, high=high)
+    assert torch.equal(moved % 100, tokens % 100)  # in their places
+    assert ((moved != tokens).sum(dim=1) == expected).all()
+    step = (of_text(moved) - torch.arange(60).unsqueeze(1)) % 60
+    assert (step <= 5).all()
+    assert all(len(set(row.tolist()) - {0}) <= 1 for row in step)  # of one neighbour
+
+
+def test_a_run_of_tokens_is_exchanged_wherever_it_begins():
+    tokens = numbered(4000)
+    is_moved = exchange_tokens(tokens, ring(4000)) != tokens
+    n_ends = (is_moved != is_moved.roll(1, dims=1)).sum(dim=1)
+    assert (n_ends == 2).all()
+    assert int(is_moved.sum(dim=1).min()) == 3
+    assert int(is_moved.sum(dim=1).max()) == 7
+    assert float((is_moved.double().mean(dim=0) - 0.5).abs().max()) < 0.04  # four standard errors
+    nearest = of_text(exchange_tokens(tokens, ring(4000), n_nearest=1, low=1.0, high=1.0))[:, 0]
+    assert torch.equal(nearest, (torch.arange(4000) + 1) % 4000)
+
+
+def test_one_seed_exchanges_the_same_tokens_for_every_type(random_states):
+    before = random_states()
+    tokens, seed = numbered(), torch.Generator().manual_seed(3)
+    moved = exchange_tokens(tokens, ring(), seed)
+    for dtype in (torch.int32, torch.int16):
+        again = exchange_tokens(tokens.to(dtype), ring(), torch.Generator().manual_seed(3))
+        assert again.dtype == dtype
+        assert torch.equal(again.long(), moved)
+    assert not torch.equal(exchange_tokens(tokens, ring(), seed), moved)
+    assert torch.equal(exchange_tokens(tokens, ring()), exchange_tokens(tokens, ring()))
+    assert torch.equal(exchange_tokens(tokens.numpy(), ring().numpy()), exchange_tokens(tokens, ring()))
+    assert random_states() == before
+    assert torch.equal(tokens, numbered())
+
+
+def test_renaming_tokens_and_what_stands_beside_them():
+    tokens = numbered()
+    names = torch.randperm(60 * 100)
+    assert torch.equal(exchange_tokens(names[tokens], ring()), names[exchange_tokens(tokens, ring())])
+    both = exchange_tokens(torch.stack((tokens, tokens + 50), dim=1), ring())
+    assert torch.equal(both[:, 0], exchange_tokens(tokens, ring()))
+    assert torch.equal(both[:, 1], both[:, 0] + 50)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"tokens": torch.ones(60, 10)}, TypeError, "`tokens` must be token ids, integers .*, got torch.float32"),
+        ({"tokens": torch.arange(60)}, ValueError, r"`tokens` must have shape \(N, d\)"),
+        ({"neighbors": ring()[:, :1]}, ValueError, r"`neighbors` must have shape \(N, M\) with M >= 2"),
+        ({"neighbors": ring() + 60}, ValueError, "`neighbors` must"),
+        ({"neighbors": ring()[:3]}, ValueError, "`neighbors` must"),
+        ({"n_nearest": 0}, ValueError, "`n_nearest` must"),
+        ({"low": 0.8}, ValueError, "`low` and `high` must be parts of the way"),
+        ({"high": 1.5}, ValueError, "`low` and `high` must be parts of the way"),
+    ],
+)
+def test_exchanges_that_cannot_be_made(changes, error, message):
+    with pytest.raises(error, match=message):
+        exchange_tokens(**{"tokens": numbered(), "neighbors": ring(), **changes})
+
+
+def test_which_samples_stay_integers():
+    assert keeps_integers("tokens")
+    assert keeps_integers(lambda inputs, distance, generator: inputs)
+    assert not any(map(keeps_integers, (None, "random", "neighbors")))

@@ -12,11 +12,13 @@ from bu_torch import (
     LabelRegression,
     PrototypeClassifier,
     Signals,
+    TokenFeatures,
 )
 from bu_torch._inputs import scikit_learn_seed
 from bu_torch.evaluation import cross_validation_error, generalization_interval, holdout_error, select_alpha
 
 X, Y = blobs()
+IDS = (X.abs() * 5).long()
 
 
 class Majority:
@@ -37,6 +39,7 @@ TAKING = {
     "Signals": (lambda seed: Signals(10, seed=seed), lambda m: m.fit(X, Y).probabilities),
     "PrototypeClassifier": (lambda seed: PrototypeClassifier(seed=seed), lambda m: m.fit(X, Y).class_distances(X)),
     "FeatureSpace": (lambda seed: FeatureSpace(n_components=2, seed=seed), lambda m: m.fit(X).transform(X)),
+    "TokenFeatures": (lambda seed: TokenFeatures(2, seed=seed), lambda m: m.fit(IDS).transform(IDS)),
     "LabelRegression": (lambda seed: LabelRegression(seed=seed), lambda m: m.fit(X, Y).left_out),
     "Bisection": (lambda seed: BisectionAnchorUncertainty(seed=seed), lambda m: m.fit(X, Y).score(linear)),
     "cross_validation_error": (lambda seed: cross_validation_error(Majority(), X, Y, seed=seed), lambda m: m.errors),

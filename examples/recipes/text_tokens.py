@@ -1,10 +1,14 @@
-"""Text as token ids: an operation of one's own moves a sentence, and features of one's own say what is near.
+"""Text as token ids: `perturbation="tokens"` puts tokens of a near sentence in place of some.
 
-Token ids cannot be moved along a line. `swap` puts a random token in one place of each sentence, `share_of_tokens`
-counts tokens. Both are for this toy language; with real text take embeddings (text_embeddings.py), or swap synonyms.
+With `--own`, two functions take the place of what is built in: `swap` puts a random token in one place of each
+sentence, `share_of_tokens` counts tokens to say what is near.
 
     python examples/recipes/text_tokens.py
+    python examples/recipes/text_tokens.py --own
 """
+
+import argparse
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,12 +49,15 @@ class Classifier(nn.Module):
         return self.layers(self.embedding(tokens))
 
 
-def main(epochs: int = 60) -> dict[str, float]:
+OWN = {"perturbation": swap, "feature_extractor": share_of_tokens}
+
+
+def main(epochs: int = 60, **options: Any) -> dict[str, float]:
     torch.manual_seed(0)
     (tokens, labels), (new_tokens, new_labels) = sentences(400, seed=0), sentences(2000, seed=1)
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    stopper = BoundaryUncertaintyStopper(tokens, labels, feature_extractor=share_of_tokens, perturbation=swap)
+    stopper = BoundaryUncertaintyStopper(tokens, labels, **(options or {"perturbation": "tokens"}))
     for _ in range(epochs):
         for rows in torch.randperm(len(tokens)).split(50):
             optimizer.zero_grad()
@@ -69,4 +76,6 @@ def main(epochs: int = 60) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--own", action="store_true", help="two functions in place of what is built in")
+    main(**(OWN if parser.parse_args().own else {}))

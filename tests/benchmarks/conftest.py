@@ -42,5 +42,10 @@ def images():
 
 
 @pytest.fixture(scope="module")
+def text():
+    yield from script("text")
+
+
+@pytest.fixture(scope="module")
 def check():
     yield from script("check")

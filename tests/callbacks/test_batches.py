@@ -554,7 +554,7 @@ OTHER_KINDS = {
     "token ids": (
         Tokens,
         lambda: loader((X * 5).long().abs() % 50, Y),
-        "token ids cannot be moved along a line, so pass a `perturbation=`",
+        "token ids cannot be moved along a line, so pass `perturbation='tokens'`, or one of your own",
     ),
     "a forward of two tensors": (Masked, lambda: loader(X, Y), r"A `forward` of several tensors \(`input_ids`"),
     "a regression": (Regression, lambda: loader(X, Y), "gives one column, and the labels have classes.*a regression"),

@@ -1,0 +1,83 @@
+"""The benchmark of text, on lists of packages and sentences that are made here."""
+
+import io
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+
+
+def test_kinds_are_apart(text):
+    assert not set(text.TUNING) & set(text.UNSEEN)
+    assert not set(text.HALVES["first"]) & set(text.HALVES["second"])
+
+
+def test_texts_become_ids(text):
+    texts = [("one", "two", "two"), ("one", "three")]
+    ids = text.vocabulary(texts)
+    assert ids == {"one": 2, "two": 3}
+    encoded = text.encode([*texts, ("four",)], ids)
+    assert encoded.shape == (3, text.LENGTH)
+    assert encoded[:, :3].tolist() == [[2, 3, 3], [2, 1, 0], [1, 0, 0]]
+    assert not encoded[:, 3:].any()
+    assert text.words_of("It's 2 of the-best!") == ("it's", "of", "the", "best")
+
+
+def test_descriptions_are_those_of_their_sections_once(text, monkeypatch):
+    begin = "with ten words that are the same in both of them"
+    lists = {
+        "Packages": [{"Package": "a", "Section": "games"}, {"Package": "b", "Section": "mail"}, {"Package": "c"}],
+        "Translation-en": [
+            {"Package": "a", "Description-en": f"A game\n {begin} one"},
+            {"Package": "b", "Description-en": f"A mail\n {begin} two"},
+            {"Package": "c", "Description-en": "Other\n and eight more words of quite another kind"},
+            {"Package": "b", "Description-en": "Short\n too short"},
+        ],
+    }
+    monkeypatch.setattr(text, "stanzas", lambda kind: iter(lists[kind]))
+    text.descriptions.cache_clear()
+    found = text.descriptions()
+    text.descriptions.cache_clear()
+    assert [(section, words[-1]) for section, words in found] == [("games", "one"), ("", "kind")]
+
+
+def test_sentences_are_read_from_the_archive_in_the_archive(text, tmp_path, monkeypatch):
+    def put(archive, name, content):
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+
+    rows = (
+        "1\t2.5\tA film that one is glad to have seen twice\n2\t-0.1\tIt is no more than an hour too long\n3\t1\tShort"
+    )
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w:gz") as archive:
+        put(archive, "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt", rows.encode())
+    with tarfile.open(tmp_path / "vaderSentiment-2.5.tar.gz", "w:gz") as archive:
+        put(archive, "vaderSentiment-2.5/additional_resources/hutto_ICWSM_2014.tar.gz", inner.getvalue())
+    monkeypatch.setattr(text, "TEXTS", tmp_path)
+    assert [(label, words[:2]) for label, words in text.reviews()] == [(1, ("a", "film")), (0, ("it", "is"))]
+
+
+@pytest.mark.parametrize("setting", ["mean", "conv", "vectors", "gru", "tuned"])
+def test_a_case_is_what_it_says(text, monkeypatch, setting):
+    monkeypatch.setattr(text, "N_TEST", 50)
+    rng = np.random.default_rng(0)
+    words = [tuple(f"w{word}" for word in rng.integers(30, size=12)) for _ in range(2000)]
+    labels = torch.arange(2000) % 4
+    monkeypatch.setattr(text, "read", lambda name: (words, labels))
+    monkeypatch.setattr(text, "known_vectors", lambda: {"w1": np.full(100, 7.0, np.float32)})
+    monkeypatch.setattr(text, "pretrain", lambda net, tokens, labels, generator: None)
+    (tokens, noisy), (test, clean), net = text.prepare(text.Case("", 0.2, 1, setting, 2))
+    assert tokens.shape == (text.KINDS[setting].n_texts, text.LENGTH)
+    assert len(test) == len(clean) == 50
+    assert net.eval()(tokens[:3]).shape == (3, 4)
+    padded = torch.cat((tokens[:3, :12], tokens[:3, :12] * 0), dim=1)
+    if setting in ("mean", "gru", "vectors"):  # padding says nothing
+        torch.testing.assert_close(net(padded), net(tokens[:3]))
+    quiet = text.prepare(text.Case("", 0.0, 1, setting, 2))
+    assert torch.equal(quiet[0][0], tokens)
+    assert 0.05 < float((quiet[0][1] != noisy).float().mean()) < 0.25
+    if setting == "vectors":
+        assert int((net[0].embedding.weight == 7).all(dim=1).sum()) == 1

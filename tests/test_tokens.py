@@ -1,0 +1,215 @@
+"""Features of token ids, and texts that are perturbed by tokens of near ones."""
+
+import math
+
+import pytest
+import torch
+from sklearn.feature_extraction.text import TfidfTransformer
+from torch import nn
+
+from bu_torch import BoundaryUncertainty, FeatureSpace, Signals, TokenFeatures, rank_models
+
+N_TOKENS, LENGTH = 60, 12
+
+
+def texts(n=200, seed=0):
+    """Two subjects: tokens of the first half of the vocabulary mostly, or of the second."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 2
+    tokens = torch.randint(0, N_TOKENS // 2, (n, LENGTH), generator=g)
+    return tokens + (N_TOKENS // 2) * (torch.rand(n, LENGTH, generator=g) < 0.25 + 0.5 * labels.unsqueeze(1)), labels
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(N_TOKENS, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+
+class Useful(Net):
+    """What goes into its last layer is the subject."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.embedding.weight.zero_()
+            self.embedding.weight[N_TOKENS // 2 :, 0] = 1.0
+
+
+def test_without_reduction_they_are_weighted_counts():
+    """Scikit-learn's transformer, of log counts and without its smoothing, which adds 1 to each weight."""
+    tokens, _ = texts()
+    counts = nn.functional.one_hot(tokens, N_TOKENS).sum(dim=1)
+    n_texts = (counts > 0).sum(dim=0)
+    weights = (len(tokens) / n_texts.double()).log()
+    expected = torch.log1p(counts.double()) * weights
+    expected /= expected.norm(dim=1, keepdim=True)
+    found = TokenFeatures(n_components=N_TOKENS).fit(tokens).transform(tokens)
+    torch.testing.assert_close(found, expected.float(), atol=1e-6, rtol=0)
+    theirs = TfidfTransformer(smooth_idf=False).fit(counts.numpy()).idf_
+    torch.testing.assert_close(weights, torch.as_tensor(theirs) - 1)
+
+
+def test_the_axes_keep_the_angles_that_there_are():
+    """Texts of two kinds without a common token lie on two axes."""
+    tokens = torch.tensor([[1, 2, 3, 9], [1, 2, 3, 9], [1, 3, 2, 9], [5, 6, 7, 9], [5, 6, 7, 9], [7, 6, 5, 9]])
+    found = TokenFeatures(n_components=2).fit(tokens).transform(tokens)
+    cosines = found @ found.T
+    expected = torch.block_diag(torch.ones(3, 3), torch.ones(3, 3))
+    torch.testing.assert_close(cosines, expected, atol=1e-6, rtol=0)
+
+
+def test_neither_the_order_nor_the_names_of_tokens_matter():
+    tokens, _ = texts()
+    names = torch.randperm(1000)[:N_TOKENS]
+    fitted = TokenFeatures(10, seed=3).fit(tokens)
+    found = fitted.transform(tokens)
+    shuffled = tokens[:, torch.randperm(LENGTH)]
+    torch.testing.assert_close(fitted.transform(shuffled), found)
+    torch.testing.assert_close(TokenFeatures(10, seed=3).fit(shuffled).transform(tokens), found)
+    whole, renamed = (TokenFeatures(N_TOKENS).fit(given).transform(given) for given in (tokens, names[tokens]))
+    torch.testing.assert_close(renamed @ renamed.T, whole @ whole.T)
+    order = torch.randperm(len(tokens))
+    torch.testing.assert_close(fitted.transform(tokens[order]), found[order])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_the_type_of_integers_does_not_matter(dtype):
+    tokens, _ = texts()
+    expected = TokenFeatures(10).fit(tokens).transform(tokens)
+    found = TokenFeatures(10).fit(tokens.to(dtype)).transform(tokens.to(dtype))
+    assert torch.equal(found, expected)
+    assert found.dtype == torch.float32
+
+
+def test_tokens_that_tell_nothing_are_left_out():
+    tokens = torch.arange(40).view(10, 4)
+    tokens[:, 0] = 7
+    assert torch.equal(TokenFeatures().fit(tokens).transform(tokens), torch.zeros(10, 1))
+    known, _ = texts()
+    fitted = TokenFeatures(10).fit(known)
+    assert torch.equal(fitted.transform(known + N_TOKENS), torch.zeros(len(known), 10))
+
+
+@pytest.mark.parametrize("tokens", [torch.ones(5, 3), torch.ones(5, 3, dtype=torch.complex64)])
+def test_token_ids_are_integers(tokens):
+    with pytest.raises(
+        TypeError, match=r"`tokens` must be token ids, integers as `nn\.Embedding` takes them, got torch"
+    ):
+        TokenFeatures().fit(tokens)
+    with pytest.raises(TypeError, match="`tokens` must be token ids"):
+        TokenFeatures().fit(texts()[0]).transform(tokens)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="`n_components`"):
+        TokenFeatures(0)
+    with pytest.raises(RuntimeError, match="not fitted yet"):
+        TokenFeatures().transform(texts()[0])
+
+
+# As a space, and as a perturbation.
+
+
+def test_the_space_has_one_scale_for_all_axes():
+    tokens, _ = texts()
+    space = FeatureSpace("tokens")
+    points = space.fit_transform(tokens)
+    torch.testing.assert_close(space.transform(tokens), points)
+    assert float(points.square().mean()) == pytest.approx(1, abs=1e-5)
+    deviations = points.std(dim=0)
+    assert float(deviations.max() / deviations.min()) > 1.1
+    assert not space.is_of_inputs
+
+
+def test_perturbed_texts_hold_tokens_of_near_ones_alone():
+    tokens, labels = texts()
+    uncertainty = BoundaryUncertainty(20, n_draws=3, seed=5, perturbation="tokens").fit(tokens, labels)
+    moved = uncertainty.perturbed_inputs
+    assert moved.dtype == torch.int64
+    assert uncertainty.space_name_ == "tokens"
+    near = tokens[uncertainty.neighbors[:, :6]]
+    assert (moved.unsqueeze(2) == near).any(dim=2).all()
+    share = (moved != tokens).double().mean()
+    assert 0.3 < float(share) < 0.7
+    again = BoundaryUncertainty(20, n_draws=3, seed=5, perturbation="tokens").fit(tokens.int(), labels)
+    assert torch.equal(again.perturbed_inputs, moved)
+    assert again.perturbed_inputs.dtype == torch.int32
+    other = BoundaryUncertainty(20, n_draws=3, seed=6, perturbation="tokens").fit(tokens, labels)
+    assert not torch.equal(other.perturbed_inputs, moved)
+
+
+def test_tokens_or_the_network_are_chosen():
+    tokens, labels = texts()
+    for net, expected in ((Net(), "tokens"), (Useful(), "module")):
+        fitted = BoundaryUncertainty(20, perturbation="tokens", module=net).fit(tokens, labels)
+        assert fitted.space_name_ == expected
+        assert list(fitted.skills_) == ["tokens", "module"]
+    alone = BoundaryUncertainty(20, perturbation="tokens").fit(tokens, labels)
+    assert (alone.space_name_, alone.skills_) == ("tokens", {})
+
+
+def test_what_is_expected_follows_the_subject():
+    tokens, labels = texts()
+    signals = Signals(20, n_draws=2, perturbation="tokens").fit(tokens, labels)
+    assert signals.vote_skill > 0.2
+    right = signals.measure(_logits((signals.perturbed_inputs >= N_TOKENS // 2).double().mean(dim=1) > 0.5)).values
+    wrong = signals.measure(_logits((signals.perturbed_inputs >= N_TOKENS // 2).double().mean(dim=1) < 0.5)).values
+    assert float(right["expected_accuracy"]) > 0.6 > 0.4 > float(wrong["expected_accuracy"])
+
+
+def _logits(is_second):
+    return torch.stack((~is_second, is_second), dim=1).float()
+
+
+def test_a_file_and_a_state_give_them_back(tmp_path):
+    tokens, labels = texts()
+    first = Signals(20, n_draws=2, perturbation="tokens").fit(tokens, labels)
+    first.save(tmp_path / "cache.npz")
+    loaded = Signals(20, n_draws=2, perturbation="tokens").load(tmp_path / "cache.npz", tokens, labels)
+    taken = Signals(20, n_draws=2, perturbation="tokens").restore(first.prepared(), tokens, labels)
+    logits = torch.randn(400, 2)
+    for again in (loaded, taken):
+        assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
+        for name, value in first.measure(logits).values.items():
+            assert torch.equal(again.measure(logits).values[name], value)
+    with pytest.raises(ValueError, match="was made of other samples or settings"):
+        Signals(20, n_draws=2).load(tmp_path / "cache.npz", tokens, labels)
+
+
+def test_ranking_takes_them():
+    tokens, labels = texts()
+    ranking = rank_models(
+        {"useful": Subject(), "useless": Net()}, (tokens, labels), signals=Signals(20, perturbation="tokens")
+    )
+    assert ranking.best.name == "useful"
+
+
+class Subject(nn.Module):
+    def forward(self, tokens):
+        assert not tokens.is_floating_point()
+        share = (tokens >= N_TOKENS // 2).float().mean(dim=1)
+        return torch.stack((0.5 - share, share - 0.5), dim=1)
+
+
+def test_a_mask_beside_the_ids_goes_with_them():
+    tokens, labels = texts()
+    length = torch.randint(4, LENGTH + 1, (len(tokens), 1), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(LENGTH) < length).long()
+    both = torch.stack((tokens.where(mask == 1, torch.tensor(N_TOKENS)), mask), dim=1)
+    moved = BoundaryUncertainty(20, perturbation="tokens").fit(both, labels).perturbed_inputs[0]
+    assert torch.equal(moved[:, 1] == 1, moved[:, 0] != N_TOKENS)
+
+
+def test_samples_that_are_no_tokens_are_refused():
+    with pytest.raises(TypeError, match=r"`features` must be token ids, .*, got torch.float32"):
+        BoundaryUncertainty(10, perturbation="tokens").fit(torch.randn(30, 4), torch.arange(30) % 2)
+    with pytest.raises(ValueError, match="`perturbation` must be one of"):
+        BoundaryUncertainty(perturbation="words")
+    with pytest.raises(ValueError, match="`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable"):
+        BoundaryUncertainty(feature_extractor="tokens")
+    assert math.isfinite(float(BoundaryUncertainty(10, perturbation="tokens").fit(*texts(40)).score(Net())))
