@@ -33,8 +33,8 @@ class PrototypeClassifier:
     criterion of K-means as a mixture of K spherical Gaussians of one width, among 1, 3, ..., 39:
     N_j d ln(2 pi s2) + N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d). Only K <= N_j / 2 (or K = 1) whose
     sum of squared errors is positive compete. To compare them, FAISS's K-means starts at the first K of the same points
-    (k-means++ draws each after those before it); the prototypes are those of scikit-learn's. Of a class with more than 10,000 samples, a random 10,000 are looked
-    at.
+    (k-means++ draws each after those before it); the prototypes are those of scikit-learn's. Of a class with more than
+    10,000 samples, a random 10,000 are looked at.
 
     Args:
         n_prototypes: Prototypes of a class, or `"aic"` to choose for each class. A class never gets more than its

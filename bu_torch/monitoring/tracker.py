@@ -526,12 +526,12 @@ class Tracker:
         return {"n_not_compared": self.n_not_compared} if self.n_not_compared else {}
 
     def cost(self) -> str:
-        """What the checks of this training have cost, in words."""
+        """What this training has cost beside training itself, in words."""
         seconds = time.perf_counter() - self._began - self._seconds_elsewhere - self.check_seconds
-        share = self.check_seconds / max(seconds, 1e-9)
+        share = (self.setup_seconds + self.check_seconds) / max(seconds, 1e-9)
         return (
-            f"Checks took {self.check_seconds:.1f} s beside {seconds:.1f} s of training ({share:.0%}),"
-            f" their preparation {self.setup_seconds:.1f} s."
+            f"Boundary uncertainty took {share:.0%} of the {seconds:.1f} s of training: preparation"
+            f" {self.setup_seconds:.1f} s, checks {self.check_seconds:.1f} s."
         )
 
     # What a resumed training needs.
