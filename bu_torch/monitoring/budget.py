@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+from typing import Literal
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 MAX_DRAWS = 12
+AUTO = 0.15  # with the floor
 _UNBOUNDED_DRAWS = 4  # of data that the floor does not reach, where nothing bounds the price
 # Small data needs a floor, which a small network can afford: so many forward passes whatever the budget. For a network
 # in between, weights times passes are bounded.
@@ -27,12 +29,12 @@ def plan(
     n_visited: int,
     n_weights: int,
     *,
-    budget: float | None,
+    budget: float | Literal["auto"] | None,
     n_draws: int | None,
     max_samples: int | None,
     n_neighbors: int,
 ) -> Plan:
-    """Spend at most `budget` forward passes for each sample of an epoch, or the floor of small data, on one check.
+    """Spend at most `budget` forward passes for each sample of an epoch on one check.
 
     Another sample says more than another draw of the same one, so further draws are made where all samples are in:
     small data, where single predictions make the signals jump, has the most.
@@ -41,7 +43,8 @@ def plan(
         n_training: How many training samples there are.
         n_visited: How many of them an epoch of one process visits.
         n_weights: How many the network has.
-        budget: Forward passes of one check as a fraction of `n_visited`; None for no bound.
+        budget: Forward passes of one check as a fraction of `n_visited`; `"auto"` for 0.15, or the floor of small data
+            where that is more; None for no bound.
         n_draws: Draws that were asked for; None to choose, at most `MAX_DRAWS`.
         max_samples: Reference samples that were asked for; None to choose.
         n_neighbors: At least so many reference samples, for a cluster must fit.
@@ -50,7 +53,7 @@ def plan(
     if budget is None:
         return Plan(n_samples, n_draws or min(MAX_DRAWS, max(_UNBOUNDED_DRAWS, _MOST_FLOOR // n_samples)))
     floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, _WEIGHTS_TIMES_PASSES / max(n_weights, 1)))
-    passes = math.floor(max(budget * n_visited, floor))
+    passes = math.floor(max(AUTO * n_visited, floor) if budget == "auto" else budget * n_visited)
     if n_draws is None:
         n_draws = min(MAX_DRAWS, max(1, passes // n_samples))
     if max_samples is None:

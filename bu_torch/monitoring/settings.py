@@ -29,10 +29,11 @@ class MeasurementSettings:
             can be told without reading the samples; at least `n_neighbors`. None chooses within the budget. (Of an
             `IterableDataset` the first `max_samples` are read, or 10,000.)
         budget: Price of a check in forward passes, which several processes share: at most this fraction of the training
-            samples that an epoch visits, > 0. It bounds what `n_draws` and `max_samples` choose by themselves. A sample
-            costs two to three forward passes, so that 0.15 is below a tenth of a training epoch. Small data has a
-            floor: 6000 passes, fewer for networks of more than 33,000 weights (2e8 passes times weights), but no fewer
-            than 1000. None for no bound. Counted, not timed: runs repeat.
+            samples that an epoch visits, > 0, but no fewer than a cluster. It bounds what `n_draws` and `max_samples`
+            choose by themselves. To train on a sample costs two to three forward passes, so that 0.15 is below a tenth
+            of a training epoch. `"auto"` is 0.15, with a floor for small data: 6000 passes, fewer for networks of more
+            than 33,000 weights (2e8 passes times weights), but no fewer than 1000. None for no bound. Counted, not
+            timed: runs repeat.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
         cache: File (npz) that holds what is computed before the first epoch: read where it exists, written otherwise.
             One that was made of other samples or settings is refused, so that samples augmented at random cannot be
@@ -64,7 +65,7 @@ class MeasurementSettings:
     n_neighbors: int = 40
     n_draws: int | None = None
     max_samples: int | None = None
-    budget: float | None = 0.15
+    budget: float | Literal["auto"] | None = "auto"
     seed: int = 0
     cache: str | Path | None = None
     feature_extractor: FeatureExtractor | None = None
@@ -81,10 +82,12 @@ class MeasurementSettings:
         self.n_draws = None if self.n_draws is None else check_integer("n_draws", self.n_draws, 1)
         if self.max_samples is not None:
             self.max_samples = check_integer("max_samples", self.max_samples, self.n_neighbors)
-        if self.budget is not None:
+        if isinstance(self.budget, str):
+            self.budget = check_choice("budget", self.budget, ("auto",))
+        elif self.budget is not None:
             self.budget = check_number("budget", self.budget)
             if self.budget <= 0:
-                raise ValueError(f"`budget` must be > 0, or None for no bound, got {self.budget!r}.")
+                raise ValueError(f"`budget` must be > 0, 'auto', or None for no bound, got {self.budget!r}.")
         self.seed = check_seed(self.seed)
         if self.cache is not None:
             if not isinstance(self.cache, str | PathLike):

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.monitoring.budget import Plan, count_weights, plan
 
-ASKED = {"budget": 0.3, "n_draws": None, "max_samples": None, "n_neighbors": 40}
+ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 40}
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,8 @@ ASKED = {"budget": 0.3, "n_draws": None, "max_samples": None, "n_neighbors": 40}
         (2500, 1000, {}, Plan(2500, 2)),
         (5000, 1000, {}, Plan(5000, 1)),
         (10000, 1000, {}, Plan(6000, 1)),
-        (60000, 1000, {}, Plan(18000, 1)),
-        (60000, 10**9, {}, Plan(18000, 1)),
+        (60000, 1000, {}, Plan(9000, 1)),
+        (60000, 10**9, {}, Plan(9000, 1)),
         (2500, 100_000, {}, Plan(2000, 1)),
         (2500, 10**9, {}, Plan(1000, 1)),
         (300, 10**9, {}, Plan(300, 3)),
@@ -29,6 +29,9 @@ ASKED = {"budget": 0.3, "n_draws": None, "max_samples": None, "n_neighbors": 40}
         (100, 1000, {"budget": None}, Plan(100, 12)),
         (20000, 1000, {"budget": 1.0}, Plan(20000, 1)),
         (20000, 1000, {"budget": 2.5}, Plan(20000, 2)),
+        (2500, 1000, {"budget": 0.05}, Plan(125, 1)),
+        (2500, 10**9, {"budget": 0.3}, Plan(750, 1)),
+        (200, 1000, {"budget": 0.05}, Plan(40, 1)),
         (20000, 1000, {"n_draws": 4}, Plan(1500, 4)),
         (20000, 1000, {"n_draws": 1000}, Plan(40, 1000)),
         (20000, 1000, {"max_samples": 3000}, Plan(3000, 2)),
@@ -47,11 +50,13 @@ def test_the_price_is_bounded(n_training, n_weights):
     floor = {0: 6000, 50_000: 4000, 10**8: 1000}[n_weights]
     assert 40 <= made.n_samples <= n_training
     assert 1 <= made.n_draws <= 12
-    assert made.n_samples * made.n_draws <= max(0.3 * n_training, floor)
+    assert made.n_samples * made.n_draws <= max(0.15 * n_training, floor)
+    bound = plan(n_training, n_training, n_weights, **ASKED | {"budget": 0.3})
+    assert bound.n_samples * bound.n_draws <= max(0.3 * n_training, 40)
 
 
 def test_what_an_epoch_visits_sets_the_price():
-    assert plan(100_000, 50_000, 1000, **ASKED) == Plan(15_000, 1)
+    assert plan(100_000, 50_000, 1000, **ASKED) == Plan(7500, 1)
     assert plan(100_000, 60, 1000, **ASKED) == Plan(6000, 1)
 
 
