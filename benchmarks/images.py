@@ -180,7 +180,7 @@ def fit(
 ) -> Curves:
     """`train` on the samples that `dataset` gives, with this learning rate and these settings of the monitor."""
     L.seed_everything(case.seed, verbose=False)
-    monitor = BoundaryUncertaintyMonitor(seed=case.seed, **settings) if held_out is None else None
+    monitor = BoundaryUncertaintyMonitor(seed=case.seed, cache=None, **settings) if held_out is None else None
     curves = Curves(test, split, monitor, case.setting)
     trainer = L.Trainer(
         max_epochs=case.epochs,

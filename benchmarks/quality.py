@@ -217,7 +217,7 @@ def prepare(case: Case, features: Tensor, labels: Tensor) -> tuple[Split, Split,
 def train(case: Case, split: Split, test: Split, n_classes: int, held_out: Split | None) -> Curves:
     """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
     L.seed_everything(case.seed, verbose=False)
-    monitor = BoundaryUncertaintyMonitor(seed=case.seed) if held_out is None else None
+    monitor = BoundaryUncertaintyMonitor(seed=case.seed, cache=None) if held_out is None else None
     curves = Curves(test, split, monitor, case.setting)
     # The monitor logs before `Curves` looks, and Lightning validates before both.
     callbacks: list[L.Callback] = [curves] if monitor is None else [monitor, curves]

@@ -238,7 +238,7 @@ def epoch_seconds(
 ) -> tuple[float, float, float]:
     """Seconds of a Lightning epoch, of the checks in it, and of what comes before the first."""
     torch.manual_seed(0)
-    callback = BoundaryUncertaintyStopping(patience=10**6)
+    callback = BoundaryUncertaintyStopping(patience=10**6, cache=None)
     n_train = int(0.75 * len(samples[1])) if held_out else len(samples[1])
     loaders = [DataLoader(TensorDataset(*(part[:n_train] for part in samples)), batch_size=128, shuffle=True)]
     if held_out:

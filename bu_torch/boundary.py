@@ -79,7 +79,7 @@ class BoundaryUncertainty:
         neighbors: (N, n_neighbors) int64.
         bayes_pairs: (N, 2) int64, ascending.
         space_name_: `"inputs"`, `"patches"`, `"tokens"`, `"module"` or `"custom"`: the space of neighbours; "" after
-            `load`.
+            `load` where it was chosen.
         skills_: How well left-out labels are predicted in each space that was compared, 1 is certain and 0 chance.
         weights: How often each sample counts, (N,) float64 with mean 1; None where all count alike.
         mean_, scale_: Of the standardisation, (d,) float64; a constant feature has scale 1.
@@ -185,6 +185,13 @@ class BoundaryUncertainty:
         self._perturb(inputs)
         self._index()
         return points
+
+    def given_space(self, inputs: Tensor) -> str:
+        """The space of these inputs where it follows from the settings; "" where it is chosen or a callable's."""
+        if isinstance(self.feature_extractor, str):
+            return "" if self.feature_extractor == "module" else self.feature_extractor
+        is_vector = inputs.ndim == 2 and self.kind_of_perturbation(inputs) == "random"
+        return "inputs" if self.feature_extractor is None and is_vector and inputs.is_floating_point() else ""
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Whether the space of these inputs depends on `module`."""

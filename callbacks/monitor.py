@@ -36,7 +36,7 @@ from bu_torch.callbacks._witness import AFTER_BYTES, Witness
 from bu_torch.data import IGNORED, Samples, UnreadableError, seeded, split_batch
 from bu_torch.monitoring.budget import Plan, count_weights
 from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.settings import MeasurementSettings
+from bu_torch.monitoring.settings import MeasurementSettings, as_file
 from bu_torch.monitoring.tracker import Tracker
 from bu_torch.perturbation import keeps_integers
 
@@ -397,8 +397,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
                 f" {n_draws * len(samples.inputs)} forward passes ({n_draws} a sample)."
             )
-            cache = None if trainer.fast_dev_run or self.cache is None else Path(self.cache)
-            if cache is not None and cache.exists():
+            cache = None if trainer.fast_dev_run else as_file(self.cache)
+            if isinstance(cache, Path) and cache.exists():
                 rank_zero_info(f"Loading neighbours and perturbed inputs from {cache}.")
             fingerprint = self._tracker.prepare(
                 samples,
@@ -406,6 +406,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 cache=cache,
                 has_progress_bar=trainer.progress_bar_callback is not None,
             )
+            if self._tracker.found_in is not None:
+                rank_zero_info(
+                    f"An earlier run has prepared the same: {self._tracker.found_in}. `cache=None` computes it anew."
+                )
             for line in (self._tracker.space(), self._tracker.balance()):
                 if line:
                     rank_zero_info(line)

@@ -1,5 +1,6 @@
 """What is computed once: fitted, with a progress bar where that takes long, or read from a cache."""
 
+import time
 import warnings
 from pathlib import Path
 
@@ -7,9 +8,62 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from bu_torch._progress import shown_on
+from bu_torch.monitoring import user_cache
 from bu_torch.monitoring.signals import Signals
 
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
+
+
+def fit_or_find(
+    signals: Signals,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    sample_weight: Tensor | None = None,
+    has_progress_bar: bool = False,
+) -> Path | None:
+    """Read what an earlier run has left in the user's cache folder, or fit and leave it there.
+
+    Nothing is kept of what depends on code of the user's or on a network, nor of what took no time.
+
+    Args:
+        signals: Still to be fitted.
+        inputs: As for `Signals.fit`.
+        labels: As for `Signals.fit`.
+        sample_weight: As for `Signals.fit`.
+        has_progress_bar: Show a progress bar after a few seconds.
+
+    Returns:
+        The file that it was read from; None where it was computed.
+
+    Raises:
+        ValueError: As for `Signals.fit`.
+        TypeError: As for `Signals.fit`.
+    """
+    samples, file = (inputs, labels, sample_weight), None
+    boundary = signals.boundary
+    if boundary.given_space(inputs) and not callable(boundary.perturbation):
+        file = user_cache.file_of(signals.fingerprint_of(*samples))
+    if file is not None and file.is_file():
+        try:
+            signals.load(file, *samples)
+            user_cache.touch(file)
+            return file
+        except (OSError, ValueError):  # deleted since, or damaged: it is made anew
+            pass
+    started = time.perf_counter()
+    fit_or_load(signals, inputs, labels, None, sample_weight=sample_weight, has_progress_bar=has_progress_bar)
+    if file is not None and time.perf_counter() - started > user_cache.LEAST_SECONDS:
+        try:
+            signals.save(file)
+            user_cache.make_room(file)
+        except OSError as error:
+            warnings.warn(
+                f"What was prepared cannot be kept in {file.parent}: {error}. `cache=None`, or the environment variable"
+                f" {user_cache.VARIABLE}=off, turns that off.",
+                stacklevel=2,
+            )
+    return None
 
 
 def fit_or_load(

@@ -15,6 +15,16 @@ from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName, as_rule
 from bu_torch.monitoring.signals import Signals
 
 
+AUTO: Literal["auto"] = "auto"
+
+
+def as_file(cache: str | Path | None) -> Path | Literal["auto"] | None:
+    """The setting `cache` as `Tracker.prepare` takes it."""
+    if cache is None:
+        return None
+    return AUTO if cache == AUTO else Path(cache)
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class MeasurementSettings:
     """What a check looks at, and what it may cost.
@@ -35,9 +45,12 @@ class MeasurementSettings:
             than 33,000 weights (2e8 passes times weights), but no fewer than 1000. None for no bound. Counted, not
             timed: runs repeat.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
-        cache: File (npz) that holds what is computed before the first epoch: read where it exists, written otherwise.
-            One that was made of other samples or settings is refused, so that samples augmented at random cannot be
-            kept. Not used in a `fast_dev_run`.
+        cache: What is computed before the first epoch is kept for the next run on the same samples. `"auto"` keeps it
+            in the user's cache folder, or in that which the environment variable `BU_TORCH_CACHE` names (`off` for
+            none), where the space of neighbours follows from the settings: for vectors, without a callable. It takes at
+            most a GiB, and what was used longest ago goes first. A path is a file (npz) of your own: read where it
+            exists, written otherwise, and refused where it was made of other samples or settings. None keeps nothing.
+            Not used in a `fast_dev_run`.
         feature_extractor: The space of neighbours and distances between samples, while samples are perturbed in input
             space. `"inputs"`, standardised; `"patches"` for images, `bu_torch.patches.PatchFeatures`; `"tokens"` for
             token ids, `bu_torch.tokens.TokenFeatures`; `"module"`, the inputs of the network's last `nn.Linear`, with
@@ -67,7 +80,7 @@ class MeasurementSettings:
     max_samples: int | None = None
     budget: float | Literal["auto"] | None = "auto"
     seed: int = 0
-    cache: str | Path | None = None
+    cache: str | Path | None = "auto"
     feature_extractor: FeatureExtractor | None = None
     n_components: int | None = None
     perturbation: Perturbation | None = None
@@ -91,8 +104,8 @@ class MeasurementSettings:
         self.seed = check_seed(self.seed)
         if self.cache is not None:
             if not isinstance(self.cache, str | PathLike):
-                raise TypeError(f"`cache` must be a path or None, got {self.cache!r}.")
-            self.cache = Path(self.cache)
+                raise TypeError(f"`cache` must be a path, 'auto' or None, got {self.cache!r}.")
+            self.cache = self.cache if self.cache == AUTO else Path(self.cache)
         is_key = isinstance(self.output_key, str | int) and not isinstance(self.output_key, bool)
         if self.output_key is not None and not is_key:
             raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")

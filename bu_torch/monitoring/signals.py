@@ -254,11 +254,13 @@ class Signals:
 
     def is_of(self, features: Any, labels: Any, sample_weight: Any = None) -> bool:
         """Whether these Signals are fitted, and on just these samples: arguments as for `fit`."""
-        if not self.is_fitted:
-            return False
+        return self.is_fitted and self._fingerprint == self.fingerprint_of(features, labels, sample_weight)
+
+    def fingerprint_of(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
+        """What `fingerprint` is after `fit` with these arguments."""
         inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
         labels = as_labels(labels, inputs.shape[0])
-        return self._fingerprint == self._of(inputs, labels, self._weights_of(labels, sample_weight))
+        return self._of(inputs, labels, self._weights_of(labels, sample_weight))
 
     def n_comparisons(self, n_samples: int) -> int:
         """How far `fit` moves a progress bar that is shown: the pairs of N samples that it looks at."""
@@ -412,7 +414,9 @@ class Signals:
         weights = self._weights_of(labels, sample_weight)
         wanted = self._of(inputs, labels, weights)
         arrays = read_cache(path, wanted, self._as_samples(inputs, labels))
-        return self._take(arrays, inputs, labels, weights)
+        self._take(arrays, inputs, labels, weights)
+        self.boundary.space_name_ = self.boundary.given_space(inputs)
+        return self
 
     def _completed(self) -> Self:
         """With what follows from what `fit` computes and a file holds; a warning where that tells nothing."""

@@ -13,7 +13,7 @@ from bu_torch._inputs import check_integer
 from bu_torch.data import choose_among_whole, whole_samples
 from bu_torch.monitoring.best_weights import BestWeights
 from bu_torch.monitoring.budget import count_weights
-from bu_torch.monitoring.settings import Settings
+from bu_torch.monitoring.settings import Settings, as_file
 from bu_torch.monitoring.tracker import Tracker
 from bu_torch.perturbation import keeps_integers
 
@@ -198,10 +198,9 @@ class BoundaryUncertaintyStopper(Settings):
         n_training = len(self._samples.inputs)
         made = tracker.plan_checks(n_training, n_training, n_weights)
         samples = choose_among_whole(self._samples, lambda n: made.n_samples, self.seed)
-        cache = None if self.cache is None else Path(self.cache)
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
-        fingerprint = tracker.prepare(samples, module=module, cache=cache, has_progress_bar=True)
+        fingerprint = tracker.prepare(samples, module=module, cache=as_file(self.cache), has_progress_bar=True)
         tracker.to(device_of(model, tracker.perturbed_inputs))
         if not tracker.go_on(fingerprint, tracker.is_restored):
             self._best = BestWeights()

@@ -17,7 +17,7 @@ from bu_torch.data import IGNORED, Samples
 from bu_torch.monitoring.budget import MAX_DRAWS, Plan, plan
 from bu_torch.monitoring.decision import Reason, Verdict, decide
 from bu_torch.monitoring.details import Details
-from bu_torch.monitoring.preparation import fit_or_load
+from bu_torch.monitoring.preparation import fit_or_find, fit_or_load
 from bu_torch.monitoring.record import Record, check_line, end_line, header_line, row
 from bu_torch.monitoring.rules import SelectionRule
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
@@ -75,6 +75,7 @@ class Tracker:
             or were added as not counted. They count neither for the patience nor as best.
         setup_seconds: What the preparation took, in seconds.
         check_seconds: What the checks took so far, in seconds.
+        found_in: The file in the user's cache folder that `prepare` has read; None where it has computed.
         is_restored: Whether `prepare` could take what a resumed state holds for it; False for damage.
     """
 
@@ -112,6 +113,7 @@ class Tracker:
         self._fingerprint = None
         self._prepared: Mapping[str, Any] | None = None
         self.is_restored = True
+        self.found_in: Path | None = None
         self._has_warned = False
         self._space: Literal["inputs", "patches", "tokens"] | None = None
         self._record: Record | None = None
@@ -148,7 +150,7 @@ class Tracker:
         samples: Samples,
         *,
         module: nn.Module | None = None,
-        cache: Path | None = None,
+        cache: Path | Literal["auto"] | None = None,
         has_progress_bar: bool = False,
         is_saved: bool = True,
     ) -> str:
@@ -157,7 +159,8 @@ class Tracker:
         Args:
             samples: As many as planned.
             module: The network, as it is before training: its features may be the space of neighbours.
-            cache: File to read what is computed from, or to write it to; None for none.
+            cache: File to read what is computed from, or to write it to; `"auto"` for one in the user's cache folder,
+                None for none.
             has_progress_bar: Show a progress bar after a few seconds.
             is_saved: Write the cache if it is not there.
 
@@ -178,24 +181,22 @@ class Tracker:
         if self.history:  # as it was chosen when the run began
             boundary.known_space = self._space
         self._signals = self._restored(signals, samples)
+        file = cache if isinstance(cache, Path) else None
         if self._signals is None and boundary.may_use_module(samples.inputs):
             is_asked_for = boundary.feature_extractor is not None
-            if cache is not None and is_asked_for:
-                self.warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
-                cache = None
+            if file is not None and is_asked_for:
+                self.warn(f"Features of a network differ from run to run: they are not kept in the cache {file}.")
+                file = None
             # What a file holds follows from the samples alone; and a run that resumes has learnt the labels by now.
-            elif not is_asked_for and (cache is not None or (self.history and self._space is None)):
+            elif not is_asked_for and (file is not None or (self.history and self._space is None)):
                 boundary.module = None
         if self._signals is None:
-            self._signals = fit_or_load(
-                signals,
-                samples.inputs,
-                samples.labels,
-                cache,
-                sample_weight=samples.weights,
-                has_progress_bar=has_progress_bar,
-                is_saved=is_saved,
-            )
+            options: dict[str, Any] = {"sample_weight": samples.weights, "has_progress_bar": has_progress_bar}
+            if cache == "auto":
+                self.found_in = fit_or_find(signals, samples.inputs, samples.labels, **options)
+            else:
+                fit_or_load(signals, samples.inputs, samples.labels, file, is_saved=is_saved, **options)
+            self._signals = signals
             self._keep_space(signals, samples.inputs)
         self._rows = samples.rows
         self._about = {

@@ -1,0 +1,163 @@
+"""What an earlier run has prepared is found again in the user's cache folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import platformdirs
+import pytest
+import torch
+from problems import Classifier, blobs, loader, trainer
+from torch import nn
+
+from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+from bu_torch.monitoring import user_cache
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("BU_TORCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(user_cache, "LEAST_SECONDS", 0.0)
+    return tmp_path / "cache"
+
+
+def fit(folder, callback, samples=None, **kwargs):
+    torch.manual_seed(0)
+    trainer(folder, callback, max_epochs=2, **kwargs).fit(Classifier(), loader(*(samples or blobs())))
+    return callback
+
+
+def stopping(**settings):
+    return BoundaryUncertaintyStopping(n_neighbors=20, **settings)
+
+
+def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
+    first = fit(tmp_path, stopping())
+    (file,) = folder.iterdir()
+    assert "An earlier run" not in log.text
+    second = fit(tmp_path, stopping(patience=3))  # which has nothing to do with it
+    assert f"An earlier run has prepared the same: {file}. `cache=None` computes it anew." in log.text
+    assert second.history == first.history
+    assert second.tracker._about == first.tracker._about
+    assert list(folder.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"n_draws": 3},
+        {"n_neighbors": 21},
+        {"seed": 1},
+        {"n_components": 2},
+        {"class_weight": [1.0, 2.0, 1.0]},
+        {"perturbation": "neighbors"},
+        {"samples": blobs(seed=1)},
+    ],
+)
+def test_other_samples_or_settings_are_prepared_anew(tmp_path, folder, other):
+    fit(tmp_path, stopping(n_draws=2))
+    (file,) = folder.iterdir()
+    samples = other.pop("samples", None) if "samples" in other else None
+    callback = BoundaryUncertaintyStopping(**{"n_neighbors": 20, "n_draws": 2, **other})
+    assert fit(tmp_path, callback, samples).tracker.found_in is None
+    assert file in folder.iterdir()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cache": None},
+        {"feature_extractor": nn.Flatten()},
+        {"feature_extractor": "module"},
+        {"perturbation": lambda x, distance, generator: x + 0.1},
+    ],
+)
+def test_what_is_not_asked_for_or_depends_on_code_is_not_kept(tmp_path, folder, settings):
+    fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, **settings))
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("value", ["off", "", "0", "None"])
+def test_the_variable_turns_it_off(tmp_path, monkeypatch, value):
+    monkeypatch.setenv("BU_TORCH_CACHE", value)
+    monkeypatch.setattr(user_cache, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(user_cache, "user_cache_path", lambda *_, **__: tmp_path / "platform")
+    fit(tmp_path, stopping())
+    assert not (tmp_path / "platform").exists()
+
+
+def test_the_platform_says_where(monkeypatch):
+    monkeypatch.delenv("BU_TORCH_CACHE")
+    assert user_cache.folder() == Path(platformdirs.user_cache_dir("bu-torch", appauthor=False))
+
+
+def test_a_trial_run_and_what_took_no_time_leave_nothing(tmp_path, folder, monkeypatch):
+    fit(tmp_path, stopping(), fast_dev_run=True)
+    monkeypatch.setattr(user_cache, "LEAST_SECONDS", 1000.0)
+    fit(tmp_path, stopping())
+    assert not folder.exists()
+
+
+def test_a_loop_of_one_s_own_finds_it_too(folder):
+    inputs, labels = blobs()
+    stoppers = [BoundaryUncertaintyStopper(inputs, labels, n_neighbors=20) for _ in range(2)]
+    model = nn.Linear(4, 3)
+    for stopper in stoppers:
+        stopper.check(model)
+    assert stoppers[0].history == stoppers[1].history
+    assert [stopper._tracker.found_in is None for stopper in stoppers] == [True, False]
+
+
+def test_a_damaged_file_is_made_anew(tmp_path, folder):
+    first = fit(tmp_path, stopping())
+    (file,) = folder.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:1000])
+    again = fit(tmp_path, stopping())
+    assert again.tracker.found_in is None
+    assert again.history == first.history
+    assert file.stat().st_size == len(whole)
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(tmp_path, monkeypatch, folder):
+    folder.write_text("a file")
+    with pytest.warns(UserWarning, match="What was prepared cannot be kept in .*BU_TORCH_CACHE=off"):
+        assert len(fit(tmp_path, stopping()).history) == 2
+
+
+def test_what_was_used_longest_ago_makes_room(tmp_path, folder, monkeypatch):
+    fit(tmp_path, stopping())
+    (used,) = folder.iterdir()
+    size = used.stat().st_size
+    monkeypatch.setattr(user_cache, "_MOST_BYTES", int(2.5 * size))
+    fit(tmp_path, stopping(seed=1))
+    (older,) = set(folder.iterdir()) - {used}
+    for age, file in ((100, used), (50, older)):
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - age))
+    fit(tmp_path, stopping())  # uses the oldest
+    fit(tmp_path, stopping(seed=2))
+    assert used in folder.iterdir()
+    assert older not in folder.iterdir()
+    assert len(list(folder.iterdir())) == 2
+    monkeypatch.setattr(user_cache, "_MOST_BYTES_EACH", size // 2)
+    fit(tmp_path, stopping(seed=3))
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_several_runs_at_once_leave_one_whole_file(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from problems import blobs\n"
+        "from torch import nn\n"
+        "from bu_torch import BoundaryUncertaintyStopper\n"
+        "from bu_torch.monitoring import user_cache\n"
+        "user_cache.LEAST_SECONDS = 0\n"
+        "stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20)\n"
+        "stopper.check(nn.Linear(4, 3))\n"
+    )
+    environment = {**os.environ, "BU_TORCH_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    runs = [subprocess.Popen([sys.executable, "-W", "ignore", script], env=environment) for _ in range(2)]
+    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".npz"]
