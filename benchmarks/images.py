@@ -167,7 +167,7 @@ def network(kind: Kind, shape: torch.Size, n_classes: int) -> nn.Sequential:
     """Blocks that halve the sides, four at 64 pixels, three at 32 and two below, and two linear layers."""
     n_channels, size, _ = shape
     n_blocks = max(2, size.bit_length() - 3)
-    widths = (16, 32, 64, 64)[:n_blocks]
+    widths = (8, 16, 32, 64) if n_blocks > 3 else (16, 32, 64)[:n_blocks]
 
     def block(n_in: int, n_out: int) -> list[nn.Module]:
         norm = [nn.BatchNorm2d(n_out)] if kind.has_batch_norm else []
@@ -227,14 +227,21 @@ def pretrain(net: nn.Module, images: Tensor, labels: Tensor, n_epochs: int, gene
             optimizer.step()
 
 
-def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split | None) -> Curves:
-    """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
+def train(
+    case: Case,
+    split: Split,
+    test: Split,
+    net: nn.Module,
+    held_out: Split | None,
+    watching: L.Callback | None = None,
+) -> Curves:
+    """The curves of one Lightning training, watched by the shipped monitor where nothing else is given to judge by."""
     L.seed_everything(case.seed, verbose=False)
-    monitor = BoundaryUncertaintyMonitor(seed=case.seed) if held_out is None else None
+    monitor = BoundaryUncertaintyMonitor(seed=case.seed) if held_out is None and watching is None else None
     curves = Curves(test, split, monitor, case.setting)
     trainer = L.Trainer(
         max_epochs=case.epochs,
-        callbacks=[curves] if monitor is None else [monitor, curves],
+        callbacks=[callback for callback in (monitor, watching, curves) if callback is not None],
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,

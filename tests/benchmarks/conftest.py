@@ -44,3 +44,8 @@ def images():
 @pytest.fixture(scope="module")
 def check():
     yield from script("check")
+
+
+@pytest.fixture(scope="module")
+def image_variants():
+    yield from script("image_variants")
