@@ -159,7 +159,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
         train = partial(run, emoji=options.emoji)
         rows += judge(quality.recall(case, options.curves, train, "variants"), case)
     found = pd.DataFrame(rows)
-    wide = found.pivot_table(index="variant", columns=["kind", "noise"], values=["excess", "correlation"], sort=False)
+    cases = ["kind", "noise", "seed"]
+    wide = found.pivot_table(index="variant", columns=cases, values=["excess", "correlation"], sort=False)
     means = found.groupby("variant", sort=False)[["excess", "correlation", "skill"]].mean()
     with pd.option_context("display.width", 250, "display.max_columns", None, "display.precision", 4):
         print(means, wide.excess, wide.correlation, sep="\n\n")
