@@ -154,7 +154,8 @@ class Curves(L.Callback):
 
 
 def predict(module: nn.Module, inputs: Tensor) -> Tensor:
-    return torch.cat([module(batch).argmax(dim=1) for batch in inputs.split(2000)])
+    n_rows = min(2000, max(1, 2**19 // inputs[0].numel()))  # of large images few, whose maps a cache holds
+    return torch.cat([module(batch).argmax(dim=1) for batch in inputs.split(n_rows)])
 
 
 def evidence(module: nn.Module, samples: Split, batch_size: int = 32, n_batches: int = 16) -> float:

@@ -266,8 +266,10 @@ def trainings(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], tuple[Ten
         count = 2_000 if quick else 60_000
         pixels, classes = images.read("fashion")
         cases[f"conv net, Fashion-MNIST {count}"] = (
-            lambda: images.network(images.TUNING["conv"], 28, 10), (pixels[:count], classes[:count]), 2 if quick else 1
-        )  # fmt: skip
+            lambda: images.network(images.TUNING["conv"], pixels.shape[1:], 10),
+            (pixels[:count], classes[:count]),
+            2 if quick else 1,
+        )
     return cases
 
 

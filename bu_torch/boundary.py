@@ -174,8 +174,8 @@ class BoundaryUncertainty:
         if self.kind_of_perturbation(inputs) == "tokens":
             check_tokens(inputs, "features")
         self.weights = weights_of(labels, self.class_weight, sample_weight)
-        self._choose_space(inputs, labels)
-        points = self.space.fit_transform(inputs)
+        points = self._choose_space(inputs, labels)
+        points = self.space.fit_transform(inputs) if points is None else points
         graph = NeighborGraph(self.n_neighbors).fit(points)
         classifier = PrototypeClassifier(seed=self.seed).fit(points, labels)
         self.labels = labels
@@ -216,16 +216,19 @@ class BoundaryUncertainty:
         """Whether neighbours were found among features that training `module` changes."""
         return self.space_name_ == "module" or (self.space_name_ == "custom" and self._is_part_of_module())
 
-    def _choose_space(self, inputs: Tensor, labels: Tensor) -> None:
-        """Set the space of neighbours: the one that was asked for, or the best of those that there are."""
+    def _choose_space(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
+        """Set the space of neighbours: the one that was asked for, or the best of those that there are.
+
+        Returns the samples as points of the space where the choice has made them of all samples.
+        """
         asked = self.feature_extractor
         if asked is not None and asked != "module":
             self.space_name_ = asked if isinstance(asked, str) else "custom"
-            return
+            return None
         settings = (self.space.n_components, self.seed)
         if self.known_space is not None:
             self.space_name_, self.space = self.known_space, FeatureSpace(self.known_space, *settings)
-            return
+            return None
         if self.kind_of_perturbation(inputs) == "tokens":
             candidates = {"tokens": FeatureSpace("tokens", *settings)}
         else:
@@ -242,12 +245,13 @@ class BoundaryUncertainty:
             if "module" not in candidates:
                 raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
             candidates = {"module": candidates["module"]}
-        self.space_name_ = next(iter(candidates))
+        self.space_name_, points = next(iter(candidates)), None
         if len(candidates) > 1:
-            self.space_name_, self.skills_ = choose_space(
+            self.space_name_, self.skills_, points = choose_space(
                 inputs, labels, candidates, weights=self.weights, seed=self.seed
             )
         self.space = candidates[self.space_name_]
+        return points
 
     def _perturb(self, inputs: Tensor) -> None:
         """Draw the perturbed inputs, which follow from neighbours, distances and seed."""

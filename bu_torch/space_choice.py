@@ -27,7 +27,7 @@ def choose_space(
     *,
     weights: Tensor | None = None,
     seed: int = 0,
-) -> tuple[str, dict[str, float]]:
+) -> tuple[str, dict[str, float], Tensor | None]:
     """The candidate in which left-out labels are predicted best, on a random part of the samples.
 
     Args:
@@ -39,13 +39,15 @@ def choose_space(
         seed: Seed of the part and of the regression.
 
     Returns:
-        The name, and the skill of each candidate.
+        The name, the skill of each candidate, and all samples as points of the chosen one, which is fitted to them, or
+        None where a part of the samples was compared.
     """
     rows = stratified_rows(len(inputs), _COMPARED, seed, labels).to(inputs.device)
     part, of_part = inputs[rows], labels[rows]
     columns = torch.unique(of_part, return_inverse=True)[1]
     of_rows = None if weights is None else weights[rows]
     skills: dict[str, float] = {}
+    chosen, best_points = "", part
     for name, space in candidates.items():
         try:
             points = space.fit_transform(part)
@@ -55,4 +57,6 @@ def choose_space(
             _log.info("The network's own features cannot be read: %s: %s", type(error).__name__, error)
             continue
         skills[name] = left_out_skill(points, columns, of_rows, seed)
-    return max(skills, key=lambda name: skills[name]), skills
+        if not chosen or skills[name] > skills[chosen]:
+            chosen, best_points = name, points
+    return chosen, skills, best_points if len(part) == len(inputs) else None

@@ -52,6 +52,17 @@ def test_each_feature_is_what_the_loops_give(channels):
     torch.testing.assert_close(found, slow_features(patches, images, 2), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_no_block_changes_more_than_rounding(monkeypatch, channels):
+    """Beside what float64 gives; bright images, for the mean of a patch is taken off within the filters."""
+    images, _ = textures(30, 24, channels)
+    patches = PatchFeatures(n_patches=7).fit(images + 3)
+    whole = patches.transform(images + 3)
+    monkeypatch.setattr("bu_torch.patches._BLOCK_ELEMENTS", 1)
+    torch.testing.assert_close(patches.transform(images + 3), whole, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(slow_features(patches, images + 3, 2), whole, atol=5e-6, rtol=5e-6)
+
+
 def test_brightness_and_contrast_change_little_and_the_seed_decides():
     images, _ = textures(60)
     patches = PatchFeatures(n_patches=8).fit(images)
@@ -106,8 +117,9 @@ class Net(nn.Module):
 def test_the_space_that_tells_most_of_the_labels_is_chosen():
     images, labels = textures()
     candidates = {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")}
-    name, skills = choose_space(images, labels, candidates)
+    name, skills, points = choose_space(images, labels, candidates)
     assert name == "patches"
+    assert torch.equal(points, FeatureSpace("patches").fit_transform(images))
     assert skills["patches"] > skills["inputs"]
     for is_useful, expected in ((True, "module"), (False, "patches")):
         fitted = BoundaryUncertainty(20, module=Net(is_useful)).fit(images, labels)
@@ -115,6 +127,21 @@ def test_the_space_that_tells_most_of_the_labels_is_chosen():
         assert list(fitted.skills_) == ["inputs", "patches", "module"]
     asked = BoundaryUncertainty(20, feature_extractor="patches", module=Net()).fit(images, labels)
     assert (asked.space_name_, asked.skills_) == ("patches", {})
+
+
+def test_patches_are_extracted_once_where_all_samples_are_compared(monkeypatch):
+    images, labels = textures(120)
+    once = BoundaryUncertainty(20).fit(images, labels)
+    seen, transform = [], PatchFeatures.transform
+    monkeypatch.setattr(PatchFeatures, "transform", lambda self, x: seen.append(len(x)) or transform(self, x))
+    again = BoundaryUncertainty(20).fit(images, labels)
+    assert seen == [120]
+    assert torch.equal(again.neighbors, once.neighbors)
+    monkeypatch.setattr("bu_torch.space_choice._COMPARED", 119)
+    part = BoundaryUncertainty(20).fit(images, labels)
+    assert seen == [120, 119, 120]
+    assert part.space_name_ == once.space_name_ == "patches"
+    assert torch.equal(part.neighbors, once.neighbors)
 
 
 def test_vectors_stay_where_they_are():
@@ -169,7 +196,7 @@ def test_random_labels_are_told_by_no_space():
     """Each sample counts once, however few there are: a copy would tell its own label."""
     images, _ = textures()
     labels = torch.randint(3, (240,), generator=torch.Generator().manual_seed(0))
-    _, skills = choose_space(images, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
+    _, skills, _ = choose_space(images, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
     assert max(skills.values()) < 0.1
 
 

@@ -14,7 +14,6 @@ from bu_torch.functional.checks import check_choice
 from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName, as_rule
 from bu_torch.monitoring.signals import Signals
 
-
 AUTO: Literal["auto"] = "auto"
 
 

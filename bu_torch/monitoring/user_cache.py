@@ -27,8 +27,10 @@ def file_of(fingerprint: str) -> Path | None:
 
 
 def make_room(path: Path) -> None:
-    """Delete the files that were used longest ago, until all together are small enough; `path` is new, and goes first
-    if it is too large itself.
+    """Delete the files that were used longest ago, until all together are small enough.
+
+    Args:
+        path: A new file, which goes if it is too large itself.
 
     Raises:
         OSError: If the folder cannot be read.

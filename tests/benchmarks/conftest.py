@@ -49,3 +49,8 @@ def text():
 @pytest.fixture(scope="module")
 def check():
     yield from script("check")
+
+
+@pytest.fixture(scope="module")
+def image_variants():
+    yield from script("image_variants")
