@@ -149,8 +149,8 @@ class PrototypeClassifier:
         """Of 1, 3, ..., `most` prototypes the number with the smallest criterion."""
         from sklearn.cluster import kmeans_plusplus
 
-        points = features / safe_unit(features)
-        points = (points - points.mean(dim=0)).float().cpu().numpy()
+        scaled = features / safe_unit(features)
+        points = (scaled - scaled.mean(dim=0)).float().cpu().numpy()
         centers, _ = kmeans_plusplus(points, most, random_state=scikit_learn_seed(self.seed))
         errors = {k: _squared_error(points, centers[:k]) for k in range(1, most + 1, 2)}
         competing = {k: _aic(features.shape, k, sse) for k, sse in errors.items() if sse > 0}
@@ -180,7 +180,7 @@ def _squared_error(points: np.ndarray, centers: np.ndarray) -> float:
         max_points_per_centroid=len(points),
     )
     k_means.train(points, init_centroids=centers)
-    return float(k_means.obj[-1])
+    return float(k_means.obj[-1])  # type: ignore[index]
 
 
 def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:

@@ -620,7 +620,7 @@ class Tracker:
             check_finite=self.settings.check_finite,
         )
 
-    def _asked(self) -> list[float | None]:
+    def _asked(self) -> list[float | str | None]:
         """Settings that decide what is looked at."""
         asked = self.settings
         return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed, asked.n_components]

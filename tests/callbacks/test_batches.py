@@ -607,7 +607,7 @@ class TestHabits:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"cache": 3}, "`cache` must be a path or None, got 3"),
+            ({"cache": 3}, "`cache` must be a path, 'auto' or None, got 3"),
             ({"output_key": True}, "`output_key` must be a name, a place or None, got True"),
             ({"class_weight": "equal"}, "`class_weight` must be 'balanced'"),
         ],

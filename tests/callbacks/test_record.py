@@ -59,7 +59,7 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     assert header["settings"]["rule"] == "expected_accuracy"
     assert header["settings"]["min_delta"] == 0.1
     assert header["settings"]["n_draws"] == 2
-    assert header["settings"]["cache"] is None
+    assert header["settings"]["cache"] == "auto"
     assert "reference" not in header["settings"]
     looked_at = {"n_samples": 120, "n_draws": 2, "n_training": 120, "n_classes": 3, "shape": [4]}
     assert header["data"] == looked_at | {"n_present": 3, "space": "inputs", "perturbation": "random"}

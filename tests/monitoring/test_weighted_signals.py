@@ -177,7 +177,7 @@ class TestFile:
             warnings.simplefilter("ignore")  # there is little to be told from so few
             for kwargs in ({}, {"class_weight": "balanced"}):
                 signals = Signals(n_neighbors=5, n_draws=2, seed=3, **kwargs).fit(features, labels)
-                assert signals._fingerprint == "4b815b14b5e1a002d11c21f222f4cd3fc2f8582d82d8997fded6180fa9939cae", (
+                assert signals._fingerprint == "d177c3473aae7c1ebac69b0575b0ded8b0d2c007214dad23150a1c1b7efd1498", (
                     kwargs
                 )
 
@@ -260,7 +260,7 @@ class TestStopper:
             ({"class_weight": "equal"}, TypeError, "`class_weight` must be 'balanced'"),
             ({"output_key": 1.5}, TypeError, "`output_key` must be a name, a place or None, got 1.5"),
             ({"output_key": True}, TypeError, "`output_key` must be a name, a place or None, got True"),
-            ({"cache": 3}, TypeError, "`cache` must be a path or None, got 3"),
+            ({"cache": 3}, TypeError, "`cache` must be a path, 'auto' or None, got 3"),
         ],
     )
     def test_bad_arguments_are_refused_by_name(self, arguments, error, message):
