@@ -14,6 +14,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import images
@@ -288,6 +289,35 @@ def compare_trainings(quick: bool) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("training")
 
 
+def whole_trainings(quick: bool) -> pd.DataFrame:
+    """Preparation and checks of trainings that end by themselves, beside the same without the callback."""
+    rows = []
+    for name, n_samples in (("spambase", 2_300), ("letter", 10_000)):
+        samples = quality.read_table(quality.Case(name, 0.0, 0, "rmsprop", 1))
+        samples = (samples[0][: 500 if quick else n_samples], samples[1][: 500 if quick else n_samples])
+        shape, n_classes = samples[0].shape[1], int(samples[1].max()) + 1
+        seconds: dict[str, list[float]] = {"with": [], "without": []}
+        for _ in range(1 if quick else 3):
+            callback = BoundaryUncertaintyStopping(cache=None)
+            for kind, callbacks in (("with", [callback]), ("without", [])):
+                torch.manual_seed(0)
+                trainer = L.Trainer(
+                    max_epochs=len(callback.history) or 500, callbacks=callbacks, accelerator="cpu", logger=False,
+                    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+                )  # fmt: skip
+                loader = DataLoader(TensorDataset(*samples), batch_size=128, shuffle=True)
+                module = Module(mlp(shape, n_classes))
+                seconds[kind].append(once(partial(trainer.fit, module, loader))[0])
+        training = min(seconds["without"])
+        rows.append(
+            {"training": f"{name}, {len(samples[1])} samples", "epochs": len(callback.history), "training, s": training,
+             "preparation, s": callback.setup_seconds, "checks, s": callback.check_seconds,
+             "preparation + checks": (callback.setup_seconds + callback.check_seconds) / training,
+             "with / without": min(seconds["with"]) / training}
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
 def other_ways(n_samples: int, n_features: int, n_classes: int, repeats: int) -> dict[str, float]:
     """Trust from the cache beside a KD-tree per class asked again, and the neighbour search of three libraries."""
     features, labels = table(n_samples, n_features, n_classes)
@@ -342,7 +372,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=("setup", "check", "epoch", "process", "others", "large"),
+        choices=("setup", "check", "epoch", "whole", "process", "others", "large"),
         help="these alone, the rest of the results as it was; large, 1,000,000 samples, runs only where it is named",
     )
     parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
@@ -369,6 +399,7 @@ def main(arguments: list[str] | None = None) -> None:
             ),
         ),
         "epoch": ("A Lightning epoch", lambda: compare_trainings(options.quick).reset_index()),
+        "whole": ("Whole trainings", lambda: whole_trainings(options.quick)),
         "process": (
             "A process that prepares one draw and measures",
             lambda: pd.DataFrame([in_a_process_of_its_own(whole, *size) for size in wholes]),
