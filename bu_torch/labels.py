@@ -11,15 +11,21 @@ from bu_torch import functional
 from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_seed
 from bu_torch._progress import advance
 from bu_torch.balance import weights_of
-from bu_torch.functional.regression import gram_matrix, landmark_factor, landmark_projection, left_out_by_gram
+from bu_torch.functional.regression import (
+    gram_matrix,
+    landmark_factor,
+    landmark_projection,
+    left_out_by_factor,
+    solve_by_gram,
+)
 from bu_torch.space import common_standardization, standardize
-from bu_torch.subset import stratified_rows
+from bu_torch.subset import as_in_all, stratified_rows
 
 _BLOCK_ELEMENTS = 2**20  # kernel entries at once
 _LEAST_PENALTY = 1e-8  # with a smaller one, leave-one-out predictions are lost in rounding
 _FEW_LANDMARKS = 500  # by which a penalty is found for many
 _MOST_DIAGONALIZED = 1000  # landmarks; beyond, eigenvalues cost more than a few penalties do without
-_MOST_LEFT_OUT = 1000  # samples
+_MOST_COMPARED = 1000  # samples, by which those penalties are
 
 
 class LabelVotes:
@@ -121,8 +127,8 @@ class LabelRegression:
     form); it comes out large where labels are noisy. Points are centred and divided by their root mean square, so
     shift, scale and rotation do not matter. Of more than `n_landmarks` samples, random ones span the solution
     (Nystroem). They are fitted to the labels of all samples, or of `max_samples` random ones, where each class keeps
-    its share. With more than 1000 landmarks the penalty is looked for around the one that is best with 500, and 1000
-    samples are left out to compare.
+    its share. With more than 1000 landmarks the penalty is looked for around the one that is best with 500, by the
+    left-out predictions of 1000 samples.
 
     Args:
         n_landmarks: The largest number of samples that span the solution, >= 1; time grows with its cube.
@@ -134,9 +140,8 @@ class LabelRegression:
     Attributes:
         penalty_: The chosen penalty.
         rows_: The S samples that it is fitted to, shape (S,), int64; all N where they are not more than `max_samples`.
-        left_out_rows_: Those of them that are left out to compare penalties, shape (T,), int64.
-        left_out: Class probabilities of each of these by a fit to all others of the S, shape (T, J), float32; J is the
-            largest label + 1. Centre, scale and shares of the classes are those of all S.
+        left_out: Class probabilities of each of them by a fit to the others, shape (S, J), float32; J is the largest
+            label + 1. Centre, scale and shares of the classes are those of all S.
         skill_: How well they predict a sample's label: 1 minus their Brier score over that of the shares of the
             classes. 1 is certain and 0 is chance; 0 also where there is a single class.
 
@@ -153,7 +158,6 @@ class LabelRegression:
 
     penalty_: float
     rows_: Tensor
-    left_out_rows_: Tensor
     left_out: Tensor
     skill_: float
     _center: Tensor  # (d,)
@@ -210,7 +214,6 @@ class LabelRegression:
         self._shares = _shares(labels, weights)
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root
-        self.left_out_rows_ = self.rows_
         samples = (points, labels, targets, weights, root)
         is_large = len(self._landmarks) > _MOST_DIAGONALIZED
         few = self._landmarks[:_FEW_LANDMARKS] if is_large else self._landmarks
@@ -250,35 +253,32 @@ class LabelRegression:
         """Solve for a penalty, and for those beside it as long as they get better; the Brier score of the best."""
         basis, factor, unit = self._whitened_basis(points, root)
         gram, moments = gram_matrix(basis), basis.T @ targets
-        rows = stratified_rows(len(points), _MOST_LEFT_OUT, self.seed, labels).to(points.device)
-        self.left_out_rows_ = self.rows_[rows]
-        basis, targets, labels = basis[rows], targets[rows], labels[rows]
-        weights, root = (None if one is None else one[rows] for one in (weights, root))
-        penalties = sorted(self.penalties)
-        best = math.inf
+        rows = stratified_rows(len(points), _MOST_COMPARED, self.seed, labels).to(points.device)
+        part, of_part, root_of_part = basis[rows], targets[rows], None if root is None else root[rows]
+        shares = as_in_all(labels, rows, weights)
 
-        def is_better(at: int) -> bool:
-            nonlocal best
+        def score(at: int) -> float:
             if not 0 <= at < len(penalties):
-                return False
-            penalty = penalties[at]
-            coefficients, predicted = left_out_by_gram(gram, moments, basis, targets, penalty)
-            left_out = self._as_probabilities(predicted, root)
-            score = float(functional.brier_score(left_out, labels, weights=weights))
-            if not score < best:
-                return False
-            best, self.penalty_, self.left_out = score, penalty, left_out.float()
-            self._weights = torch.linalg.solve_triangular(factor.T, coefficients, upper=True) / unit
-            return True
+                return math.inf
+            predicted = left_out_by_factor(*solve_by_gram(gram, moments, penalties[at]), part, of_part)
+            left_out = self._as_probabilities(predicted, root_of_part)
+            return float(functional.brier_score(left_out, labels[rows], weights=shares))
 
+        penalties = sorted(set(self.penalties))
         at = penalties.index(guess)
-        is_better(at)
-        # More landmarks bear a smaller penalty.
-        direction = -1 if is_better(at - 1) else 1
-        at = min(at, at + direction)
-        while is_better(at + direction):
-            at += direction
-        return best
+        best, finer = score(at), score(at - 1)
+        direction = -1 if finer < best else 1  # more landmarks mostly bear a smaller penalty
+        following = finer if direction == -1 else score(at + 1)
+        while following < best:
+            at, best = at + direction, following
+            following = score(at + direction)
+
+        self.penalty_ = penalties[at]
+        coefficients, ridge = solve_by_gram(gram, moments, self.penalty_)
+        self._weights = torch.linalg.solve_triangular(factor.T, coefficients, upper=True) / unit
+        left_out = self._as_probabilities(left_out_by_factor(coefficients, ridge, basis, targets), root)
+        self.left_out = left_out.float()
+        return float(functional.brier_score(left_out, labels, weights=weights))
 
     def _as_probabilities(self, predicted: Tensor, root: Tensor | None) -> Tensor:
         return functional.as_probabilities((predicted if root is None else predicted / root) + self._shares)
@@ -408,7 +408,7 @@ class LabelProbabilities:
         self._weights = weights_of(labels, None, sample_weight)
         self.votes.fit(labels, neighbors, self._weights)
         self.regression.fit(features, labels, self._weights)
-        rows = self.regression.left_out_rows_
+        rows = self.regression.rows_
         left_out = self.votes.left_out[rows], self.regression.left_out
         weights = None if self._weights is None else self._weights[rows]
         self.weight_ = float(functional.mixing_weight(*left_out, labels[rows], weights=weights))

@@ -117,8 +117,9 @@ def exchange_tokens(
 ) -> Tensor:
     """Put tokens of one of the texts nearest to it in place of some of each text's own, whatever their classes.
 
-    A text takes a run of its neighbour's tokens, from the same places: phrases stay whole. The run may begin anywhere,
-    and goes on at the beginning where it reaches the end. Token ids cannot be moved along a line; this is to them what
+    A text takes a run of its neighbour's tokens, from the same places: phrases stay whole. Places in which both hold the
+    same, such as padding, are passed over. The run may begin anywhere, and goes on at the beginning where it reaches
+    the end. Token ids cannot be moved along a line; this is to them what
     `perturb_toward_neighbors` is to images, and the crossover of genetic algorithms. It takes the place of Algorithm 1
     of Ha et al. (2021), which leaves the operation open for such inputs (section 4.2.2), and is this project's own.
 
@@ -130,7 +131,7 @@ def exchange_tokens(
         generator: Source of the choices. None stands for a fresh CPU generator with seed 0: the global generator is
             never used. One seed gives the same choices for all dtypes and devices.
         n_nearest: One of so many nearest others is chosen, >= 1; all of them where a cluster holds fewer.
-        low: Least share of the places to exchange, 0 <= low <= high.
+        low: Least share to exchange, of the places in which the two texts differ, 0 <= low <= high.
         high: Largest share, <= 1; the share is uniform between the two, and rounded to whole places.
 
     Returns:
@@ -152,12 +153,14 @@ def exchange_tokens(
     if generator is None:
         generator = torch.Generator().manual_seed(0)
     target, share = _choose(tokens, neighbors, generator, n_nearest, low, high)
-    length = tokens.shape[-1]
-    n_exchanged = ((low + (high - low) * share) * length).round()
-    start = torch.randint(length, (len(tokens), 1), generator=generator, device=generator.device).to(tokens.device)
-    place = (torch.arange(length, device=tokens.device) - start) % length
-    is_exchanged = (place < n_exchanged.unsqueeze(1)).view(len(tokens), *[1] * (tokens.ndim - 2), length)
-    return torch.where(is_exchanged, tokens[target], tokens)
+    others, length = tokens[target], tokens.shape[-1]
+    is_other = (tokens != others).view(len(tokens), -1, length).any(dim=1)
+    n_others = is_other.sum(dim=1, keepdim=True)
+    n_exchanged = ((low + (high - low) * share).unsqueeze(1) * n_others).round()
+    begin = torch.rand((len(tokens), 1), generator=generator, device=generator.device).to(tokens.device)
+    place = (is_other.cumsum(dim=1) - 1 - (begin * n_others).long()) % n_others.clamp(min=1)
+    is_exchanged = is_other & (place < n_exchanged)
+    return torch.where(is_exchanged.view(len(tokens), *[1] * (tokens.ndim - 2), length), others, tokens)
 
 
 def _choose(

@@ -6,6 +6,7 @@ from problems import blobs
 
 from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph, functional
 from bu_torch.functional import as_probabilities, brier_score, label_votes, tangent_kernel
+from bu_torch.subset import as_in_all, stratified_rows
 
 
 class TestVotes:
@@ -136,13 +137,12 @@ class TestRegression:
         """The two ways to solve agree: for all penalties at once, and for one after another from a guess."""
         features, labels = blobs(n=300)
         labels = torch.where(torch.rand(300, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
-        penalties = (1, 0.001, 30, 0.1, 0.01)
+        penalties = (1, 0.001, 30, 0.1, 0.1, 0.01)
         expected = LabelRegression(n_landmarks, penalties).fit(features, labels, sample_weight)
         monkeypatch.setattr("bu_torch.labels._MOST_DIAGONALIZED", 100)
         monkeypatch.setattr("bu_torch.labels._FEW_LANDMARKS", 20)
         found = LabelRegression(n_landmarks, penalties).fit(features, labels, sample_weight)
         assert found.penalty_ == expected.penalty_
-        assert found.left_out_rows_.tolist() == list(range(300))
         torch.testing.assert_close(found.left_out, expected.left_out, atol=1e-6, rtol=0)
         assert found.skill_ == pytest.approx(expected.skill_, abs=1e-6)
         elsewhere = features + torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
@@ -160,16 +160,26 @@ class TestRegression:
         monkeypatch.setattr(LabelRegression, "_fit_around", lambda self, _, *rest: own(self, penalties[guess], *rest))
         assert LabelRegression(penalties=penalties).fit(features, labels).penalty_ == best
 
-    def test_some_of_many_samples_are_left_out(self, monkeypatch):
-        features, labels = blobs(n=200)
-        monkeypatch.setattr("bu_torch.labels._MOST_DIAGONALIZED", 100)
-        monkeypatch.setattr("bu_torch.labels._MOST_LEFT_OUT", 60)
-        regression = LabelRegression(penalties=(0.1,)).fit(features, labels)
-        rows = regression.left_out_rows_
-        assert (len(regression.rows_), rows.tolist()) == (200, sorted(set(rows.tolist())))
-        assert labels[rows].bincount().tolist() == [20, 20, 20]
-        expected = by_refitting(features, labels, 0.1)[rows]
-        torch.testing.assert_close(regression.left_out, expected.float(), atol=1e-4, rtol=0)
+    @pytest.mark.parametrize("sample_weight", [None, torch.arange(1.0, 301)])
+    def test_all_samples_are_left_out_where_some_compare(self, monkeypatch, sample_weight):
+        """A class of three in three hundred, of which the compared part holds more than its share."""
+        features, labels = blobs(n=300)
+        labels = torch.where(torch.arange(300) < 3, 2, labels % 2)
+        expected = LabelRegression(penalties=(0.1,)).fit(features, labels, sample_weight)
+        for name, value in (("_MOST_DIAGONALIZED", 100), ("_FEW_LANDMARKS", 50), ("_MOST_COMPARED", 60)):
+            monkeypatch.setattr(f"bu_torch.labels.{name}", value)
+        found = LabelRegression(penalties=(0.1,)).fit(features, labels, sample_weight)
+        torch.testing.assert_close(found.left_out, expected.left_out, atol=1e-6, rtol=0)
+        assert found.skill_ == pytest.approx(expected.skill_, abs=1e-6)
+
+    @pytest.mark.parametrize("weights", [None, torch.arange(1.0, 301, dtype=torch.float64)])
+    def test_classes_of_a_part_count_as_they_do_in_all(self, weights):
+        labels = torch.where(torch.arange(300) < 3, 2, torch.arange(300) % 2)
+        rows = stratified_rows(300, 60, 0, labels)
+        of_part = as_in_all(labels, rows, weights)
+        in_all = torch.bincount(labels, weights)
+        torch.testing.assert_close(torch.bincount(labels[rows], of_part), in_all.double())
+        assert (labels[rows] == 2).double().mean() > 3 / 300
 
     def test_copies_among_many_landmarks_do_no_harm(self, monkeypatch):
         features, labels = blobs(n=150)

@@ -184,3 +184,16 @@ def test_which_samples_stay_integers():
     assert keeps_integers("tokens")
     assert keeps_integers(lambda inputs, distance, generator: inputs)
     assert not any(map(keeps_integers, (None, "random", "neighbors")))
+
+
+@pytest.mark.parametrize("sides", [(0, 30), (30, 0), (7, 50)])
+def test_padding_changes_nothing(sides):
+    tokens = numbered() + 1
+    padded = torch.nn.functional.pad(tokens, sides)
+    expected = torch.nn.functional.pad(exchange_tokens(tokens, ring()), sides)
+    assert torch.equal(exchange_tokens(padded, ring()), expected)
+
+
+def test_copies_stay_as_they_are():
+    tokens = torch.ones(60, 10, dtype=torch.int64)
+    assert torch.equal(exchange_tokens(tokens, ring()), tokens)

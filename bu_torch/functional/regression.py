@@ -120,20 +120,24 @@ def left_out_predictions(basis: Tensor, eigenvalues: Tensor, targets: Tensor, pe
     return targets - residuals / (1 - torch.cat([block.square() @ shrinkage for block in blocks]))
 
 
-def left_out_by_gram(
-    gram: Tensor, moments: Tensor, basis: Tensor, targets: Tensor, penalty: float
-) -> tuple[Tensor, Tensor]:
-    """Ridge regression of N samples by its normal equations, and `left_out_predictions` of T of them, without checks.
+def solve_by_gram(gram: Tensor, moments: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Ridge regression by its normal equations, without checks: coefficients (R, J), and the Cholesky factor (R, R).
 
-    Takes G = B'B (R, R) and B'y (R, J) of all samples, and B (T, R) and y (T, J) of some. One factorisation, which no
-    other penalty can use, costs a tenth of the eigenvalues that all could.
-
-    Returns:
-        The coefficients (R, J), and the predictions (T, J).
+    Takes G = B'B (R, R) and B'y (R, J). One factorisation, which no other penalty can use, costs a tenth of the
+    eigenvalues that all could.
     """
     ridge = gram.clone()
     ridge.diagonal().add_(penalty)
     factor = torch.linalg.cholesky(ridge)
-    coefficients = torch.cholesky_solve(moments, factor)
-    leverage = torch.linalg.solve_triangular(factor, basis.T, upper=False).square().sum(dim=0).unsqueeze(1)
-    return coefficients, targets - (targets - basis @ coefficients) / (1 - leverage)
+    return torch.cholesky_solve(moments, factor), factor
+
+
+def left_out_by_factor(coefficients: Tensor, factor: Tensor, basis: Tensor, targets: Tensor) -> Tensor:
+    """`left_out_predictions` of some of the samples (T, J), without checks: of those with B (T, R) and y (T, J).
+
+    Takes what `solve_by_gram` gave for all samples.
+    """
+    blocks = basis.split(max(1, _BLOCK_ELEMENTS // max(1, basis.shape[1])))
+    solved = (torch.linalg.solve_triangular(factor, block.T, upper=False) for block in blocks)
+    leverage = torch.cat([one.square().sum(dim=0) for one in solved]).unsqueeze(1)
+    return targets - (targets - basis @ coefficients) / (1 - leverage)
