@@ -32,6 +32,8 @@ def as_features(features: Any, name: str = "features", *, keep_integers: bool = 
             f" got {tuple(features.shape)}.{way_out}"
         )
     is_kept = keep_integers and not features.is_floating_point()
+    if is_kept and features.dtype in (torch.uint16, torch.uint32, torch.uint64):  # with which torch computes little
+        features = features.long()
     if features.dtype not in (torch.float32, torch.float64) and not is_kept:
         features = features.to(torch.float64 if _exceeds_float32(features) else torch.float32)
     n_bad = int((~features.isfinite().flatten(1).all(dim=1)).sum())

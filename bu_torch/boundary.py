@@ -125,7 +125,7 @@ class BoundaryUncertainty:
         self.feature_extractor = feature_extractor
         self.module = module
         named = None if isinstance(feature_extractor, str) and feature_extractor == "module" else feature_extractor
-        self.space = FeatureSpace(named, n_components, seed)
+        self.space = FeatureSpace(named, n_components, seed, module)
         self.known_space: Literal["inputs", "patches", "tokens"] | None = None  # that a run which resumes has chosen
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}

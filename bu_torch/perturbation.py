@@ -117,11 +117,11 @@ def exchange_tokens(
 ) -> Tensor:
     """Put tokens of one of the texts nearest to it in place of some of each text's own, whatever their classes.
 
-    A text takes a run of its neighbour's tokens, from the same places: phrases stay whole. Places in which both hold the
-    same, such as padding, are passed over. The run may begin anywhere, and goes on at the beginning where it reaches
-    the end. Token ids cannot be moved along a line; this is to them what
-    `perturb_toward_neighbors` is to images, and the crossover of genetic algorithms. It takes the place of Algorithm 1
-    of Ha et al. (2021), which leaves the operation open for such inputs (section 4.2.2), and is this project's own.
+    A text takes a run of its neighbour's tokens, from the same places: phrases stay whole. Places in which both hold
+    the same, such as padding, are passed over. The run may begin anywhere, and goes on at the beginning where it
+    reaches the end. Token ids cannot be moved along a line; this is to them what `perturb_toward_neighbors` is to
+    images, and the crossover of genetic algorithms. It takes the place of Algorithm 1 of Ha et al. (2021), which leaves
+    the operation open for such inputs (section 4.2.2), and is this project's own.
 
     Args:
         tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. What stands beside the ids (N, 2, L), such

@@ -1,11 +1,12 @@
 """The space in which samples are near or far: standardised inputs, what an extractor makes of them, or a few axes."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import as_taken, evaluation_mode
 from bu_torch._inputs import as_flat_features, as_tensor, check_integer, check_seed, safe_unit, scikit_learn_seed
@@ -31,6 +32,8 @@ class FeatureSpace:
         n_components: Principal components of the standardised features to keep, >= 1; None for all features. No more
             are kept than there are features or samples.
         seed: Seed of the randomised PCA, 0 <= seed < 2**64.
+        module: In eval mode while features are extracted, and left as it was: an extractor may be a function that calls
+            it. So is the extractor itself, or what it is a method of.
 
     Example:
         >>> inputs = torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -47,6 +50,7 @@ class FeatureSpace:
         feature_extractor: Callable[[Tensor], Any] | Literal["inputs", "patches", "tokens"] | None = None,
         n_components: int | None = None,
         seed: int = 0,
+        module: nn.Module | None = None,
     ) -> None:
         if isinstance(feature_extractor, str):
             check_choice("feature_extractor", feature_extractor, ("inputs", "patches", "tokens"))
@@ -60,6 +64,7 @@ class FeatureSpace:
         self.feature_extractor = None if isinstance(feature_extractor, str) else feature_extractor
         self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
         self.seed = check_seed(seed)
+        self.module = module
 
     @property
     def is_of_inputs(self) -> bool:
@@ -109,7 +114,9 @@ class FeatureSpace:
         if self.feature_extractor is None:
             flat = inputs.flatten(1)
             return flat if flat.is_floating_point() else flat.float()
-        with evaluation_mode(self.feature_extractor):
+        with ExitStack() as stack:
+            for one in (self.module, getattr(self.feature_extractor, "__self__", None), self.feature_extractor):
+                stack.enter_context(evaluation_mode(one))
             parts = [
                 as_tensor(self.feature_extractor(as_taken(self.feature_extractor, part)), "feature_extractor(inputs)")
                 for part in inputs.split(_BATCH)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import check_integer, check_seed, scikit_learn_seed
+from bu_torch._inputs import as_features, check_integer, check_seed, scikit_learn_seed
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -44,17 +44,17 @@ class TokenFeatures:
         self.n_components = check_integer("n_components", n_components, 1)
         self.seed = check_seed(seed)
 
-    def fit(self, tokens: Tensor) -> Self:
+    def fit(self, tokens: Any) -> Self:
         """Find the weights of the tokens, and the axes.
 
         Args:
-            tokens: Shape (N, L) or (N, ...), integers.
+            tokens: Shape (N, L) or (N, ...), integers, tensor or array.
 
         Raises:
+            ValueError: If they have one dimension.
             TypeError: If the tokens are not integers.
         """
-        check_tokens(tokens)
-        flat = tokens.flatten(1).cpu().long()
+        flat = _as_tokens(tokens).flatten(1).cpu().long()
         ids, places = torch.unique(flat, return_inverse=True)
         ordered = places.sort(dim=1).values
         is_first = torch.ones_like(ordered, dtype=torch.bool)
@@ -68,7 +68,7 @@ class TokenFeatures:
         self._axes = self._find_axes(flat, n_axes) if is_reduced else torch.eye(len(self._known)).double()
         return self
 
-    def transform(self, tokens: Tensor) -> Tensor:
+    def transform(self, tokens: Any) -> Tensor:
         """Features of these texts.
 
         Args:
@@ -83,7 +83,7 @@ class TokenFeatures:
         """
         if not hasattr(self, "_axes"):
             raise RuntimeError("This TokenFeatures is not fitted yet: call `fit` first.")
-        check_tokens(tokens)
+        tokens = _as_tokens(tokens)
         flat = tokens.flatten(1).cpu().long()
         if not len(self._known):
             return torch.zeros(len(flat), 1, device=tokens.device)
@@ -108,6 +108,12 @@ class TokenFeatures:
         length = np.sqrt(np.asarray(weighted.power(2).sum(axis=1)))  # (n, 1)
         length[length == 0] = 1
         return weighted.multiply(1 / length).tocsr()
+
+
+def _as_tokens(tokens: Any) -> Tensor:
+    tokens = as_features(tokens, "tokens", keep_integers=True)
+    check_tokens(tokens)
+    return tokens
 
 
 def check_tokens(tokens: Tensor, name: str = "tokens") -> None:

@@ -109,7 +109,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         every_n_epochs: Check at the end of every n-th epoch, >= 1. In the others the names above are not in
             `trainer.callback_metrics`.
         every_n_train_steps: Check after every n-th optimiser step (`trainer.global_step`) instead, >= 1, for trainings
-            of few epochs. The budget of a check is then a share of the samples that n steps visit.
+            of few epochs. The budget of a check is then a share of the samples that n steps visit. The names above are
+            in `trainer.callback_metrics` until the next batch begins.
         reference: The samples to use instead of those found in the trainer's loader, without random augmentation say:
             a pair of inputs (N, ...) as `forward` takes them and labels (N,), all of them unless `max_samples` says
             otherwise; or a Dataset or DataLoader, of which as many are read as of the trainer's.
@@ -227,6 +228,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
     ) -> None:
         self._has_checked, self._steps_before = False, trainer.global_step
+        if self.every_n_train_steps is not None and self._logged_names:
+            self._withdraw(trainer)
         # Not in `on_train_start`: the module's own comes after it, and may make the module ready.
         if not self._is_tried:
             with self._clocks_of_others_stopped(trainer):
@@ -253,8 +256,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._has_checked = False
         self._dismiss()
         if self.every_n_train_steps is not None:
-            if not self.history or self.history[-1]["epoch"] < trainer.current_epoch:
-                self._withdraw(trainer)
+            self._warn_of_standing_steps(trainer)
         elif (trainer.current_epoch + 1) % self.every_n_epochs:
             self._withdraw(trainer)
         else:
@@ -293,19 +295,21 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._logged_names = [*in_bar, *others]
         if step is None:
             is_shared = trainer.world_size > 1  # all have the same, but Lightning warns unless it is told so
-            options: dict[str, Any] = {"sync_dist": is_shared}
-        else:
-            # Lightning would pass on to loggers what falls on a step of `log_every_n_steps`, and nothing else.
-            options = {"on_step": True, "on_epoch": False, "logger": False}
-            for logger in trainer.loggers:
-                logger.log_metrics({**in_bar, **others, "epoch": trainer.current_epoch}, step)
-        pl_module.log_dict(in_bar, prog_bar=True, **options)
-        pl_module.log_dict(others, **options)
+            pl_module.log_dict(in_bar, prog_bar=True, sync_dist=is_shared)
+            pl_module.log_dict(others, sync_dist=is_shared)
+            return
+        # Not by `log_dict`: loggers would get what falls on a step of `log_every_n_steps` alone, and `callback_metrics`
+        # would keep the values for the rest of the epoch.
+        for logger in trainer.loggers:
+            logger.log_metrics({**in_bar, **others, "epoch": trainer.current_epoch}, step)
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in {**in_bar, **others}.items()})
+        trainer.progress_bar_metrics.update(in_bar)
 
     def _withdraw(self, trainer: "Trainer") -> None:
-        """Take the last check's values from `callback_metrics`, where an `EarlyStopping` would count them once more."""
+        """Take the last check's values from `callback_metrics`: they are not those of the weights to come."""
         metrics = trainer.callback_metrics
         self._withdrawn |= {name: metrics.pop(name) for name in self._logged_names if name in metrics}
+        self._logged_names = []
 
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         for name, value in self._withdrawn.items():
@@ -406,6 +410,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 cache=cache,
                 has_progress_bar=trainer.progress_bar_callback is not None,
             )
+            if self._takes_integers and self.perturbation is None and _embeds(pl_module):
+                rank_zero_warn(
+                    "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
+                    " `perturbation='tokens'`: as numbers they are moved to ids that mean something else."
+                )
             if self._tracker.found_in is not None:
                 rank_zero_info(
                     f"An earlier run has prepared the same: {self._tracker.found_in}. `cache=None` computes it anew."
@@ -456,8 +465,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         """The plan, made at the first call unless a resumed run has one."""
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         n_batches = trainer.num_training_batches
-        if self.every_n_train_steps is not None:
-            n_batches = min(n_batches, self.every_n_train_steps * trainer.accumulate_grad_batches)
+        if self.every_n_train_steps is not None:  # each of several optimisers makes a step a batch
+            steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches
+            n_batches = min(n_batches, math.ceil(self.every_n_train_steps / max(steps_of_batch, 1e-9)))
         n_visited = int(min(n_training, n_batches * batch_size * trainer.world_size))
         takes_all = self.max_samples is None and is_pair(self.reference)
         return self._tracker.plan_checks(
@@ -633,15 +643,26 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             rank_zero_warn(f"No check is made in {epochs} epochs with `every_n_epochs={self.every_n_epochs}`.")
 
     def _warn_of_too_few_steps(self, trainer: "Trainer", every: int) -> None:
-        n_steps = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs or 0)
-        n_steps *= -(-trainer.num_training_batches // trainer.accumulate_grad_batches) if n_steps else 0
-        n_steps = n_steps if trainer.max_steps == -1 else min(n_steps, trainer.max_steps)
+        n_steps = math.inf if trainer.max_steps == -1 else float(trainer.max_steps)
+        if trainer.max_epochs not in (None, -1) and trainer.num_training_batches != math.inf:
+            of_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+            n_steps = min(n_steps, trainer.max_epochs * of_epoch)
         if 0 < n_steps < every and not trainer.fast_dev_run and trainer.lightning_module.automatic_optimization:
             rank_zero_warn(f"No check is made in {n_steps:.0f} steps with `every_n_train_steps={every}`.")
+
+    def _warn_of_standing_steps(self, trainer: "Trainer") -> None:
+        if trainer.global_step == 0 and trainer.current_epoch == 0 and not trainer.fast_dev_run:
+            rank_zero_warn(
+                "An epoch has ended, and `trainer.global_step` is 0: no check is made by steps. Lightning counts those"
+                " of `self.optimizers()` alone; `every_n_epochs=` needs no count."
+            )
 
     def _warn_of_a_missed_check(self, trainer: "Trainer") -> None:
         """A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check."""
         if self.every_n_train_steps is not None:
+            due = trainer.global_step // self.every_n_train_steps * self.every_n_train_steps
+            if self.history and self.history[-1].get("step", due) < due:
+                rank_zero_warn(f"The run resumes after step {due} without a check of it: that step cannot be kept.")
             return
         due = trainer.current_epoch // self.every_n_epochs * self.every_n_epochs - 1
         if self.history and self.history[-1]["epoch"] < due:
@@ -682,6 +703,10 @@ def told(exception: BaseException) -> str:
     if isinstance(exception, KeyboardInterrupt):
         return "Training was interrupted (KeyboardInterrupt)."
     return f"Training failed: {type(exception).__name__}: {exception}"
+
+
+def _embeds(module: torch.nn.Module) -> bool:
+    return any(isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) for part in module.modules())
 
 
 def _way_out_of_labels(labels: Tensor) -> str:

@@ -97,11 +97,10 @@ def test_tokens_that_tell_nothing_are_left_out():
 
 @pytest.mark.parametrize("tokens", [torch.ones(5, 3), torch.ones(5, 3, dtype=torch.complex64)])
 def test_token_ids_are_integers(tokens):
-    with pytest.raises(
-        TypeError, match=r"`tokens` must be token ids, integers as `nn\.Embedding` takes them, got torch"
-    ):
+    message = "`tokens` must be (token ids, integers as `nn.Embedding` takes them|real), got torch"
+    with pytest.raises(TypeError, match=message):
         TokenFeatures().fit(tokens)
-    with pytest.raises(TypeError, match="`tokens` must be token ids"):
+    with pytest.raises(TypeError, match=message):
         TokenFeatures().fit(texts()[0]).transform(tokens)
 
 
@@ -213,3 +212,16 @@ def test_samples_that_are_no_tokens_are_refused():
     with pytest.raises(ValueError, match="`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable"):
         BoundaryUncertainty(feature_extractor="tokens")
     assert math.isfinite(float(BoundaryUncertainty(10, perturbation="tokens").fit(*texts(40)).score(Net())))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_tokens_and_arrays_are_taken(dtype):
+    tokens = torch.randint(30, (50, 8), generator=torch.Generator().manual_seed(0))
+    expected = TokenFeatures(n_components=5).fit(tokens).transform(tokens)
+    found = TokenFeatures(n_components=5).fit(tokens.to(dtype)).transform(tokens.numpy())
+    assert torch.equal(found, expected)
+
+
+def test_tokens_of_one_dimension_are_refused():
+    with pytest.raises(ValueError, match=r"`tokens` must have shape \(N, d\)"):
+        TokenFeatures().fit(torch.arange(30))

@@ -48,7 +48,7 @@ class BoundaryUncertaintyStopper(Settings):
         best_epoch: Epoch of the kept check, as `check` is told; None before the first that counts.
         best_step: Step of the kept check, likewise; None where it is not known.
         best_score: The rule's score there.
-        stopped_epoch: Number of the check that said to stop; None before.
+        stopped_epoch: Epoch of the check that said to stop; None before.
         stopping_reason: Why, in words; "" before.
         history: One dict a check, as for `BoundaryUncertaintyStopping`.
         setup_seconds: Time spent before the first check, in seconds.
@@ -137,8 +137,9 @@ class BoundaryUncertaintyStopper(Settings):
             following = last["epoch"] + 1
         else:
             step = check_integer("step", step, 0)
-            if step <= last.get("step", -1):
-                raise ValueError(f"`step` must be larger than at the last check, {last['step']}, got {step}.")
+            before = max((entry.get("step", -1) for entry in self.history), default=-1)
+            if step <= before:
+                raise ValueError(f"`step` must be larger than at the last check, {before}, got {step}.")
             following = max(last["epoch"], 0)
         epoch = following if epoch is None else check_integer("epoch", epoch, 0)
         if epoch < following:

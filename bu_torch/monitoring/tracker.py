@@ -529,10 +529,10 @@ class Tracker:
     def cost(self) -> str:
         """What this training has cost beside training itself, in words."""
         seconds = time.perf_counter() - self._began - self._seconds_elsewhere - self.check_seconds
-        share = (self.setup_seconds + self.check_seconds) / max(seconds, 1e-9)
+        spent = self.setup_seconds + self.check_seconds
         return (
-            f"Boundary uncertainty took {share:.0%} of the {seconds:.1f} s of training: preparation"
-            f" {self.setup_seconds:.1f} s, checks {self.check_seconds:.1f} s."
+            f"Boundary uncertainty took {spent:.1f} s (preparation {self.setup_seconds:.1f} s, checks"
+            f" {self.check_seconds:.1f} s) beside {seconds:.1f} s of training: {spent / max(seconds, 1e-9):.0%}."
         )
 
     # What a resumed training needs.

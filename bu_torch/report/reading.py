@@ -111,12 +111,12 @@ def read_record(path: str | PathLike[str]) -> Record:
     record = Record(path, [], datetime.fromtimestamp(written, UTC))
     with path.open("rb") as file:
         _read_table(file, record)
-    _order(record)
     details = details_path(path)
     if details.is_file():
         with details.open("rb") as file:
             _DetailsReader(details, record).read(file)
     else:
+        _order(record)
         record.missing.append(
             f"There is no {details.name} beside the table, so that settings, pairs of classes, doubtful samples and"
             " histograms are not known."
@@ -176,13 +176,19 @@ def _read_table(file: BinaryIO, record: Record) -> None:
 def _order(record: Record, file_format: int = FORMAT) -> None:
     """Find what tells checks apart: their steps, where there are several in an epoch."""
     epochs, steps = record.values("epoch"), record.values("step")
+    n_epochs = len(set(epochs))
     is_rising = all(a < b for a, b in itertools.pairwise(steps)) and all(step % 1 == 0 for step in steps)
-    if file_format > FORMAT_OF_EPOCHS and len(set(epochs)) < len(epochs) and is_rising and 0 <= steps[0] < 2**53:
+    if file_format > FORMAT_OF_EPOCHS and n_epochs < len(epochs) and is_rising and 0 <= steps[0] <= steps[-1] < 2**53:
         record.axis = "step"
         record.checks = [{**check, "step": int(check["step"])} for check in record.checks]
-    else:
-        record.axis = "epoch"
-        record.checks = list({check["epoch"]: check for check in record.checks}.values())
+        return
+    record.axis = "epoch"
+    record.checks = list({check["epoch"]: check for check in record.checks}.values())
+    if file_format > FORMAT_OF_EPOCHS and n_epochs < len(epochs):
+        record.missing.append(
+            f"{len(epochs) - n_epochs} checks were made within epochs, and their steps are not known of all, or do not"
+            " rise: the last check of each epoch is shown."
+        )
 
 
 def _tell_what_is_not_read(record: Record, n_columns: int) -> None:

@@ -192,3 +192,26 @@ def test_random_augmentation_is_noticed_and_said_once(tmp_path, log, reach):
     made = trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), max_epochs=1)
     made.fit(Module(), DataLoader(Shifted(reach), batch_size=40))
     assert log.text.count("a sample is another each time it is read (random augmentation)") == (reach > 0)
+
+
+@pytest.mark.parametrize("kind", ["method", "function"])
+def test_an_extractor_that_calls_the_module_leaves_it_as_it_was(tmp_path, kind):
+    """In training mode, its batch norm would count the samples that are read."""
+
+    class Normed(Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(36)
+
+        def features(self, x):
+            return self.norm(x.flatten(1))
+
+        def forward(self, x):
+            return self.head(self.body(self.features(x)))
+
+    module = Normed()
+    extractor = module.features if kind == "method" else lambda x: module.features(x)
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, feature_extractor=extractor)
+    made = trainer(tmp_path, monitor, max_epochs=1)
+    made.fit(module, DataLoader(TensorDataset(*images()), batch_size=40))
+    assert int(module.norm.num_batches_tracked) == 4

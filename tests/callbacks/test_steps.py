@@ -151,6 +151,31 @@ class TestPlaces:
             stopping, _, _ = run(tmp_path, [0.5], every_n_train_steps=50, trainer_kwargs=kwargs)
         assert stopping.best_step is None
 
+    def test_too_few_steps_of_a_stream_are_said(self, tmp_path):
+        class Stream(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                return iter(list(zip(*blobs(), strict=True)))
+
+        kwargs = {"max_epochs": -1, "max_steps": 7}
+        stopping = Scripted([0.5], every_n_train_steps=50)
+        with pytest.warns(UserWarning, match="No check is made in 7 steps"):
+            trainer(tmp_path, stopping, **kwargs).fit(Classifier(), torch.utils.data.DataLoader(Stream(), 30))
+
+    def test_steps_that_are_not_counted_are_said(self, tmp_path):
+        class Own(Classifier):
+            automatic_optimization = False
+
+            def training_step(self, batch, batch_idx):
+                super().training_step(batch, batch_idx).backward()
+                self.own.step()
+                self.own.zero_grad()
+
+            def configure_optimizers(self):
+                self.own = torch.optim.SGD(self.parameters(), lr=0.1)
+
+        with pytest.warns(UserWarning, match="`trainer.global_step` is 0: no check is made by steps"):
+            run(tmp_path, [0.5], module=Own(), trainer_kwargs={"max_epochs": 1})
+
 
 class TestKeeping:
     @pytest.mark.parametrize("writes", [True, False])
@@ -243,9 +268,16 @@ class TestOthers:
         )
         script = [0.1, 0.7, 0.3, 0.2]
         stopping, _, _ = run(tmp_path, script, keeper, look, every_n_train_steps=2, trainer_kwargs={"max_epochs": 2})
-        assert seen == pytest.approx([-1, 0.1, 0.1, 0.7, 0.7, 0.3, 0.3, 0.2])
+        assert seen == pytest.approx([-1, 0.1, -1, 0.7, -1, 0.3, -1, 0.2])
+        assert float(stopping.trainer.callback_metrics["boundary_uncertainty"]) == pytest.approx(0.2)
         assert Path(keeper.best_model_path).name == "step=4.ckpt"
         assert stopping.best_step == 4
+
+    def test_no_weights_are_filed_under_a_score_of_others(self, tmp_path):
+        keeper = ModelCheckpoint(tmp_path, monitor="boundary_uncertainty", mode="max", every_n_train_steps=3)
+        run(tmp_path, [0.1, 0.7, 0.3], keeper, every_n_train_steps=2, trainer_kwargs={"max_epochs": 3})
+        assert Path(keeper.best_model_path).name == "epoch=1-step=6.ckpt"  # the first that has a check of its own
+        assert float(keeper.best_model_score) == pytest.approx(0.3)
 
     def test_an_early_stopping_counts_no_value_twice(self, tmp_path):
         """Every third epoch has a check: the others leave no value."""
@@ -308,6 +340,19 @@ class TestResume:
         whole, _ = self.fit(tmp_path / "whole", self.callback())
         again, _ = self.fit(tmp_path / "again", self.callback(), ckpt_path=whole.best_model_path)
         assert again.history == whole.history
+
+    def test_a_step_whose_check_was_not_made_is_said(self, tmp_path):
+        class Early(Callback):
+            """Saves before the check of that step."""
+
+            def on_train_batch_end(self, trainer, *_):
+                trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
+
+        torch.manual_seed(0)
+        trainer(tmp_path, Early(), self.callback(), max_epochs=1).fit(Plain(), Resumable())
+        with pytest.warns(UserWarning, match="resumes after step 4 without a check of it"):
+            resumed, _ = self.fit(tmp_path / "rest", self.callback(), ckpt_path=tmp_path / "4.ckpt")
+        assert [entry["step"] for entry in resumed.history] == [2, 6, 8, 10, 12]
 
     def test_a_state_without_steps_is_gone_on_with(self, tmp_path):
         """As versions before wrote it."""

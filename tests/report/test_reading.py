@@ -243,4 +243,5 @@ def test_steps_that_do_not_rise_leave_the_epochs(tmp_path):
     table(tmp_path, "epoch,step,boundary_uncertainty,trust_score\r\n0,4,0.1,1\r\n1,4,0.2,1\r\n1,3,0.3,1\r\n")
     record = read_record(tmp_path)
     assert (record.axis, record.places) == ("epoch", [0, 1])
+    assert "1 checks were made within epochs" in record.missing[0]
     assert record.values("boundary_uncertainty") == [0.1, 0.2]
