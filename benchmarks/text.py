@@ -277,7 +277,7 @@ def prepare(case: Case) -> tuple[Split, Split, nn.Module]:
 
 def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split | None) -> Curves:
     """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
-    return images.fit(case, TensorDataset(*split), split, test, net, held_out, RATE, perturbation="tokens")
+    return images.fit(case, TensorDataset(*split), split, test, net, held_out, rate=RATE, perturbation="tokens")
 
 
 def run(case: Case) -> Record:
