@@ -268,7 +268,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         has_waited, self._waits_for_average = self._waits_for_average, is_average_untouched(trainer)
         if self._waits_for_average and not has_waited:
             rank_zero_info(
-                "Boundary uncertainty measures the average of WeightAveraging, which a checkpoint would hold. Epochs"
+                "Boundary uncertainty measures the average of WeightAveraging, which a checkpoint would hold. Checks"
                 " before its first update neither count nor are kept."
             )
         values = self._measure(trainer, pl_module)

@@ -239,7 +239,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         rank_zero_info(
             f"Boundary uncertainty kept {place} ({shown} {kept[shown]:.4f}{unit and f' {unit}'}):"
             f" its weights are {how}in the model"
-            f"{where}. {self.stopping_reason} {self._tracker.cost()}"
+            f"{where}. {self.stopping_reason.rstrip('.')}. {self._tracker.cost()}"
         )
 
     def _check_settings(self) -> None:

@@ -95,3 +95,13 @@ def test_large_classes_are_thinned_out(monkeypatch):
     classifier = PrototypeClassifier().fit(features, torch.arange(400) % 2)
     assert set(seen) == {50}
     assert classifier.class_distances(features).argmin(dim=1).eq(torch.arange(400) % 2).double().mean() > 0.99
+
+
+def test_the_number_does_not_depend_on_where_the_samples_lie(generator):
+    """K-means in single precision would lose the clusters beside so large an offset."""
+    features = torch.cat([torch.randn(40, 2, generator=generator) * 0.1 + c for c in (0.0, 3.0, 6.0, 9.0, 12.0)])
+    labels = torch.tensor([0, 1]).repeat(100)
+    expected = PrototypeClassifier(seed=3).fit(features.double(), labels).n_prototypes_
+    moved = PrototypeClassifier(seed=3).fit(features.double() + 1e6, labels).n_prototypes_
+    assert int(expected[0]) == 5
+    assert moved.tolist() == expected.tolist()

@@ -16,12 +16,17 @@ def vectors():
     return blobs(n=300)
 
 
+def many():
+    """So many that the regression is solved for one penalty after another."""
+    return blobs(n=1200)
+
+
 def images():
     features, labels = blobs(n=300, d=64)
     return features.view(-1, 1, 8, 8), labels
 
 
-@pytest.mark.parametrize("samples", [vectors, images])
+@pytest.mark.parametrize("samples", [vectors, many, images])
 @pytest.mark.parametrize("settings", [{}, {"class_weight": "balanced"}, {"perturbation": "neighbors"}])
 def test_signals_agree_and_so_does_the_check_that_is_kept(samples, settings):
     inputs, labels = samples()
@@ -44,3 +49,14 @@ def test_signals_agree_and_so_does_the_check_that_is_kept(samples, settings):
         checks.append((float(one["expected_accuracy"]), float(other["expected_accuracy"])))
     kept = [max(range(20), key=lambda place: checks[place][device]) for device in (0, 1)]
     assert kept[0] == kept[1]
+
+
+def test_tokens_agree():
+    labels = torch.arange(200) % 2
+    tokens = torch.randint(0, 40, (200, 12), generator=torch.Generator().manual_seed(0)) + 20 * labels.unsqueeze(1)
+    on_cpu = Signals(n_neighbors=20, n_draws=2, perturbation="tokens").fit(tokens, labels)
+    on_gpu = Signals(n_neighbors=20, n_draws=2, perturbation="tokens").fit(tokens.cuda(), labels.cuda())
+    assert torch.equal(on_gpu.perturbed_inputs.cpu(), on_cpu.perturbed_inputs)
+    logits = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+    for name, value in on_cpu.measure(logits).values.items():
+        assert float(on_gpu.measure(logits.cuda()).values[name]) == pytest.approx(float(value), abs=1e-5), name
