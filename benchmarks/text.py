@@ -263,7 +263,7 @@ def prepare(case: Case) -> tuple[Split, Split, nn.Module]:
         old, old_labels = read("first")
         ids = vocabulary(old)
         net = network(kind, ids, int(old_labels.max()) + 1)
-        pretrain(net, encode(old, ids), old_labels, generator)
+        pretrain(net, encode(old, ids), old_labels, 4, generator)
         net[-1] = nn.Linear(WIDTH, n_classes)
     else:
         ids = vocabulary(texts[row] for row in train.tolist())

@@ -55,6 +55,7 @@ def fit_or_find(
     fit_or_load(signals, inputs, labels, None, sample_weight=sample_weight, has_progress_bar=has_progress_bar)
     if file is not None and time.perf_counter() - started > user_cache.LEAST_SECONDS:
         try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds samples
             signals.save(file)
             user_cache.make_room(file)
         except OSError as error:

@@ -35,6 +35,7 @@ def stopping(**settings):
 def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
     first = fit(tmp_path, stopping())
     (file,) = folder.iterdir()
+    assert os.name == "nt" or folder.stat().st_mode & 0o077 == 0  # for no other user to read
     assert "An earlier run" not in log.text
     second = fit(tmp_path, stopping(patience=3))  # which has nothing to do with it
     assert f"An earlier run has prepared the same: {file}. `cache=None` computes it anew." in log.text
