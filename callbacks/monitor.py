@@ -410,11 +410,6 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 cache=cache,
                 has_progress_bar=trainer.progress_bar_callback is not None,
             )
-            if self._takes_integers and self.perturbation is None and _embeds(pl_module):
-                rank_zero_warn(
-                    "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
-                    " `perturbation='tokens'`: as numbers they are moved to ids that mean something else."
-                )
             if self._tracker.found_in is not None:
                 rank_zero_info(
                     f"An earlier run has prepared the same: {self._tracker.found_in}. `cache=None` computes it anew."
@@ -502,6 +497,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
         in_first(trainer, check)
         self._is_tried = True
+        if self._takes_integers and self.perturbation is None and _embeds(pl_module):  # and its `forward` rounds
+            rank_zero_warn(
+                "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
+                " `perturbation='tokens'`: as numbers they are moved to ids that mean something else."
+            )
 
     def _watch(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any) -> None:
         """Prepare to compare what the network gets in this step with what a check would give it."""

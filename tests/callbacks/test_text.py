@@ -134,3 +134,15 @@ def test_samples_that_are_no_tokens_are_refused(tmp_path):
         fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, perturbation="tokens"), data=(tokens.float(), labels))
     with pytest.raises(MisconfigurationException, match="`perturbation` must be one of"):
         BoundaryUncertaintyMonitor(perturbation="words")
+
+
+def test_token_ids_that_are_moved_as_numbers_are_said(tmp_path):
+    """A `forward` that rounds them would hide it."""
+
+    class Rounding(Module):
+        def forward(self, x):
+            return super().forward(x.long().clamp(0, N_TOKENS - 1))
+
+    loader = DataLoader(TensorDataset(*texts()), batch_size=40)
+    with pytest.warns(UserWarning, match="an `nn.Embedding`. If they are token ids, pass `perturbation='tokens'`"):
+        trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20), max_epochs=1).fit(Rounding(), loader)
