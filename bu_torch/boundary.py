@@ -190,8 +190,8 @@ class BoundaryUncertainty:
         """The space of these inputs where it follows from the settings; "" where it is chosen or a callable's."""
         if isinstance(self.feature_extractor, str):
             return "" if self.feature_extractor == "module" else self.feature_extractor
-        is_vector = inputs.ndim == 2 and self.kind_of_perturbation(inputs) == "random"
-        return "inputs" if self.feature_extractor is None and is_vector and inputs.is_floating_point() else ""
+        is_vector = inputs.ndim == 2 and inputs.is_floating_point()
+        return "inputs" if self.feature_extractor is None and is_vector else ""
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Whether the space of these inputs depends on `module`."""

@@ -110,7 +110,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             `trainer.callback_metrics`.
         every_n_train_steps: Check after every n-th optimiser step (`trainer.global_step`) instead, >= 1, for trainings
             of few epochs. The budget of a check is then a share of the samples that n steps visit. The names above are
-            in `trainer.callback_metrics` until the next batch begins.
+            in `trainer.callback_metrics` until the next batch begins, and again when the epoch ends.
         reference: The samples to use instead of those found in the trainer's loader, without random augmentation say:
             a pair of inputs (N, ...) as `forward` takes them and labels (N,), all of them unless `max_samples` says
             otherwise; or a Dataset or DataLoader, of which as many are read as of the trainer's.
@@ -257,6 +257,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._dismiss()
         if self.every_n_train_steps is not None:
             self._warn_of_standing_steps(trainer)
+            if self.history and self.history[-1]["epoch"] == trainer.current_epoch:
+                self._put_back(trainer)
         elif (trainer.current_epoch + 1) % self.every_n_epochs:
             self._withdraw(trainer)
         else:
@@ -311,10 +313,15 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._withdrawn |= {name: metrics.pop(name) for name in self._logged_names if name in metrics}
         self._logged_names = []
 
-    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def _put_back(self, trainer: "Trainer") -> None:
+        """For those who look when an epoch or the training ends."""
         for name, value in self._withdrawn.items():
             trainer.callback_metrics.setdefault(name, value)
+        self._logged_names = [*self._logged_names, *self._withdrawn]
         self._withdrawn = {}
+
+    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        self._put_back(trainer)
 
     @contextmanager
     def _clocks_of_others_stopped(self, trainer: "Trainer") -> Iterator[None]:

@@ -1,5 +1,6 @@
 """What is computed once: fitted, with a progress bar where that takes long, or read from a cache."""
 
+import logging
 import time
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ from bu_torch._progress import shown_on
 from bu_torch.monitoring import user_cache
 from bu_torch.monitoring.signals import Signals
 
+_log = logging.getLogger(__name__)
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 
 
@@ -21,6 +23,7 @@ def fit_or_find(
     *,
     sample_weight: Tensor | None = None,
     has_progress_bar: bool = False,
+    is_saved: bool = True,
 ) -> Path | None:
     """Read what an earlier run has left in the user's cache folder, or fit and leave it there.
 
@@ -32,6 +35,7 @@ def fit_or_find(
         labels: As for `Signals.fit`.
         sample_weight: As for `Signals.fit`.
         has_progress_bar: Show a progress bar after a few seconds.
+        is_saved: Leave it there if it is not.
 
     Returns:
         The file that it was read from; None where it was computed.
@@ -43,27 +47,25 @@ def fit_or_find(
     samples, file = (inputs, labels, sample_weight), None
     boundary = signals.boundary
     if boundary.given_space(inputs) and not callable(boundary.perturbation):
-        file = user_cache.file_of(signals.fingerprint_of(*samples))
-    if file is not None and file.is_file():
+        file = user_cache.file_of(signals.fingerprint_of(*samples), inputs.device.type)
+    if file is not None:
         try:
             signals.load(file, *samples)
-            user_cache.touch(file)
-            return file
-        except (OSError, ValueError):  # deleted since, or damaged: it is made anew
+        except (OSError, ValueError):  # not there, not to be read, or damaged: it is made anew
             pass
+        else:
+            user_cache.count_as_used(file)
+            return file
     started = time.perf_counter()
     fit_or_load(signals, inputs, labels, None, sample_weight=sample_weight, has_progress_bar=has_progress_bar)
-    if file is not None and time.perf_counter() - started > user_cache.LEAST_SECONDS:
+    if file is not None and is_saved and time.perf_counter() - started > user_cache.LEAST_SECONDS:
         try:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds samples
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             signals.save(file)
+            file.chmod(0o600)  # it holds samples, and the folder may be there already
             user_cache.make_room(file)
         except OSError as error:
-            warnings.warn(
-                f"What was prepared cannot be kept in {file.parent}: {error}. `cache=None`, or the environment variable"
-                f" {user_cache.VARIABLE}=off, turns that off.",
-                stacklevel=2,
-            )
+            _log.info("What was prepared cannot be kept in %s: %s", file.parent, error)
     return None
 
 

@@ -191,11 +191,15 @@ class Tracker:
             elif not is_asked_for and (file is not None or (self.history and self._space is None)):
                 boundary.module = None
         if self._signals is None:
-            options: dict[str, Any] = {"sample_weight": samples.weights, "has_progress_bar": has_progress_bar}
+            options: dict[str, Any] = {
+                "sample_weight": samples.weights,
+                "has_progress_bar": has_progress_bar,
+                "is_saved": is_saved,
+            }
             if cache == "auto":
                 self.found_in = fit_or_find(signals, samples.inputs, samples.labels, **options)
             else:
-                fit_or_load(signals, samples.inputs, samples.labels, file, is_saved=is_saved, **options)
+                fit_or_load(signals, samples.inputs, samples.labels, file, **options)
             self._signals = signals
             self._keep_space(signals, samples.inputs)
         self._rows = samples.rows

@@ -1,54 +1,75 @@
 """Preparations of earlier runs in the user's cache folder, by the fingerprint of samples and settings."""
 
+import hashlib
 import os
+import re
+import time
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from bu_torch.monitoring.record import versions
+
 VARIABLE = "BU_TORCH_CACHE"
+LEAST_SECONDS = 0.5  # of a preparation that is worth a file
 _OFF = ("", "0", "off", "none", "false", "no")
 _MOST_BYTES = 2**30  # of all files together; those that were used last are kept
 _MOST_BYTES_EACH = 2**28
-LEAST_SECONDS = 0.5  # of a preparation that is worth a file
+_OLD = 86_400  # seconds after which a part of a file is one that its writer has left
+_OWN = re.compile(r"[0-9a-f]{64}\.npz(\.[0-9a-f]{16}\.part)?")  # others' files in the folder are left alone
 
 
 def folder() -> Path | None:
-    """Where files are kept: the folder that `BU_TORCH_CACHE` names, or the platform's; None where that turns it off."""
+    """Where files are kept: the folder that `BU_TORCH_CACHE` names, or the platform's; None where there is none."""
     named = os.environ.get(VARIABLE)
     if named is None:
         return user_cache_path("bu-torch", appauthor=False)
-    return None if named.strip().lower() in _OFF else Path(named).expanduser()
+    try:
+        return None if named.strip().lower() in _OFF else Path(named).expanduser()
+    except RuntimeError:  # of a user that there is not
+        return None
 
 
-def file_of(fingerprint: str) -> Path | None:
-    """The file of a preparation, whether it is there or not; None where nothing is kept."""
+def file_of(fingerprint: str, device: str) -> Path | None:
+    """The file of a preparation, whether it is there or not; None where nothing is kept.
+
+    Another version of what computes, or another kind of device, may round otherwise, and has files of its own.
+    """
     place = folder()
-    return None if place is None else place / f"{fingerprint}.npz"
+    name = hashlib.sha256(repr((fingerprint, device, sorted(versions().items()))).encode()).hexdigest()
+    return None if place is None else place / f"{name}.npz"
 
 
 def make_room(path: Path) -> None:
-    """Delete the files that were used longest ago, until all together are small enough.
+    """Delete the files of this package that were used longest ago, until all together are small enough.
 
     Args:
         path: A new file, which goes if it is too large itself.
-
-    Raises:
-        OSError: If the folder cannot be read.
     """
-    if path.stat().st_size > _MOST_BYTES_EACH:
-        path.unlink(missing_ok=True)
+    found = [(_used_and_size(file), file) for file in path.parent.iterdir() if _OWN.fullmatch(file.name)]
     total = 0
-    for _, size, file in sorted(((*_used_and_size(file), file) for file in path.parent.glob("*.npz")), reverse=True):
-        total += size
-        if total > _MOST_BYTES:
-            file.unlink(missing_ok=True)
+    for (used, size), file in sorted(found, reverse=True):
+        if file.suffix == ".part":
+            is_kept = time.time() - used < _OLD
+        else:
+            is_kept = (file != path or size <= _MOST_BYTES_EACH) and total + size <= _MOST_BYTES
+            total += size
+        if not is_kept:
+            _delete(file)
 
 
-def touch(path: Path) -> None:
-    """Count a file as used now; where the folder cannot be written to, it stays as it is."""
+def count_as_used(path: Path) -> None:
+    """A file is used now; where the folder cannot be written to, it stays as it is."""
     try:
-        path.touch()
+        os.utime(path)
     except OSError:
+        return
+
+
+def _delete(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError:  # open in another process, on some systems
         return
 
 

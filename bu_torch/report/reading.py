@@ -264,6 +264,7 @@ class _DetailsReader:
             self._record.missing.append(_torn(self._path))
         if not first and start == size:
             self._record.missing.append(f"{self._path.name} has no complete line yet.")
+            _order(self._record)
             return
         self._parse(first, where, _MOST_HEADER_BRACKETS, is_first=True)
         n_lines = count_lines(file, start, size) if size - start <= _MOST_PARSED_BYTES else math.inf

@@ -279,6 +279,14 @@ class TestOthers:
         assert Path(keeper.best_model_path).name == "epoch=1-step=6.ckpt"  # the first that has a check of its own
         assert float(keeper.best_model_score) == pytest.approx(0.3)
 
+    def test_who_looks_at_the_end_of_an_epoch_sees_its_last_check(self, tmp_path):
+        stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=2)
+        keeper = ModelCheckpoint(tmp_path, monitor="boundary_uncertainty", mode="max")
+        kwargs = {"max_epochs": 9}
+        run(tmp_path, [0.5, 0.4, 0.3, 0.2], stopper, keeper, every_n_train_steps=3, trainer_kwargs=kwargs)
+        assert stopper.stopped_epoch == 2
+        assert Path(keeper.best_model_path).name == "epoch=0-step=4.ckpt"
+
     def test_an_early_stopping_counts_no_value_twice(self, tmp_path):
         """Every third epoch has a check: the others leave no value."""
         stopper = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=2, strict=False)
