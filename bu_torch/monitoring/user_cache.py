@@ -53,7 +53,7 @@ def make_room(path: Path) -> None:
             is_kept = time.time() - used < _OLD
         else:
             is_kept = (file != path or size <= _MOST_BYTES_EACH) and total + size <= _MOST_BYTES
-            total += size
+            total += size if is_kept else 0
         if not is_kept:
             _delete(file)
 
