@@ -68,7 +68,7 @@ def test_a_case_is_what_it_says(text, monkeypatch, setting):
     labels = torch.arange(2000) % 4
     monkeypatch.setattr(text, "read", lambda name: (words, labels))
     monkeypatch.setattr(text, "known_vectors", lambda: {"w1": np.full(100, 7.0, np.float32)})
-    monkeypatch.setattr(text, "pretrain", lambda net, tokens, labels, generator: None)
+    monkeypatch.setattr(text, "pretrain", lambda net, tokens, labels, n_epochs, generator: None)
     (tokens, noisy), (test, clean), net = text.prepare(text.Case("", 0.2, 1, setting, 2))
     assert tokens.shape == (text.KINDS[setting].n_texts, text.LENGTH)
     assert len(test) == len(clean) == 50

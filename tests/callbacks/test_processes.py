@@ -120,7 +120,7 @@ def run(tmp_path, script, steps=None, **arguments):
     return found, ranks
 
 
-@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize("steps", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_two_processes_agree_with_one_on_the_same_weights_and_decide_alike(tmp_path, steps):
     """The last batch of an epoch is smaller than the others, and its step comes after one with a check."""
     found, ranks = run(tmp_path, FIT, steps, strategy="ddp")

@@ -170,6 +170,7 @@ def test_what_was_used_longest_ago_makes_room(tmp_path, folder, monkeypatch):
     assert len(list(folder.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_several_runs_at_once_leave_one_whole_file(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(
