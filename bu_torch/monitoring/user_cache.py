@@ -16,7 +16,8 @@ _OFF = ("", "0", "off", "none", "false", "no")
 _MOST_BYTES = 2**30  # of all files together; those that were used last are kept
 _MOST_BYTES_EACH = 2**28
 _OLD = 86_400  # seconds after which a part of a file is one that its writer has left
-_OWN = re.compile(r"[0-9a-f]{64}\.npz(\.[0-9a-f]{16}\.part)?")  # others' files in the folder are left alone
+# Files of this package, whole and (as `whole_file` names them) in parts: others' in the folder are left alone.
+_OWN = re.compile(r"[0-9a-f]{64}\.npz|[0-9a-f]{50}\.[0-9a-f]{16}\.part")
 
 
 def folder() -> Path | None:

@@ -1,5 +1,6 @@
 """What an earlier run has prepared is found again in the user's cache folder."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from problems import Classifier, blobs, loader, trainer
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+from bu_torch._files import whole_file
 from bu_torch.monitoring import user_cache
 
 
@@ -143,12 +145,13 @@ def test_other_versions_have_files_of_their_own(tmp_path, folder, monkeypatch):
 def test_files_of_others_and_parts_that_are_written_stay(tmp_path, folder, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(user_cache, "_MOST_BYTES", 0)
-    old, new = (folder / f"{digit * 64}.npz.{digit * 16}.part" for digit in "ab")
-    for file in (folder / "mine.npz", old, new):
-        file.write_bytes(b"x" * 1000)
-    os.utime(old, (0, 0))
-    fit(tmp_path, stopping())
-    assert sorted(file.name for file in folder.iterdir()) == sorted(["mine.npz", new.name])
+    mine = folder / "mine.npz"
+    mine.write_bytes(b"x" * 1000)
+    whole = user_cache.file_of("some fingerprint", "cpu")
+    with contextlib.suppress(FileNotFoundError), whole_file(whole) as old, whole_file(whole) as new:
+        os.utime(old, (0, 0))  # its writer is long gone
+        fit(tmp_path, stopping())
+        assert sorted(folder.iterdir()) == sorted([mine, new])
 
 
 def test_what_was_used_longest_ago_makes_room(tmp_path, folder, monkeypatch):
