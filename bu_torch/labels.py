@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -118,6 +118,16 @@ class LabelVotes:
         return functional.vote_agreement(self.votes, predictions.to(self.votes.device), weights=self._weights)
 
 
+class _Samples(NamedTuple):
+    """What a regression is fitted to: S samples, of which each row counts by its weight, the square of its root."""
+
+    points: Tensor  # (S, d)
+    labels: Tensor  # (S,)
+    targets: Tensor  # (S, J), multiplied by the roots
+    weights: Tensor | None  # (S,)
+    root: Tensor | None  # (S, 1)
+
+
 class LabelRegression:
     """Class probabilities by ridge regression of one-hot labels with the kernel of a wide ReLU network.
 
@@ -214,25 +224,18 @@ class LabelRegression:
         self._shares = _shares(labels, weights)
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root
-        samples = (points, labels, targets, weights, root)
+        samples = _Samples(points, labels, targets, weights, root)
         is_large = len(self._landmarks) > _MOST_DIAGONALIZED
         few = self._landmarks[:_FEW_LANDMARKS] if is_large else self._landmarks
-        brier_score = self._fit_all(few, *samples)
+        brier_score = self._fit_all(few, samples)
         if is_large:
-            brier_score = self._fit_around(self.penalty_, *samples)
+            brier_score = self._fit_around(self.penalty_, samples)
         self.skill_ = _skill(brier_score, _score_of_shares(self._shares))
         return self
 
-    def _fit_all(
-        self,
-        landmarks: Tensor,
-        points: Tensor,
-        labels: Tensor,
-        targets: Tensor,
-        weights: Tensor | None,
-        root: Tensor | None,
-    ) -> float:
+    def _fit_all(self, landmarks: Tensor, samples: _Samples) -> float:
         """Solve for all penalties by eigenvalues, and take the best; its Brier score."""
+        points, labels, targets, weights, root = samples
         basis, eigenvalues, projection = self._orthogonal_basis(points, landmarks, root)
         left_out = (functional.left_out_predictions(basis, eigenvalues, targets, p) for p in self.penalties)
         probabilities = (self._as_probabilities(predicted, root) for predicted in left_out)
@@ -241,16 +244,9 @@ class LabelRegression:
         self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)
         return brier_score
 
-    def _fit_around(
-        self,
-        guess: float,
-        points: Tensor,
-        labels: Tensor,
-        targets: Tensor,
-        weights: Tensor | None,
-        root: Tensor | None,
-    ) -> float:
+    def _fit_around(self, guess: float, samples: _Samples) -> float:
         """Solve for a penalty, and for those beside it as long as they get better; the Brier score of the best."""
+        points, labels, targets, weights, root = samples
         basis, factor, unit = self._whitened_basis(points, root)
         gram, moments = gram_matrix(basis), basis.T @ targets
         rows = stratified_rows(len(points), _MOST_COMPARED, self.seed, labels).to(points.device)
