@@ -226,7 +226,8 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def _save_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
         self._is_saving = True
         try:
-            super()._save_checkpoint(trainer, filepath)
+            with self.owner.tracker.averaged(trainer.lightning_module):
+                super()._save_checkpoint(trainer, filepath)
         finally:
             self._is_saving = False
         _OWN_FILES.add(filepath)
@@ -402,10 +403,14 @@ class MemoryKeeperMixin(Companion, Checkpoint):
         return self.best.score
 
     def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
-        self.best.offer(self.score_of(trainer), measured_module(trainer, pl_module))
+        self._offer(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        self.best.offer(self.score_of(trainer), measured_module(trainer, pl_module))
+        self._offer(trainer, pl_module)
+
+    def _offer(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        with self.owner.tracker.averaged(pl_module):
+            self.best.offer(self.score_of(trainer), measured_module(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()

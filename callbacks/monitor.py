@@ -34,9 +34,11 @@ from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._training_data import batch_hooks, read_pair, read_training_data
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
 from bu_torch.data import IGNORED, Samples, UnreadableError, seeded, split_batch
+from bu_torch.monitoring.averaging import put_back
 from bu_torch.monitoring.budget import Plan, count_weights
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.settings import MeasurementSettings, as_file
+from bu_torch.monitoring.state import read_weights
 from bu_torch.monitoring.tracker import Tracker
 from bu_torch.perturbation import keeps_integers
 
@@ -60,6 +62,7 @@ _SEVERAL_TENSORS = (
     "A `forward` of several tensors (`input_ids`, `attention_mask`) must take them as one, say"
     " `torch.stack((input_ids, attention_mask), dim=1)`, and take it apart itself."
 )
+RAW_WEIGHTS = "raw_state_dict"  # of training, in a checkpoint whose `state_dict` is their average
 _WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 _SHARDED = (*_WRAPPING, "ModelParallelStrategy", "XLAFSDPStrategy")  # where no process has the whole network
 
@@ -119,7 +122,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         label_key: Likewise of the labels.
         **settings: `bu_torch.monitoring.settings.MeasurementSettings` says what each is: `n_neighbors`, `n_draws`,
             `max_samples`, `budget`, `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`,
-            `class_weight`, `output_key`.
+            `class_weight`, `averaging` (None: the network is measured as each check finds it), `averaging_device`,
+            `output_key`.
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
@@ -199,6 +203,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         if self.is_fitting:
             self._clear()
             _stand_behind_averaging(trainer)
+            if self._tracker.average is not None and (why := _why_not_averaged(trainer)):
+                self._tracker.average = None
+                rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         with self._clocks_of_others_stopped(trainer):
@@ -220,6 +227,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._warn_of_a_missed_check(trainer)
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given.pop("reference")
+        if self._tracker.average is None:
+            given["averaging"] = None
         self._tracker.begin(started, record_folder(trainer), given)
         for dashboard in [] if self._suffix else dashboards(trainer):
             dashboard.lay_out()
@@ -273,7 +282,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 "Boundary uncertainty measures the average of WeightAveraging, which a checkpoint would hold. Checks"
                 " before its first update neither count nor are kept."
             )
-        values = self._measure(trainer, pl_module)
+        self._tracker.update_average(pl_module, trainer.current_epoch, trainer.global_step)
+        with self._tracker.averaged(pl_module):
+            values = self._measure(trainer, pl_module)
         is_counted = not self._waits_for_average
         self._tracker.add(trainer.current_epoch, values, trainer.global_step, is_counted=is_counted)
         self._has_checked = True
@@ -346,6 +357,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._tracker.release()
         self._inputs = None
         self._dismiss()
+
+    def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == FITTING and RAW_WEIGHTS in checkpoint:
+            _go_on_from_raw_weights(pl_module, checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
         return self._tracker.state_dict()
@@ -691,6 +706,28 @@ def _stand_behind_averaging(trainer: "Trainer") -> None:
     if moved:
         others = [one for one in callbacks[:end] if not isinstance(one, BoundaryUncertaintyMonitor)]
         trainer.callbacks = [*others, *moved, *callbacks[end:]]
+
+
+def _why_not_averaged(trainer: "Trainer") -> str:
+    """Why the weights cannot be averaged here, in words; "" where they can."""
+    library = library_of(trainer)
+    for theirs in (library.weight_averaging, library.stochastic_weight_averaging):
+        if any(isinstance(one, theirs) for one in trainer.callbacks):
+            return f"{theirs.__name__} does so"
+    name = type(trainer.strategy).__name__
+    return f"{name} shards them" if name in _SHARDED else ""
+
+
+def _go_on_from_raw_weights(pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+    """Resume from a checkpoint of an average: training goes on from its own weights, and the average from the rest."""
+    try:
+        average = put_back(pl_module, read_weights(checkpoint.pop(RAW_WEIGHTS)))
+    except ValueError as error:
+        raise MisconfigurationException(str(error)) from error
+    for state in checkpoint.get("callbacks", {}).values():
+        own = state.get("average") if isinstance(state, dict) else None
+        if isinstance(own, dict) and own.get("weights") == {}:  # that of the callback that has saved it
+            own["weights"] = average
 
 
 def record_folder(trainer: "Trainer") -> Path | None:

@@ -21,7 +21,7 @@ from bu_torch.callbacks._companions import (
 from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, told
+from bu_torch.callbacks.monitor import RAW_WEIGHTS, BoundaryUncertaintyMonitor, told
 from bu_torch.checkpoints import why_unreadable
 from bu_torch.monitoring.rules import as_rule
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
@@ -182,9 +182,14 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         """Likewise."""
         self._dismiss()
 
+    def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+        if self._tracker.average is not None and (raw := self._tracker.average.put_aside()):
+            checkpoint[RAW_WEIGHTS] = raw
+
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
         # Lightning skips a state whose key it does not know. The key holds the rule's name, so that the state of a
         # removed rule is looked for here.
+        super().on_load_checkpoint(trainer, pl_module, checkpoint)
         if trainer.state.fn == FITTING:
             for key in map(str, checkpoint.get("callbacks", {})):
                 if key.startswith(type(self).__qualname__) and repr(REMOVED_RULE) in key:

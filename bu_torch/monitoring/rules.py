@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 from bu_torch._inputs import check_integer
 from bu_torch.monitoring.catalogue import SIGNALS
 
-RuleName = Literal["expected_accuracy", "boundary_uncertainty", "trust_score"]
-DEFAULT_RULE: RuleName = "expected_accuracy"
+RuleName = Literal["accuracy_and_uncertainty", "expected_accuracy", "boundary_uncertainty", "trust_score"]
+DEFAULT_RULE: RuleName = "accuracy_and_uncertainty"
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 History = Sequence[dict[str, Any]]
 # Columns of a history or a record that no rule may be named after, beside the signals and their smoothed values.
@@ -96,8 +96,39 @@ class SignalRule(Rule):
         return values[self.name]
 
 
+class AccuracyAndUncertainty(Rule):
+    """Expected accuracy, and a little boundary uncertainty.
+
+    The expected accuracy is largest where moving the boundary gains nothing: where both classes are equally likely
+    along it, which is what the boundary uncertainty looks for. Near the largest, expected accuracy is flat, and
+    boundary uncertainty tells which of almost equal epochs has its boundary in the right place; alone, it cannot tell
+    that the boundary leaves a part out.
+
+    Args:
+        weight: Of the boundary uncertainty.
+    """
+
+    name = "accuracy_and_uncertainty"
+    signals = ("expected_accuracy", "boundary_uncertainty")
+
+    def __init__(self, weight: float = 0.05) -> None:
+        self.weight = weight
+
+    @property
+    def title(self) -> str:
+        return f"expected accuracy + {self.weight:g} boundary uncertainty"
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """The weighted sum."""
+        return values["expected_accuracy"] + self.weight * values["boundary_uncertainty"]
+
+    def settings(self) -> dict[str, Any]:
+        return {"weight": self.weight}
+
+
 # Every rule that goes by a name, as a callable that makes it, for a rule may remember.
 RULES: dict[RuleName, Callable[[], Rule]] = {
+    "accuracy_and_uncertainty": AccuracyAndUncertainty,
     "expected_accuracy": partial(SignalRule, "expected_accuracy"),
     "boundary_uncertainty": partial(SignalRule, "boundary_uncertainty"),
     "trust_score": partial(SignalRule, "trust_score"),

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+import torch
 from torch import nn
 
 from bu_torch._inputs import check_flag, check_integer, check_number, check_seed
@@ -15,6 +16,7 @@ from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName, as_rule
 from bu_torch.monitoring.signals import Signals
 
 AUTO: Literal["auto"] = "auto"
+AVERAGING = 0.7  # about the last three checks
 
 
 def as_file(cache: str | Path | None) -> Path | Literal["auto"] | None:
@@ -66,6 +68,11 @@ class MeasurementSettings:
         class_weight: How often samples of each class count in all that is measured, in scikit-learn's words:
             `"balanced"` for all classes alike, a dict of weights by class, or one weight for each class (as a loss has
             them). None takes samples as training draws them.
+        averaging: Weight of the past in an exponential moving average of the network's weights at the checks,
+            0 <= averaging < 1, corrected for the start: what is measured, and kept, is that average, and training goes
+            on without it. None measures the network as each check finds it.
+        averaging_device: Where that average is kept; None for where the network is. It takes as much memory as the
+            weights that are trained.
         output_key: Where the network's output holds its logits: a key or attribute of an output, or a place in a tuple.
             None takes a tensor, or an output with `logits`.
 
@@ -84,6 +91,8 @@ class MeasurementSettings:
     n_components: int | None = None
     perturbation: Perturbation | None = None
     class_weight: ClassWeight | None = None
+    averaging: float | None = None
+    averaging_device: str | None = None
     output_key: str | int | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +114,10 @@ class MeasurementSettings:
             if not isinstance(self.cache, str | PathLike):
                 raise TypeError(f"`cache` must be a path, 'auto' or None, got {self.cache!r}.")
             self.cache = self.cache if self.cache == AUTO else Path(self.cache)
+        if self.averaging is not None:
+            self.averaging = check_number("averaging", self.averaging, 0, below=1)
+        if self.averaging_device is not None:
+            self.averaging_device = _check_device("averaging_device", self.averaging_device)
         is_key = isinstance(self.output_key, str | int) and not isinstance(self.output_key, bool)
         if self.output_key is not None and not is_key:
             raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")
@@ -147,7 +160,7 @@ class Settings(MeasurementSettings):
             best, >= 0.
         smoothing: Weight of the past in an exponential moving average of what the rule looks at, 0 <= smoothing < 1, as
             in TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
-            `<signal>_smoothed` beside the raw one.
+            `<signal>_smoothed` beside the raw one. (`averaging` is of weights, and changes what is measured.)
         rule: `"expected_accuracy"`, `"boundary_uncertainty"` or `"trust_score"`: the epoch with the largest value is
             kept. Or a `bu_torch.Rule` of your own, which gives each check a score. What is expected at a perturbed
             sample are the class probabilities of `Signals.probabilities`, computed once from the training labels: votes
@@ -167,6 +180,7 @@ class Settings(MeasurementSettings):
     start_from_epoch: int = 0
     smoothing: float = 0.0
     rule: RuleName | Rule = DEFAULT_RULE
+    averaging: float | None = AVERAGING
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -179,3 +193,11 @@ class Settings(MeasurementSettings):
         self.start_from_epoch = check_integer("start_from_epoch", self.start_from_epoch, 0)
         self.smoothing = check_number("smoothing", self.smoothing, 0, below=1)
         as_rule(self.rule)
+
+
+def _check_device(name: str, device: Any) -> str:
+    """The name of a device that torch knows."""
+    try:
+        return str(torch.device(device))
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {device!r}.") from error

@@ -11,6 +11,7 @@ from bu_torch.monitoring.budget import Plan
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _PREPARED = (torch.float32, torch.float64, torch.int64)
+_ROUNDING = 1e-6
 _MOST_NAME = 100  # characters of a column
 
 
@@ -27,6 +28,7 @@ class State(NamedTuple):
     rule: dict[str, Any]
     prepared: dict[str, Any] | None
     space: Literal["inputs", "patches", "tokens"] | None
+    average: dict[str, Any] | None
 
 
 def read_state(state: Any, most_draws: int) -> State:
@@ -56,7 +58,22 @@ def read_state(state: Any, most_draws: int) -> State:
         rule=_read(state, "rule", dict, {}),
         space=_read_space(_read(state, "space", str, None)),
         prepared=_read_prepared(_read(state, "prepared", dict, None)),
+        average=_read_average(_read(state, "average", dict, None)),
     )
+
+
+def read_weights(weights: Any) -> dict[str, Tensor]:
+    """Check weights by name that a checkpoint holds.
+
+    Raises:
+        ValueError: If they are something else.
+    """
+    _check(isinstance(weights, Mapping), "weights by name", weights)
+    for name, tensor in weights.items():
+        _check(isinstance(name, str) and isinstance(tensor, Tensor), "weights as tensors by name", name)
+        is_of_numbers = tensor.is_floating_point() or tensor.is_complex()
+        _check(is_of_numbers and _holds_all(tensor), "weights as plain tensors that hold their values", tensor.dtype)
+    return dict(weights)
 
 
 def _read(state: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
@@ -103,11 +120,28 @@ def _read_prepared(prepared: dict[str, Any] | None) -> dict[str, Any] | None:
     """Tensors by name, of which only those that hold their values: what is in them is checked beside the samples."""
     for name, tensor in (prepared or {}).items():
         _check(isinstance(name, str) and isinstance(tensor, Tensor), "`prepared` as tensors by name", name)
-        is_plain = tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type == "cpu"
-        is_plain = is_plain and tensor.dtype in _PREPARED and not tensor.requires_grad
-        holds_all = is_plain and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
-        _check(holds_all, "`prepared` of plain tensors that hold their values", tensor.dtype)
+        is_plain = tensor.dtype in _PREPARED and _holds_all(tensor)
+        _check(is_plain, "`prepared` of plain tensors that hold their values", tensor.dtype)
     return prepared
+
+
+def _read_average(average: dict[str, Any] | None) -> dict[str, Any] | None:
+    if average is None:
+        return None
+    past, totals = average.get("past"), average.get("totals")
+    _check(isinstance(past, float) and 0 <= past < 1, "an average with a weight of the past", past)
+    _check(isinstance(totals, Mapping), "an average with totals by name", totals)
+    for name, total in totals.items():
+        is_total = isinstance(name, str) and isinstance(total, float) and 1 <= total <= 1 / (1 - past) + _ROUNDING
+        _check(is_total, "an average with totals from 1 on", total)
+    return {"past": past, "totals": dict(totals), "weights": read_weights(average.get("weights"))}
+
+
+def _holds_all(tensor: Tensor) -> bool:
+    """Whether a tensor is plain, on the CPU, and has a value of its own in memory for each element."""
+    is_plain = tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type == "cpu"
+    is_plain = is_plain and not tensor.requires_grad
+    return is_plain and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
 def _read_plan(plan: Any, most_draws: int) -> Plan | None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ class BoundaryUncertaintyStopper(Settings):
         **settings: `bu_torch.monitoring.settings.Settings` says what each is: `patience`, `min_delta`,
             `min_delta_mode`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `smoothing`, `rule`;
             `n_neighbors`, `n_draws`, `max_samples`, `budget` (an epoch is taken to visit each of the N samples once),
-            `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`, `class_weight`, `output_key`.
+            `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`, `class_weight`, `averaging` (0.7),
+            `averaging_device`, `output_key`.
 
     Attributes:
         best_epoch: Epoch of the kept check, as `check` is told; None before the first that counts.
@@ -84,8 +86,8 @@ class BoundaryUncertaintyStopper(Settings):
         random states are left as they were.
 
         Args:
-            model: Any callable from inputs (n, ...) to logits (n, J), or to an output with `logits`. Weights are kept
-                of a `torch.nn.Module` alone.
+            model: Any callable from inputs (n, ...) to logits (n, J), or to an output with `logits`. Weights are
+                averaged and kept of a `torch.nn.Module` alone; it holds its own again when the check is over.
             epoch: Number of this epoch, larger than the last one's; None counts on from it.
             step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch: then
                 `epoch` may be that of the last check, and None stands for it. None where checks are known by their
@@ -105,10 +107,13 @@ class BoundaryUncertaintyStopper(Settings):
         if not tracker.is_prepared:
             self._prepare(model)
         started = time.perf_counter()
-        inputs = tracker.perturbed_inputs
-        logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
-        tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
-        self._best.offer(tracker.last_score, model)
+        if isinstance(model, nn.Module):
+            tracker.update_average(model, epoch, step)
+        with tracker.averaged(model) if isinstance(model, nn.Module) else nullcontext():
+            inputs = tracker.perturbed_inputs
+            logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
+            tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
+            self._best.offer(tracker.last_score, model)
         tracker.end_check(started, tracker.details() if tracker.is_recorded else None)
         self.stopping_reason = tracker.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.verdict.should_stop else None

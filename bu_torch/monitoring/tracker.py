@@ -4,6 +4,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from bu_torch._evaluation_mode import warn_of_probabilities
 from bu_torch._inputs import as_labels
 from bu_torch.balance import rare_class
 from bu_torch.data import IGNORED, Samples
+from bu_torch.monitoring.averaging import WeightAverage
 from bu_torch.monitoring.budget import MAX_DRAWS, Plan, plan
 from bu_torch.monitoring.decision import Reason, Verdict, decide
 from bu_torch.monitoring.details import Details
@@ -28,6 +30,7 @@ from bu_torch.subset import stratified_rows
 # What a score depends on: with another value of one of them, scores cannot be compared.
 _COMPARED = (
     "rule",
+    "averaging",
     "smoothing",
     "start_from_epoch",
     "n_neighbors",
@@ -53,10 +56,11 @@ class Tracker:
         tracker.prepare(bu_torch.data.choose_among(inputs, labels, lambda n: planned.n_samples, seed=0))
         for epoch in range(500):
             train_one_epoch(model)
-            logits = model(tracker.perturbed_inputs)
-            entry = tracker.add(epoch, tracker.measure(logits))
-            if tracker.kept is entry:
-                save(model)
+            tracker.update_average(model, epoch)
+            with tracker.averaged(model):
+                entry = tracker.add(epoch, tracker.measure(model(tracker.perturbed_inputs)))
+                if tracker.kept is entry:
+                    save(model)
             if tracker.verdict.should_stop:
                 break
 
@@ -70,6 +74,7 @@ class Tracker:
         history: One dict a check, in order: `epoch`, `step` where it is known, the signals, and what the rule adds;
             floats, NaN where a logit was not finite.
         verdict: The decision after the last check.
+        average: The average of the weights at the checks; None for none, as with `settings.averaging=None`.
         plan: How many samples are looked at, and how often each is perturbed; None before `plan_checks`.
         n_not_compared: How many checks at the start of `history` come from other samples or settings, before a resume,
             or were added as not counted. They count neither for the patience nor as best.
@@ -81,6 +86,7 @@ class Tracker:
 
     history: list[dict[str, Any]]
     verdict: Verdict
+    average: WeightAverage | None
     plan: Plan | None
     n_not_compared: int
     setup_seconds: float
@@ -103,6 +109,8 @@ class Tracker:
         """Forget everything: another training begins."""
         self.history = []
         self.verdict = Verdict()
+        past = self.settings.averaging
+        self.average = None if past is None else WeightAverage(past, self.settings.averaging_device)
         self.plan = None
         self.n_not_compared = 0
         self.setup_seconds = 0.0
@@ -339,6 +347,24 @@ class Tracker:
         """Move what was prepared to where the network is."""
         self.signals.to(device)
 
+    def update_average(self, module: nn.Module, epoch: int, step: int | None = None) -> None:
+        """Let the weights of a check enter the average, where there is one, before the check is measured.
+
+        Args:
+            module: The network in training.
+            epoch: As for `add`; what takes the last check's place enters no second time.
+            step: Likewise.
+        """
+        if self.average is not None:
+            self.average.update(module, is_again=self._is_last(epoch, step))
+
+    def averaged(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Have what is measured and kept in the module: the average, where there is one."""
+        return nullcontext() if self.average is None else self.average.inside(module)
+
+    def _is_last(self, epoch: int, step: int | None) -> bool:
+        return bool(self.history) and (self.history[-1]["epoch"], self.history[-1].get("step")) == (epoch, step)
+
     def measure(self, logits: Tensor) -> dict[str, float]:
         """The signals of the network's logits at `perturbed_inputs`; waits for the device once.
 
@@ -373,7 +399,7 @@ class Tracker:
         Returns:
             The new entry of `history`.
         """
-        if self.history and (self.history[-1]["epoch"], self.history[-1].get("step")) == (epoch, step):
+        if self._is_last(epoch, step):
             self.history.pop()
             self.n_not_compared = min(self.n_not_compared, len(self.history))
             self.verdict = self._decide_anew()
@@ -555,6 +581,8 @@ class Tracker:
             state["prepared"] = dict(self._prepared)
         if self._space is not None:
             state["space"] = self._space
+        if self.average is not None:
+            state["average"] = self.average.state_dict()
         if self.selection is not None:
             state |= {"settings": self._compared_settings(), "rule": self.selection.rule.state_dict()}
         return state
@@ -573,6 +601,8 @@ class Tracker:
         self._predictions = state.predictions
         self._prepared = state.prepared
         self._space = state.space
+        if self.average is not None and state.average is not None:
+            self.average.load_state_dict(state.average)
         if state.plan is not None and state.asked == self._asked():
             self.plan = state.plan
             self._fingerprint = state.samples
