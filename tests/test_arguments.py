@@ -47,7 +47,11 @@ MEASURED = (
 )
 MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
 RULE = {
-    "rule": ("be one of 'expected_accuracy', 'boundary_uncertainty', 'trust_score'", "accuracy", "consensus"),
+    "rule": (
+        "be one of 'accuracy_and_uncertainty', 'expected_accuracy', 'boundary_uncertainty', 'trust_score'",
+        "accuracy",
+        "consensus",
+    ),
     "smoothing": ("be a .*number", 1.0, -0.1),
     "start_from_epoch": ("be an integer >= 0", -1),
 }

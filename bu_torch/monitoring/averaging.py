@@ -102,9 +102,11 @@ class WeightAverage:
                         _exchange(pair, log)
             yield
         finally:
-            while log:  # in reverse order, for weights may share their memory
-                _exchange_back(log)
             self._is_inside = False
+            try:
+                _exchange_back(log)
+            finally:  # whatever is left, after a Ctrl-C in between
+                _exchange_back(log)
 
     @property
     def is_inside(self) -> bool:
@@ -153,7 +155,8 @@ def put_back(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 Pair = tuple[Tensor, Tensor]
-_Entry = tuple[Pair, Pair | None]  # two tensors that change places, and what they are to hold again if that is broken off
+# Two tensors that change places, and what they are to hold again if that is broken off.
+_Entry = tuple[Pair, Pair | None]
 
 
 def _exchange(pair: Pair, log: list[_Entry]) -> None:
@@ -167,13 +170,15 @@ def _exchange(pair: Pair, log: list[_Entry]) -> None:
 
 
 def _exchange_back(log: list[_Entry]) -> None:
-    pair, before = log[-1]
-    if before is None:
-        before = pair[1].to(pair[0].device, copy=True), pair[0].to(pair[1].device, copy=True)
-        log[-1] = (pair, before)
-    for tensor, value in zip(pair, before, strict=True):
-        tensor.copy_(value)
-    log.pop()
+    """Undo all in reverse order, for weights may share their memory."""
+    while log:
+        pair, before = log[-1]
+        if before is None:
+            before = pair[1].to(pair[0].device, copy=True), pair[0].to(pair[1].device, copy=True)
+            log[-1] = (pair, before)
+        for tensor, value in zip(pair, before, strict=True):
+            tensor.copy_(value)
+        log.pop()
 
 
 def _pairs(weight: Tensor, average: Tensor) -> Iterable[Pair]:
@@ -200,8 +205,10 @@ def _can_be_averaged(tensor: Tensor) -> bool:
     is_of_numbers = tensor.is_floating_point() or tensor.is_complex()
     is_plain = tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_inference())
     # Where several elements are one number in memory, nothing can be written.
-    return is_of_numbers and is_plain and not any(
-        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    return (
+        is_of_numbers
+        and is_plain
+        and not any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
     )
 
 

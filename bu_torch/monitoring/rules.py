@@ -11,6 +11,7 @@ from bu_torch.monitoring.catalogue import SIGNALS
 
 RuleName = Literal["accuracy_and_uncertainty", "expected_accuracy", "boundary_uncertainty", "trust_score"]
 DEFAULT_RULE: RuleName = "accuracy_and_uncertainty"
+RANKING_RULE: RuleName = "expected_accuracy"  # of single checkpoints, whose weights are no average
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 History = Sequence[dict[str, Any]]
 # Columns of a history or a record that no rule may be named after, beside the signals and their smoothed values.
@@ -250,6 +251,10 @@ class SelectionRule:
         Raises:
             KeyError: If a signal is missing.
         """
+        return self.kept(self.judged(history))
+
+    def judged(self, history: History) -> list[dict[str, Any]]:
+        """Completed copies of all checks, as for `replay`."""
         judged = [dict(entry) for entry in history]
         if self.smoothing:
             for name in self.rule.signals:
@@ -260,7 +265,7 @@ class SelectionRule:
             self.rule.reset()
             for entry in judged:
                 entry[self.rule.name] = self._scored(entry)
-        return self.kept(judged)
+        return judged
 
     def _looked_at(self, signal: str) -> str:
         return f"{signal}_smoothed" if self.smoothing else signal

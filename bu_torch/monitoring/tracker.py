@@ -405,12 +405,12 @@ class Tracker:
             self.verdict = self._decide_anew()
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         self.history.append(entry)
-        self._warn_of_worse_than_chance()
         if self.selection is not None:
             self.selection.complete(self.compared)
             self.verdict = self._decided(self.verdict, entry)
         if not is_counted:
             self._compare_nothing_before()
+        self._warn_of_worse_than_chance()  # last, for a warning may be made an error
         return entry
 
     def _warn_of_worse_than_chance(self) -> None:

@@ -23,7 +23,7 @@ from bu_torch._printing import cleaned
 from bu_torch.checkpoints import SUFFIXES, holding, load_checkpoint
 from bu_torch.data import IGNORED, Keys, read_samples, whole_pair
 from bu_torch.monitoring.preparation import fit_or_load
-from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName, as_rule
+from bu_torch.monitoring.rules import RANKING_RULE, Rule, RuleName, as_rule
 from bu_torch.monitoring.signals import Signals
 from bu_torch.perturbation import keeps_integers
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
@@ -178,7 +178,7 @@ def rank_checkpoints(
     module: nn.Module | Callable[..., nn.Module],
     dataset: Any,
     *,
-    rule: RuleName | Rule = DEFAULT_RULE,
+    rule: RuleName | Rule = RANKING_RULE,
     weights_only: bool = True,
     max_samples: int | None = None,
     signals: Signals | None = None,
@@ -203,8 +203,9 @@ def rank_checkpoints(
             sampler leaves out, a LightningDataModule, or a pair (inputs, labels) of tensors or arrays. Samples that
             are dicts or longer tuples, and dicts or longer tuples of arrays, need `input_key` and `label_key`. Labels
             are integers from 0. Random augmentation is read once, at one draw of it: better pass samples without.
-        rule: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a `bu_torch.Rule` that does not look
-            at `prediction_changes`: that is a signal of a run, not of one classifier.
+        rule: `"expected_accuracy"`, `"accuracy_and_uncertainty"`, `"boundary_uncertainty"`, `"trust_score"`, or a
+            `bu_torch.Rule` that does not look at `prediction_changes`: that is a signal of a run, not of one
+            classifier.
         weights_only: As for `load_checkpoint`.
         max_samples: Look at a random subset of so many samples, stratified where the labels can be told; None for all.
         signals: Other settings than `Signals()` has; it is fitted here, unless it is already.
@@ -257,7 +258,7 @@ def rank_models(
     dataset: Any,
     labels: Any = None,
     *,
-    rule: RuleName | Rule = DEFAULT_RULE,
+    rule: RuleName | Rule = RANKING_RULE,
     max_samples: int | None = None,
     signals: Signals | None = None,
     cache: str | Path | None = None,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bu_torch._files import whole_file
 from bu_torch._inputs import check_integer
 from bu_torch.checkpoints import Checkpoint, holding, load_checkpoint
-from bu_torch.monitoring.rules import DEFAULT_RULE, Rule, RuleName
+from bu_torch.monitoring.rules import RANKING_RULE, Rule, RuleName
 from bu_torch.monitoring.signals import Signals
 from bu_torch.ranking.ranking import (
     Candidate,
@@ -109,7 +109,7 @@ def greedy_soup(
     module: nn.Module | Callable[..., nn.Module],
     dataset: Any,
     *,
-    rule: RuleName | Rule = DEFAULT_RULE,
+    rule: RuleName | Rule = RANKING_RULE,
     n_best: int | None = None,
     weights_only: bool = True,
     max_samples: int | None = None,

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.rules import DEFAULT_RULE
 from bu_torch.report.drawing import (
     BELOW,
     BLUE,
@@ -32,10 +31,11 @@ from bu_torch.report.drawing import (
 )
 from bu_torch.report.record import Histogram, Record
 from bu_torch.report.text import escaped, figure, shortened
-from bu_torch.report.verdict import Verdict, rule_label, shown_details
+from bu_torch.report.verdict import Verdict, rule_label, scores, shown_details
 
 # Of sizes that leave each to be seen where they coincide.
 _RULE_MARKS = {
+    "accuracy_and_uncertainty": ("star", 31, GREEN),
     "expected_accuracy": ("cross", 25, RED),
     "boundary_uncertainty": ("circle", 12, BLUE),
     "trust_score": ("square", 9, ORANGE),
@@ -45,6 +45,7 @@ _SHARE_COLOURS = (RED, BLUE, GREEN, ORANGE, GREY, VIOLET, PINK, CYAN, LIME, BROW
 _MOST_POINTS = 4000  # of a curve; more are narrower than a pixel
 _MOST_COLUMNS = 300  # of a map over the epochs; likewise
 _MOST_CLASSES = 40
+_FEW_CHECKS = 8
 _BLANK_WEIGHT = 1e-6  # effective samples; with fewer near its boundary a pair counts as separable
 
 
@@ -57,6 +58,7 @@ def figures(record: Record, verdict: Verdict) -> list[Figure]:
     if not record.checks:
         return []
     makers: tuple[Callable[[Record, Verdict], Figure | None], ...] = (
+        _deciding,
         _scores,
         _agreement,
         _pairs,
@@ -78,6 +80,40 @@ def class_name(record: Record, index: int, most: int = 60) -> str:
     """A class in words, escaped: plotly understands some HTML in its labels."""
     has_name = record.classes is not None and index < len(record.classes)
     return escaped(record.classes[index] if has_name and record.classes else index, most)
+
+
+def _deciding(record: Record, verdict: Verdict) -> Figure | None:
+    record = _with_fewer_checks(record, verdict)
+    label, places, values = scores(record, verdict)
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return None
+    # The first epochs lie far below all others, which differ by little.
+    low, high = float(np.quantile(finite, 0.25 if len(finite) > _FEW_CHECKS else 0)), max(finite)
+    room = 0.08 * (high - low) or 0.01
+    layout = {
+        "xaxis": {"title": {"text": record.axis}},
+        "yaxis": {"title": {"text": "score"}, "range": [low - room, high + room]},
+    }
+    kept = [value for place, value in zip(places, values, strict=True) if place == verdict.kept]
+    mark = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [verdict.kept],
+        "y": known(kept[:1]),
+        "name": "kept" if verdict.rule else "would be kept",
+        "marker": {"symbol": "circle-open", "size": 14, "color": RED, "line": {"width": 2.5}},
+        "hovertemplate": f"{record.axis} %{{x}}: %{{y:.4g}}",
+    }
+    decided = "decided" if verdict.rule else "would have decided"
+    return Figure(
+        "deciding",
+        f"What {decided}",
+        f"{label.capitalize()}: the check with the largest value is kept. The axis leaves out the lowest quarter of the"
+        " values, so that the largest is seen.",
+        drawn([curve(places, values, label, BLUE), *([mark] if kept else [])], layout, verdict),
+        320,
+    )
 
 
 def _scores(record: Record, verdict: Verdict) -> Figure:
@@ -151,12 +187,10 @@ def _agreement(record: Record, verdict: Verdict) -> Figure | None:
     if not curves:
         return None
     layout = {"xaxis": {"title": {"text": record.axis}}, "yaxis": {"title": {"text": "share"}}}
-    default = rule_label(DEFAULT_RULE).capitalize()
-    decides = f" {default} decides by default." if DEFAULT_RULE in verdict.by_rule else ""
     return Figure(
         "agreement",
         "Expected accuracy and agreement",
-        f"Shares of the perturbed samples.{decides} Predictions should agree with labels, votes and nearest classes,"
+        "Shares of the perturbed samples. Predictions should agree with labels, votes and nearest classes,"
         " and change little. Agreement with the labels that rises while the others fall is the sign of overfitting. Of"
         " omission, too, less is better.",
         drawn(curves, layout, verdict),

@@ -55,6 +55,20 @@ class Verdict:
         return _stand_in(self.by_rule)
 
 
+def scores(record: Record, verdict: Verdict) -> tuple[str, list[int], list[float]]:
+    """The score that decided, or would have: in words, at which epochs or steps, and its values."""
+    name = verdict.rule or verdict.stand_in
+    checks = _compared(record)
+    column = _SCORES.get(name, name)
+    if name in RULE_NAMES:
+        rule = _selection(name, record)
+        if not _has(record, *rule.rule.signals):
+            return rule_label(name), [], []
+        checks, column = rule.judged(checks), rule.score_name
+    places = [check[record.axis] for check in checks if column in check]
+    return rule_label(name), places, [check[column] for check in checks if column in check]
+
+
 def rule_label(name: str) -> str:
     """A rule in words."""
     return as_rule(name).title if name in RULE_NAMES else name.replace("_", " ")
@@ -123,12 +137,17 @@ def _has(record: Record, *columns: str) -> bool:
 
 
 def _replay(name: RuleName, record: Record) -> dict[str, Any] | None:
+    return _selection(name, record).replay(_compared(record))
+
+
+def _selection(name: Any, record: Record) -> SelectionRule:
+    """A rule that goes by a name, with the settings of the run."""
     settings = record.settings
     options: dict[str, Any] = {
         option: settings[option] for option in ("smoothing", "start_from_epoch") if settings.get(option) is not None
     }
     try:
-        return SelectionRule(name, **options).replay(_compared(record))
+        return SelectionRule(name, **options)
     except (TypeError, ValueError, RecursionError) as error:
         reason = f"{error}"[:500]
         raise ValueError(f"{record.path}: the settings beside it are none that a rule takes: {reason}") from None

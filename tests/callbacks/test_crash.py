@@ -58,7 +58,7 @@ def run(folder, where="", epoch=-1, ckpt_path=None):
 
     stopping = BoundaryUncertaintyStopping(patience=4, n_neighbors=20, n_draws=4)
     theirs = ModelCheckpoint(folder / "user", save_last=True, filename="user")
-    made = trainer(folder, stopping, killer, theirs, max_epochs=40, plugins=[Torn()])
+    made = trainer(folder, stopping, killer, theirs, max_epochs=60, plugins=[Torn()])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the process that is killed, so that numbers are the same to the bit
     made.fit(Plain(), data(), ckpt_path=ckpt_path)
@@ -166,7 +166,7 @@ def scripted(tmp_path, values, callbacks=(), **disk):
             value = values[trainer.current_epoch]
             return {"boundary_uncertainty": value, "trust_score": value, "expected_accuracy": value}
 
-    stopping = Scripted(rule="trust_score", n_neighbors=20)
+    stopping = Scripted(rule="trust_score", n_neighbors=20, averaging=None)
     made = trainer(tmp_path, stopping, *callbacks, max_epochs=len(values))
     Disk(made, **disk)
     module = Plain()

@@ -24,7 +24,7 @@ class Stopping(BoundaryUncertaintyStopping):
     """Measures what the script says, by epoch; after its end the last value."""
 
     def __init__(self, script=(0.1, 0.9, 0.5), **kwargs):
-        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", **kwargs})
+        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, **kwargs})
         self.script = script
 
     def _prepare_here(self, trainer, pl_module):

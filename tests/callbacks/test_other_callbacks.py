@@ -42,7 +42,7 @@ class ScriptMixin:
 
 class Stopping(ScriptMixin, BoundaryUncertaintyStopping):
     def __init__(self, script=ScriptMixin.script, **kwargs):
-        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", **kwargs})
+        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, **kwargs})
         self.script = script
 
 
@@ -251,7 +251,9 @@ class TestWeightAveraging:
             after = LambdaCallback(on_train_epoch_end=look)
             module, _ = fit_for_real(tmp_path / str(is_first), *order, after, enable_checkpointing=checkpoints)
             assert same(module.state_dict(), of_epoch[own.best_epoch])
-            assert read_again(tmp_path, module) == pytest.approx(own.best_score, abs=1e-6)
+            assert read_again(tmp_path, module) == pytest.approx(
+                own.history[own.best_epoch]["expected_accuracy"], abs=1e-6
+            )
             found.append((own.history, own.best_epoch, module.state_dict()))
         (history, best, weights), (other_history, other_best, other_weights) = found
         assert (history, best) == (other_history, other_best)
@@ -324,7 +326,9 @@ class TestWeightAveraging:
             saved = torch.load(own.best_model_path, weights_only=True)["state_dict"]
             module = Plain()
             module.load_state_dict(saved)
-            assert read_again(tmp_path, module) == pytest.approx(own.best_score, abs=1e-6)
+            assert read_again(tmp_path, module) == pytest.approx(
+                own.history[own.best_epoch]["expected_accuracy"], abs=1e-6
+            )
             found.append(own.history)
         assert found[0] == found[1]
 
@@ -439,7 +443,7 @@ class TestNamesOfSeveral:
 
     def test_equal_measurements_share_their_names(self, tmp_path):
         inputs, labels = blobs()
-        kwargs = {"n_neighbors": 20, "n_draws": 1, "reference": (inputs, labels)}
+        kwargs = {"n_neighbors": 20, "n_draws": 1, "averaging": 0.7, "reference": (inputs, labels)}
         monitor, first = BoundaryUncertaintyMonitor(**kwargs), BoundaryUncertaintyStopping(smoothing=0.5, **kwargs)
         second = self.quiet(BoundaryUncertaintyStopping(rule="trust_score", smoothing=0.5, **kwargs))
         seen = self.logged(tmp_path, monitor, first, second)

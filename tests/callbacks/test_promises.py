@@ -83,7 +83,9 @@ def data(seed=0):
 
 
 def scripted(script, **kwargs):
-    return BoundaryUncertaintyStopping(rule=Script(script), **{"n_neighbors": 10, "n_draws": 1, **kwargs})
+    return BoundaryUncertaintyStopping(
+        rule=Script(script), **{"n_neighbors": 10, "n_draws": 1, "averaging": None, **kwargs}
+    )
 
 
 def prepare(folder, script, *callbacks, module=None, trainer_kwargs=None, **kwargs):

@@ -56,7 +56,8 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     header, *checks, end = lines(stopping)
     assert header["kind"] == "header"
     assert header["format"] == 2
-    assert header["settings"]["rule"] == "expected_accuracy"
+    assert header["settings"]["rule"] == "accuracy_and_uncertainty"
+    assert header["settings"]["averaging"] == 0.7
     assert header["settings"]["min_delta"] == 0.1
     assert header["settings"]["n_draws"] == 2
     assert header["settings"]["cache"] == "auto"

@@ -22,7 +22,8 @@ class Scripted(BoundaryUncertaintyStopping):
     """Measures what the script says, check by check; after its end the last value."""
 
     def __init__(self, script, **kwargs):
-        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "every_n_train_steps": 1, **kwargs})
+        settings = {"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, "every_n_train_steps": 1}
+        super().__init__(**settings | kwargs)
         self.script = script
 
     def _prepare_here(self, trainer, pl_module):

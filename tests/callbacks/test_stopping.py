@@ -28,7 +28,7 @@ class Scripted(BoundaryUncertaintyStopping):
     """Measures what the script says, by epoch; after its end the last value."""
 
     def __init__(self, script, **kwargs):
-        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", **kwargs})
+        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, **kwargs})
         self.script = script
 
     def _prepare_here(self, trainer, pl_module):

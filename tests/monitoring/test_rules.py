@@ -6,7 +6,7 @@ from problems import Gain
 
 from bu_torch import Rule, SelectionRule, Signals
 from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.rules import RULE_NAMES, as_rule
+from bu_torch.monitoring.rules import RULE_NAMES, AccuracyAndUncertainty, as_rule
 
 
 def checks(**columns):
@@ -28,13 +28,21 @@ class Product(Rule):
 
 @pytest.mark.parametrize("name", RULE_NAMES)
 def test_a_rule_that_goes_by_a_name_keeps_the_first_largest_and_needs_signals_alone(name):
-    assert SelectionRule(name).replay(checks(**{name: [1, 3, 2, 3]}))["epoch"] == 1
     rule = as_rule(name)
+    assert SelectionRule(name).replay(checks(**{signal: [1, 3, 2, 3] for signal in rule.signals}))["epoch"] == 1
     assert rule.name == name
     assert rule.title
     history = [{"epoch": epoch, **dict.fromkeys(SIGNALS, 0.5 + 0.1 * epoch)} for epoch in range(3)]
     assert SelectionRule(name).replay(history)["epoch"] in range(3)
-    assert (SelectionRule().rule.name, SelectionRule().score_name) == ("expected_accuracy", "expected_accuracy")
+    assert (SelectionRule().rule.name, SelectionRule().score_name) == ("accuracy_and_uncertainty",) * 2
+
+
+def test_the_default_is_expected_accuracy_and_a_little_boundary_uncertainty():
+    history = checks(expected_accuracy=[0.8, 0.81, 0.79], boundary_uncertainty=[0.2, 0.4, 1.0])
+    kept = SelectionRule().replay(history)
+    assert (kept["epoch"], kept["accuracy_and_uncertainty"]) == (2, pytest.approx(0.79 + 0.05))
+    assert SelectionRule(AccuracyAndUncertainty(0.01)).replay(history)["epoch"] == 1
+    assert "0.05" in as_rule("accuracy_and_uncertainty").title
 
 
 def test_a_rule_of_one_s_own_scores_by_its_signals():

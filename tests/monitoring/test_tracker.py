@@ -61,7 +61,7 @@ def test_a_check_of_the_same_epoch_and_step_takes_the_place_of_the_last(again, p
 
 
 def test_a_check_is_found_by_its_score_and_place():
-    tracker = Tracker(Settings())
+    tracker = Tracker(Settings(rule="expected_accuracy"))
     for epoch, step, score in [(0, 4, 0.5), (0, 8, 0.5), (1, 12, 0.5), (1, 16, 0.1)]:
         tracker.add(epoch, VALUES | {"expected_accuracy": score}, step)
     found = {place: tracker.check_with_score(0.5, *place) for place in [(), (0, 8), (1,), (1, 16), (7, 7)]}
@@ -213,7 +213,7 @@ def test_it_leaves_a_record(tmp_path):
     tracker.end_check(0.0, tracker.details())
     tracker.end("Enough.", kept_epoch=0)
     header, check, end = map(json.loads, Path(tracker.record_path).with_suffix(".jsonl").read_text().splitlines())
-    assert header["settings"] == {"patience": 20, "rule": "expected_accuracy"}
+    assert header["settings"] == {"patience": 20, "rule": "accuracy_and_uncertainty"}
     assert header["data"]["n_samples"] == 120
     assert (check["epoch"], check["step"], len(check["doubtful"])) == (0, 7, 50)
     assert end == {"kind": "end", "reason": "Enough.", "kept_epoch": 0}

@@ -29,7 +29,7 @@ def data():
 def run(data, tmp_path_factory):
     """A real run that saves every epoch, watched on all samples by the callback: its history and its folder."""
     folder = tmp_path_factory.mktemp("run")
-    stopping = BoundaryUncertaintyStopping(rule="trust_score", budget=None, n_draws=4)
+    stopping = BoundaryUncertaintyStopping(rule="trust_score", budget=None, n_draws=4, averaging=None)
     saving = ModelCheckpoint(folder / "all", filename="{epoch}", save_top_k=-1)
     problems.trainer(folder, stopping, saving, max_epochs=6).fit(problems.Classifier(), problems.loader(*data))
     return stopping, folder / "all"

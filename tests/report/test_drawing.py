@@ -10,7 +10,7 @@ from bu_torch.report import read_record, serving, write_report
 from bu_torch.report.serving import PageServer
 
 pytestmark = pytest.mark.skipif(browser.BINARY is None, reason="no chromium is installed")
-NAMES = ["scores", "agreement", "pairs", "near_boundary", "local_uncertainty", "log_trust", "cost"]
+NAMES = ["deciding", "scores", "agreement", "pairs", "near_boundary", "local_uncertainty", "log_trust", "cost"]
 
 
 def drawn(page, name):
@@ -52,9 +52,9 @@ def test_a_desktop(chromium, many, dark):
         page.open(many.as_uri())
         assert page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id)") == NAMES
         scores = drawn(page, "scores")
-        assert scores["traces"] == 9  # two scores, the ceiling, three rules on both
+        assert scores["traces"] == 11  # two scores, the ceiling, four rules on both
         assert scores["lines"] == 3
-        assert scores["points"] == 6
+        assert scores["points"] == 8
         assert scores["shapes"] == 1
         assert "kept: " in " ".join(scores["labels"])
         assert drawn(page, "agreement")["lines"] == 6
@@ -62,7 +62,7 @@ def test_a_desktop(chromium, many, dark):
         pairs = drawn(page, "pairs")
         assert pairs["maps"] == 1
         assert set(records.LETTERS) <= set(pairs["labels"])
-        for name in NAMES[3:6]:
+        for name in NAMES[4:7]:
             assert drawn(page, name)["maps"] == 1
         text, ground = page.evaluate(
             "[getComputedStyle(document.querySelector('#scores .xtick text')).fill,"
@@ -119,7 +119,7 @@ def test_markup_is_drawn_as_it_is_written(chromium, tmp_path):
 def test_a_run_without_details_and_one_without_checks(chromium, tmp_path):
     records.write_table(tmp_path / "a" / "boundary_uncertainty.csv", records.checks(1))
     records.write_table(tmp_path / "b" / "boundary_uncertainty.csv", [])
-    for folder, names in (("a", ["scores", "agreement", "cost"]), ("b", [])):
+    for folder, names in (("a", ["deciding", "scores", "agreement", "cost"]), ("b", [])):
         report = write_report(read_record(tmp_path / folder), tmp_path / f"{folder}.html")
         with browser.Browser(chromium) as page:
             page.open(report.as_uri())

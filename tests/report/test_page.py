@@ -14,6 +14,7 @@ import records
 from bu_torch import SelectionRule
 from bu_torch.cli import main
 from bu_torch.monitoring.catalogue import SIGNALS
+from bu_torch.monitoring.rules import RULE_NAMES, as_rule
 from bu_torch.report import figures, read_record, render, write_report
 from bu_torch.report.page import content
 from bu_torch.report.text import cleaned, duration, escaped, figure
@@ -71,18 +72,40 @@ def test_what_a_finished_run_shows(tmp_path):
     for file in (path, tmp_path / "older.csv", record.end.best_model_path):
         assert str(file) in said
     drawn = [drawing["name"] for drawing in content(record).drawings]
-    expected = ["scores", "agreement", "pairs", "near_boundary", "local_uncertainty", "log_trust", "cost"]
+    expected = ["deciding", "scores", "agreement", "pairs", "near_boundary", "local_uncertainty", "log_trust", "cost"]
     assert drawn == expected
 
 
 def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
     records.write_run(tmp_path, rule="trust_score", smoothing=0.5, start_from_epoch=10)
     record = read_record(tmp_path)
-    drawn = {trace["name"]: trace for trace in content(record).drawings[0]["data"] if trace["mode"] == "markers"}
-    assert len(drawn) == 3
-    for name in ("expected_accuracy", "boundary_uncertainty", "trust_score"):
+    drawn = {trace["name"]: trace for trace in drawing(record, "scores")["data"] if trace["mode"] == "markers"}
+    assert len(drawn) == len(RULE_NAMES)
+    for name in RULE_NAMES:
         kept = SelectionRule(name, smoothing=0.5, start_from_epoch=10).replay(record.checks)
-        assert drawn[f"rule: {name.replace('_', ' ')}"]["x"] == [kept["epoch"]]
+        assert drawn[f"rule: {as_rule(name).title}"]["x"] == [kept["epoch"]]
+
+
+@pytest.mark.parametrize("rule", [*RULE_NAMES, "my_rule", None])
+def test_the_score_that_decides_is_drawn_first_where_its_largest_is_seen(tmp_path, rule):
+    rows = [row | {"my_rule": -abs(row["epoch"] - 7.0)} for row in records.checks(40)]
+    records.write_run(tmp_path, n_checks=40, n_classes=3, rule=rule)
+    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
+    record = read_record(tmp_path)
+    score, kept = content(record).drawings[0]["data"]
+    assert score["x"] == list(range(40))
+    if rule == "my_rule":
+        assert score["y"] == [row["my_rule"] for row in rows]
+    else:
+        judged = SelectionRule(rule or "accuracy_and_uncertainty")
+        assert score["y"] == pytest.approx(
+            [check[judged.score_name] for check in judged.judged(record.checks)], rel=1e-6
+        )
+    if rule is None:
+        assert (kept["x"], kept["y"]) == ([score["y"].index(max(score["y"]))], [max(score["y"])])
+    low, high = content(record).drawings[0]["layout"]["yaxis"]["range"]
+    assert low < max(score["y"]) < high
+    assert sum(low <= value <= high for value in score["y"]) >= 30
 
 
 def test_the_curves_of_all_shares_can_be_told_apart(tmp_path):
@@ -113,9 +136,8 @@ def test_a_record_of_before_expected_accuracy_is_judged_by_what_it_has(tmp_path)
     kept = SelectionRule("boundary_uncertainty").replay(record.checks)["epoch"]
     assert f"Boundary uncertainty would have kept epoch {kept}" in said
     assert "The default rule" not in said
-    assert "decides by default" not in said
     records.write_table(tmp_path / "boundary_uncertainty.csv", records.checks(20))
-    assert "Expected accuracy decides by default" in words(read_record(tmp_path))
+    assert "The default rule would have kept epoch" in words(read_record(tmp_path))
 
 
 @pytest.mark.parametrize(("rule", "column"), [("consensus", "replacements"), ("my_rule", "my_rule")])
@@ -125,7 +147,7 @@ def test_a_rule_that_cannot_be_replayed_is_drawn_by_the_scores_it_left(tmp_path,
     records.write_run(tmp_path, n_checks=20, n_classes=3, rule=rule, ended=ended)
     records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
     record = read_record(tmp_path)
-    drawn = {trace["name"]: trace for trace in content(record).drawings[0]["data"] if trace["mode"] == "markers"}
+    drawn = {trace["name"]: trace for trace in drawing(record, "scores")["data"] if trace["mode"] == "markers"}
     assert drawn[f"rule: {rule.replace('_', ' ')}"]["x"] == [7]
     assert f"{rule.replace('_', ' ')}, this run's" in words(record)
     if not ended:
@@ -139,11 +161,11 @@ def test_a_rule_that_cannot_be_replayed_is_drawn_by_the_scores_it_left(tmp_path,
 def test_a_table_alone_shows_what_it_has(tmp_path):
     path = records.write_table(tmp_path / "boundary_uncertainty.csv", records.checks(10))
     record = read_record(tmp_path)
-    assert [drawing["name"] for drawing in content(record).drawings] == ["scores", "agreement", "cost"]
+    assert [drawing["name"] for drawing in content(record).drawings] == ["deciding", "scores", "agreement", "cost"]
     assert "no boundary_uncertainty.jsonl beside the table" in words(record)
     path.write_text("epoch,boundary_uncertainty,trust_score\n0,0.5,1.5\n")
     record = read_record(tmp_path)
-    assert [drawing["name"] for drawing in content(record).drawings] == ["scores"]
+    assert [drawing["name"] for drawing in content(record).drawings] == ["deciding", "scores"]
     assert "not in the table" in words(record)
 
 
@@ -284,7 +306,7 @@ def test_the_drawings_are_json_that_stands_in_a_script(tmp_path):
     inside = re.search(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)[1]
     assert "<" not in inside
     assert inside.isascii()
-    assert len(json.loads(inside)["drawings"]) == 7
+    assert len(json.loads(inside)["drawings"]) == 8
 
 
 def test_the_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):

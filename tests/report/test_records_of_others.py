@@ -347,7 +347,7 @@ class TestLongRun:
         record = read_record(tmp_path)
         shown = content(record)
         for drawing in shown.drawings:
-            if drawing["name"] in ("scores", "agreement", "cost"):
+            if drawing["name"] in ("deciding", "scores", "agreement", "cost"):
                 for trace in drawing["data"]:
                     if trace["name"] != "its ceiling" and not trace["name"].startswith("rule"):
                         assert len(trace["x"]) <= 12

@@ -173,7 +173,7 @@ def test_what_is_new_comes_once(server, tmp_path):
     shown = json.loads(text)
     assert "is kept so far" in shown["main"]
     assert not shown["hasEnded"]
-    assert len(shown["drawings"]) == 7
+    assert len(shown["drawings"]) == 8
     records.write_run(tmp_path / "run", n_checks=3, n_classes=2)
     shown = json.loads(ask(server, **accept, If_None_Match=answer.getheader("ETag"))[1])
     assert "was kept" in shown["main"]
@@ -207,7 +207,7 @@ def test_a_record_made_to_fill_the_page_or_the_memory_is_shown_in_part_or_refuse
     monkeypatch.setattr(reading, "_MOST_ROWS", 5000)
     path = records.write_run(tmp_path, n_checks=2, n_classes=2)
     with path.open("a") as file:
-        file.writelines(f"{epoch},,,,0.5,1.5,,,,,,\n" for epoch in range(2, 10_000))
+        file.writelines(f"{epoch},,,,0.5,1.5,,,,,,,\n" for epoch in range(2, 10_000))
     answer, text = ask(server, Accept="application/json")
     assert answer.status == 200
     assert len(text) < 2**20
