@@ -1,7 +1,7 @@
 """Stopping quality on images: which epoch does the default keep, beside a hold-out set and the last epoch?
 
-As `quality.py`, by its rules, with networks and data as users of images have them: small conv nets on Fashion-MNIST, with
-and without BatchNorm and dropout, with and without random crop and flip, a network pretrained on five classes and
+As `quality.py`, by its rules, with networks and data as users of images have them: small conv nets on Fashion-MNIST,
+with and without BatchNorm and dropout, with and without random crop and flip, a network pretrained on five classes and
 fine-tuned on few images of the other five, the digits of scikit-learn, and pictures in colour of up to 64 pixels. Each
 kind is trained with no and with 20 % label noise.
 

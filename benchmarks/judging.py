@@ -175,7 +175,7 @@ def breakdown(judged: pd.DataFrame) -> pd.DataFrame:
 
 def show(*tables: pd.DataFrame) -> None:
     """Print tables of rules in the order of the first, with the default marked."""
-    options = {"width": 200, "max_columns": None, "max_rows": None, "precision": 4}
+    options = {"width": 200, "max_columns": None, "max_rows": None, "float_format": "{:.4f}".format}
     with pd.option_context(*(part for name, value in options.items() for part in (f"display.{name}", value))):
         for table in tables:
             print(table.loc[tables[0].index].rename(index={DEFAULT: f"> {DEFAULT}"}), end="\n\n")
