@@ -208,7 +208,7 @@ class Curves(L.Callback):
         found = {"test_error": error(logits, self.test[1])}
         if self.monitor is not None:
             found |= self.look_at_training(module, prefix)
-        if self.held_out is not None:
+        if self.held_out is not None and prefix:  # of the weights themselves, Lightning has validated them
             held, labels = rivals.read(module, self.held_out[0])[0], self.held_out[1]
             found["val_accuracy"] = 1 - error(held, labels)
             found["val_loss"] = float(nn.functional.cross_entropy(held, labels))
