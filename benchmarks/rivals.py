@@ -2,8 +2,8 @@
 
 The last layer is a logistic regression on the features before it. With the curvature of its loss on all training
 samples, the generalised Gauss-Newton matrix, it has a Gaussian posterior, of which two numbers are read: how well the
-network would predict each sample without it, and how likely the labels are. They see only what the last layer learns,
-which is not that the features before it have been fitted to the same labels.
+network would predict each sample without it, and how likely the labels are. Both take the features as given,
+although those have been fitted to the same labels.
 The others need the distance of the weights from their start, predictions that change, or gradients of single samples.
 """
 
