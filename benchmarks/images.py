@@ -1,9 +1,9 @@
 """Stopping quality on images: which epoch does the default keep, beside a hold-out set and the last epoch?
 
-As `quality.py`, with networks and data as users of images have them: small conv nets on Fashion-MNIST, with and without
-BatchNorm and dropout, with and without random crop and flip, a network pretrained on five classes and fine-tuned on few
-images of the other five, the digits of scikit-learn, and pictures in colour of up to 64 pixels. Each kind is trained
-with no and with 20 % label noise.
+As `quality.py`, by its rules, with networks and data as users of images have them: small conv nets on Fashion-MNIST,
+with and without BatchNorm and dropout, with and without random crop and flip, a network pretrained on five classes and
+fine-tuned on few images of the other five, the digits of scikit-learn, and pictures in colour of up to 64 pixels. Each
+kind is trained with no and with 20 % label noise.
 
 Choices (how images are perturbed, in which space) were made on the kinds of `TUNING`; those of `UNSEEN` were listed
 before any of them was run.
@@ -38,16 +38,17 @@ from typing import Any
 import lightning as L
 import numpy as np
 import pandas as pd
-import quality
 import torch
+from judging import Record, breakdown, judge, show, summarise
 from PIL import Image
-from quality import FOLDER, Case, Classifier, Record, Split, breakdown, environment, judge, recall, summarise
+from quality import FOLDER, Case, Classifier, Curves, Split, environment, recall, train_all
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor
+from bu_torch.monitoring.settings import AVERAGING
 
 IMAGES = Path("/usr/share/datasets/fashion-mnist")
 EMOJI = "emoji"  # the data of the kinds that need `--emoji`; behind it the side in pixels
@@ -182,15 +183,6 @@ def network(kind: Kind, shape: torch.Size, n_classes: int) -> nn.Sequential:
     return nn.Sequential(*blocks, *head)
 
 
-class Curves(quality.Curves):
-    """Read in eval mode, which these networks need."""
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        pl_module.eval()
-        super().on_train_epoch_end(trainer, pl_module)
-        pl_module.train()
-
-
 def prepare(case: Case, emoji: Path | None = None) -> tuple[Split, Split, nn.Module]:
     """Training samples with label noise, clean test samples, and the network as it is before training."""
     kind = KINDS[case.setting]
@@ -236,10 +228,12 @@ def train(
     net: nn.Module,
     held_out: Split | None,
     watching: L.Callback | None = None,
+    *,
+    is_member: bool = False,
 ) -> Curves:
     """The curves of one Lightning training, watched by the shipped monitor where nothing else is given to judge by."""
     dataset = Augmented(*split) if KINDS[case.setting].is_augmented else TensorDataset(*split)
-    return fit(case, dataset, split, test, net, held_out, watching)
+    return fit(case, dataset, split, test, net, held_out, watching, is_member=is_member)
 
 
 def fit(
@@ -251,13 +245,17 @@ def fit(
     held_out: Split | None,
     watching: L.Callback | None = None,
     rate: float = 1e-3,
+    *,
+    is_member: bool = False,
     **settings: Any,
 ) -> Curves:
     """`train` on the samples that `dataset` gives, with this learning rate and these settings of the monitor."""
     L.seed_everything(case.seed, verbose=False)
     is_watched = held_out is None and watching is None
-    monitor = BoundaryUncertaintyMonitor(seed=case.seed, cache=None, **settings) if is_watched else None
-    curves = Curves(test, split, monitor, case.setting)
+    monitor = None
+    if is_watched:
+        monitor = BoundaryUncertaintyMonitor(seed=case.seed, cache=None, averaging=AVERAGING, **settings)
+    curves = Curves(test, split, monitor, case.setting, held_out, is_member=is_member)
     trainer = L.Trainer(
         max_epochs=case.epochs,
         callbacks=[callback for callback in (monitor, watching, curves) if callback is not None],
@@ -275,18 +273,15 @@ def fit(
     return curves
 
 
-def run(case: Case, prepare: Prepare = prepare, train: Callable[..., Curves] = train) -> Record:
-    """Curves of both trainings of a case."""
+def run(
+    case: Case, prepare: Prepare = prepare, train: Callable[..., Curves] = train, *, has_bagging: bool = False
+) -> Record:
+    """Curves of all trainings of a case."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     split, test, net = prepare(case)
-    on_all = train(case, split, test, net, None)
-    order = torch.randperm(len(split[1]), generator=torch.Generator().manual_seed(case.seed))
-    kept, held = order.tensor_split([int(0.75 * len(order))])
-    part, held_out = ((split[0][rows], split[1][rows]) for rows in (kept, held))
-    on_part = train(case, part, test, net, held_out)
-    return {"case": dataclasses.asdict(case), "all": on_all.columns(), "part": on_part.columns()}
+    return train_all(case, split, partial(train, case, test=test, net=net), has_bagging)
 
 
 def there(kinds: list[str], emoji: Path | None) -> list[str]:
@@ -305,6 +300,7 @@ def arguments_of(documentation: str | None, kinds: Iterable[str], name: str, qui
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--bagging", action="store_true", help="train three more networks a case, and average four")
     parser.add_argument("--name", default=name)
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     parser.add_argument("--curves", type=Path, help="keep all curves in this folder, and use again those it holds")
@@ -315,7 +311,7 @@ def compare(
     options: argparse.Namespace,
     tables: Mapping[str, str],
     halves: Mapping[str, Iterable[str]],
-    run: Callable[[Case], Record],
+    run: Callable[..., Record],
     kind: str,
 ) -> pd.DataFrame:
     """Run all cases of `options`, print how good each rule is, and write it to a file; the summary of all.
@@ -331,8 +327,10 @@ def compare(
         Case(tables[setting], noise, seed, setting, options.epochs)
         for seed, noise, setting in itertools.product(range(options.seeds), options.noise, options.kinds)
     ]
+    kind = f"{kind}-bagging" if options.bagging else kind
+    train_case = partial(run, has_bagging=options.bagging)
     with get_context("spawn").Pool(options.processes) as pool:
-        records = list(pool.imap(partial(recall, folder=options.curves, run=run, kind=kind), cases))
+        records = list(pool.imap(partial(recall, folder=options.curves, run=train_case, kind=kind), cases))
     judged = judge(records)
     judged["table"] = judged["setting"]  # what is drawn anew for the intervals
     present = {name: judged[judged.setting.isin(list(kinds))] for name, kinds in halves.items()}
@@ -347,10 +345,10 @@ def compare(
         "cases": json.loads(judged.to_json(orient="records")),
     }
     (options.results / f"{options.name}.json").write_text(json.dumps(content))
-    with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 4):
-        for name, summary in summaries.items():
-            print(f"{name}:\n{summary}\n")
-        print(breakdown(judged))
+    for name, summary in summaries.items():
+        print(f"{name}:")
+        show(summary)
+    show(summaries["all"], breakdown(judged))
     return summaries["all"]
 
 

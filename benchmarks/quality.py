@@ -3,11 +3,23 @@
 Each case is a table, a share of label noise, a seed and a setting of the network. Half of the table trains (at most
 2500 samples), the rest tests. One Lightning training on all training labels, watched by the shipped monitor, gives the
 curves that the rules without validation data decide on; a second one, on 75 % of them, gives those of a hold-out set.
-Every rule is causal: at an epoch it knows that epoch and those before. Reported are the test error of the kept epoch
-and the excess error, which is that minus the error of the best epoch in hindsight of the training on all labels.
+After each epoch, the weights and their average are both read, in the same training: signals and test error on all
+labels, hold-out accuracy, hold-out loss and test error on part of them. Every rule is causal: at an epoch it knows that
+epoch and those before. The callback's default decides on averages, and keeps one; so does each rule whose name ends in
+`average`. Those with `no limit` train on to the last epoch, the others wait 20 epochs for a better one.
+
+Reported are the test error of what is kept and the excess error, which is that minus the error of the best epoch in
+hindsight of the training on all labels, raw weights. An average may be better than all of those: then its excess is
+negative. Ratios are of means over tables, and NaN where that of the reference is not positive.
+
+`--bagging` adds the mean of the class probabilities of four networks, each trained on three quarters of the labels and
+kept by its accuracy on the fourth; that costs three more trainings. Seconds are those of the trainings that a rule
+needs, with the monitor's preparation and checks where it reads them; what rivals measure after an epoch (leave-one-out
+loss, marginal likelihood, changed predictions, evidence) is not counted.
 
     python benchmarks/quality.py --quick
     python benchmarks/quality.py
+    python benchmarks/quality.py --bagging
     python benchmarks/quality.py --csv mine.csv
     python benchmarks/quality.py --unseen --settings rmsprop
     python benchmarks/quality.py --name quality-small --settings wide plain_sgd --tables german sonar
@@ -28,18 +40,21 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import numpy as np
 import pandas as pd
+import rivals
 import torch
+from judging import AVERAGE, PATIENCE, Columns, Kept, Record, breakdown, judge, largest, plot, show, summarise
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor
+from bu_torch.monitoring.averaging import WeightAverage
+from bu_torch.monitoring.rules import AccuracyAndUncertainty
+from bu_torch.monitoring.settings import AVERAGING
 
 FOLDER = Path(__file__).parent
 DATA = {file.name.removesuffix(".csv.gz"): file for file in sorted((FOLDER / "data").rglob("*.csv.gz"))}
@@ -65,11 +80,9 @@ SETTINGS: dict[str, tuple[Callable[[torch.Size, int], nn.Module], Callable[..., 
     PLAIN_SGD: (mlp(128, 64), lambda p: torch.optim.SGD(p, lr=0.05)),
     "wide": (mlp(512, 512), lambda p: torch.optim.RMSprop(p, lr=1e-3)),
 }
-PATIENCE = 20
+FORMAT = 2  # of curves that are kept, to be raised when they change
+N_FOLDS = 4
 Split = tuple[Tensor, Tensor]
-Columns = dict[str, list[float]]
-Record = dict[str, Any]  # "case", and the columns of the training on "all" labels and on "part" of them
-Kept = tuple[int, int]  # the kept epoch, and the last epoch that the rule needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,67 +129,122 @@ class Net(Classifier):
 
 
 class Curves(L.Callback):
-    """Test error, changed training predictions, time and all logged metrics after each epoch.
+    """What is read after each epoch: of the weights, and of their average in the columns that begin with `averaged_`.
 
-    Time is counted from the start of `fit` without what this callback itself takes; `check_seconds` is the monitor's
-    part of it.
+    Test error; on all labels the signals, of raw weights too, changed training predictions and what rivals measure; on
+    part of them loss and accuracy of those held out. Time is counted from the start of `fit` without what this callback
+    itself takes; `check_seconds` is the monitor's part of it.
+
+    Args:
+        test: Test samples.
+        train: Training samples.
+        monitor: Has measured the average before; None for a training that is not watched.
+        setting: Of the case.
+        held_out: Samples that are not trained on.
+        is_member: Whether the training ends where hold-out accuracy stops.
     """
 
-    def __init__(self, test: Split, train: Split, monitor: BoundaryUncertaintyMonitor | None, setting: str) -> None:
+    def __init__(
+        self,
+        test: Split,
+        train: Split,
+        monitor: BoundaryUncertaintyMonitor | None,
+        setting: str,
+        held_out: Split | None = None,
+        *,
+        is_member: bool = False,
+    ) -> None:
         self.test, self.train, self.monitor, self.setting = test, train, monitor, setting
+        self.held_out, self.is_member = held_out, is_member
+        self.average = WeightAverage(AVERAGING)
         self.rows: list[dict[str, float]] = []
+        self.kept: dict[str, Tensor] = {}  # by prefix, probabilities of test samples where hold-out accuracy is kept
         self.predictions: Tensor | None = None
+        self.perturbed_predictions: Tensor | None = None
         self.own_seconds = 0.0
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.started = time.perf_counter()
+        self.start = nn.utils.parameters_to_vector(pl_module.parameters()).detach().clone()
 
+    @torch.no_grad()
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         now = time.perf_counter()
         row = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        row["seconds"] = now - self.started - self.own_seconds
-        row["check_seconds"] = 0.0
-        if self.monitor is not None:
-            row["check_seconds"] = self.monitor.setup_seconds + self.monitor.check_seconds
-        with torch.no_grad():
-            predictions = predict(pl_module, self.train[0])
-            row["test_error"] = float((predict(pl_module, self.test[0]) != self.test[1]).float().mean())
-        changed = 1.0 if self.predictions is None else float((predictions != self.predictions).float().mean())
-        self.predictions = predictions
-        row["changed_predictions"] = changed
-        if self.setting == PLAIN_SGD:
-            row["evidence"] = evidence(pl_module, self.train)
+        row |= {"seconds": now - self.started - self.own_seconds, "check_seconds": 0.0}
         self.rows.append(row)
+        pl_module.eval()
+        average = self.average
+        if self.monitor is None:
+            average.update(pl_module)
+        else:
+            average = self.monitor.tracker.average
+            row["check_seconds"] = self.monitor.setup_seconds + self.monitor.check_seconds
+            measured = with_score({name: row.pop(name) for name in self.monitor.tracker.signals.NAMES})
+            row |= {AVERAGE + name: value for name, value in measured.items()}
+            row |= self.signals(pl_module, self.monitor)
+        self.look(pl_module, "")
+        with average.inside(pl_module):
+            self.look(pl_module, AVERAGE)
+        if self.setting == PLAIN_SGD and self.monitor is not None:
+            with torch.enable_grad():
+                row["evidence"] = rivals.evidence(pl_module, self.train)
+        pl_module.train()
+        if self.is_member and all(self.held_back(prefix)[1] < len(self.rows) - 1 for prefix in self.kept):
+            trainer.should_stop = True
         self.own_seconds += time.perf_counter() - now
+
+    def signals(self, module: nn.Module, monitor: BoundaryUncertaintyMonitor) -> dict[str, float]:
+        """What the monitor would measure of the weights themselves, from what it has prepared."""
+        signals = monitor.tracker.signals
+        logits, _ = rivals.read(module, signals.perturbed_inputs)
+        measured = signals.measure(logits, self.perturbed_predictions)
+        self.perturbed_predictions = measured.predictions
+        return with_score({name: float(value) for name, value in measured.values.items()})
+
+    def look(self, module: nn.Module, prefix: str) -> None:
+        """Add to the row what is read of the weights that the module holds."""
+        logits, _ = rivals.read(module, self.test[0])
+        found = {"test_error": error(logits, self.test[1])}
+        if self.monitor is not None:
+            found |= self.look_at_training(module, prefix)
+        if self.held_out is not None and prefix:  # of the weights themselves, Lightning has validated them
+            held, labels = rivals.read(module, self.held_out[0])[0], self.held_out[1]
+            found["val_accuracy"] = 1 - error(held, labels)
+            found["val_loss"] = float(nn.functional.cross_entropy(held, labels))
+        self.rows[-1].update({prefix + name: value for name, value in found.items()})
+        if self.held_out is not None and self.held_back(prefix)[0] == len(self.rows) - 1:
+            self.kept[prefix] = logits.softmax(dim=1)
+
+    def look_at_training(self, module: nn.Module, prefix: str) -> dict[str, float]:
+        logits, features = rivals.read(module, self.train[0])
+        row = rivals.measure(module, logits, features, self.train[1])
+        if not prefix:
+            before, self.predictions = self.predictions, logits.argmax(dim=1)
+            row["changed_predictions"] = 1.0 if before is None else float((self.predictions != before).float().mean())
+            row["distance"] = float((nn.utils.parameters_to_vector(module.parameters()) - self.start).norm())
+        return row
+
+    def held_back(self, prefix: str) -> Kept:
+        """What hold-out accuracy keeps, so far, of weights or averages."""
+        return largest([row[f"{prefix}val_accuracy"] for row in self.rows], PATIENCE)
 
     def columns(self) -> dict[str, list[float]]:
         return {name: [row[name] for row in self.rows] for name in self.rows[-1]}
 
 
+def with_score(values: dict[str, float]) -> dict[str, float]:
+    """The signals of a check, and the default rule's score of them."""
+    rule = AccuracyAndUncertainty()
+    return values | {rule.name: rule.score(values)}
+
+
 def predict(module: nn.Module, inputs: Tensor) -> Tensor:
-    n_rows = min(2000, max(1, 2**19 // inputs[0].numel()))  # of large images few, whose maps a cache holds
-    return torch.cat([module(batch).argmax(dim=1) for batch in inputs.split(n_rows)])
+    return rivals.read(module, inputs)[0].argmax(dim=1)
 
 
-def evidence(module: nn.Module, samples: Split, batch_size: int = 32, n_batches: int = 16) -> float:
-    """The quantity of the EB criterion (Mahsereci et al. 2017), which stops SGD where it turns positive.
-
-    1 - B / D sum_k g_k^2 / s_k over the D weights, with g the mean and s the variance of the gradients of the B samples
-    of a batch; mean over batches. Weights whose gradients are all equal (dead units) are left out of the D.
-    """
-
-    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(functional_call(module, parameters, (x.unsqueeze(0),)), y.unsqueeze(0))
-
-    parameters = {name: value.detach() for name, value in module.named_parameters()}
-    gradients = vmap(grad(loss), in_dims=(None, 0, 0))
-    values = []
-    for x, y in list(zip(*(part.split(batch_size) for part in samples), strict=True))[:n_batches]:
-        each = torch.cat([value.flatten(1) for value in gradients(parameters, x, y).values()], dim=1)
-        variance = each.var(dim=0)
-        ratio = (each.mean(dim=0).square() / variance)[variance > 0]
-        values.append(1 - len(y) * float(ratio.mean()))
-    return float(np.mean(values))
+def error(logits: Tensor, labels: Tensor) -> float:
+    return float((logits.argmax(dim=1) != labels).float().mean())
 
 
 def read_table(case: Case) -> Split:
@@ -215,11 +283,15 @@ def prepare(case: Case, features: Tensor, labels: Tensor) -> tuple[Split, Split,
     return (features[train], noisy), (features[test], labels[test]), n_classes
 
 
-def train(case: Case, split: Split, test: Split, n_classes: int, held_out: Split | None) -> Curves:
+def train(
+    case: Case, split: Split, test: Split, n_classes: int, held_out: Split | None, *, is_member: bool = False
+) -> Curves:
     """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
     L.seed_everything(case.seed, verbose=False)
-    monitor = BoundaryUncertaintyMonitor(seed=case.seed, cache=None) if held_out is None else None
-    curves = Curves(test, split, monitor, case.setting)
+    monitor = None
+    if held_out is None:
+        monitor = BoundaryUncertaintyMonitor(seed=case.seed, cache=None, averaging=AVERAGING)
+    curves = Curves(test, split, monitor, case.setting, held_out, is_member=is_member)
     # The monitor logs before `Curves` looks, and Lightning validates before both.
     callbacks: list[L.Callback] = [curves] if monitor is None else [monitor, curves]
     trainer = L.Trainer(
@@ -239,23 +311,46 @@ def train(case: Case, split: Split, test: Split, n_classes: int, held_out: Split
     return curves
 
 
-def run(case: Case) -> Record:
-    """Curves of both trainings of a case."""
+def run(case: Case, has_bagging: bool = False) -> Record:
+    """Curves of all trainings of a case."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     split, test, n_classes = load(case)
-    on_all = train(case, split, test, n_classes, None)
-    on_part = train_part(case, split, test, n_classes)
-    return {"case": dataclasses.asdict(case), "all": on_all.columns(), "part": on_part.columns()}
+    return train_all(case, split, partial(train, case, test=test, n_classes=n_classes), has_bagging)
 
 
-def train_part(case: Case, split: Split, test: Split, n_classes: int) -> Curves:
+def train_all(case: Case, split: Split, train: Callable[..., Curves], has_bagging: bool = False) -> Record:
+    """Train on all labels, on 75 % of them and, for bagging, without each other quarter: `train(split, held_out)`."""
+    on_all = train(split=split, held_out=None)
+    on_part = train_part(case, split, train)
+    record = {"case": dataclasses.asdict(case), "all": on_all.columns(), "part": on_part.columns()}
+    if has_bagging:
+        others = [train_part(case, split, partial(train, is_member=True), fold) for fold in range(N_FOLDS - 1)]
+        record["bagging"] = bag([*others, on_part])
+    return record
+
+
+def train_part(case: Case, split: Split, train: Callable[..., Curves], fold: int = N_FOLDS - 1) -> Curves:
     """The curves of a training on 75 % of the labels, with the rest held out."""
     order = torch.randperm(len(split[1]), generator=torch.Generator().manual_seed(case.seed))
-    kept, held = order.tensor_split([int(0.75 * len(order))])
-    part = (split[0][kept], split[1][kept])
-    return train(case, part, test, n_classes, (split[0][held], split[1][held]))
+    folds = list(order.tensor_split([int(part * len(order) / N_FOLDS) for part in range(1, N_FOLDS)]))
+    held = folds.pop(fold)
+    kept = torch.cat(folds)
+    return train(split=(split[0][kept], split[1][kept]), held_out=(split[0][held], split[1][held]))
+
+
+def bag(members: list[Curves]) -> Columns:
+    """Columns of one row: the mean of the networks that hold-out accuracy keeps, and what they cost together."""
+    columns = {"check_seconds": [0.0]}
+    for prefix in members[0].kept:
+        probabilities = torch.stack([member.kept[prefix] for member in members]).mean(dim=0)
+        stops = [member.held_back(prefix)[1] for member in members]
+        columns[f"{prefix}test_error"] = [error(probabilities, members[0].test[1])]
+        columns[f"{prefix}epochs"] = [float(sum(stop + 1 for stop in stops))]
+        seconds = [member.rows[stop]["seconds"] for member, stop in zip(members, stops, strict=True)]
+        columns[f"{prefix}seconds"] = [sum(seconds)]
+    return columns
 
 
 def recall(case: Case, folder: Path | None, run: Callable[[Case], Record] = run, kind: str = "quality") -> Record:
@@ -264,7 +359,7 @@ def recall(case: Case, folder: Path | None, run: Callable[[Case], Record] = run,
         return run(case)
     if (own := Path(case.table)).is_file():  # known by what is in it
         case = dataclasses.replace(case, table=f"{own.stem}-{zlib.crc32(own.read_bytes()):08x}")
-    file = folder / ("-".join([kind, *(str(value) for value in dataclasses.astuple(case))]) + ".json")
+    file = folder / ("-".join([kind, f"v{FORMAT}", *(str(value) for value in dataclasses.astuple(case))]) + ".json")
     if file.exists():
         return json.loads(file.read_text())
     record = run(case)
@@ -273,149 +368,6 @@ def recall(case: Case, folder: Path | None, run: Callable[[Case], Record] = run,
     part.write_text(json.dumps(record))
     part.replace(file)
     return record
-
-
-def largest(values: list[float], patience: float = float("inf")) -> Kept:
-    """The first largest value, waiting so many epochs for a larger one."""
-    kept = 0
-    for epoch, value in enumerate(values):
-        if value > values[kept]:
-            kept = epoch
-        elif epoch - kept >= patience:
-            return kept, epoch
-    return kept, len(values) - 1
-
-
-def smallest(values: list[float], patience: float = float("inf")) -> Kept:
-    return largest([-value for value in values], patience)
-
-
-def smoothed(values: list[float], width: int = 17) -> list[float]:
-    """Centred moving average, over fewer values at the ends."""
-    half = width // 2
-    return [float(np.mean(values[max(0, t - half) : t + half + 1])) for t in range(len(values))]
-
-
-def label_wave(changes: list[float], width: int = 3) -> Kept:
-    """Label Wave (Yuan et al. 2024): the first minimum of the moving average of changed predictions."""
-    averages = [float(np.mean(changes[max(1, t - width + 1) : t + 1])) for t in range(1, len(changes))]
-    for t in range(1, len(averages)):
-        if averages[t] > averages[t - 1]:
-            return t, t + 1
-    return len(changes) - 1, len(changes) - 1
-
-
-def first_positive(values: list[float]) -> Kept:
-    epoch = next((epoch for epoch, value in enumerate(values) if value > 0), len(values) - 1)
-    return epoch, epoch
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """Which epoch of which training is kept, decided from a training's curves."""
-
-    decide: Callable[[Columns], Kept]
-    decides_on: str = "all"
-    keeps_from: str = "all"
-    needs_checks: bool = False
-
-    def seconds(self, record: Record, kept: int, stopped: int) -> float:
-        """Wall time of what the rule needs: its training until it stops, and a second one where it keeps from it."""
-        seconds = elapsed(record[self.decides_on], stopped, self.needs_checks)
-        return seconds + (elapsed(record[self.keeps_from], kept, False) if self.keeps_from != self.decides_on else 0.0)
-
-
-def elapsed(curves: Columns, epoch: int, with_checks: bool) -> float:
-    return curves["seconds"][epoch] - (0.0 if with_checks else curves["check_seconds"][epoch])
-
-
-RULES: dict[str, Rule] = {
-    "best in hindsight": Rule(lambda c: smallest(c["test_error"])),
-    # Not causal either: what is left where the trend of the test error is known, but not its jumps from epoch to epoch.
-    "best of the smoothed test error": Rule(lambda c: smallest(smoothed(c["test_error"]))),
-    "expected accuracy": Rule(lambda c: largest(c["expected_accuracy"], PATIENCE), needs_checks=True),
-    "expected accuracy, no limit": Rule(lambda c: largest(c["expected_accuracy"]), needs_checks=True),
-    "vote agreement": Rule(lambda c: largest(c["vote_agreement"], PATIENCE), needs_checks=True),
-    "label agreement": Rule(lambda c: largest(c["label_agreement"], PATIENCE), needs_checks=True),
-    "neighbor agreement": Rule(lambda c: largest(c["neighbor_agreement"], PATIENCE), needs_checks=True),
-    "steadiest": Rule(lambda c: smallest(c["prediction_changes"], PATIENCE), needs_checks=True),
-    "trust score": Rule(lambda c: largest(c["trust_score"], PATIENCE), needs_checks=True),
-    "boundary uncertainty": Rule(lambda c: largest(c["boundary_uncertainty"], PATIENCE), needs_checks=True),
-    "training loss plateau": Rule(lambda c: smallest(c["train_loss"], PATIENCE)),
-    "Label Wave": Rule(lambda c: label_wave(c["changed_predictions"])),
-    "EB criterion": Rule(lambda c: first_positive(c["evidence"])),
-    "last epoch": Rule(lambda c: (len(c["test_error"]) - 1,) * 2),
-    "hold-out accuracy": Rule(lambda c: largest(c["val_accuracy"], PATIENCE), "part", "part"),
-    "hold-out accuracy, no limit": Rule(lambda c: largest(c["val_accuracy"]), "part", "part"),
-    "hold-out loss": Rule(lambda c: smallest(c["val_loss"], PATIENCE), "part", "part"),
-    "hold-out loss, no limit": Rule(lambda c: smallest(c["val_loss"]), "part", "part"),
-    "hold-out accuracy, then retrain": Rule(lambda c: largest(c["val_accuracy"], PATIENCE), "part", "all"),
-}
-REFERENCES = ("hold-out accuracy", "last epoch")
-
-
-def judge(records: list[Record]) -> pd.DataFrame:
-    """One row a case and rule: test error and excess error of the kept epoch, and where the rule stopped."""
-    rows = []
-    for record in records:
-        hindsight = min(record["all"]["test_error"])
-        for name, rule in RULES.items():
-            if name == "EB criterion" and "evidence" not in record["all"]:
-                continue
-            kept, stopped = rule.decide(record[rule.decides_on])
-            error = record[rule.keeps_from]["test_error"][kept]
-            row = {"rule": name, "kept": kept, "epochs_to_stop": stopped + 1, "test_error": error}
-            row["seconds"] = rule.seconds(record, kept, stopped)
-            rows.append({**record["case"], **row, "excess": error - hindsight})
-    return pd.DataFrame(rows)
-
-
-def summarise(judged: pd.DataFrame, n_bootstrap: int = 2000) -> pd.DataFrame:
-    """Means over cases, and ratios of mean excess to each reference with a 90 % bootstrap interval over tables."""
-    excess = judged.pivot_table(index=["table", "noise", "seed", "setting"], columns="rule", values="excess")
-    by_table = excess.groupby("table").mean()
-    draws = np.random.default_rng(0).integers(0, len(by_table), (n_bootstrap, len(by_table)))
-    rows = []
-    for rule in (rule for rule in RULES if rule in by_table):
-        of_rule = judged[judged.rule == rule]
-        row = {"rule": rule, "test error": of_rule.test_error.mean(), "excess": of_rule.excess.mean()}
-        for reference in REFERENCES:
-            ours, theirs = (by_table[name].to_numpy() for name in (rule, reference))
-            with np.errstate(invalid="ignore", divide="ignore"):  # a resample may hold tables without any excess
-                low, high = np.nanquantile(ours[draws].mean(axis=1) / theirs[draws].mean(axis=1), [0.05, 0.95])
-            row[f"/ {reference}"] = ours.mean() / theirs.mean()
-            row[f"/ {reference}, 90 %"] = f"{low:.2f}-{high:.2f}"
-        theirs = excess[REFERENCES[0]]
-        row["wins"] = float((excess[rule] < theirs).mean() + 0.5 * (excess[rule] == theirs).mean())
-        row["worst table"] = float((by_table[rule] - by_table[REFERENCES[0]]).max())
-        row["epochs"] = of_rule.epochs_to_stop.mean()
-        row["seconds"] = of_rule.seconds.mean()
-        rows.append(row)
-    return pd.DataFrame(rows).set_index("rule")
-
-
-def breakdown(judged: pd.DataFrame) -> pd.DataFrame:
-    """Mean excess of each rule as a ratio to that of hold-out accuracy, for each setting and share of label noise."""
-    excess = judged.pivot_table(index="rule", columns=["setting", "noise"], values="excess", sort=False)
-    return excess / excess.loc[REFERENCES[0]]
-
-
-def plot(judged: pd.DataFrame, path: Path) -> None:
-    """Mean excess error of each rule, one dot a table."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    rules = [rule for rule in RULES if rule != "best in hindsight" and (judged.rule == rule).any()]
-    figure, axis = plt.subplots(figsize=(8, 0.45 * len(rules) + 1.2), layout="constrained")
-    for row, rule in enumerate(reversed(rules)):
-        by_table = judged[judged.rule == rule].groupby("table").excess.mean()
-        axis.scatter(by_table, [row] * len(by_table), s=14, color="tab:gray", alpha=0.6)
-        axis.scatter(by_table.mean(), row, s=60, color="tab:blue", marker="|", linewidth=3)
-    axis.set(yticks=range(len(rules)), yticklabels=rules[::-1], xlabel="excess test error (dot: a table, bar: mean)")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def environment() -> dict[str, str]:
@@ -439,6 +391,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--settings", nargs="+", default=["rmsprop", "adamw", "sgd"], choices=list(SETTINGS))
     parser.add_argument("--epochs", type=int, default=150)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--bagging", action="store_true", help="train three more networks a case, and average four")
     parser.add_argument("--name", help="of the files of results")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
     parser.add_argument("--curves", type=Path, help="keep all curves in this folder, and use again those it holds")
@@ -454,7 +407,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
             if len(read_table(Case(file, 0.0, 0, "", 0))[1]) < LEAST_ROWS:
                 raise ValueError(f"`{file}` must have at least {LEAST_ROWS} rows, half of them for training.")
     kind = next((kind for kind in ("quick", "unseen", "csv") if getattr(options, kind)), None)
-    options.name = options.name or ("quality" if kind is None else f"quality-{kind}")
+    begin = "quality-bagging" if options.bagging else "quality"
+    options.name = options.name or (begin if kind is None else f"{begin}-{kind}")
     cases = [
         Case(table, noise, seed, setting, options.epochs)
         for seed, setting, noise in itertools.product(range(options.seeds), options.settings, options.noise)
@@ -462,7 +416,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     ]
     started = time.perf_counter()
     with get_context("spawn").Pool(options.processes) as pool:
-        records = list(pool.imap(partial(recall, folder=options.curves), cases))
+        train_case = partial(run, has_bagging=options.bagging)
+        records = list(pool.imap(partial(recall, folder=options.curves, run=train_case, kind=begin), cases))
     judged = judge(records)
     summary = summarise(judged)
 
@@ -476,11 +431,10 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     }
     (options.results / f"{options.name}.json").write_text(json.dumps(content))
     plot(judged, options.results / f"{options.name}.png")
-    with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 4):
-        print(summary, breakdown(judged), sep="\n\n")
+    show(summary, breakdown(judged))
     training = sum(record[part]["seconds"][-1] for record in records for part in ("all", "part"))
     took = time.perf_counter() - started
-    print(f"\n{len(cases)} cases, {training:.0f} s of training in {took:.0f} s; {environment()}")
+    print(f"{len(cases)} cases, {training:.0f} s of training in {took:.0f} s; {environment()}")
     return summary
 
 

@@ -36,8 +36,9 @@ import lightning as L
 import numpy as np
 import pandas as pd
 import torch
-from images import N_TEST, Curves, arguments_of, compare, pretrain
-from quality import FOLDER, Case, Record, Split
+from images import N_TEST, arguments_of, compare, pretrain
+from judging import Record
+from quality import FOLDER, Case, Curves, Split
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -275,14 +276,17 @@ def prepare(case: Case) -> tuple[Split, Split, nn.Module]:
     return (tokens, noisy), (new, labels[test]), net
 
 
-def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split | None) -> Curves:
+def train(
+    case: Case, split: Split, test: Split, net: nn.Module, held_out: Split | None, *, is_member: bool = False
+) -> Curves:
     """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
-    return images.fit(case, TensorDataset(*split), split, test, net, held_out, rate=RATE, perturbation="tokens")
+    dataset, how = TensorDataset(*split), {"rate": RATE, "perturbation": "tokens", "is_member": is_member}
+    return images.fit(case, dataset, split, test, net, held_out, **how)
 
 
-def run(case: Case) -> Record:
-    """Curves of both trainings of a case."""
-    return images.run(case, prepare, train)
+def run(case: Case, *, has_bagging: bool = False) -> Record:
+    """Curves of all trainings of a case."""
+    return images.run(case, prepare, train, has_bagging=has_bagging)
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame | None:

@@ -215,7 +215,7 @@ def run(case: Case) -> quality.Record:
     loader = DataLoader(TensorDataset(*split), batch_size=32, shuffle=True)
     trainer.fit(quality.Net(split[0].shape[1:], n_classes, case.setting), loader)
     columns = {name: [row[name] for row in variants.rows] for name in variants.rows[-1]}
-    part = quality.train_part(case, split, test, n_classes)
+    part = quality.train_part(case, split, partial(quality.train, case, test=test, n_classes=n_classes))
     return {"case": dataclasses.asdict(case), "all": columns, "part": part.columns()}
 
 

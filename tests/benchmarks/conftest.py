@@ -17,13 +17,23 @@ def script(name):
     yield module
     sys.path.remove(str(FOLDER))
     del sys.modules[spec.name]
-    sys.modules.pop("quality", None)
-    sys.modules.pop("images", None)
+    for imported in ("quality", "images", "judging", "rivals"):
+        sys.modules.pop(imported, None)
 
 
 @pytest.fixture(scope="module")
 def quality():
     yield from script("quality")
+
+
+@pytest.fixture(scope="module")
+def judging():
+    yield from script("judging")
+
+
+@pytest.fixture(scope="module")
+def rivals():
+    yield from script("rivals")
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,21 @@ def test_kinds_are_apart_and_what_they_say(images):
     assert torch.equal(quiet[1][1], clean)
 
 
+def test_curves_are_of_the_weights_and_of_their_average(images):
+    """After one epoch these are the same; batch norm and dropout are read as in a check."""
+    case = images.Case("digits", 0.0, 0, "digits_augmented", 2)
+    record = images.run(case)
+    for part in ("all", "part"):
+        averaged = {name for name in record[part] if name.startswith("averaged_")}
+        pairs = {name: (record[part][name.removeprefix("averaged_")], record[part][name]) for name in averaged}
+        for name, (first, average) in pairs.items():
+            assert average[0] == pytest.approx(first[0], rel=1e-5), name
+        assert any(average[1] != first[1] for first, average in pairs.values())
+    assert "averaged_accuracy_and_uncertainty" in record["all"]
+    assert "averaged_loo_loss" in record["all"]
+    assert "averaged_val_loss" in record["part"]
+
+
 def test_augmentation_shifts_within_its_reach(images):
     point = torch.zeros(1, 1, 9, 9)
     point[..., 4, 4] = 1

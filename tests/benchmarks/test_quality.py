@@ -1,13 +1,17 @@
 """The benchmark judges what the shipped callback does."""
 
+import sys
+from types import SimpleNamespace
+
 import lightning.pytorch as pl
 import pandas as pd
 import problems
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertaintyStopping
+from bu_torch import BoundaryUncertaintyStopping, Signals
 
 
 @pytest.fixture(scope="module")
@@ -18,21 +22,33 @@ def trained(quality):
     return case, data, quality.train(case, *data, None).columns()
 
 
-@pytest.mark.parametrize("rule", ["expected_accuracy", "boundary_uncertainty", "trust_score"])
-def test_a_rule_replayed_on_curves_is_the_shipped_callback(quality, trained, tmp_path, rule):
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [
+        ("default", {}),
+        ("accuracy and uncertainty", {"averaging": None}),
+        ("expected accuracy", {"rule": "expected_accuracy", "averaging": None}),
+        ("boundary uncertainty, average", {"rule": "boundary_uncertainty"}),
+    ],
+)
+def test_a_rule_replayed_on_curves_is_the_shipped_callback(quality, judging, trained, tmp_path, rule, settings):
     case, (split, test, n_classes), curves = trained
-    kept, stopped = quality.RULES[rule.replace("_", " ")].decide(curves)
+    found = judging.RULES[rule].judge({"all": curves})
 
     pl.seed_everything(case.seed, verbose=False)
-    stopping = BoundaryUncertaintyStopping(**{} if rule == "expected_accuracy" else {"rule": rule}, seed=case.seed)
+    stopping = BoundaryUncertaintyStopping(**settings, seed=case.seed)
     module = quality.Net(split[0].shape[1:], n_classes, case.setting)
     fitted = problems.trainer(tmp_path, stopping, max_epochs=40)
     fitted.fit(module, DataLoader(TensorDataset(*split), batch_size=32, shuffle=True))
-    assert stopping.best_epoch == kept
-    assert len(stopping.history) == stopped + 1
+    assert stopping.best_epoch == found["kept"]
+    assert len(stopping.history) == found["epochs_to_stop"]
     with torch.no_grad():
         error = float((module(test[0]).argmax(dim=1) != test[1]).float().mean())
-    assert error == pytest.approx(curves["test_error"][kept])
+    assert error == pytest.approx(found["test_error"])
+    prefix = "" if stopping.averaging is None else "averaged_"
+    for name in Signals.NAMES:
+        column = curves[prefix + name][: len(stopping.history)]
+        assert column == pytest.approx([entry[name] for entry in stopping.history], rel=1e-6), name
 
 
 def test_tables_are_what_their_readme_says(quality):
@@ -61,60 +77,73 @@ def test_label_noise_redraws_training_labels_alone(quality):
     assert float((clean[1] != noisy[1]).float().mean()) == pytest.approx(0.2, abs=0.05)  # half are redrawn as they were
 
 
-def test_rules_and_summary_on_curves_made_by_hand(quality):
-    agreements = ("expected_accuracy", "label_agreement", "vote_agreement", "neighbor_agreement")
-    curves = {name: [0.1, 0.6, 0.2] for name in agreements} | {
-        "boundary_uncertainty": [0.1, 0.5, 0.2],
-        "trust_score": [1.0, 1.0, 2.0],
-        "prediction_changes": [1.0, 0.1, 0.5],
-        "train_loss": [3.0, 2.0, 1.0],
-        "changed_predictions": [1.0, 0.2, 0.3],
-        "evidence": [-0.5, 0.1, -0.5],
-        "test_error": [0.5, 0.2, 0.3],
-        "seconds": [2.0, 3.0, 4.0],
-        "check_seconds": [1.0, 1.1, 1.2],
-    }
-    part = {"val_accuracy": [0.5, 0.4, 0.6], "val_loss": [1.0, 2.0, 3.0], "test_error": [0.6, 0.4, 0.4]}
-    part |= {"seconds": [0.5, 1.0, 1.5], "check_seconds": [0.0] * 3}
-    case = {"table": "made up", "noise": 0.0, "seed": 0, "setting": "rmsprop", "epochs": 3}
-    judged = quality.judge([{"case": case, "all": curves, "part": part}]).set_index("rule")
-    excess = judged.excess.round(9).to_dict()
-    assert excess["expected accuracy"] == excess["boundary uncertainty"] == excess["EB criterion"] == 0.0
-    assert excess["trust score"] == excess["last epoch"] == excess["training loss plateau"] == 0.1
-    assert excess["hold-out accuracy"] == 0.2
-    assert excess["hold-out loss"] == 0.4
-    assert excess["hold-out accuracy, then retrain"] == 0.1
-    seconds = judged.seconds.to_dict()
-    assert seconds["expected accuracy"] == 4.0
-    assert seconds["last epoch"] == pytest.approx(2.8)
-    assert seconds["hold-out accuracy"] == 1.5
-    assert seconds["hold-out accuracy, then retrain"] == pytest.approx(1.5 + 2.8)
-    summary = quality.summarise(judged.reset_index())
-    assert quality.breakdown(judged.reset_index()).loc["last epoch", ("rmsprop", 0.0)] == pytest.approx(0.5)
-    assert summary.loc["last epoch", "/ hold-out accuracy"] == pytest.approx(0.5)
-    assert summary.loc["last epoch", "wins"] == 1.0
-    assert summary.loc["hold-out accuracy", "wins"] == 0.5
+def test_what_is_held_out_is_read_of_weights_and_of_their_average(quality, tmp_path):
+    case = quality.Case("ionosphere", 0.2, 1, "sgd", 4)
+    (inputs, labels), test, n_classes = quality.load(case)
+    part, held = (inputs[:120], labels[:120]), (inputs[120:], labels[120:])
+    curves = quality.train(case, part, test, n_classes, held)
+
+    weights = []
+    pl.seed_everything(case.seed, verbose=False)
+    module = quality.Net(inputs.shape[1:], n_classes, case.setting)
+    at_end = pl.callbacks.LambdaCallback(
+        on_train_epoch_end=lambda _, net: weights.append(parameters_to_vector(net.parameters()).detach().clone())
+    )
+    loaders = DataLoader(TensorDataset(*part), batch_size=32, shuffle=True), DataLoader(TensorDataset(*held), 60)
+    problems.trainer(tmp_path, at_end, max_epochs=4, num_sanity_val_steps=0).fit(module, *loaders)
+    shares = 0.7 ** torch.arange(4.0).flip(0)
+    average = (torch.stack(weights) * shares.unsqueeze(1)).sum(dim=0) / shares.sum()
+    columns = curves.columns()
+    for prefix, values in (("", weights[-1]), ("averaged_", average)):
+        vector_to_parameters(values, module.parameters())
+        with torch.no_grad():
+            on_held, on_test = module(held[0]), module(test[0])
+        assert columns[f"{prefix}val_accuracy"][-1] == pytest.approx(
+            float((on_held.argmax(dim=1) == held[1]).float().mean())
+        )
+        loss = float(torch.nn.functional.cross_entropy(on_held, held[1]))
+        assert columns[f"{prefix}val_loss"][-1] == pytest.approx(loss, rel=1e-4)
+        error = float((on_test.argmax(dim=1) != test[1]).float().mean())
+        assert columns[f"{prefix}test_error"][-1] == pytest.approx(error)
 
 
-def test_the_evidence_is_the_criterion_of_its_paper(quality):
-    case = quality.Case("banknote", 0.0, 0, "plain_sgd", 1)
-    (x, y), _, n_classes = quality.load(case)
-    torch.manual_seed(0)
-    module = quality.Net(x.shape[1:], n_classes, "plain_sgd")
-    values = []
-    for rows in torch.arange(64).split(32):
-        gradients = []
-        for row in rows:
-            module.zero_grad()
-            torch.nn.functional.cross_entropy(module(x[row : row + 1]), y[row : row + 1]).backward()
-            gradients.append(torch.cat([p.grad.flatten() for p in module.parameters()]).double())
-        each = torch.stack(gradients)
-        variance = each.var(dim=0)
-        alive = variance > 0
-        values.append(1 - 32 * float((each.mean(dim=0)[alive].square() / variance[alive]).mean()))
-    found = quality.evidence(module, (x[:64], y[:64]))
-    assert found == pytest.approx(sum(values) / 2, rel=1e-3)
-    assert quality.evidence(module, (x, y), n_batches=2) == pytest.approx(found)
+def test_a_bag_is_of_the_networks_that_hold_out_accuracy_keeps(quality, monkeypatch):
+    monkeypatch.setattr(sys.modules[quality.Curves.held_back.__module__], "PATIENCE", 2)
+    case = quality.Case("ionosphere", 0.2, 1, "sgd", 9)
+    split, test, n_classes = quality.load(case)
+    seen, members = [], []
+
+    def train(split, held_out, *, is_member=False):
+        if held_out is None:
+            return SimpleNamespace(columns=dict)
+        seen.append(set(map(tuple, held_out[0].tolist())))
+        curves = quality.train(case, split, test, n_classes, held_out, is_member=is_member)
+        members.append(curves)
+        return curves
+
+    record = quality.train_all(case, split, train, has_bagging=True)
+    assert set().union(*seen) == set(map(tuple, split[0].tolist()))
+    assert len(members[0].rows) == 9  # the hold-out training, which goes on
+    for member in members[1:]:
+        stops = [stop_of([row[f"{prefix}val_accuracy"] for row in member.rows]) for prefix in ("", "averaged_")]
+        assert len(member.rows) == min(9, max(stops) + 2)
+    for prefix in ("", "averaged_"):
+        mean = sum(member.kept[prefix] for member in members) / 4
+        error = float((mean.argmax(dim=1) != test[1]).float().mean())
+        assert record["bagging"][f"{prefix}test_error"] == [pytest.approx(error)]
+        stops = [stop_of([row[f"{prefix}val_accuracy"] for row in member.rows]) for member in members]
+        assert record["bagging"][f"{prefix}epochs"] == [sum(stops) + 4]
+        for member in members:
+            accuracy = [row[f"{prefix}val_accuracy"] for row in member.rows]
+            kept = accuracy.index(max(accuracy[: stop_of(accuracy) + 1]))
+            of_kept = float((member.kept[prefix].argmax(dim=1) != test[1]).float().mean())
+            assert of_kept == pytest.approx(member.rows[kept][f"{prefix}test_error"])
+
+
+def stop_of(values, patience=2):
+    """Where a rule stops that waits for a larger value."""
+    best = [values.index(max(values[: t + 1])) for t in range(len(values))]
+    return next((t for t, b in enumerate(best) if t - b >= patience), len(values) - 1)
 
 
 def test_curves_are_kept_and_used_again(quality, tmp_path):
@@ -122,7 +151,7 @@ def test_curves_are_kept_and_used_again(quality, tmp_path):
     made = {"case": "made", "all": {"x": [0.1]}}
     assert quality.recall(case, None, lambda case: made) == quality.recall(case, tmp_path, lambda case: made) == made
     assert quality.recall(case, tmp_path, lambda case: pytest.fail("run again")) == made
-    assert [file.name for file in tmp_path.iterdir()] == ["quality-banknote-0.0-0-rmsprop-1.json"]
+    assert [file.name for file in tmp_path.iterdir()] == [f"quality-v{quality.FORMAT}-banknote-0.0-0-rmsprop-1.json"]
 
 
 def test_a_file_of_one_s_own_is_a_table(quality, tmp_path):
