@@ -51,7 +51,7 @@ from torch import Tensor, nn
 from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertaintyMonitor
+from bu_torch import BoundaryUncertaintyMonitor, Signals
 from bu_torch.monitoring.averaging import WeightAverage
 from bu_torch.monitoring.rules import AccuracyAndUncertainty
 from bu_torch.monitoring.settings import AVERAGING
@@ -180,7 +180,8 @@ class Curves(L.Callback):
         else:
             average = self.monitor.tracker.average
             row["check_seconds"] = self.monitor.setup_seconds + self.monitor.check_seconds
-            measured = with_score({name: row.pop(name) for name in self.monitor.tracker.signals.NAMES})
+            signals = self.monitor.tracker.signals
+            measured = with_score({name: row.pop(name) for name in signals.NAMES}, signals)
             row |= {AVERAGE + name: value for name, value in measured.items()}
             row |= self.signals(pl_module, self.monitor)
         self.look(pl_module, "")
@@ -200,7 +201,7 @@ class Curves(L.Callback):
         logits, _ = rivals.read(module, signals.perturbed_inputs)
         measured = signals.measure(logits, self.perturbed_predictions)
         self.perturbed_predictions = measured.predictions
-        return with_score({name: float(value) for name, value in measured.values.items()})
+        return with_score({name: float(value) for name, value in measured.values.items()}, signals)
 
     def look(self, module: nn.Module, prefix: str) -> None:
         """Add to the row what is read of the weights that the module holds."""
@@ -233,9 +234,10 @@ class Curves(L.Callback):
         return {name: [row[name] for row in self.rows] for name in self.rows[-1]}
 
 
-def with_score(values: dict[str, float]) -> dict[str, float]:
+def with_score(values: dict[str, float], signals: Signals) -> dict[str, float]:
     """The signals of a check, and the default rule's score of them."""
     rule = AccuracyAndUncertainty()
+    rule.adapt(len(signals.boundary.labels), signals.boundary.n_neighbors)
     return values | {rule.name: rule.score(values)}
 
 

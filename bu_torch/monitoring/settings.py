@@ -68,9 +68,9 @@ class MeasurementSettings:
         class_weight: How often samples of each class count in all that is measured, in scikit-learn's words:
             `"balanced"` for all classes alike, a dict of weights by class, or one weight for each class (as a loss has
             them). None takes samples as training draws them.
-        averaging: Weight of the past in an exponential moving average of the network's weights at the checks,
-            0 <= averaging < 1, corrected for the start: what is measured, and kept, is that average, and training goes
-            on without it. None measures the network as each check finds it.
+        averaging: Largest weight of the past in an exponential moving average of the network's weights at the checks,
+            0 <= averaging < 1; at the first checks it is smaller, n / (n + 10) after n. What is measured, and kept, is
+            that average, and training goes on without it. None measures the network as each check finds it.
         averaging_device: Where that average is kept; None for where the network is. It takes as much memory as the
             weights that are trained.
         output_key: Where the network's output holds its logits: a key or attribute of an output, or a place in a tuple.

@@ -11,7 +11,6 @@ from bu_torch.monitoring.budget import Plan
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _PREPARED = (torch.float32, torch.float64, torch.int64)
-_ROUNDING = 1e-6
 _MOST_NAME = 100  # characters of a column
 
 
@@ -128,13 +127,12 @@ def _read_prepared(prepared: dict[str, Any] | None) -> dict[str, Any] | None:
 def _read_average(average: dict[str, Any] | None) -> dict[str, Any] | None:
     if average is None:
         return None
-    past, totals = average.get("past"), average.get("totals")
+    past, n_checks = average.get("past"), average.get("n_checks")
     _check(isinstance(past, float) and 0 <= past < 1, "an average with a weight of the past", past)
-    _check(isinstance(totals, Mapping), "an average with totals by name", totals)
-    for name, total in totals.items():
-        is_total = isinstance(name, str) and isinstance(total, float) and 1 <= total <= 1 / (1 - past) + _ROUNDING
-        _check(is_total, "an average with totals from 1 on", total)
-    return {"past": past, "totals": dict(totals), "weights": read_weights(average.get("weights"))}
+    _check(isinstance(n_checks, Mapping), "an average with numbers of checks by name", n_checks)
+    for name, number in n_checks.items():
+        _check(isinstance(name, str) and _is_count(number) and number >= 1, "an average of at least one check", number)
+    return {"past": past, "n_checks": dict(n_checks), "weights": read_weights(average.get("weights"))}
 
 
 def _holds_all(tensor: Tensor) -> bool:

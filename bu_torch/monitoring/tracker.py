@@ -406,6 +406,8 @@ class Tracker:
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         self.history.append(entry)
         if self.selection is not None:
+            if self.plan is not None:
+                self.selection.rule.adapt(self.plan.n_samples, self.settings.n_neighbors)
             self.selection.complete(self.compared)
             self.verdict = self._decided(self.verdict, entry)
         if not is_counted:

@@ -313,6 +313,7 @@ def rank_models(
     if labels is not None:
         dataset, keys = (dataset, labels), (None, None)
     signals = fit_signals(signals, dataset, max_samples, cache, keys)
+    ranked_by.adapt(len(signals.boundary.labels), signals.boundary.n_neighbors)
     if classes is None:
         classes = np.arange(int(signals.boundary.labels.max()) + 1)
     measured = []
@@ -365,6 +366,7 @@ def fit_and_rank(
     check_integer("batch_size", batch_size, 1)
     files = find_checkpoints(paths)
     signals = fit_signals(signals, dataset, max_samples, cache, keys)
+    rule.adapt(len(signals.boundary.labels), signals.boundary.n_neighbors)
     measured = []
     for file in files:
         checkpoint = load_checkpoint(file, weights_only=weights_only)

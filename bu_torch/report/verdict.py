@@ -146,8 +146,12 @@ def _selection(name: Any, record: Record) -> SelectionRule:
     options: dict[str, Any] = {
         option: settings[option] for option in ("smoothing", "start_from_epoch") if settings.get(option) is not None
     }
+    n_samples, n_neighbors = record.data.get("n_samples"), settings.get("n_neighbors")
     try:
-        return SelectionRule(name, **options)
+        selection = SelectionRule(name, **options)
+        if isinstance(n_samples, int) and isinstance(n_neighbors, int) and n_samples > 0:
+            selection.rule.adapt(n_samples, n_neighbors)
+        return selection
     except (TypeError, ValueError, RecursionError) as error:
         reason = f"{error}"[:500]
         raise ValueError(f"{record.path}: the settings beside it are none that a rule takes: {reason}") from None

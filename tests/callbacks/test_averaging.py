@@ -1,6 +1,7 @@
 """Averaged weights in a trainer: what is measured, kept, saved and resumed, while training goes its own way."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -42,11 +43,11 @@ class Weights(Callback):
 
     def look(self, trainer, pl_module):
         self.states.append(copy.deepcopy(pl_module.state_dict()))
-        shares = [PAST**age for age in reversed(range(len(self.states)))]
+        left = [min(PAST, n / (n + 10)) for n in range(len(self.states))]
+        shares = [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(len(left))]
         place = trainer.global_step if self.by_step else trainer.current_epoch
         self.averages[place] = {
             name: sum(share * state[name].double() for share, state in zip(shares, self.states, strict=True))
-            / sum(shares)
             if value.is_floating_point()
             else value
             for name, value in self.states[-1].items()
@@ -174,7 +175,7 @@ def test_another_weight_of_the_past_starts_anew(tmp_path):
     with pytest.warns(UserWarning, match=r"resumes with averaging=0\.5 where it had averaging=0\.6"):
         fit(tmp_path, resumed, ckpt_path=tmp_path / "user" / "last.ckpt")
     assert resumed.tracker.n_not_compared == 3
-    assert set(resumed.tracker.average.state_dict()["totals"].values()) == {1 + 0.5 + 0.25}
+    assert set(resumed.tracker.average.state_dict()["n_checks"].values()) == {3}
 
 
 def test_within_epochs(tmp_path):
@@ -219,16 +220,16 @@ def test_a_backbone_enters_when_it_is_unfrozen(tmp_path):
 
     class Look(Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            names.append(set(own.tracker.average.state_dict()["totals"]))
+            names.append(set(own.tracker.average.state_dict()["n_checks"]))
 
     tuning = BackboneFinetuning(unfreeze_backbone_at_epoch=2, train_bn=False, verbose=False)
     fit(tmp_path, tuning, own, Look(), module=Tuned(), max_epochs=4)
     assert "net.0.weight" not in names[1]
     assert "net.4.weight" in names[1]
     assert "net.0.weight" in names[2]
-    totals = own.tracker.average.state_dict()["totals"]
-    assert totals["net.0.weight"] == pytest.approx(1 + PAST)
-    assert totals["net.4.weight"] == pytest.approx(1 + PAST + PAST**2 + PAST**3)
+    totals = own.tracker.average.state_dict()["n_checks"]
+    assert totals["net.0.weight"] == 2
+    assert totals["net.4.weight"] == 4
 
 
 class TwoOptimizers(Plain):
@@ -302,7 +303,7 @@ def test_weights_of_training_that_others_crafted_are_refused(tmp_path, damage):
 
 @pytest.mark.parametrize(
     "damage",
-    [{"past": 2.0}, {"past": "x"}, {"totals": [1.0]}, {"totals": {"net.0.bias": 99.0}}, {"weights": {"net.0.bias": 1}}],
+    [{"past": 2.0}, {"past": "x"}, {"n_checks": [1.0]}, {"n_checks": {"net.0.bias": 0}}, {"n_checks": {"net.0.bias": 1.5}}, {"weights": {"net.0.bias": 1}}],
     ids=str,
 )
 def test_an_average_that_others_crafted_is_refused(tmp_path, damage):
@@ -363,7 +364,7 @@ class TestPlainLoop:
         stopper = self.stopper()
         stopper.check(lambda inputs: module(inputs))
         assert len(stopper.history) == 1
-        assert stopper.state_dict()["checks"]["average"]["totals"] == {}
+        assert stopper.state_dict()["checks"]["average"]["n_checks"] == {}
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, "x", float("nan")])

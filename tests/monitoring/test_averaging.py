@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import sys
 
 import pytest
@@ -34,12 +35,18 @@ def state_of(module):
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
+def shares_of(n_checks, past):
+    """How much of the average each check is: what it brings, times what all later ones leave of it."""
+    left = [min(past, n / (n + 10)) for n in range(n_checks)]
+    return [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(n_checks)]
+
+
 def averages_of(states, past):
-    """By the definition: the mean over all checks, the i-th weighted by past ** (t - i)."""
-    shares = torch.tensor([past**age for age in reversed(range(len(states)))], dtype=torch.float64)
+    shares = torch.tensor(shares_of(len(states), past), dtype=torch.float64)
+    assert float(shares.sum()) == pytest.approx(1)
     last = states[-1]
     return {
-        name: (torch.stack([state[name].double() for state in states]).movedim(0, -1) @ (shares / shares.sum()))
+        name: (torch.stack([state[name].double() for state in states]).movedim(0, -1) @ shares)
         if value.is_floating_point()
         else value
         for name, value in last.items()
@@ -55,7 +62,7 @@ def close(found, expected):
 @pytest.mark.parametrize("past", [0.0, 0.5, 0.7, 0.99])
 def test_it_is_the_mean_of_the_checks_weighted_by_their_age(past):
     module, average, states = network(), WeightAverage(past), []
-    for seed in range(6):
+    for seed in range(30):
         train(module, seed)
         assert average.update(module)
         states.append(state_of(module))
@@ -88,7 +95,7 @@ def test_frozen_weights_are_shared_until_they_are_unfrozen():
     for seed in range(2):
         train(module[1:], seed)
         average.update(module)
-    assert not {"0.weight", "0.bias"} & average.state_dict()["totals"].keys()
+    assert not {"0.weight", "0.bias"} & average.state_dict()["n_checks"].keys()
     module[0].requires_grad_(True)
     for seed in range(2, 5):
         train(module, seed)
@@ -122,7 +129,7 @@ def test_buffers_with_values_that_are_not_finite_are_left_as_they_are():
     with average.inside(module):
         assert torch.equal(module.mask, torch.full((3, 3), -torch.inf).triu(1) + module.mask.tril())
         assert module.scratch.tolist() == [2, 2, 2]
-    assert not {"mask", "scratch"} & average.state_dict()["totals"].keys()
+    assert not {"mask", "scratch"} & average.state_dict()["n_checks"].keys()
 
 
 def test_weights_that_are_not_finite_do_not_enter():
@@ -328,7 +335,7 @@ def test_its_state_is_a_copy_and_goes_on_where_it_was_taken():
     anew = WeightAverage(0.5)
     anew.load_state_dict(state)
     anew.update(module)
-    assert set(anew.state_dict()["totals"].values()) == {1.0}
+    assert set(anew.state_dict()["n_checks"].values()) == {1}
 
 
 def test_weights_that_enter_again_after_a_resume_count_once():
@@ -376,7 +383,7 @@ def test_a_lazy_module_is_averaged_once_it_is_made():
     assert average.update(module)
     module(torch.ones(2, 3))
     average.update(module)
-    assert set(average.state_dict()["totals"]) == {"0.weight", "0.bias"}
+    assert set(average.state_dict()["n_checks"]) == {"0.weight", "0.bias"}
 
 
 @pytest.mark.gpu

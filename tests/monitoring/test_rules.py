@@ -42,7 +42,16 @@ def test_the_default_is_expected_accuracy_and_a_little_boundary_uncertainty():
     kept = SelectionRule().replay(history)
     assert (kept["epoch"], kept["accuracy_and_uncertainty"]) == (2, pytest.approx(0.79 + 0.05))
     assert SelectionRule(AccuracyAndUncertainty(0.01)).replay(history)["epoch"] == 1
-    assert "0.05" in as_rule("accuracy_and_uncertainty").title
+
+
+@pytest.mark.parametrize(("n_samples", "share"), [(100, 0), (800, 0), (1600, 0.5), (8000, 0.9), (80_000, 0.99)])
+def test_boundary_uncertainty_counts_less_where_clusters_are_no_small_part_of_the_samples(n_samples, share):
+    rule = as_rule("accuracy_and_uncertainty")
+    rule.adapt(n_samples, 40)
+    score = rule.score({"expected_accuracy": 0.5, "boundary_uncertainty": 1.0})
+    assert score == pytest.approx(0.5 + 0.05 * share)
+    rule.reset()
+    assert rule.score({"expected_accuracy": 0.5, "boundary_uncertainty": 1.0}) == score
 
 
 def test_a_rule_of_one_s_own_scores_by_its_signals():
