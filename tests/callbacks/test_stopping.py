@@ -152,16 +152,22 @@ def test_a_run_of_the_rule_that_is_no_more_gives_one_clear_error(tmp_path):
         run(tmp_path, [0.1, 0.2, 0.3], max_epochs=3, ckpt_path=path)
 
 
-def test_expected_accuracy_is_the_default(tmp_path, log):
-    stopping = BoundaryUncertaintyStopping()
-    trainer(tmp_path, stopping, max_epochs=200).fit(Classifier(), loader(*blobs()))
-    values = [entry["expected_accuracy"] for entry in stopping.history]
-    assert stopping.rule == "expected_accuracy"
+def test_expected_accuracy_and_boundary_uncertainty_of_averages_are_the_default(tmp_path, log):
+    stopping = BoundaryUncertaintyStopping(n_neighbors=5)
+    trainer(tmp_path, stopping, max_epochs=200).fit(Classifier(), loader(*blobs(n=120)))
+    values = [entry["accuracy_and_uncertainty"] for entry in stopping.history]
+    assert (stopping.rule, stopping.averaging) == ("accuracy_and_uncertainty", 0.7)
+    assert values == pytest.approx(
+        [
+            entry["expected_accuracy"] + 0.05 * (1 - 20 * 5 / 120) * entry["boundary_uncertainty"]
+            for entry in stopping.history
+        ]
+    )
     assert stopping.best_score == max(values)
     assert stopping.best_epoch == values.index(max(values))
     assert stopping.stopped_epoch == stopping.best_epoch + 20
-    assert f"kept epoch {stopping.best_epoch} (expected_accuracy {max(values):.4f})" in log.text
-    assert "expected_accuracy did not improve in the last 20 checks" in stopping.stopping_reason
+    assert f"kept epoch {stopping.best_epoch} (accuracy_and_uncertainty {max(values):.4f})" in log.text
+    assert "accuracy_and_uncertainty did not improve in the last 20 checks" in stopping.stopping_reason
 
 
 class TestEnds:

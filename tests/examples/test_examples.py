@@ -23,7 +23,8 @@ def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, caps
     assert said["reason"] == "Training ran until `max_epochs=3`."
     names = ("of the kept epoch", "of the last epoch", "of the best epoch in hindsight")
     kept, last, best = (float(said[f"test error {name}"].split()[0]) for name in names)
-    assert 0 < best <= min(kept, last) < 1
+    assert 0 < best <= last < 1
+    assert 0 < kept < 1  # of the average, which may be better than the best epoch
     assert "s (" in said["time in checks"]
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 

@@ -98,6 +98,7 @@ def test_the_score_that_decides_is_drawn_first_where_its_largest_is_seen(tmp_pat
         assert score["y"] == [row["my_rule"] for row in rows]
     else:
         judged = SelectionRule(rule or "accuracy_and_uncertainty")
+        judged.rule.adapt(record.data["n_samples"], record.settings["n_neighbors"])
         assert score["y"] == pytest.approx(
             [check[judged.score_name] for check in judged.judged(record.checks)], rel=1e-6
         )
