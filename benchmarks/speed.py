@@ -42,6 +42,8 @@ from bu_torch import (
 from bu_torch.functional import boundary as stages
 from bu_torch.functional.omission import cluster_counts, omission_of_counts
 from bu_torch.functional.parzen import bandwidth_of_scaled
+from bu_torch.monitoring.averaging import WeightAverage
+from bu_torch.monitoring.settings import AVERAGING
 
 N_NEIGHBORS = 40
 # N, d, J: growing samples, features and classes around the shape of the letter data
@@ -149,6 +151,27 @@ def whole(n_samples: int, n_features: int, n_classes: int, n_factors: int | None
     logits = torch.cat([module(batch) for batch in signals.perturbed_inputs.split(8192)])
     row["a check, ms"] = median_ms(lambda: signals.measure(logits), 3)
     row["peak MiB"] = peak_mib()
+    return row
+
+
+@torch.no_grad()
+def averaged(n_weights: int, n_layers: int) -> dict[str, float]:
+    """Seconds and peak memory of a check's average of so many weights: to update it, and to have it in the module."""
+    size = round((n_weights / n_layers) ** 0.5)
+    module = nn.Sequential(*(nn.Linear(size, size) for _ in range(n_layers)))
+    average = WeightAverage(AVERAGING)
+    weights = sum(parameter.numel() for parameter in module.parameters())
+    row: dict[str, float] = {"weights": weights, "layers": n_layers, "MiB of them": 4 * weights / 2**20}
+    before = peak_mib()
+    row["first update, s"], _ = once(lambda: average.update(module))
+    row["update, s"], _ = once(lambda: average.update(module))
+
+    def exchange() -> None:
+        with average.inside(module):
+            pass
+
+    row["to and fro, s"], _ = once(exchange)
+    row["MiB more"] = peak_mib() - before
     return row
 
 
@@ -372,7 +395,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=("setup", "check", "epoch", "whole", "process", "others", "large"),
+        choices=("setup", "check", "epoch", "whole", "process", "average", "others", "large"),
         help="these alone, the rest of the results as it was; large, 1,000,000 samples, runs only where it is named",
     )
     parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
@@ -403,6 +426,12 @@ def main(arguments: list[str] | None = None) -> None:
         "process": (
             "A process that prepares one draw and measures",
             lambda: pd.DataFrame([in_a_process_of_its_own(whole, *size) for size in wholes]),
+        ),
+        "average": (
+            "The average of weights",
+            lambda: pd.DataFrame(
+                [in_a_process_of_its_own(averaged, 10**6 if options.quick else 10**8, n) for n in (1, 10)]
+            ),
         ),
         "others": ("Other ways", lambda: pd.DataFrame([other_ways(*size, repeats) for size in others])),
         "large": (

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 _WARM_UP = 10  # checks
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 _CHUNK = 2**22  # values that are exchanged at a time, so that no second copy of a large weight is needed
 
 
@@ -205,11 +206,10 @@ def _is_saved(module: nn.Module, name: str) -> bool:
 
 
 def _can_be_averaged(tensor: Tensor) -> bool:
-    is_of_numbers = tensor.is_floating_point() or tensor.is_complex()
     is_plain = tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_inference())
     # Where several elements are one number in memory, nothing can be written.
     return (
-        is_of_numbers
+        tensor.dtype in _DTYPES
         and is_plain
         and not any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
     )
@@ -228,5 +228,12 @@ def _are_finite(tensors: Mapping[str, Tensor]) -> list[tuple[str, bool]]:
     if not tensors:
         return []
     first = next(iter(tensors.values())).device
-    flags = torch.stack([tensor.detach().isfinite().all().to(first) for tensor in tensors.values()]).tolist()
-    return list(zip(tensors, flags, strict=True))
+    ends = torch.stack([_ends(tensor.detach()).to(first, torch.float64) for tensor in tensors.values()])
+    return list(zip(tensors, ends.isfinite().all(dim=1).tolist(), strict=True))
+
+
+def _ends(tensor: Tensor) -> Tensor:
+    """The least and the largest value, (2,), NaN where there is one: unlike `isfinite`, this needs no second copy."""
+    if not tensor.numel():
+        return tensor.new_zeros(2, dtype=torch.float32)
+    return torch.stack(torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor))
