@@ -1,9 +1,10 @@
-"""Draw the pictures of the documentation, on two moons with every tenth label flipped.
+"""Draw the pictures of the documentation: two moons with every tenth label flipped, and `examples/two_gaussians.py`.
 
-python docs/pictures.py     # writes docs/pictures/*.png, in about ten seconds
+python docs/pictures.py     # writes docs/pictures/*.png, in about half a minute
 """
 
 import argparse
+import runpy
 from pathlib import Path
 
 import matplotlib
@@ -22,6 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 
 FOLDER = Path(__file__).parent / "pictures"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "two_gaussians.py"
 BLUE, ORANGE, GREY = "#2a6fbb", "#d9731a", "#9a9a9a"
 COLORS = np.array([BLUE, ORANGE])
 GRID = (-1.9, 2.9, -1.5, 2.0)
@@ -163,10 +165,46 @@ def draw_curves(inputs: Tensor, labels: Tensor, path: Path, epochs: int) -> Boun
     return stopper
 
 
+def draw_together(path: Path, n_samples: int) -> None:
+    """Left: U and expected accuracy where a boundary moves. Right: where a part of the Bayes boundary is left out."""
+    example = runpy.run_path(str(EXAMPLE))
+    cuts = example["measured_cuts"](n_samples, n_cuts=17, seed=0)
+    found = example["measured_stripes"](n_samples, seed=0)
+    inputs, labels = example["stripes"](n_samples, seed=0)
+    figure, axes = plt.subplots(2, 2, figsize=(9, 5), sharex="col", layout="constrained", width_ratios=(5, 4))
+    (values, slope), places = axes[:, 0], list(cuts)
+    for ax, name, color in ((values, "U", BLUE), (values, "EA", ORANGE), (slope, "slope of EA", ORANGE)):
+        ax.plot(places, [row[name] for row in cuts.values()], color=color, marker="o", markersize=3)
+    for ax in (values, slope):
+        ax.axvline(1, color="black", linestyle=":")
+        ax.spines[["top", "right"]].set_visible(False)
+    slope.axhline(0, color=GREY, linewidth=0.8)
+    values.set(ylim=(0, 1), ylabel="U and EA")
+    values.set_title("one boundary, moved across the overlap", fontsize=10)
+    values.text(1.65, 0.84, "expected accuracy EA", color=ORANGE, fontsize=9)
+    values.text(1.7, 0.45, "boundary uncertainty U", color=BLUE, fontsize=9)
+    slope.set(xlabel="place of the boundary, $x_0$", ylabel="change of EA per unit of $x_0$")
+    slope.text(1.08, 0.16, "Bayes boundary", fontsize=9)
+    grid = torch.linspace(-4.2, 4.2, 421)
+    for ax, name in zip(axes[:, 1], ("both parts", "one part"), strict=True):
+        classifier = example["STRIPES"][name]
+        ax.scatter(*inputs.T, s=2, c=COLORS[labels], linewidths=0)
+        is_one = classifier(torch.stack((grid, torch.zeros_like(grid)), dim=1)) > 0
+        for k, side in ((0, ~is_one), (1, is_one)):
+            ax.fill_between(grid, -2.6, 2.6, where=side.numpy(), color=COLORS[k], alpha=0.15, linewidth=0, zorder=0)
+        for place in (-1, 1):
+            is_drawn = name == "both parts" or place == 1
+            ax.axvline(place, color="black", linestyle="-" if is_drawn else ":", linewidth=1.6)
+        ax.set(xlim=(-4.2, 4.2), ylim=(-2.6, 2.6), ylabel="$x_1$")
+        ax.set_title(f"a boundary with {name}: U {found[name]['U']:.2f}, EA {found[name]['EA']:.2f}", fontsize=10)
+    ax.set_xlabel("$x_0$")
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+
+
 def main(arguments: list[str] | None = None) -> dict[float, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--smoke", action="store_true", help="fewer epochs")
+    parser.add_argument("--smoke", action="store_true", help="fewer epochs and samples")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     inputs, labels = moons(300, flipped=0.1, seed=0)
@@ -176,6 +214,7 @@ def main(arguments: list[str] | None = None) -> dict[float, float]:
     draw_kernel(uncertainty, inputs, labels, machine, options.folder / "kernel.png")
     values = draw_boundaries(uncertainty, inputs, labels, options.folder / "boundaries.png")
     draw_curves(inputs, labels, options.folder / "curves.png", epochs=25 if options.smoke else 120)
+    draw_together(options.folder / "together.png", n_samples=1000 if options.smoke else 4000)
     for path in sorted(options.folder.glob("*.png")):
         print(path)
     plt.close("all")

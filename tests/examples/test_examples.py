@@ -57,11 +57,31 @@ def test_fashion_mnist_stops_on_images(load, capsys, monkeypatch, options):
 
 
 def test_two_gaussians_are_best_cut_where_they_meet(load, capsys):
-    values = load("two_gaussians").main(["--smoke"])
-    assert len(values) == 5
-    assert max(values, key=values.get) == 1.0
-    assert 0.65 < values[1.0] < 0.95
-    assert "largest at 1.00" in capsys.readouterr().out
+    cuts, _ = load("two_gaussians").main(["--smoke"])
+    assert len(cuts) == 5
+    assert max(cuts, key=lambda cut: cuts[cut]["U"]) == 1.0
+    assert max(cuts, key=lambda cut: cuts[cut]["EA"]) == 1.0
+    assert min(cuts, key=lambda cut: abs(cuts[cut]["slope of EA"])) == 1.0
+    assert 0.65 < cuts[1.0]["U"] < 0.95
+    assert 0.78 < cuts[1.0]["EA"] < 0.88  # the Bayes boundary classifies 0.841 of all samples right
+    assert cuts[0.0]["slope of EA"] > 0.1 > -0.1 > cuts[2.0]["slope of EA"]
+    said = capsys.readouterr().out
+    for words in ("U is largest at 1.00", "EA is largest at 1.00", "EA changes least at 1.00"):
+        assert words in said
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_gaussians_expected_accuracy_tells_the_part_left_out_and_uncertainty_the_wrong_place(load, capsys, seed):
+    _, stripes = load("two_gaussians").main(["--smoke", "--seed", str(seed)])
+    right, left_out, displaced = stripes.values()
+    assert left_out["U"] == pytest.approx(right["U"], abs=0.1)
+    assert left_out["EA"] < right["EA"] - 0.2
+    assert left_out["omission"] > 0.2
+    assert max(right["omission"], displaced["omission"]) < 0.02
+    assert right["EA"] - 0.05 < displaced["EA"] < right["EA"]
+    assert displaced["U"] < right["U"] - 0.1
+    said = capsys.readouterr().out
+    assert f"one part           {left_out['U']:.3f}  {left_out['EA']:.3f}" in said
 
 
 def test_continuum_comes_near_the_published_values(load, tmp_path, capsys):
