@@ -188,7 +188,7 @@ def draw_together(path: Path, n_samples: int) -> None:
     grid = torch.linspace(-4.2, 4.2, 421)
     for ax, name in zip(axes[:, 1], ("both parts", "one part"), strict=True):
         classifier = example["STRIPES"][name]
-        ax.scatter(*inputs.T, s=2, c=COLORS[labels], linewidths=0)
+        ax.scatter(*inputs[:1500].T, s=4, c=COLORS[labels[:1500]], linewidths=0)  # more would hide each other
         is_one = classifier(torch.stack((grid, torch.zeros_like(grid)), dim=1)) > 0
         for k, side in ((0, ~is_one), (1, is_one)):
             ax.fill_between(grid, -2.6, 2.6, where=side.numpy(), color=COLORS[k], alpha=0.15, linewidth=0, zorder=0)
