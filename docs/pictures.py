@@ -136,7 +136,7 @@ def draw_curves(inputs: Tensor, labels: Tensor, path: Path, epochs: int) -> Boun
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    stopper = BoundaryUncertaintyStopper(inputs, labels)
+    stopper = BoundaryUncertaintyStopper(inputs, labels, averaging=None)  # measured is what is drawn
     test, training, stopped = [], [], None
     for epoch in range(epochs):
         for rows in torch.randperm(len(inputs)).split(40):

@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
         errors={"training error": training, "test error": test},
         uncertainties={"test U": BoundaryUncertainty(n_draws=4).fit(*test)},
     )
-    stopping = BoundaryUncertaintyStopping()
+    stopping = BoundaryUncertaintyStopping(rule="expected_accuracy", averaging=None)
     module, seconds = train(training, options.max_epochs, stopping, curves)
     seconds -= curves.seconds
 
