@@ -4,7 +4,7 @@ BIN := .venv/bin
 .PHONY: demo test test-slow test-oldest lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
 
 demo: .venv/demo
-	$(BIN)/python examples/letter_mlp.py
+	$(BIN)/python examples/label_noise.py
 
 # As many processes as there are cores, at most 4, of one thread each; what shares a fixture stays in one process.
 PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadscope

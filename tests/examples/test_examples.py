@@ -14,6 +14,41 @@ def load(load):
     return lambda name: load(FOLDER / f"{name}.py")
 
 
+def test_label_noise_compares_what_three_trainings_keep(load, tmp_path, capsys, monkeypatch):
+    example = load("label_noise")
+    monkeypatch.setattr(example, "RUNS", tmp_path / "runs")
+    result, second = example.main(["--smoke", "--seeds", "2", "--plot", str(tmp_path / "figure.png")])
+    lines = capsys.readouterr().out.splitlines()
+    said = dict(line.split(": ", 1) for line in lines if ": " in line)
+    assert said["kept epoch"] == str(result.stopping.best_epoch)
+    assert said["reason"] == "Training ran until `max_epochs=3`."
+    for name, curve, epoch in (
+        ("what the callback kept", result.average, result.stopping.best_epoch),
+        ("what a hold-out set kept", result.held_out, result.held_out_epoch),
+        ("the last epoch", result.all_labels, 2),
+        ("the best epoch in hindsight", result.all_labels, result.best_epoch),
+    ):
+        assert len(curve) == 3
+        assert said[f"test error of {name}"].split()[0] == f"{curve[epoch]:.4f}"
+    assert min(result.all_labels) == result.all_labels[result.best_epoch]
+    assert "preparation" in said["time of the callback"]
+    errors = [list(one.errors.values()) for one in (result, second)]
+    assert errors[0] != errors[1]
+    (means,) = [[float(value) for value in line.split()[1:]] for line in lines if line.startswith("mean ")]
+    assert means == pytest.approx([sum(pair) / 2 for pair in zip(*errors, strict=True)], abs=1e-4)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_label_noise_draws_labels_anew_and_leaves_those_of_the_test(load):
+    example = load("label_noise")
+    (inputs, noisy), test = example.load(1000, 0.2, seed=0)
+    (same, clean), same_test = example.load(1000, 0.0, seed=0)
+    assert torch.equal(inputs, same)
+    assert (len(noisy), len(test[1])) == (1000, 19000)
+    assert torch.equal(test[1], same_test[1])
+    assert 0.15 < float((noisy != clean).float().mean()) < 0.23
+
+
 def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, capsys, monkeypatch):
     example = load("letter_mlp")
     monkeypatch.setattr(example, "RUNS", tmp_path / "runs")
