@@ -245,7 +245,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             place = f"step {kept['step']} of {place}"
         rank_zero_info(
             f"Boundary uncertainty kept {place} ({shown} {kept[shown]:.4f}{unit and f' {unit}'}):"
-            f" its weights are {how}in the model"
+            f" its {'averaged ' if self._tracker.average is not None else ''}weights are {how}in the model"
             f"{where}. {self.stopping_reason.rstrip('.')}. {self._tracker.cost()}"
         )
 
