@@ -409,8 +409,10 @@ class MemoryKeeperMixin(Companion, Checkpoint):
         self._offer(trainer, pl_module)
 
     def _offer(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        with self.owner.tracker.averaged(pl_module):
-            self.best.offer(self.score_of(trainer), measured_module(trainer, pl_module))
+        score = self.score_of(trainer)
+        if score is not None:
+            with self.owner.tracker.averaged(pl_module):
+                self.best.offer(score, measured_module(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()

@@ -411,7 +411,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _prepare_here(
         self, trainer: "Trainer", pl_module: "LightningModule"
-    ) -> tuple[Tensor, Plan | None, tuple[str, bool]]:
+    ) -> tuple[Tensor, Plan | None, tuple[str, bool, int]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
         samples = _NOTHING_READ
         try:
@@ -446,7 +446,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
         inputs = self._tracker.perturbed_inputs
         inputs = inputs if trainer.world_size == 1 else inputs.cpu()
-        return inputs, self._tracker.plan, (fingerprint, self._tracker.is_restored)
+        return inputs, self._tracker.plan, (fingerprint, self._tracker.is_restored, self._tracker.n_samples)
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Nothing to do here: the stopping callback starts its patience anew."""
@@ -721,13 +721,32 @@ def _why_not_averaged(trainer: "Trainer") -> str:
 def _go_on_from_raw_weights(pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
     """Resume from a checkpoint of an average: training goes on from its own weights, and the average from the rest."""
     try:
-        average = put_back(pl_module, read_weights(checkpoint.pop(RAW_WEIGHTS)))
+        raw = read_weights(checkpoint.pop(RAW_WEIGHTS))
     except ValueError as error:
         raise MisconfigurationException(str(error)) from error
-    for state in checkpoint.get("callbacks", {}).values():
+    average = {name: value for name, value in checkpoint["state_dict"].items() if name in raw}
+    if not _put_back(pl_module, raw, checkpoint):
+        rank_zero_warn(
+            "The weights of training in the checkpoint, beside their average, do not fit the module: training goes on"
+            " from the average."
+        )
+    for state in (checkpoint.get("callbacks") or {}).values():
         own = state.get("average") if isinstance(state, dict) else None
         if isinstance(own, dict) and own.get("weights") == {}:  # that of the callback that has saved it
             own["weights"] = average
+
+
+def _put_back(pl_module: "LightningModule", raw: dict[str, Tensor], checkpoint: dict[str, Any]) -> bool:
+    """Put the weights of training into the module; under other names, if its `on_load_checkpoint` knows them."""
+    may_lack = not pl_module.strict_loading
+    if put_back(pl_module, raw):
+        return True
+    renamed = {**checkpoint, "state_dict": dict(raw)}
+    with contextlib.suppress(Exception):  # the hook may look for weights that are not averaged
+        pl_module.on_load_checkpoint(renamed)
+        if put_back(pl_module, read_weights(renamed["state_dict"]), may_lack=may_lack):
+            return True
+    return may_lack and put_back(pl_module, raw, may_lack=True)
 
 
 def record_folder(trainer: "Trainer") -> Path | None:

@@ -1,5 +1,6 @@
 """An exponential moving average of a network's weights over its checks, which begins with a short memory."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -35,10 +36,10 @@ class WeightAverage:
 
     What is averaged are the trainable parameters and the buffers of floating-point numbers that a `state_dict` holds,
     the running statistics of BatchNorm among them. All else is as the module has it: whole numbers, frozen parameters,
-    which enter from the first check after they are unfrozen, and buffers with values that are not finite, as masks
-    have. Averages are matched by name; where the shape, dtype or device of a weight changes, its average begins anew.
-    They are kept in the dtype of the weight. `torch.optim.swa_utils.AveragedModel` needs a copy of the whole module,
-    matches by position and begins at its first update, so it is not used.
+    which enter from the first check after they are unfrozen, and what is infinite from the start, as masks are.
+    Averages are matched by name; where the shape of a weight changes, its average begins anew. They are kept in the
+    dtype of the weight. `torch.optim.swa_utils.AveragedModel` needs a copy of the whole module, matches by position and
+    begins at its first update, so it is not used.
 
     Args:
         past: The largest weight of the past, 0 <= past < 1.
@@ -50,7 +51,7 @@ class WeightAverage:
         self.device = device
         self.is_current = False
         self._averages: dict[str, Averaged] = {}
-        self._is_inside = False
+        self._log: list[_Entry] = []  # of what is exchanged now
 
     def update(self, module: nn.Module, *, is_again: bool = False) -> bool:
         """Let the weights of a check enter; waits for the device once.
@@ -60,30 +61,35 @@ class WeightAverage:
             is_again: The same weights have entered already, before a resume.
 
         Returns:
-            False where a parameter is not finite. Such a check leaves the average as it was, and `inside` leaves the
-            module as it is until the next one.
+            False where a parameter has become NaN or infinite. Such a check leaves the average as it was, and `inside`
+            leaves the module as it is until the next one.
         """
         found = _weights(module)
         frozen = [name for name, tensor in found.items() if _is_frozen(tensor) and name not in self._averages]
         for name in frozen:
             del found[name]
-        are_finite = _are_finite(found)
-        self.is_current = all(is_finite or not isinstance(found[name], nn.Parameter) for name, is_finite in are_finite)
+        ends = _ends(found)
+        self.is_current = not any(
+            isinstance(found[name], nn.Parameter) and (math.isnan(low) or (name in self._averages and not is_finite))
+            for name, (low, is_finite) in ends.items()
+        )
         if not self.is_current or (is_again and self._averages):
             return self.is_current
-        before, self._averages = self._averages, {}
         with torch.no_grad():
-            for name, is_finite in are_finite:
-                if is_finite:
-                    self._averages[name] = self._updated(before.get(name), found[name].detach())
+            self._averages = {
+                name: self._updated(self._averages.get(name), found[name].detach())
+                for name, (_, is_finite) in ends.items()
+                if is_finite
+            }
         return True
 
     def _updated(self, before: Averaged | None, weight: Tensor) -> Averaged:
         kept_on = weight.device if self.device is None else torch.device(self.device)
-        if before is None or not _are_alike(before.value, weight):
+        if before is None or before.value.shape != weight.shape:
             return Averaged(weight.to(kept_on, copy=True), 1)
         past = min(self.past, before.n_checks / (before.n_checks + _WARM_UP))
-        return Averaged(before.value.to(kept_on).lerp_(weight.to(kept_on), 1 - past), before.n_checks + 1)
+        value = before.value.to(kept_on, weight.dtype)
+        return Averaged(value.lerp_(weight.to(kept_on), 1 - past), before.n_checks + 1)
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:
@@ -92,37 +98,52 @@ class WeightAverage:
         What is read or saved meanwhile is the average, by whatever way through the module. Nothing happens before the
         first update, after one that was refused, and where the average is inside already.
         """
-        if not self.is_current or self._is_inside:
+        if not self.is_current or self.is_inside:
             yield
             return
-        weights = _weights(module)
-        log: list[_Entry] = []
-        self._is_inside = True
         try:
-            for name, average in self._averages.items():
-                if name in weights and _are_alike(average.value, weights[name]):
-                    for pair in _pairs(weights[name].data, average.value):
-                        _exchange(pair, log)
-            yield
-        finally:
-            self._is_inside = False
             try:
-                _exchange_back(log)
-            finally:  # whatever is left, after a Ctrl-C in between
-                _exchange_back(log)
+                weights = _weights(module)
+                for name, average in self._averages.items():
+                    if name in weights and weights[name].shape == average.value.shape:
+                        for start, stop in _chunks(weights[name]):
+                            _exchange(name, start, stop, weights[name].data, average.value, self._log)
+                yield
+            finally:
+                self._take_out(module)
+        finally:  # whatever is left, after a Ctrl-C in the line above
+            self._take_out(module)
+
+    def _take_out(self, module: nn.Module) -> None:
+        """Undo each exchange, in tensors that are found anew: hooks and `forward` may have moved them."""
+        weights = _weights(module) if self._log else {}
+        while self._log:
+            name, start, stop, before = self._log[-1]
+            weight, average = weights.get(name), self._averages[name].value
+            if weight is not None and weight.shape == average.shape:
+                if before is None:
+                    before = _part(average, start, stop), _part(weight.data, start, stop)
+                    self._log[-1] = (name, start, stop, before)
+                _write(weight.data, start, stop, before[0])
+                _write(average, start, stop, before[1])
+            self._log.pop()
 
     @property
     def is_inside(self) -> bool:
         """Whether the module holds the average now."""
-        return self._is_inside
+        return bool(self._log)
 
     def put_aside(self) -> dict[str, Tensor]:
         """While the average is inside: what training has in its place, by name."""
-        return {name: average.value for name, average in self._averages.items()} if self._is_inside else {}
+        return {name: average.value for name, average in self._averages.items()} if self.is_inside else {}
+
+    def forget(self) -> None:
+        """Free the average: training has ended."""
+        self._averages, self.is_current = {}, False
 
     def state_dict(self) -> dict[str, Any]:
         """Averages by name, copied to the CPU, and how many checks are in each; only these while it is inside."""
-        weights = {} if self._is_inside else {n: one.value.cpu().clone() for n, one in self._averages.items()}
+        weights = {} if self.is_inside else {n: one.value.cpu().clone() for n, one in self._averages.items()}
         n_checks = {name: one.n_checks for name, one in self._averages.items()}
         return {"past": self.past, "n_checks": n_checks, "weights": weights}
 
@@ -134,69 +155,75 @@ class WeightAverage:
         self.is_current = False
 
 
-def put_back(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool = False) -> bool:
     """Put the weights of training into a module that was loaded with their average.
 
     Args:
         module: As a checkpoint of the average has left it.
         weights: What `WeightAverage.put_aside` gave when it was saved.
+        may_lack: Leave out what the module does not have.
 
     Returns:
-        The average by name, on the CPU.
-
-    Raises:
-        ValueError: If the module has no such weights.
+        False where the module has no place for some of them: then it is left as it is.
     """
     found = _weights(module)
-    average = {}
-    for name, weight in weights.items():
-        if name not in found or not _are_alike(weight, found[name]):
-            raise ValueError(f"The checkpoint holds weights of training that the module has no place for: {name}.")
-        average[name] = found[name].detach().cpu().clone()
-    for name, weight in weights.items():
+    fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}
+    if any(name not in found or found[name].shape != weight.shape for name, weight in fitting.items()):
+        return False
+    for name, weight in fitting.items():
         found[name].data.copy_(weight)
-    return average
+    return True
 
 
-Pair = tuple[Tensor, Tensor]
-# Two tensors that change places, and what they are to hold again if that is broken off.
-_Entry = tuple[Pair, Pair | None]
+# A part of a weight and of its average that change places, and what they are to hold again if that is broken off.
+_Entry = tuple[str, int, int, tuple[Tensor, Tensor] | None]
 
 
-def _exchange(pair: Pair, log: list[_Entry]) -> None:
-    """Exchange the values of two tensors; a Ctrl-C between two lines leaves in `log` what it takes to undo it."""
-    first, second = pair
-    before = first.clone(), second.clone()
-    log.append((pair, before))
-    first.copy_(before[1])
-    second.copy_(before[0])
-    log[-1] = (pair, None)
+def _exchange(name: str, start: int, stop: int, weight: Tensor, average: Tensor, log: list[_Entry]) -> None:
+    """Exchange a part of two tensors; a Ctrl-C between two lines leaves in `log` what it takes to undo it."""
+    before = _part(weight, start, stop), _part(average, start, stop)
+    log.append((name, start, stop, before))
+    _write(weight, start, stop, before[1])
+    _write(average, start, stop, before[0])
+    log[-1] = (name, start, stop, None)
 
 
-def _exchange_back(log: list[_Entry]) -> None:
-    """Undo all in reverse order, for weights may share their memory."""
-    while log:
-        pair, before = log[-1]
-        if before is None:
-            before = pair[1].to(pair[0].device, copy=True), pair[0].to(pair[1].device, copy=True)
-            log[-1] = (pair, before)
-        for tensor, value in zip(pair, before, strict=True):
-            tensor.copy_(value)
-        log.pop()
+def _part(tensor: Tensor, start: int, stop: int) -> Tensor:
+    return tensor.reshape(-1)[start:stop].clone()
 
 
-def _pairs(weight: Tensor, average: Tensor) -> Iterable[Pair]:
-    """Parts of both, so small that no second copy of a large weight is made."""
-    if not (weight.is_contiguous() and average.is_contiguous()):
-        return [(weight, average)]
-    return zip(weight.view(-1).split(_CHUNK), average.view(-1).split(_CHUNK), strict=True)
+def _write(tensor: Tensor, start: int, stop: int, values: Tensor) -> None:
+    if tensor.is_contiguous():
+        tensor.view(-1)[start:stop].copy_(values)
+    else:
+        flat = tensor.reshape(-1)  # a copy
+        flat[start:stop].copy_(values)
+        tensor.copy_(flat.view(tensor.shape))
+
+
+def _chunks(weight: Tensor) -> Iterable[tuple[int, int]]:
+    """Parts so small that no second copy of a large weight is made."""
+    size = _CHUNK if weight.is_contiguous() else max(1, weight.numel())
+    return ((start, min(start + size, weight.numel())) for start in range(0, weight.numel(), size))
 
 
 def _weights(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, once each, of those kinds that can be averaged."""
+    """Parameters and buffers of those kinds that can be averaged, by name; of several in one place of memory the first.
+
+    Masks that prune weights stay as the module has them, for in between they would be none.
+    """
     parameters = {name: one for name, one in module.named_parameters() if not is_lazy(one)}
-    buffers = {name: one for name, one in module.named_buffers() if not is_lazy(one) and _is_saved(module, name)}
-    return {name: tensor for name, tensor in {**parameters, **buffers}.items() if _can_be_averaged(tensor)}
+    buffers = {
+        name: one
+        for name, one in module.named_buffers()
+        if not is_lazy(one) and not name.endswith("_mask") and _is_saved(module, name)
+    }
+    found: dict[Any, tuple[str, Tensor]] = {}
+    for name, tensor in {**parameters, **buffers}.items():
+        if _can_be_averaged(tensor):
+            place = (tensor.device, tensor.data_ptr() or name, tensor.shape, tensor.stride())
+            found.setdefault(place, (name, tensor))
+    return dict(found.values())
 
 
 def _is_saved(module: nn.Module, name: str) -> bool:
@@ -219,21 +246,20 @@ def _is_frozen(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
 
-def _are_alike(average: Tensor, weight: Tensor) -> bool:
-    return average.shape == weight.shape and average.dtype == weight.dtype
-
-
-def _are_finite(tensors: Mapping[str, Tensor]) -> list[tuple[str, bool]]:
-    """By name, whether all values are finite."""
+def _ends(tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, bool]]:
+    """By name, the least value, NaN where there is one, and whether all are finite; waits for the device once."""
     if not tensors:
-        return []
+        return {}
     first = next(iter(tensors.values())).device
-    ends = torch.stack([_ends(tensor.detach()).to(first, torch.float64) for tensor in tensors.values()])
-    return list(zip(tensors, ends.isfinite().all(dim=1).tolist(), strict=True))
+    ends = torch.stack([_least_and_largest(tensor.detach()).to(first, torch.float64) for tensor in tensors.values()])
+    return {
+        name: (low, math.isfinite(low) and math.isfinite(high))
+        for name, (low, high) in zip(tensors, ends.tolist(), strict=True)
+    }
 
 
-def _ends(tensor: Tensor) -> Tensor:
-    """The least and the largest value, (2,), NaN where there is one: unlike `isfinite`, this needs no second copy."""
+def _least_and_largest(tensor: Tensor) -> Tensor:
+    """(2,), NaN where there is one: unlike `isfinite`, this needs no second copy."""
     if not tensor.numel():
         return tensor.new_zeros(2, dtype=torch.float32)
     return torch.stack(torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor))

@@ -189,7 +189,8 @@ class SelectionRule:
     The kept epoch is the first with the largest score.
 
     Args:
-        rule: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a `Rule`.
+        rule: `"accuracy_and_uncertainty"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a
+            `Rule`.
         smoothing: Weight of the past in an exponential moving average of the signals that the rule looks at, corrected
             for the start, 0 <= smoothing < 1.
         start_from_epoch: Checks of earlier epochs are not kept, >= 0.

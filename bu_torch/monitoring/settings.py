@@ -200,6 +200,9 @@ class Settings(MeasurementSettings):
 def _check_device(name: str, device: Any) -> str:
     """The name of a device that torch knows."""
     try:
-        return str(torch.device(device))
+        found = torch.device(device)
+        if found.type == "meta":
+            raise RuntimeError("A meta device holds no values.")
+        return str(found)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {device!r}.") from error

@@ -131,7 +131,10 @@ def _read_average(average: dict[str, Any] | None) -> dict[str, Any] | None:
     _check(isinstance(past, float) and 0 <= past < 1, "an average with a weight of the past", past)
     for name, number in n_checks.items():
         _check(isinstance(name, str) and _is_count(number) and number >= 1, "an average of at least one check", number)
-    return {"past": past, "n_checks": dict(n_checks), "weights": read_weights(average.get("weights"))}
+    weights = read_weights(average.get("weights"))
+    are_finite = all(bool(weight.isfinite().all()) for weight in weights.values())
+    _check(are_finite, "an average of finite weights", "others")
+    return {"past": past, "n_checks": dict(n_checks), "weights": weights}
 
 
 def _holds_all(tensor: Tensor) -> bool:

@@ -211,6 +211,7 @@ class Tracker:
             self._signals = signals
             self._keep_space(signals, samples.inputs)
         self._rows = samples.rows
+        self._adapt(len(samples.inputs))
         self._about = {
             "data": {
                 "n_samples": len(samples.inputs),
@@ -225,6 +226,10 @@ class Tracker:
             "classes": samples.classes,
         }
         return self._signals.fingerprint
+
+    def _adapt(self, n_samples: int) -> None:
+        if self.selection is not None:
+            self.selection.rule.adapt(n_samples, self.settings.n_neighbors)
 
     def _keep_space(self, signals: Signals, inputs: Tensor) -> None:
         """Keep what a resumed run cannot find again, for the network has changed by then."""
@@ -270,13 +275,16 @@ class Tracker:
         )
         return samples, n_draws
 
-    def go_on(self, fingerprint: str, is_restored: bool = True) -> bool:
+    def go_on(self, fingerprint: str, is_restored: bool = True, n_samples: int | None = None) -> bool:
         """Compare the samples with those of the checks so far; False if they differ, so that those count no more.
 
         Args:
             fingerprint: What `prepare` gave where it was called.
             is_restored: What `is_restored` was there: whether the state could be gone on with.
+            n_samples: What `n_samples` was there, where that is another process.
         """
+        if n_samples is not None:
+            self._adapt(n_samples)
         are_the_same = not self.history or (is_restored and self._fingerprint in (None, fingerprint))
         if not are_the_same:
             self._compare_nothing_before()
@@ -284,8 +292,10 @@ class Tracker:
         return are_the_same
 
     def release(self) -> None:
-        """Free what `prepare` computed."""
+        """Free what `prepare` computed, and the average: training has ended."""
         self._signals = None
+        if self.average is not None:
+            self.average.forget()
         self._measurement = None
 
     @property
@@ -337,6 +347,11 @@ class Tracker:
     def perturbed_inputs(self) -> Tensor:
         """Where the network is to be read, (n_draws * N, ...)."""
         return self.signals.perturbed_inputs
+
+    @property
+    def n_samples(self) -> int:
+        """How many samples a check looks at."""
+        return int(self._about["data"]["n_samples"])
 
     @property
     def n_classes(self) -> int:
@@ -406,8 +421,6 @@ class Tracker:
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         self.history.append(entry)
         if self.selection is not None:
-            if self.plan is not None:
-                self.selection.rule.adapt(self.plan.n_samples, self.settings.n_neighbors)
             self.selection.complete(self.compared)
             self.verdict = self._decided(self.verdict, entry)
         if not is_counted:
@@ -665,6 +678,7 @@ class Tracker:
         if self.selection is None:
             return {}
         named = {name: getattr(self.settings, name) for name in _COMPARED}
+        named["averaging"] = None if self.average is None else self.average.past
         if isinstance(weights := named["class_weight"], dict | list):
             named["class_weight"] = repr(weights)  # of all classes
         rule = self.selection.rule

@@ -83,19 +83,24 @@ def class_name(record: Record, index: int, most: int = 60) -> str:
 
 
 def _deciding(record: Record, verdict: Verdict) -> Figure | None:
-    record = _with_fewer_checks(record, verdict)
     label, places, values = scores(record, verdict)
+    shown = set(_with_fewer_checks(record, verdict).places)
+    places, values = (
+        [place for place in places if place in shown],
+        [value for place, value in zip(places, values, strict=True) if place in shown],
+    )
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
+    kept = [value for place, value in zip(places, values, strict=True) if place == verdict.kept]
     # The first epochs lie far below all others, which differ by little.
     low, high = float(np.quantile(finite, 0.25 if len(finite) > _FEW_CHECKS else 0)), max(finite)
+    low = min([low, *filter(math.isfinite, kept)])
     room = 0.08 * (high - low) or 0.01
     layout = {
         "xaxis": {"title": {"text": record.axis}},
         "yaxis": {"title": {"text": "score"}, "range": [low - room, high + room]},
     }
-    kept = [value for place, value in zip(places, values, strict=True) if place == verdict.kept]
     mark = {
         "type": "scatter",
         "mode": "markers",
@@ -109,8 +114,8 @@ def _deciding(record: Record, verdict: Verdict) -> Figure | None:
     return Figure(
         "deciding",
         f"What {decided}",
-        f"{label.capitalize()}: the check with the largest value is kept. The axis leaves out the lowest quarter of the"
-        " values, so that the largest is seen.",
+        f"{label.capitalize()}: the check with the largest value is kept."
+        + (" The axis begins above the lowest values, so that the largest is seen." if low > min(finite) else ""),
         drawn([curve(places, values, label, BLUE), *([mark] if kept else [])], layout, verdict),
         320,
     )

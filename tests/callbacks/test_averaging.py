@@ -171,11 +171,13 @@ def test_without_averaging_a_kept_file_still_resumes_from_the_weights_of_trainin
 def test_another_weight_of_the_past_starts_anew(tmp_path):
     last = ModelCheckpoint(tmp_path / "user", save_last=True)
     fit(tmp_path, stopping(), last, max_epochs=3)
-    resumed = stopping(averaging=0.5)
+    resumed, again = stopping(averaging=0.5), ModelCheckpoint(tmp_path / "again", save_last=True)
     with pytest.warns(UserWarning, match=r"resumes with averaging=0\.5 where it had averaging=0\.6"):
-        fit(tmp_path, resumed, ckpt_path=tmp_path / "user" / "last.ckpt")
+        fit(tmp_path, resumed, again, ckpt_path=tmp_path / "user" / "last.ckpt")
     assert resumed.tracker.n_not_compared == 3
-    assert set(resumed.tracker.average.state_dict()["n_checks"].values()) == {3}
+    content = torch.load(tmp_path / "again" / "last.ckpt", weights_only=True)
+    (state,) = [one for key, one in content["callbacks"].items() if key.startswith("BoundaryUncertaintyStopping")]
+    assert set(state["average"]["n_checks"].values()) == {3}
 
 
 def test_within_epochs(tmp_path):
@@ -220,16 +222,16 @@ def test_a_backbone_enters_when_it_is_unfrozen(tmp_path):
 
     class Look(Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            names.append(set(own.tracker.average.state_dict()["n_checks"]))
+            names.append(own.tracker.average.state_dict()["n_checks"])
 
     tuning = BackboneFinetuning(unfreeze_backbone_at_epoch=2, train_bn=False, verbose=False)
     fit(tmp_path, tuning, own, Look(), module=Tuned(), max_epochs=4)
     assert "net.0.weight" not in names[1]
     assert "net.4.weight" in names[1]
     assert "net.0.weight" in names[2]
-    totals = own.tracker.average.state_dict()["n_checks"]
-    assert totals["net.0.weight"] == 2
-    assert totals["net.4.weight"] == 4
+    assert names[-1]["net.0.weight"] == 2
+    assert names[-1]["net.4.weight"] == 4
+    assert own.tracker.average.state_dict()["weights"] == {}  # it is freed
 
 
 class TwoOptimizers(Plain):
@@ -283,8 +285,6 @@ def test_weights_that_are_not_finite_end_the_training_and_the_best_average_is_ke
 
 DAMAGED = {
     "no tensors": {"net.0.weight": 1.0},
-    "another shape": {"net.0.weight": torch.ones(2)},
-    "another name": {"net.9.weight": torch.ones(2)},
     "no dict": [torch.ones(2)],
     "more than there is": {"net.0.bias": torch.ones(1).expand(16)},
 }
@@ -292,13 +292,89 @@ DAMAGED = {
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=list(DAMAGED))
 def test_weights_of_training_that_others_crafted_are_refused(tmp_path, damage):
+    path = crafted(tmp_path, damage)
+    with pytest.raises(MisconfigurationException, match="The checkpoint holds"):
+        fit(tmp_path, stopping(), ckpt_path=path)
+
+
+def crafted(tmp_path, raw):
+    """The kept checkpoint, with other weights of training."""
     own = stopping()
     fit(tmp_path, own, max_epochs=2)
     content = torch.load(own.best_model_path, weights_only=True)
-    content[RAW_WEIGHTS] = damage
+    content[RAW_WEIGHTS] = raw
     torch.save(content, tmp_path / "crafted.ckpt")
-    with pytest.raises(MisconfigurationException, match="The checkpoint holds"):
-        fit(tmp_path, stopping(), ckpt_path=tmp_path / "crafted.ckpt")
+    return tmp_path / "crafted.ckpt"
+
+
+@pytest.mark.parametrize(
+    "raw", [{"net.0.weight": torch.ones(2)}, {"net.9.weight": torch.ones(2)}], ids=["shape", "name"]
+)
+def test_weights_of_training_that_do_not_fit_are_warned_of(tmp_path, raw):
+    path = crafted(tmp_path, raw)
+    with pytest.warns(UserWarning, match="do not fit the module: training goes on from the average"):
+        fit(tmp_path, stopping(), ckpt_path=path)
+
+
+class Renamed(Plain):
+    """A later version of `Plain`, which takes its files."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = self.net
+        del self.net
+
+    def forward(self, x):
+        return self.network(x.flatten(1))
+
+    def on_load_checkpoint(self, checkpoint):
+        state = checkpoint["state_dict"]
+        for name in [name for name in state if name.startswith("net.")]:
+            state[name.replace("net.", "network.", 1)] = state.pop(name)
+
+
+def test_a_module_that_renames_what_it_loads_goes_on_from_the_weights_of_training(tmp_path):
+    whole, first = Weights(), stopping()
+    fit(tmp_path / "whole", stopping(restore_best_weights=False), whole)
+    fit(tmp_path, first, max_epochs=3)
+    weights = Weights()
+    fit(tmp_path, stopping(), weights, module=Renamed(), ckpt_path=first.best_model_path)
+    of_whole = {name.replace("net.", "network.", 1): value for name, value in whole.states[-1].items()}
+    assert same(weights.states[-1], of_whole)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_a_kept_file_resumes_in_its_precision(tmp_path, precision):
+    class Fed(Plain):
+        def forward(self, x):
+            return super().forward(x.to(self.dtype))
+
+    def made():
+        torch.manual_seed(3)
+        return Fed()
+
+    whole, of_whole = stopping(rule="expected_accuracy"), Weights()
+    fit(tmp_path / "whole", whole, of_whole, module=made(), precision=precision)
+    first = stopping(rule="expected_accuracy")
+    fit(tmp_path, first, module=made(), precision=precision, max_epochs=2)
+    resumed, weights = stopping(rule="expected_accuracy"), Weights()
+    fit(tmp_path, resumed, weights, module=made(), precision=precision, ckpt_path=first.best_model_path)
+    assert resumed.history == whole.history
+    assert same(weights.states[-1], of_whole.states[-1])
+
+
+def test_nothing_is_exchanged_in_batches_without_a_check(tmp_path, monkeypatch):
+    entered = []
+    inside = WeightAverage.inside
+
+    def counted(average, module):
+        entered.append(average)
+        return inside(average, module)
+
+    monkeypatch.setattr(WeightAverage, "inside", counted)
+    own = stopping()
+    fit(tmp_path, own, max_epochs=3, enable_checkpointing=False)
+    assert len(entered) == 2 * len(own.history) == 6  # to measure, and to keep
 
 
 @pytest.mark.parametrize(
