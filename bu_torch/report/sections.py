@@ -32,6 +32,7 @@ def sections(record: Record, verdict: Verdict, drawn: Sequence[Figure], others: 
         header(said, f"{why} {level(record, verdict)}"),
         _missing(record),
         _tiles(record, verdict),
+        plots.get("deciding", ""),
         plots.get("scores", ""),
         _rules(record, verdict),
         plots.get("agreement", ""),

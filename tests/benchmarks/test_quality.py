@@ -92,8 +92,9 @@ def test_what_is_held_out_is_read_of_weights_and_of_their_average(quality, tmp_p
     )
     loaders = DataLoader(TensorDataset(*part), batch_size=32, shuffle=True), DataLoader(TensorDataset(*held), 60)
     problems.trainer(tmp_path, at_end, max_epochs=4, num_sanity_val_steps=0).fit(module, *loaders)
-    shares = 0.7 ** torch.arange(4.0).flip(0)
-    average = (torch.stack(weights) * shares.unsqueeze(1)).sum(dim=0) / shares.sum()
+    average = weights[0]
+    for n, values in enumerate(weights[1:], start=1):
+        average = torch.lerp(values, average, n / (n + 10))
     columns = curves.columns()
     for prefix, values in (("", weights[-1]), ("averaged_", average)):
         vector_to_parameters(values, module.parameters())
