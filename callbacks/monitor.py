@@ -206,6 +206,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             if self._tracker.average is not None and (why := _why_not_averaged(trainer)):
                 self._tracker.average = None
                 rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
+            if self._tracker.average is not None and self.averaging_device is not None:
+                _try_device(self.averaging_device)
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         with self._clocks_of_others_stopped(trainer):
@@ -716,6 +718,15 @@ def _why_not_averaged(trainer: "Trainer") -> str:
             return f"{theirs.__name__} does so"
     name = type(trainer.strategy).__name__
     return f"{name} shards them" if name in _SHARDED else ""
+
+
+def _try_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise MisconfigurationException(
+            f"`averaging_device` must be a device of this machine, got {device!r}: {error}"
+        ) from error
 
 
 def _go_on_from_raw_weights(pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:

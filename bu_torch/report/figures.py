@@ -115,6 +115,7 @@ def _deciding(record: Record, verdict: Verdict) -> Figure | None:
         "deciding",
         f"What {decided}",
         f"{label.capitalize()}: the check with the largest value is kept."
+        + (" All that is measured is of averaged weights." if record.settings.get("averaging") else "")
         + (" The axis begins above the lowest values, so that the largest is seen." if low > min(finite) else ""),
         drawn([curve(places, values, label, BLUE), *([mark] if kept else [])], layout, verdict),
         320,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.record import HISTOGRAMS
 from bu_torch.monitoring.rules import RULE_NAMES
 from bu_torch.report.drawing import Figure
@@ -16,6 +17,7 @@ from bu_torch.report.verdict import (
     headline,
     level,
     rule_label,
+    scores,
     shown_details,
 )
 
@@ -83,6 +85,9 @@ def _tiles(record: Record, verdict: Verdict) -> str:
             ("trust score", figure(check["trust_score"]), "above 1: agrees with the nearest class"),
             *tiles,
         ]
+        label, places, values = scores(record, verdict)
+        if check[axis] in places and verdict.rule not in SIGNALS:
+            tiles.insert(1, ("score", figure(values[places.index(check[axis])]), label))
         if "expected_accuracy" in check:
             tiles.insert(1, ("expected accuracy", figure(check["expected_accuracy"]), "at the perturbed samples"))
     spent, total = last.get("check_seconds", math.nan), last.get("seconds", math.nan)
