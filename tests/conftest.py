@@ -1,4 +1,5 @@
 import importlib.util
+import logging
 import os
 import random
 import sys
@@ -22,7 +23,11 @@ def global_state_is_left_alone(request):
     """Each test sees, and must leave, the same global switches; a test that trains may move the random state."""
     torch.manual_seed(0)
     before = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
+    lightning = logging.getLogger("lightning.pytorch")
+    level = lightning.level  # which benchmarks raise
     yield
+    if level:
+        lightning.setLevel(level)
     after = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled())
     assert after == before
 
