@@ -722,7 +722,7 @@ def _why_not_averaged(trainer: "Trainer") -> str:
 
 def _try_device(device: str) -> None:
     try:
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError) as error:
         raise MisconfigurationException(
             f"`averaging_device` must be a device of this machine, got {device!r}: {error}"
@@ -736,28 +736,16 @@ def _go_on_from_raw_weights(pl_module: "LightningModule", checkpoint: dict[str, 
     except ValueError as error:
         raise MisconfigurationException(str(error)) from error
     average = {name: value for name, value in checkpoint["state_dict"].items() if name in raw}
-    if not _put_back(pl_module, raw, checkpoint):
+    if not put_back(pl_module, raw, may_lack=not pl_module.strict_loading):
+        average = {}
         rank_zero_warn(
             "The weights of training in the checkpoint, beside their average, do not fit the module: training goes on"
-            " from the average."
+            " from the average, and another average begins."
         )
     for state in (checkpoint.get("callbacks") or {}).values():
         own = state.get("average") if isinstance(state, dict) else None
         if isinstance(own, dict) and own.get("weights") == {}:  # that of the callback that has saved it
             own["weights"] = average
-
-
-def _put_back(pl_module: "LightningModule", raw: dict[str, Tensor], checkpoint: dict[str, Any]) -> bool:
-    """Put the weights of training into the module; under other names, if its `on_load_checkpoint` knows them."""
-    may_lack = not pl_module.strict_loading
-    if put_back(pl_module, raw):
-        return True
-    renamed = {**checkpoint, "state_dict": dict(raw)}
-    with contextlib.suppress(Exception):  # the hook may look for weights that are not averaged
-        pl_module.on_load_checkpoint(renamed)
-        if put_back(pl_module, read_weights(renamed["state_dict"]), may_lack=may_lack):
-            return True
-    return may_lack and put_back(pl_module, raw, may_lack=True)
 
 
 def record_folder(trainer: "Trainer") -> Path | None:

@@ -73,9 +73,16 @@ class WeightAverage:
             isinstance(found[name], nn.Parameter) and (math.isnan(low) or (name in self._averages and not is_finite))
             for name, (low, is_finite) in ends.items()
         )
-        if not self.is_current or (is_again and self._averages):
-            return self.is_current
-        with torch.no_grad():
+        if not self.is_current:
+            return False
+        if is_again and self._averages:
+            self._averages = {
+                name: one._replace(value=one.value.to(self._place(found[name]), found[name].dtype))
+                for name, one in self._averages.items()
+                if name in found
+            }
+            return True
+        with torch.inference_mode(False), torch.no_grad():
             self._averages = {
                 name: self._updated(self._averages.get(name), found[name].detach())
                 for name, (_, is_finite) in ends.items()
@@ -83,8 +90,11 @@ class WeightAverage:
             }
         return True
 
+    def _place(self, weight: Tensor) -> torch.device:
+        return weight.device if self.device is None else torch.device(self.device)
+
     def _updated(self, before: Averaged | None, weight: Tensor) -> Averaged:
-        kept_on = weight.device if self.device is None else torch.device(self.device)
+        kept_on = self._place(weight)
         if before is None or before.value.shape != weight.shape:
             return Averaged(weight.to(kept_on, copy=True), 1)
         past = min(self.past, before.n_checks / (before.n_checks + _WARM_UP))
@@ -105,7 +115,7 @@ class WeightAverage:
             try:
                 weights = _weights(module)
                 for name, average in self._averages.items():
-                    if name in weights and weights[name].shape == average.value.shape:
+                    if name in weights and _are_alike(weights[name], average.value):
                         for start, stop in _chunks(weights[name]):
                             _exchange(name, start, stop, weights[name].data, average.value, self._log)
                 yield
@@ -120,7 +130,7 @@ class WeightAverage:
         while self._log:
             name, start, stop, before = self._log[-1]
             weight, average = weights.get(name), self._averages[name].value
-            if weight is not None and weight.shape == average.shape:
+            if weight is not None and _are_alike(weight, average):
                 if before is None:
                     before = _part(average, start, stop), _part(weight.data, start, stop)
                     self._log[-1] = (name, start, stop, before)
@@ -139,7 +149,8 @@ class WeightAverage:
 
     def forget(self) -> None:
         """Free the average: training has ended."""
-        self._averages, self.is_current = {}, False
+        if not self.is_inside:
+            self._averages, self.is_current = {}, False
 
     def state_dict(self) -> dict[str, Any]:
         """Averages by name, copied to the CPU, and how many checks are in each; only these while it is inside."""
@@ -166,11 +177,11 @@ def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool
     Returns:
         False where the module has no place for some of them: then it is left as it is.
     """
-    found = _weights(module)
+    found = _weights(module, once=False)
     fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}
     if any(name not in found or found[name].shape != weight.shape for name, weight in fitting.items()):
         return False
-    for name, weight in fitting.items():
+    for name, weight in reversed(fitting.items()):  # as they were exchanged back, for weights may share their memory
         found[name].data.copy_(weight)
     return True
 
@@ -207,33 +218,39 @@ def _chunks(weight: Tensor) -> Iterable[tuple[int, int]]:
     return ((start, min(start + size, weight.numel())) for start in range(0, weight.numel(), size))
 
 
-def _weights(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of those kinds that can be averaged, by name; of several in one place of memory the first.
+def _weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
+    """Parameters and buffers of those kinds that can be averaged, by name; of several in one place of memory one.
 
     Masks that prune weights stay as the module has them, for in between they would be none.
     """
-    parameters = {name: one for name, one in module.named_parameters() if not is_lazy(one)}
+    owners = dict(module.named_modules(remove_duplicate=False))
+    parameters = {name: one for name, one in module.named_parameters(remove_duplicate=False) if not is_lazy(one)}
     buffers = {
         name: one
-        for name, one in module.named_buffers()
-        if not is_lazy(one) and not name.endswith("_mask") and _is_saved(module, name)
+        for name, one in module.named_buffers(remove_duplicate=False)
+        if not is_lazy(one) and not name.endswith("_mask") and _is_saved(owners, name)
     }
     found: dict[Any, tuple[str, Tensor]] = {}
-    for name, tensor in {**parameters, **buffers}.items():
+    for name, tensor in sorted({**parameters, **buffers}.items(), key=lambda pair: _is_frozen(pair[1])):
         if _can_be_averaged(tensor):
             place = (tensor.device, tensor.data_ptr() or name, tensor.shape, tensor.stride())
-            found.setdefault(place, (name, tensor))
+            found.setdefault(place if once else name, (name, tensor))
     return dict(found.values())
 
 
-def _is_saved(module: nn.Module, name: str) -> bool:
+def _is_saved(owners: Mapping[str, nn.Module], name: str) -> bool:
     """Whether a `state_dict` holds a buffer."""
     owner, _, own_name = name.rpartition(".")
-    return own_name not in getattr(module.get_submodule(owner), "_non_persistent_buffers_set", ())
+    return own_name not in getattr(owners[owner], "_non_persistent_buffers_set", ())
+
+
+def _are_alike(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and first.dtype == second.dtype
 
 
 def _can_be_averaged(tensor: Tensor) -> bool:
-    is_plain = tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_inference())
+    is_plain = type(tensor.data) is Tensor and tensor.layout == torch.strided
+    is_plain = is_plain and not (tensor.is_meta or tensor.is_inference())
     # Where several elements are one number in memory, nothing can be written.
     return (
         tensor.dtype in _DTYPES

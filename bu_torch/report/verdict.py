@@ -65,8 +65,10 @@ def scores(record: Record, verdict: Verdict) -> tuple[str, list[int], list[float
         if not _has(record, *rule.rule.signals):
             return rule_label(name), [], []
         checks, column = rule.judged(checks), rule.score_name
-    places = [check[record.axis] for check in checks if column in check]
-    return rule_label(name), places, [check[column] for check in checks if column in check]
+    start = record.settings.get("start_from_epoch")
+    first = start if isinstance(start, int) else 0
+    counted = [check for check in checks if column in check and check["epoch"] >= first]
+    return rule_label(name), [check[record.axis] for check in counted], [check[column] for check in counted]
 
 
 def rule_label(name: str) -> str:

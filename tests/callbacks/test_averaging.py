@@ -333,14 +333,12 @@ class Renamed(Plain):
             state[name.replace("net.", "network.", 1)] = state.pop(name)
 
 
-def test_a_module_that_renames_what_it_loads_goes_on_from_the_weights_of_training(tmp_path):
-    whole, first = Weights(), stopping()
-    fit(tmp_path / "whole", stopping(restore_best_weights=False), whole)
+def test_a_module_that_renames_what_it_loads_goes_on_from_the_average(tmp_path):
+    first, weights = stopping(), Weights()
     fit(tmp_path, first, max_epochs=3)
-    weights = Weights()
-    fit(tmp_path, stopping(), weights, module=Renamed(), ckpt_path=first.best_model_path)
-    of_whole = {name.replace("net.", "network.", 1): value for name, value in whole.states[-1].items()}
-    assert same(weights.states[-1], of_whole)
+    with pytest.warns(UserWarning, match="goes on from the average, and another average begins"):
+        fit(tmp_path, stopping(), weights, module=Renamed(), ckpt_path=first.best_model_path)
+    assert len(weights.states) >= 3
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "64-true"])

@@ -403,6 +403,38 @@ def test_weights_that_are_moved_in_memory_meanwhile_are_found_again(monkeypatch,
     assert same(average.state_dict()["weights"], of_average)
 
 
+def tied_by_transpose():
+    module = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 4, bias=False))
+    module[1].weight = nn.Parameter(module[0].weight.data.t())
+    return module
+
+
+@pytest.mark.parametrize("make", [tied_by_memory, tied_by_transpose], ids=lambda make: make.__name__)
+def test_weights_of_training_that_share_memory_are_put_back(make):
+    module, average = make(), WeightAverage(0.7)
+    for seed in range(3):
+        train(module, seed)
+        average.update(module)
+    before = state_of(module)
+    with average.inside(module):
+        saved, aside = state_of(module), {name: value.clone() for name, value in average.put_aside().items()}
+    assert same(state_of(module), before)
+    loaded = make()
+    loaded.load_state_dict(saved)
+    assert put_back(loaded, aside)
+    assert same(state_of(loaded), before)
+
+
+def test_a_scripted_module_and_checks_in_inference_mode():
+    module, average = torch.jit.script(network()), WeightAverage(0.5)
+    with torch.inference_mode():
+        average.update(module)
+    before = state_of(module)
+    average.update(module)
+    with average.inside(module):
+        assert same(state_of(module), before)
+
+
 def test_weights_in_one_place_of_memory_are_put_aside_once():
     module, average = tied_by_memory(), WeightAverage(0.7)
     for seed in range(3):
@@ -449,6 +481,11 @@ def test_an_average_goes_on_in_the_dtype_that_a_run_resumes_in():
     resumed = WeightAverage(0.5)
     resumed.load_state_dict(average.state_dict())
     module.double()
+    assert resumed.update(module, is_again=True)
+    before = state_of(module)
+    with resumed.inside(module):
+        pass
+    assert same(state_of(module), before)
     assert resumed.update(module)
     assert set(resumed.state_dict()["n_checks"].values()) == {2}
     assert all(value.dtype == torch.float64 for value in resumed.state_dict()["weights"].values())
