@@ -39,7 +39,7 @@ def preserved_buffers(model: object) -> Iterator[None]:
         (module, name, buffer, _version(buffer), buffer.detach().clone())
         for module in (model.modules() if isinstance(model, nn.Module) else ())
         for name, buffer in module._buffers.items()
-        if buffer is not None and not is_lazy(buffer) and not buffer.is_meta and not _is_expanded(buffer)
+        if buffer is not None and not is_lazy(buffer) and not buffer.is_meta and not is_expanded(buffer)
     ]
     try:
         yield
@@ -71,7 +71,7 @@ def evaluation_mode(model: object) -> Iterator[None]:
             module.training = mode
 
 
-def _is_expanded(buffer: Tensor) -> bool:
+def is_expanded(buffer: Tensor) -> bool:
     """Whether several of its elements are one number in memory, so that nothing can be written to it."""
     if buffer.layout != torch.strided:
         return False

@@ -410,7 +410,7 @@ class MemoryKeeperMixin(Companion, Checkpoint):
 
     def _offer(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         score = self.score_of(trainer)
-        if score is not None:
+        if self.best.would_keep(score):  # otherwise the weights need not change places
             with self.owner.tracker.averaged(pl_module):
                 self.best.offer(score, measured_module(trainer, pl_module))
 

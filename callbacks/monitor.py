@@ -64,7 +64,7 @@ _SEVERAL_TENSORS = (
 )
 RAW_WEIGHTS = "raw_state_dict"  # of training, in a checkpoint whose `state_dict` is their average
 _WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
-_SHARDED = (*_WRAPPING, "ModelParallelStrategy", "XLAFSDPStrategy")  # where no process has the whole network
+SHARDED = (*_WRAPPING, "ModelParallelStrategy", "XLAFSDPStrategy")  # where no process has the whole network
 
 
 @without(INSTEAD | dict.fromkeys(("monitor", "mode"), _DECIDES_NOTHING))
@@ -474,7 +474,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _network(self, trainer: "Trainer", pl_module: "LightningModule") -> torch.nn.Module | None:
         """The network, if its features may be read by this process alone before training."""
-        is_whole = type(trainer.strategy).__name__ not in _SHARDED
+        is_whole = type(trainer.strategy).__name__ not in SHARDED
         is_made = not any(is_lazy(parameter) for parameter in pl_module.parameters())
         # Features of a network that has learnt these labels already would tell them by heart.
         is_new = trainer.global_step == 0 or bool(self.history) or self.feature_extractor == "module"
@@ -529,7 +529,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _watch(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any) -> None:
         """Prepare to compare what the network gets in this step with what a check would give it."""
-        is_wrapped = type(trainer.strategy).__name__ in _SHARDED
+        is_wrapped = type(trainer.strategy).__name__ in SHARDED
         if self.reference is not None or is_wrapped or not Witness.can_watch(pl_module):
             return
         self._witness = witness = Witness(pl_module)  # in each process: all decide together
@@ -717,7 +717,7 @@ def _why_not_averaged(trainer: "Trainer") -> str:
         if any(isinstance(one, theirs) for one in trainer.callbacks):
             return f"{theirs.__name__} does so"
     name = type(trainer.strategy).__name__
-    return f"{name} shards them" if name in _SHARDED else ""
+    return f"{name} shards them" if name in SHARDED else ""
 
 
 def _try_device(device: str) -> None:

@@ -21,7 +21,7 @@ from bu_torch.callbacks._companions import (
 from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
-from bu_torch.callbacks.monitor import RAW_WEIGHTS, BoundaryUncertaintyMonitor, told
+from bu_torch.callbacks.monitor import RAW_WEIGHTS, SHARDED, BoundaryUncertaintyMonitor, told
 from bu_torch.checkpoints import why_unreadable
 from bu_torch.monitoring.rules import as_rule
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
@@ -29,8 +29,6 @@ from bu_torch.monitoring.tracker import REMOVED_RULE, refuse_removed_rule
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
-_SHARDED = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy")
 
 
 @without(INSTEAD)
@@ -189,9 +187,9 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             checkpoint[RAW_WEIGHTS] = raw
 
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(trainer, pl_module, checkpoint)
         # Lightning skips a state whose key it does not know. The key holds the rule's name, so that the state of a
         # removed rule is looked for here.
-        super().on_load_checkpoint(trainer, pl_module, checkpoint)
         if trainer.state.fn == FITTING:
             for key in map(str, checkpoint.get("callbacks", {})):
                 if key.startswith(type(self).__qualname__) and repr(REMOVED_RULE) in key:
@@ -286,7 +284,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""
         module = trainer.lightning_module
         path = cleaned(self.best_model_path)
-        if type(trainer.strategy).__name__ in _SHARDED:
+        if type(trainer.strategy).__name__ in SHARDED:
             rank_zero_warn(
                 f"{type(trainer.strategy).__name__} shards the weights, which are not put back into such a module: the"
                 f" kept epoch is in {path}."

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from bu_torch._evaluation_mode import is_expanded
+
 _WARM_UP = 10  # checks
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
 _CHUNK = 2**22  # values that are exchanged at a time, so that no second copy of a large weight is needed
@@ -251,12 +253,7 @@ def _are_alike(first: Tensor, second: Tensor) -> bool:
 def _can_be_averaged(tensor: Tensor) -> bool:
     is_plain = type(tensor.data) is Tensor and tensor.layout == torch.strided
     is_plain = is_plain and not (tensor.is_meta or tensor.is_inference())
-    # Where several elements are one number in memory, nothing can be written.
-    return (
-        tensor.dtype in _DTYPES
-        and is_plain
-        and not any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-    )
+    return tensor.dtype in _DTYPES and is_plain and not is_expanded(tensor)
 
 
 def _is_frozen(tensor: Tensor) -> bool:

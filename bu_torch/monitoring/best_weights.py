@@ -19,9 +19,13 @@ class BestWeights:
         self.score: float | None = None
         self.weights: dict[str, Any] = {}
 
+    def would_keep(self, score: float | None) -> bool:
+        """Whether a score is finite and the largest so far."""
+        return score is not None and math.isfinite(score) and (self.score is None or score > self.score)
+
     def offer(self, score: float | None, model: object) -> None:
         """Keep the weights of `model`, if it has some, where its score is finite and the largest so far."""
-        if score is None or not math.isfinite(score) or (self.score is not None and score <= self.score):
+        if not self.would_keep(score):
             return
         self.score = score
         state = model.state_dict() if isinstance(model, nn.Module) else {}

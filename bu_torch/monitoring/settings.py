@@ -164,10 +164,9 @@ class Settings(MeasurementSettings):
         rule: `"accuracy_and_uncertainty"`, expected accuracy with a little boundary uncertainty
             (`bu_torch.monitoring.rules.AccuracyAndUncertainty`), or `"expected_accuracy"`, `"boundary_uncertainty"` or
             `"trust_score"` alone: the epoch with the largest value is kept. Or a `bu_torch.Rule` of your own, which
-            gives each check a score. What is expected at a perturbed
-            sample are the class probabilities of `Signals.probabilities`, computed once from the training labels: votes
-            of the nearest samples, mixed with a kernel regression on all. The expected accuracy is the mean probability
-            of the predicted class.
+            gives each check a score. What is expected at a perturbed sample are the class probabilities of
+            `Signals.probabilities`, computed once from the training labels: votes of the nearest samples, mixed with a
+            kernel regression on all. The expected accuracy is the mean probability of the predicted class.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -201,8 +200,8 @@ def _check_device(name: str, device: Any) -> str:
     """The name of a device that torch knows."""
     try:
         found = torch.device(device)
-        if found.type == "meta":
-            raise RuntimeError("A meta device holds no values.")
-        return str(found)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {device!r}.") from error
+    except (RuntimeError, TypeError):
+        found = torch.device("meta")  # which holds no values
+    if found.type == "meta":
+        raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {device!r}.")
+    return str(found)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -107,9 +106,8 @@ class BoundaryUncertaintyStopper(Settings):
         if not tracker.is_prepared:
             self._prepare(model)
         started = time.perf_counter()
-        if isinstance(model, nn.Module):
-            tracker.update_average(model, epoch, step)
-        with tracker.averaged(model) if isinstance(model, nn.Module) else nullcontext():
+        tracker.update_average(model, epoch, step)
+        with tracker.averaged(model):
             inputs = tracker.perturbed_inputs
             logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)

@@ -362,20 +362,22 @@ class Tracker:
         """Move what was prepared to where the network is."""
         self.signals.to(device)
 
-    def update_average(self, module: nn.Module, epoch: int, step: int | None = None) -> None:
+    def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
         """Let the weights of a check enter the average, where there is one, before the check is measured.
 
         Args:
-            module: The network in training.
+            model: The network in training; what is no `torch.nn.Module` has no weights to average.
             epoch: As for `add`; what takes the last check's place enters no second time.
             step: Likewise.
         """
-        if self.average is not None:
-            self.average.update(module, is_again=self._is_last(epoch, step))
+        if self.average is not None and isinstance(model, nn.Module):
+            self.average.update(model, is_again=self._is_last(epoch, step))
 
-    def averaged(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Have what is measured and kept in the module: the average, where there is one."""
-        return nullcontext() if self.average is None else self.average.inside(module)
+    def averaged(self, model: object) -> AbstractContextManager[None]:
+        """Have what is measured and kept in the network: the average, where there is one."""
+        if self.average is None or not isinstance(model, nn.Module):
+            return nullcontext()
+        return self.average.inside(model)
 
     def _is_last(self, epoch: int, step: int | None) -> bool:
         return bool(self.history) and (self.history[-1]["epoch"], self.history[-1].get("step")) == (epoch, step)

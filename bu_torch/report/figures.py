@@ -85,14 +85,11 @@ def class_name(record: Record, index: int, most: int = 60) -> str:
 def _deciding(record: Record, verdict: Verdict) -> Figure | None:
     label, places, values = scores(record, verdict)
     shown = set(_with_fewer_checks(record, verdict).places)
-    places, values = (
-        [place for place in places if place in shown],
-        [value for place, value in zip(places, values, strict=True) if place in shown],
-    )
-    finite = [value for value in values if math.isfinite(value)]
+    by_place = {place: value for place, value in zip(places, values, strict=True) if place in shown}
+    finite = [value for value in by_place.values() if math.isfinite(value)]
     if not finite:
         return None
-    kept = [value for place, value in zip(places, values, strict=True) if place == verdict.kept]
+    kept = [by_place[verdict.kept]] if verdict.kept in by_place else []
     # The first epochs lie far below all others, which differ by little.
     low, high = float(np.quantile(finite, 0.25 if len(finite) > _FEW_CHECKS else 0)), max(finite)
     low = min([low, *filter(math.isfinite, kept)])
@@ -105,7 +102,7 @@ def _deciding(record: Record, verdict: Verdict) -> Figure | None:
         "type": "scatter",
         "mode": "markers",
         "x": [verdict.kept],
-        "y": known(kept[:1]),
+        "y": known(kept),
         "name": "kept" if verdict.rule else "would be kept",
         "marker": {"symbol": "circle-open", "size": 14, "color": RED, "line": {"width": 2.5}},
         "hovertemplate": f"{record.axis} %{{x}}: %{{y:.4g}}",
@@ -117,7 +114,9 @@ def _deciding(record: Record, verdict: Verdict) -> Figure | None:
         f"{label.capitalize()}: the check with the largest value is kept."
         + (" All that is measured is of averaged weights." if record.settings.get("averaging") else "")
         + (" The axis begins above the lowest values, so that the largest is seen." if low > min(finite) else ""),
-        drawn([curve(places, values, label, BLUE), *([mark] if kept else [])], layout, verdict),
+        drawn(
+            [curve(list(by_place), list(by_place.values()), label, BLUE), *([mark] if kept else [])], layout, verdict
+        ),
         320,
     )
 

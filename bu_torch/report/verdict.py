@@ -65,8 +65,7 @@ def scores(record: Record, verdict: Verdict) -> tuple[str, list[int], list[float
         if not _has(record, *rule.rule.signals):
             return rule_label(name), [], []
         checks, column = rule.judged(checks), rule.score_name
-    start = record.settings.get("start_from_epoch")
-    first = start if isinstance(start, int) else 0
+    first = _first_epoch(record)
     counted = [check for check in checks if column in check and check["epoch"] >= first]
     return rule_label(name), [check[record.axis] for check in counted], [check[column] for check in counted]
 
@@ -161,10 +160,15 @@ def _selection(name: Any, record: Record) -> SelectionRule:
 
 def _kept_by_score(column: str, record: Record) -> dict[str, Any] | None:
     """The check that a rule has kept which cannot be replayed, by the scores that it has left in the table."""
-    start = record.settings.get("start_from_epoch")
-    first = start if isinstance(start, int) else 0
+    first = _first_epoch(record)
     counted = [check for check in _compared(record) if check["epoch"] >= first and math.isfinite(check[column])]
     return max(counted, key=lambda check: check[column]) if counted else None
+
+
+def _first_epoch(record: Record) -> int:
+    """The first epoch whose checks may be kept."""
+    start = record.settings.get("start_from_epoch")
+    return start if isinstance(start, int) else 0
 
 
 def _compared(record: Record) -> list[dict[str, Any]]:
