@@ -11,7 +11,7 @@ from bu_torch import functional
 from bu_torch._evaluation_mode import as_taken, check_callable, evaluation_mode, read_logits
 from bu_torch._inputs import as_features, as_labels, check_integer, check_seed, check_two_classes
 from bu_torch.clusters import divisive_clusters
-from bu_torch.functional.anchors import MEASURES, Measure
+from bu_torch.functional.anchors import MEASURES, Measure, near_boundary_ness
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.graph import NeighborGraph, nearest
@@ -285,8 +285,10 @@ class GradientAnchorUncertainty(_AnchorUncertainty):
       as it is. Samples whose gradient is 0 or not finite have no direction and get no anchor.
     - The number of anchors may be off by 10, as in the source, but by no more than a tenth: to a class that should have
       ten, none would do. Where no step comes so near, the nearest is taken.
-    - The anchor's pair of classes is that on its two sides, found by bisection (`bu_torch.functional.bisect_segments`).
-    - Where a third class is more frequent around the anchor, the worst value of section 2.3.5 stays.
+    - The anchor is found by bisection (`bu_torch.functional.bisect_segments`). Its `pairs` are the classes predicted on
+      its two sides; as in the thesis the value does not depend on them, but on the two classes that most neighbours are
+      labelled as. A classifier that exchanges classes is therefore not told from the right one.
+    - The neighbours of an anchor are those of the sample that it was found from, as in the thesis (section 4.6).
 
     Args:
         n_neighbors: Number M of neighbours around an anchor, its sample included, >= 2.
@@ -350,7 +352,6 @@ class GradientAnchorUncertainty(_AnchorUncertainty):
             logits,
             self.labels,
             self.neighbors[found.samples],
-            found.pairs,
             bandwidth=self.bandwidth,
             measure=self.measure,
         )
@@ -386,17 +387,16 @@ class GradientAnchorUncertainty(_AnchorUncertainty):
         if bool((predicted == predicted[0]).all()):
             return logits, none
         direction = self._direction(model)
-        ends = flat + self._steps(model, flat, direction, predicted, self._wanted(logits, predicted)) * direction
+        ends = flat + self._steps(model, flat, direction, predicted, self._wanted(logits)) * direction
         samples = (self._read(model, ends).argmax(dim=1) != predicted).nonzero().squeeze(1)
         if not len(samples):
             return logits, none
         points, pairs = self._bisect(model, flat[samples], ends[samples], self.n_halvings)
         return logits, Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
 
-    def _wanted(self, logits: Tensor, predicted: Tensor) -> Tensor:
+    def _wanted(self, logits: Tensor) -> Tensor:
         """Number of anchors of each class (J,): the histogram of near-boundary-ness at zero."""
-        gap = logits.gather(1, functional.top_pairs(logits)).diff(dim=1).abs().squeeze(1)
-        signed = torch.where(predicted == self.labels, -gap, gap).double().cpu().numpy()
+        signed = near_boundary_ness(logits, self.labels).double().cpu().numpy()
         labels = self.labels.cpu().numpy()
         counts = [_histogram_at_zero(signed[labels == c]) for c in range(int(labels.max()) + 1)]
         return torch.tensor(counts, device=self.labels.device)

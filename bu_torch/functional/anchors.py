@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from bu_torch.functional.boundary import top_pairs
 from bu_torch.functional.checks import as_logits, check_choice, check_index, check_range
 from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 
@@ -131,29 +132,35 @@ def anchor_uncertainty(
     logits: Tensor,
     labels: Tensor,
     neighbors: Tensor,
-    pairs: Tensor,
     *,
     bandwidth: Bandwidth = "cvml",
     measure: Measure = "triangle",
 ) -> Tensor:
     """Local uncertainty of each anchor from a smooth count of the labels around it (section 4.5).
 
-    The M samples around an anchor lie on one axis, F = g_j - g_i with the anchor's own pair, where the boundary is at
-    zero. Each counts exp(-(F / h)^2 / 2) for its label (Eq. 4.4), and `class_uncertainty` compares the counts. (The
-    thesis keeps the sign of correct and wrong classification on the axis instead; at zero the kernel does not see it.)
-    Each sample has its own width and a weight of at most 1: a count and not a density, as Eq. 4.4 has it.
+    The classes i and j of an anchor are the two that most of its M neighbours are labelled as; of classes that are
+    equally many the one that comes first in the row, which is the nearer one. Each neighbour lies on one axis at its near-boundary-ness
+    (section 4.3): the gap between its own two largest logits, negative where it is predicted as labelled. Neighbours
+    labelled j are mirrored (Fig. 4.5), so that with two classes the axis is g_j - g_i. The boundary is at zero. Each
+    neighbour labelled i or j counts exp(-(gap / h)^2 / 2) for its label (Eq. 4.4), and the value is the measure of
+    k_i / (k_i + k_j). A count, not a density: each sample has its own width and a weight of at most 1.
+
+    The thesis leaves open where on the axis neighbours of a third class lie. Here they lie at their near-boundary-ness,
+    not mirrored; they have a part in the widths and none in the counts. Chapter 4 does not ask whether the boundary
+    runs between i and j, as section 2.3.5 does: a classifier that exchanges classes is not told from the right one.
 
     Args:
         logits: Classifier outputs at the samples, shape (N, J), floating point; (N, 1) or (N,) for two classes.
         labels: Given classes, shape (N,), integer, values in [0, J).
-        neighbors: The samples around each of S anchors, shape (S, M) with M >= 2, integer, values in [0, N).
-        pairs: Classes on the two sides of each anchor, shape (S, 2), integer, values in [0, J), different in a row.
+        neighbors: The samples around each of S anchors, nearest first, shape (S, M) with M >= 2, integer, values in
+            [0, N).
         bandwidth: Width of the kernel, `"cvml"` (`cvml_bandwidth`) or `"silverman"` (`silverman_bandwidth`).
         measure: As for `class_uncertainty`.
 
     Returns:
-        Shape (S,), in [0, 1], on the device of `logits`, float64 for float64 logits and float32 for all others; NaN
-        where the logits of a neighbour are. U is the mean over the anchors (Eq. 4.5).
+        Shape (S,), in [0, 1], on the device of `logits`, float64 for float64 logits and float32 for all others; 0 where
+        all neighbours are labelled alike, NaN where the logits of a neighbour are. U is the mean over the anchors
+        (Eq. 4.5).
 
     Raises:
         TypeError: If an argument has the wrong dtype.
@@ -161,29 +168,48 @@ def anchor_uncertainty(
 
     Example:
         >>> logits = torch.tensor([-2.0, -1.0, 1.0, 2.0])
-        >>> anchor_uncertainty(logits, torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 1]]))
+        >>> anchor_uncertainty(logits, torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1, 2, 3]]))
         tensor([1.])
     """
     logits = as_logits(logits)
     n_samples, n_classes = logits.shape
     check_index("labels", labels, (n_samples,), logits.device)
     check_index("neighbors", neighbors, ("S", "M"), logits.device)
-    check_index("pairs", pairs, (len(neighbors), 2), logits.device)
     if neighbors.shape[1] < 2:
         raise ValueError(f"`neighbors` must have shape (S, M) with M >= 2, got {tuple(neighbors.shape)}.")
     if not len(neighbors):
         return logits.new_zeros(0)
     check_range("labels", labels, n_classes, "classes that `logits` has a column for,")
     check_range("neighbors", neighbors, n_samples, "sample indices")
-    check_range("pairs", pairs, n_classes, "classes that `logits` has a column for,")
-    labels, neighbors, pairs = labels.long(), neighbors.long(), pairs.long()
+    labels, neighbors = labels.long(), neighbors.long()
+    nearness = near_boundary_ness(logits, labels)
     rows = max(1, _BLOCK_ELEMENTS // max(n_classes, neighbors.shape[1]))
     values = []
-    for members, pair in zip(neighbors.split(rows), pairs.split(rows), strict=True):
-        kernel = boundary_kernel(logits[members, pair[:, 1:]] - logits[members, pair[:, :1]], bandwidth)
-        counts = kernel.new_zeros(len(members), n_classes).scatter_add_(1, labels[members], kernel)
+    for members in neighbors.split(rows):
+        given = labels[members]
+        represented = _representation(given, n_classes)
+        i = represented.argmax(dim=1, keepdim=True)
+        j = represented.scatter(1, i, -1).argmax(dim=1, keepdim=True)
+        kernel = boundary_kernel(torch.where(given == j, -nearness[members], nearness[members]), bandwidth)
+        counts = torch.cat([torch.where(given == own, kernel, 0).sum(dim=1, keepdim=True) for own in (i, j)], dim=1)
+        pair = torch.arange(2, device=i.device).expand_as(counts)
         values.append(class_uncertainty(counts, pair, measure=measure))
     return torch.cat(values)
+
+
+def _representation(labels: Tensor, n_classes: int) -> Tensor:
+    """Rank of each class in rows of labels (n, M), nearest first: the larger, the more there are, ties to the nearer."""
+    n_members = labels.shape[1]
+    counts = labels.new_zeros(len(labels), n_classes).scatter_add_(1, labels, torch.ones_like(labels))
+    place = torch.arange(n_members, device=labels.device).expand_as(labels)
+    first = labels.new_full((len(labels), n_classes), n_members).scatter_reduce_(1, labels, place, "amin")
+    return counts * (n_members + 1) - first + n_members
+
+
+def near_boundary_ness(logits: Tensor, labels: Tensor) -> Tensor:
+    """Gap between the two largest logits (N, J), negative where the prediction is the label (N,): section 4.3."""
+    gap = logits.gather(1, top_pairs(logits)).diff(dim=1).abs().squeeze(1)
+    return torch.where(logits.argmax(dim=1) == labels, -gap, gap)
 
 
 def _binary_entropy(share: Tensor) -> Tensor:

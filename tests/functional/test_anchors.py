@@ -1,8 +1,15 @@
 import pytest
 import torch
 from oracles import anchors
+from torch import nn
 
-from bu_torch.functional import anchor_uncertainty, bisect_segments, class_uncertainty, cvml_bandwidth
+from bu_torch.functional import (
+    anchor_uncertainty,
+    bisect_segments,
+    class_uncertainty,
+    cvml_bandwidth,
+    silverman_bandwidth,
+)
 
 
 def made_up_counts(seed=0, n=200, j=4, whole=True):
@@ -125,8 +132,7 @@ def anchor_problem(seed=0, n=60, j=3, s=12, m=9, dtype=torch.float64):
     logits = torch.randn(n, j, generator=g, dtype=torch.float64)
     labels = torch.randint(0, j, (n,), generator=g)
     neighbors = torch.stack([torch.randperm(n, generator=g)[:m] for _ in range(s)])
-    pairs = torch.stack([torch.randperm(j, generator=g)[:2] for _ in range(s)])
-    return logits.to(dtype), labels, neighbors, pairs
+    return logits.to(dtype), labels, neighbors
 
 
 class TestAnchorUncertainty:
@@ -137,13 +143,32 @@ class TestAnchorUncertainty:
         value = anchor_uncertainty(*(a.to(device) for a in arguments), measure=measure)
         assert value.dtype == dtype
         torch.testing.assert_close(value.cpu().double(), torch.tensor(expected).double(), atol=1e-4, rtol=1e-4)
-        assert 0 < sum(v > 0 for v in expected) < len(expected)
+        assert len({round(v, 6) for v in expected}) == len(expected)
+
+    def test_only_the_two_most_represented_classes_count(self):
+        """Five neighbours labelled 0, four labelled 2, three labelled 1 that lie on the boundary."""
+        logits = torch.zeros(12, 3, dtype=torch.float64)
+        labels = torch.tensor([0] * 5 + [2] * 4 + [1] * 3)
+        logits[:9, 0] = torch.tensor([2.0, 1.5, 1.2, 0.8, -0.5, -2.0, -1.1, -0.7, 0.3], dtype=torch.float64)
+        logits[:9, 1] = -9
+        logits[9:, 0] = -9
+        value = anchor_uncertainty(logits, labels, torch.arange(12).unsqueeze(0), bandwidth="silverman")
+        axis = torch.cat((-logits[:9, 0], torch.zeros(3, dtype=torch.float64)))
+        kernel = (-0.5 * (axis / silverman_bandwidth(axis.unsqueeze(0))) ** 2).exp()
+        share = float(kernel[:5].sum() / kernel[:9].sum())
+        assert float(value) == pytest.approx(1 - abs(2 * share - 1), abs=1e-9)
+        swapped = anchor_uncertainty(logits[:, [2, 1, 0]], labels, torch.arange(12).unsqueeze(0), bandwidth="silverman")
+        assert float(swapped) == pytest.approx(float(value), abs=1e-9)
+
+    def test_neighbors_of_one_class_are_worst(self):
+        labels = torch.zeros(9, dtype=torch.int64)
+        assert anchor_uncertainty(torch.linspace(-1, 1, 9), labels, torch.arange(9).unsqueeze(0)).tolist() == [0]
 
     @pytest.mark.parametrize("bandwidth", ["silverman", "cvml"])
     def test_width_is_that_of_the_rule(self, bandwidth):
         logits, labels = torch.tensor([-2.0, -1.0, 1.0, 3.0, 5.0]), torch.tensor([0, 1, 1, 0, 1])
         found = anchor_uncertainty(
-            logits, labels, torch.arange(5).unsqueeze(0), torch.tensor([[0, 1]]), bandwidth=bandwidth
+            logits, labels, torch.arange(5).unsqueeze(0), bandwidth=bandwidth
         )
         h = 0.9 * min(float(logits.std()), (3 - -1) / 1.34) * 5**-0.2
         if bandwidth == "cvml":
@@ -152,20 +177,23 @@ class TestAnchorUncertainty:
         share = float(kernel[labels == 1].sum() / kernel.sum())
         assert float(found) == pytest.approx(1 - abs(2 * share - 1), abs=1e-5)
 
-    def test_scale_names_and_order_of_the_pair_do_not_matter(self):
-        logits, labels, neighbors, pairs = anchor_problem()
-        value = anchor_uncertainty(logits, labels, neighbors, pairs)
+    def test_scale_and_names_do_not_matter_nor_the_order_without_ties(self):
+        logits, labels, neighbors = anchor_problem()
+        value = anchor_uncertainty(logits, labels, neighbors)
         names = torch.tensor([2, 0, 1])
         renamed = torch.empty_like(logits)
         renamed[:, names] = logits
         for other in (
-            anchor_uncertainty(1e6 * logits + 3, labels, neighbors, pairs),
-            anchor_uncertainty(logits, labels, neighbors, pairs.flip(1)),
-            anchor_uncertainty(logits, labels, neighbors.flip(1), pairs),
-            anchor_uncertainty(renamed, names[labels], neighbors, names[pairs]),
+            anchor_uncertainty(1e6 * logits + 3, labels, neighbors),
+            anchor_uncertainty(renamed, names[labels], neighbors),
         ):
             torch.testing.assert_close(other, value, atol=1e-9, rtol=1e-6)
-        assert anchor_uncertainty(logits, labels, neighbors[:0], pairs[:0]).shape == (0,)
+        assert anchor_uncertainty(logits, labels, neighbors[:0]).shape == (0,)
+        n_given = nn.functional.one_hot(labels[neighbors], 3).sum(dim=1).sort(dim=1).values
+        plain = (n_given.diff(dim=1) > 0).all(dim=1)
+        assert int(plain.sum()) > 2
+        flipped = anchor_uncertainty(logits, labels, neighbors[plain].flip(1))
+        torch.testing.assert_close(flipped, value[plain], atol=1e-9, rtol=1e-6)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -173,12 +201,11 @@ class TestAnchorUncertainty:
             ({"labels": torch.full((60,), 3)}, r"`labels` must hold classes .* \[0, 3\), got values from 3"),
             ({"neighbors": torch.full((12, 9), 60)}, "`neighbors` must hold sample indices"),
             ({"neighbors": torch.zeros(12, 1, dtype=torch.int64)}, "`neighbors` must have shape .* M >= 2"),
-            ({"pairs": torch.zeros(11, 2, dtype=torch.int64)}, r"`pairs` must have shape \(12, 2\), got \(11, 2\)"),
             ({"bandwidth": "scott"}, "`bandwidth` must be one of"),
         ],
     )
     def test_bad_arguments_are_named(self, change, message):
-        arguments = dict(zip(("logits", "labels", "neighbors", "pairs"), anchor_problem(), strict=True))
+        arguments = dict(zip(("logits", "labels", "neighbors"), anchor_problem(), strict=True))
         with pytest.raises(ValueError, match=message):
             anchor_uncertainty(**{**arguments, **change})
 
@@ -186,5 +213,5 @@ class TestAnchorUncertainty:
         logits = torch.linspace(-1, 1, 20, dtype=torch.float64)
         logits[3] = torch.nan
         labels, neighbors = torch.arange(20) % 2, torch.arange(20).view(2, 10)
-        values = anchor_uncertainty(logits, labels, neighbors, torch.tensor([[0, 1], [0, 1]]))
+        values = anchor_uncertainty(logits, labels, neighbors)
         assert values.isnan().tolist() == [True, False]

@@ -74,15 +74,27 @@ def class_uncertainty(counts, pair, measure, priors=None):
     return measured(posterior[i] / (posterior[i] + posterior[j]), measure)
 
 
-def anchor_uncertainty(logits, labels, neighbors, pairs, measure="triangle"):
-    """Section 4.5, one anchor at a time."""
+def near_boundary_ness(g, label):
+    """Section 4.3: eps (g_D1 - g_D2), eps = -1 for a sample classified as labelled."""
+    d1, d2 = sorted(range(len(g)), key=lambda c: -g[c])[:2]
+    return (-1 if d1 == label else 1) * (g[d1] - g[d2])
+
+
+def anchor_uncertainty(logits, labels, neighbors, measure="triangle"):
+    """Section 4.5, one anchor at a time; i and j are the most represented classes, samples of j mirrored (Fig. 4.5).
+
+    Of classes that are equally many the one that occurs first.
+    """
     values = []
-    for members, (i, j) in zip(neighbors, pairs, strict=True):
-        gaps = [logits[m][j] - logits[m][i] for m in members]
-        counts = [0.0] * len(logits[0])
-        for gap, width, m in zip(gaps, cvml_widths(gaps), members, strict=True):
-            counts[labels[m]] += math.exp(-((gap / width) ** 2) / 2) if width else 0.0
-        values.append(class_uncertainty(counts, (i, j), measure))
+    for members in neighbors:
+        given = [labels[m] for m in members]
+        i, j = sorted(range(len(logits[0])), key=lambda c: (-given.count(c), [*given, c].index(c), c))[:2]
+        axis = [near_boundary_ness(logits[m], labels[m]) * (-1 if labels[m] == j else 1) for m in members]
+        k = {i: 0.0, j: 0.0}
+        for z, width, label in zip(axis, cvml_widths(axis), given, strict=True):
+            if label in k and width:
+                k[label] += math.exp(-((z / width) ** 2) / 2)
+        values.append(measured(k[i] / (k[i] + k[j]), measure) if k[i] + k[j] else 0.0)
     return values
 
 
@@ -138,9 +150,7 @@ def wanted(logits, labels, n_classes):
         values = []
         for g, label in zip(logits, labels, strict=True):
             if label == c:
-                top = sorted(g, reverse=True)
-                sign = -1 if max(range(len(g)), key=lambda k: g[k]) == label else 1
-                values.append(sign * (top[0] - top[1]))
+                values.append(near_boundary_ness(g, label))
         edges = np.histogram_bin_edges(values, bins="auto")
         last = len(edges) - 2
 
