@@ -11,7 +11,7 @@ from bu_torch import functional
 from bu_torch._evaluation_mode import as_taken, check_callable, evaluation_mode, read_logits
 from bu_torch._inputs import as_features, as_labels, check_integer, check_seed, check_two_classes
 from bu_torch.clusters import divisive_clusters
-from bu_torch.functional.anchors import MEASURES, Measure, near_boundary_ness
+from bu_torch.functional.anchors import GAPS, MEASURES, Gap, Measure, near_boundary_ness
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.graph import NeighborGraph, nearest
@@ -295,6 +295,8 @@ class GradientAnchorUncertainty(_AnchorUncertainty):
         bandwidth: Width of the kernel, `"cvml"` as in the thesis (`bu_torch.functional.cvml_bandwidth`) or
             `"silverman"`.
         measure: Local uncertainty, `"triangle"` or `"entropy"` (scaled to [0, 1]).
+        gap: How near a neighbour is to the boundary: `"own"`, the gap between its own two largest logits, as in the
+            thesis, or `"pair"`, that of the anchor's two classes. They differ where there are more than two.
         n_halvings: Bisections from a sample to its anchor, >= 1.
 
     Attributes:
@@ -320,11 +322,13 @@ class GradientAnchorUncertainty(_AnchorUncertainty):
         bandwidth: Bandwidth = "cvml",
         measure: Measure = "triangle",
         *,
+        gap: Gap = "own",
         n_halvings: int = 30,
     ) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         self.measure = check_choice("measure", measure, MEASURES)
+        self.gap = check_choice("gap", gap, GAPS)
         self.n_halvings = check_integer("n_halvings", n_halvings, 1)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
@@ -354,6 +358,7 @@ class GradientAnchorUncertainty(_AnchorUncertainty):
             self.neighbors[found.samples],
             bandwidth=self.bandwidth,
             measure=self.measure,
+            gap=self.gap,
         )
         return values.double().mean().clamp(max=1).to(values.dtype)
 

@@ -17,6 +17,8 @@ from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 
 Measure = Literal["entropy", "triangle"]
 MEASURES = ("entropy", "triangle")
+Gap = Literal["own", "pair"]
+GAPS = ("own", "pair")
 
 _BLOCK_ELEMENTS = 2**22
 
@@ -135,6 +137,7 @@ def anchor_uncertainty(
     *,
     bandwidth: Bandwidth = "cvml",
     measure: Measure = "triangle",
+    gap: Gap = "own",
 ) -> Tensor:
     """Local uncertainty of each anchor from a smooth count of the labels around it (section 4.5).
 
@@ -146,7 +149,9 @@ def anchor_uncertainty(
     k_i / (k_i + k_j). A count, not a density: each sample has its own width and a weight of at most 1.
 
     The thesis leaves open where on the axis neighbours of a third class lie. Here they lie at their near-boundary-ness,
-    not mirrored; they have a part in the widths and none in the counts. Chapter 4 does not ask whether the boundary
+    not mirrored; they have a part in the widths and none in the counts. With many classes a neighbour's own gap may be
+    that of another boundary than the anchor's; `gap="pair"`, which the thesis does not have, takes g_j - g_i for all
+    neighbours, as Ha et al. (2021) do in Eq. 27. With two classes both are the same. Chapter 4 does not ask whether the boundary
     runs between i and j, as section 2.3.5 does: a classifier that exchanges classes is not told from the right one.
 
     Args:
@@ -156,6 +161,7 @@ def anchor_uncertainty(
             [0, N).
         bandwidth: Width of the kernel, `"cvml"` (`cvml_bandwidth`) or `"silverman"` (`silverman_bandwidth`).
         measure: As for `class_uncertainty`.
+        gap: `"own"`, each neighbour's own two largest logits, as in the thesis; or `"pair"`, g_j - g_i.
 
     Returns:
         Shape (S,), in [0, 1], on the device of `logits`, float64 for float64 logits and float32 for all others; 0 where
@@ -171,6 +177,7 @@ def anchor_uncertainty(
         >>> anchor_uncertainty(logits, torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1, 2, 3]]))
         tensor([1.])
     """
+    check_choice("gap", gap, GAPS)
     logits = as_logits(logits)
     n_samples, n_classes = logits.shape
     check_index("labels", labels, (n_samples,), logits.device)
@@ -190,7 +197,11 @@ def anchor_uncertainty(
         represented = _representation(given, n_classes)
         i = represented.argmax(dim=1, keepdim=True)
         j = represented.scatter(1, i, -1).argmax(dim=1, keepdim=True)
-        kernel = boundary_kernel(torch.where(given == j, -nearness[members], nearness[members]), bandwidth)
+        if gap == "own":
+            axis = torch.where(given == j, -nearness[members], nearness[members])
+        else:
+            axis = logits[members, j] - logits[members, i]
+        kernel = boundary_kernel(axis, bandwidth)
         counts = torch.cat([torch.where(given == own, kernel, 0).sum(dim=1, keepdim=True) for own in (i, j)], dim=1)
         pair = torch.arange(2, device=i.device).expand_as(counts)
         values.append(class_uncertainty(counts, pair, measure=measure))

@@ -136,14 +136,19 @@ def anchor_problem(seed=0, n=60, j=3, s=12, m=9, dtype=torch.float64):
 
 
 class TestAnchorUncertainty:
-    @pytest.mark.parametrize("measure", ["entropy", "triangle"])
-    def test_agrees_with_the_thesis_one_anchor_at_a_time(self, measure, dtype, device):
+    @pytest.mark.parametrize(("measure", "gap"), [("entropy", "own"), ("triangle", "own"), ("triangle", "pair")])
+    def test_agrees_with_the_thesis_one_anchor_at_a_time(self, measure, gap, dtype, device):
         arguments = anchor_problem(dtype=dtype)
-        expected = anchors.anchor_uncertainty(*(a.tolist() for a in arguments), measure)
-        value = anchor_uncertainty(*(a.to(device) for a in arguments), measure=measure)
+        expected = anchors.anchor_uncertainty(*(a.tolist() for a in arguments), measure, gap)
+        value = anchor_uncertainty(*(a.to(device) for a in arguments), measure=measure, gap=gap)
         assert value.dtype == dtype
         torch.testing.assert_close(value.cpu().double(), torch.tensor(expected).double(), atol=1e-4, rtol=1e-4)
         assert len({round(v, 6) for v in expected}) == len(expected)
+
+    def test_with_two_classes_the_gap_is_that_of_the_pair(self):
+        arguments = anchor_problem(j=2)
+        own, pair = (anchor_uncertainty(*arguments, gap=gap) for gap in ("own", "pair"))
+        torch.testing.assert_close(own, pair, atol=1e-9, rtol=1e-9)
 
     def test_only_the_two_most_represented_classes_count(self):
         """Five neighbours labelled 0, four labelled 2, three labelled 1 that lie on the boundary."""
@@ -202,6 +207,7 @@ class TestAnchorUncertainty:
             ({"neighbors": torch.full((12, 9), 60)}, "`neighbors` must hold sample indices"),
             ({"neighbors": torch.zeros(12, 1, dtype=torch.int64)}, "`neighbors` must have shape .* M >= 2"),
             ({"bandwidth": "scott"}, "`bandwidth` must be one of"),
+            ({"gap": "all"}, "`gap` must be one of 'own', 'pair', got 'all'"),
         ],
     )
     def test_bad_arguments_are_named(self, change, message):

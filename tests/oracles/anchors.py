@@ -80,7 +80,7 @@ def near_boundary_ness(g, label):
     return (-1 if d1 == label else 1) * (g[d1] - g[d2])
 
 
-def anchor_uncertainty(logits, labels, neighbors, measure="triangle"):
+def anchor_uncertainty(logits, labels, neighbors, measure="triangle", gap="own"):
     """Section 4.5, one anchor at a time; i and j are the most represented classes, samples of j mirrored (Fig. 4.5).
 
     Of classes that are equally many the one that occurs first.
@@ -90,6 +90,8 @@ def anchor_uncertainty(logits, labels, neighbors, measure="triangle"):
         given = [labels[m] for m in members]
         i, j = sorted(range(len(logits[0])), key=lambda c: (-given.count(c), [*given, c].index(c), c))[:2]
         axis = [near_boundary_ness(logits[m], labels[m]) * (-1 if labels[m] == j else 1) for m in members]
+        if gap == "pair":
+            axis = [logits[m][j] - logits[m][i] for m in members]
         k = {i: 0.0, j: 0.0}
         for z, width, label in zip(axis, cvml_widths(axis), given, strict=True):
             if label in k and width:
