@@ -1,85 +1,81 @@
-"""Choosing the width of a Gaussian-kernel SVM without validation data: Figs. 6 to 8, 14 and 15.
+"""Choosing the width of a Gaussian-kernel SVM without validation data: Figs. 8, 14 and 15, thesis Figs. 2.3 and 2.4.
 
-Ha et al. (2021), section 6: SVMs with C = 1 and gamma from 2^-15 to 2^15 on standardised data. L_tr and L_val are
-errors on the training and on the validation folds of cross-validation, U the boundary uncertainty of the SVM trained on
-all samples, from the same samples. Three mixtures of Gaussians show what U sees: GMM (overlap), GMM_separable (an empty
+Ha et al. (2021), section 6: SVMs with gamma from 2^-15 to 2^15 on standardised data. C is chosen beforehand by
+cross-validation, as in both sources; `--c 1` fixes it. L_tr and L_val are errors on the training and on the validation
+folds of cross-validation, L_HO the error on a quarter of the samples held out once, U the boundary uncertainty of the
+SVM trained on all samples, from the same samples, the mean of four perturbations. The seconds are those of
+cross-validation and of U (one training, its score; what all gammas share is `fit`): section 6.10.2. Three mixtures of Gaussians show what U sees: GMM (overlap), GMM_separable (an empty
 region between the classes) and GMM_inclusion (a boundary in two parts, of which a stiff SVM leaves one out: the
 omission beside U tells).
 
     python examples/svm_selection.py --data GMM GMM_separable GMM_inclusion sonar
 
+`--proposal-1` adds anchors by bisection, with the prior correction of the sources and without; both take far longer.
 With `--panels` a figure of each mixture for the widths given: predictions with anchors on the boundary, the samples
 nearest to those (thesis, Fig. 2.3), and how much each sample weighs in U (Fig. 14).
 """
 
 import argparse
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pandas as pd
 import torch
 from sklearn.svm import SVC
+from svms import MIXTURES, TABLES, choose_c, read
 from torch import Tensor
 
 from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, functional
-from bu_torch.evaluation import cross_validation_error
+from bu_torch.evaluation import cross_validation_error, holdout_error
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 FOLDER = Path(__file__).parent
-TABLES = FOLDER.parent / "benchmarks" / "data"
-MIXTURES = {  # of each component: class, share, mean, standard deviations
-    "GMM": ((0, 1, (-1.5, 0), (0.8, 0.8)), (0, 1, (1, 1.5), (0.6, 0.6)), (1, 1, (0, -0.8), (0.8, 0.6)),
-            (1, 1, (2, 0), (0.8, 0.8))),
-    "GMM_separable": ((0, 1, (-2, -0.5), (0.4, 0.4)), (0, 1, (-1, 1.5), (0.4, 0.4)), (1, 1, (0.6, -1.2), (0.4, 0.4)),
-                      (1, 1, (1.6, 0.8), (0.4, 0.4))),
-    "GMM_inclusion": ((0, 2, (-1.2, 0), (1, 1.5)), (0, 1, (3, 0), (0.35, 0.7)), (1, 3, (2.5, 0), (1.2, 1.5))),
-}  # fmt: skip
-
-
-def read(name: str, n_samples: int) -> tuple[Tensor, Tensor]:
-    """Standardised features and labels, at most `n_samples`, chosen at random."""
-    generator = torch.Generator().manual_seed(0)
-    if name in MIXTURES:
-        unit = n_samples // sum(share for _, share, *_ in MIXTURES[name])
-        parts = [
-            (torch.tensor(mean) + torch.tensor(scale) * torch.randn(share * unit, 2, generator=generator), label)
-            for label, share, mean, scale in MIXTURES[name]
-        ]
-        features = torch.cat([part for part, _ in parts])
-        labels = torch.cat([torch.full((len(part),), label) for part, label in parts])
-    else:
-        table = pd.read_csv(TABLES / f"{name}.csv.gz")
-        labels = torch.tensor(table.pop("label").to_numpy())
-        features = torch.tensor(table.to_numpy("float32"))
-        chosen = torch.randperm(len(labels), generator=generator)[:n_samples]
-        features, labels = features[chosen], labels[chosen]
-    spread = features.std(dim=0)
-    return (features - features.mean(dim=0)) / torch.where(spread == 0, 1.0, spread), labels
+MAX_ANCHORS = 3000
 
 
 def sweep(
-    features: Tensor, labels: Tensor, exponents: list[int], n_folds: int, with_proposal_1: bool
+    features: Tensor, labels: Tensor, c: float, exponents: list[int], n_folds: int, with_proposal_1: bool
 ) -> Iterator[dict[str, float]]:
     """One row for each gamma."""
-    uncertainty = BoundaryUncertainty(n_draws=4).fit(features, labels)
-    anchors = BisectionAnchorUncertainty().fit(features, labels)
+    uncertainty = BoundaryUncertainty(n_draws=4)
+    _, of_fit = timed(lambda: uncertainty.fit(features, labels))
+    proposals_1 = {
+        "U of Proposal 1": BisectionAnchorUncertainty(max_anchors=MAX_ANCHORS).fit(features, labels),
+        "uncorrected": BisectionAnchorUncertainty(prior_correction=False, max_anchors=MAX_ANCHORS).fit(
+            features, labels
+        ),
+    }
     for exponent in exponents:
-        svm = SVC(gamma=2.0**exponent)
-        errors = cross_validation_error(svm, features, labels, n_folds=n_folds)
-        svm.fit(features, labels)
+        svm = SVC(C=c, gamma=2.0**exponent)
+        errors, of_folds = timed(lambda svm=svm: cross_validation_error(svm, features, labels, n_folds=n_folds))
+        held_out = holdout_error(svm, features, labels, test_size=0.25).error
+        _, of_training = timed(lambda svm=svm: svm.fit(features, labels))
+        u, of_score = timed(lambda svm=svm: float(uncertainty.score(svm.decision_function)))
         row = {
             "gamma": exponent,
             "L_tr": errors.training_error,
             "L_val": errors.error,
-            "U": float(uncertainty.score(svm.decision_function)),
+            "L_HO": held_out,
+            "U": u,
             "omission": float(uncertainty.omission(svm.decision_function)),
+            "s, folds": of_folds,
+            "s, U": of_training + of_score,
+            "s, fit": of_fit,
         }
         if with_proposal_1:
-            row["U of Proposal 1"] = float(anchors.score(svm.decision_function))
+            row |= {name: float(fitted.score(svm.decision_function)) for name, fitted in proposals_1.items()}
         yield row
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What `work` gives, and its seconds."""
+    started = time.perf_counter()
+    return work(), time.perf_counter() - started
 
 
 def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
@@ -89,6 +85,7 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
     parser.add_argument("--samples", type=int, default=1200, help="at most so many of each")
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--step", type=int, default=2, help="of log2 gamma")
+    parser.add_argument("--c", type=float, help="C of all SVMs instead of the one by cross-validation")
     parser.add_argument("--proposal-1", action="store_true", help="also anchors by bisection, which take far longer")
     parser.add_argument(
         "--panels", type=int, nargs="+", default=[], help="log2 gammas of scatter plots of the mixtures"
@@ -98,21 +95,27 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
     options = parser.parse_args(arguments)
     if options.smoke:
         options.data, options.samples, options.folds, options.step = ["GMM_inclusion"], 1200, 2, 2
-        options.panels = [0]
+        options.panels, options.c = [0], options.c or 1.0
 
     tables = {}
-    print("log2 gamma and L_val of the best by:  L_val            U                U - omission     U of Proposal 1")
+    picks_by = ["L_val", "L_HO", "U", "U - omission"] + ["U of Proposal 1", "uncorrected"] * options.proposal_1
+    print("log2 gamma and its L_val, chosen by:  " + "".join(f"{name:<18}" for name in picks_by))
     for name in options.data:
         features, labels = read(name, options.samples)
+        c = options.c or choose_c(features, labels)
         exponents = [-5, 0, 7] if options.smoke else list(range(-15, 16, options.step))
-        rows = pd.DataFrame(sweep(features, labels, exponents, options.folds, options.proposal_1)).set_index("gamma")
-        tables[name] = rows
+        rows = pd.DataFrame(sweep(features, labels, c, exponents, options.folds, options.proposal_1))
+        tables[name] = rows = rows.set_index("gamma")
         if options.panels and name in MIXTURES:
-            scatter(features, labels, options.panels, options.plot.with_stem(f"{options.plot.stem}_{name}"))
-        scores = [-rows["L_val"], rows["U"], rows["U"] - rows["omission"]]
-        scores += [rows[column] for column in rows if column == "U of Proposal 1"]
-        picks = [score.idxmax() for score in scores]
-        print(f"{name:>36}  " + "".join(f"{pick:>4} ({rows['L_val'][pick]:.3f})     " for pick in picks), flush=True)
+            scatter(features, labels, c, options.panels, options.plot.with_stem(f"{options.plot.stem}_{name}"))
+        scores = {"L_val": -rows["L_val"], "L_HO": -rows["L_HO"], "U - omission": rows["U"] - rows["omission"]}
+        picks = [scores.get(by, rows.get(by)).idxmax() for by in picks_by]
+        said = f"{name} ({len(labels)}, C = {c:g})"
+        print(f"{said:>36}  " + "".join(f"{pick:>4} ({rows['L_val'][pick]:.3f})      " for pick in picks), flush=True)
+    print("\nseconds: cross-validation; training and U of all gammas, and once the fit")
+    for name, rows in tables.items():
+        folds, u, of_fit = rows["s, folds"].sum(), rows["s, U"].sum(), rows["s, fit"].iloc[0]
+        print(f"{name:>36}  {folds:8.1f}{u:8.1f}{of_fit:8.1f}   {folds / (u + of_fit):.1f} times")
     if len(tables) == 1:
         print(rows.round(3).to_string())
     draw(tables, options.plot)
@@ -120,25 +123,35 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
 
 
 def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
-    _, axes = plt.subplots(len(tables), 1, figsize=(6, 2.6 * len(tables)), squeeze=False)
-    for (name, rows), axis in zip(tables.items(), axes[:, 0], strict=True):
-        rows[["L_tr", "L_val", "omission"]].plot(ax=axis, title=name, color=["gold", "green", "gray"])
-        columns = [column for column in rows if column.startswith("U")]
-        (-rows[columns]).add_prefix("-").plot(ax=axis, secondary_y=True, color=["tab:blue", "lightblue"])
+    n_columns = min(3, len(tables))
+    n_rows = -(-len(tables) // n_columns)
+    figure, axes = plt.subplots(n_rows, n_columns, figsize=(6 * n_columns, 3 * n_rows), squeeze=False)
+    figure.subplots_adjust(left=0.05, right=0.95, top=1 - 0.1 / n_rows, bottom=0.17 / n_rows, hspace=0.5, wspace=0.35)
+    for axis in axes.flat[len(tables) :]:
+        axis.axis("off")
+    for (name, rows), axis in zip(tables.items(), axes.flat, strict=False):
+        rows[["L_tr", "L_val", "L_HO", "omission"]].plot(
+            ax=axis, title=name, color=["gold", "green", "black", "gray"], style=["-", "-", ":", "--"], legend=False
+        )
+        columns = [column for column in rows if column.startswith("U") or column == "uncorrected"]
+        shown = (-rows[columns]).rename(columns=lambda column: f"-{column}")
+        shown.plot(ax=axis, secondary_y=True, color=["tab:blue", "tab:purple", "plum"], legend=False)
         axis.set_xlabel("log2 gamma")
-    plt.tight_layout()
-    plt.savefig(path, dpi=100)
-    plt.close()
+        if axis is axes.flat[0]:
+            lines = [*axis.get_lines(), *axis.right_ax.get_lines()]
+            axis.legend(lines, [line.get_label() for line in lines], fontsize=7, loc="center left")
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
 
 
-def scatter(features: Tensor, labels: Tensor, exponents: list[int], path: Path) -> None:
+def scatter(features: Tensor, labels: Tensor, c: float, exponents: list[int], path: Path) -> None:
     """One row of panels for each gamma."""
     uncertainty = BoundaryUncertainty().fit(features, labels)
     bisection = BisectionAnchorUncertainty(max_anchors=2000, n_halvings=15).fit(features, labels)
     shape = (len(exponents), 4)
     figure, axes = plt.subplots(*shape, figsize=(16, 4 * shape[0]), squeeze=False, sharex=True, sharey=True)
     for exponent, row in zip(exponents, axes, strict=True):
-        svm = SVC(gamma=2.0**exponent).fit(features, labels)
+        svm = SVC(C=c, gamma=2.0**exponent).fit(features, labels)
         anchors = bisection.anchors(svm.decision_function)
         logits = torch.as_tensor(svm.decision_function(uncertainty.perturbed_inputs[0]))
         _, weight = functional.local_uncertainty(logits, labels, uncertainty.neighbors, uncertainty.bayes_pairs)

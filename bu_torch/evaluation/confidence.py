@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_seed, scikit_learn_seed
+from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_number, check_seed, scikit_learn_seed
 from bu_torch.evaluation._cells import CellSearch
 
 Method = Literal["cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford"]
@@ -46,6 +46,7 @@ def generalization_interval(
     method: Method = "cud",
     confidence: float = 0.95,
     n_bootstrap: int = 500,
+    n_tested: float | None = None,
     seed: int = 0,
 ) -> Interval:
     """Confidence set for the error rate of the least-squares linear classifier of these samples.
@@ -53,17 +54,21 @@ def generalization_interval(
     Laber and Murphy (2008). The classifier is the sign of x beta with beta of least squared loss against -1 and 1; no
     intercept is added, so pass a column of ones for one. `"cud"` is their constrained uniform deviation bound: the
     training error plus and minus the quantile of `cud_supremum` over bootstrap draws. The others are centred on the
-    .632 estimate (Efron, 1983), and the paper shows that each fails somewhere. n* = 0.632 n is what a draw holds:
+    .632 estimate (Efron, 1983), and the paper shows that each fails somewhere:
 
     - `"bootstrap_quantile"`: quantiles of the .632 estimates of bootstrap draws, 50 draws in each.
     - `"bootstrap_corrected"`: the same, reflected at the estimate.
-    - `"kohavi"`: normal, the variance that of n* tested samples.
+    - `"kohavi"`: the normal approximation to the error count, solved for the error rate (Kohavi, 1995).
     - `"yang"`: normal, the standard error that of the errors of ten folds of cross-validation.
-    - `"martin"`: the posterior under a Beta(1, 1) prior after n - n* tested samples.
-    - `"langford"`: binomial inversion (Clopper and Pearson) with n* tested samples, the number of errors not rounded.
+    - `"martin"`: the posterior under a Beta(1, 1) prior.
+    - `"langford"`: binomial inversion (Clopper and Pearson), the number of errors not rounded.
 
-    The appendix that defines the last six is lost. The text gives n - n* for the Beta posterior; the widths printed for
-    it fit n*. The quantile of a sample is its order statistic. Where a draw leaves some directions open its classifier
+    Three of them act as if the estimate came from a test set (the paper's footnote 3): `"kohavi"`, `"martin"` and
+    `"langford"`. The footnote says a test set of the effective sample size, n* = 0.632 n, what a bootstrap draw holds;
+    the text on Beta posteriors says n - n*. `n_tested` is n* for all three unless it is given. The appendix that
+    defines the methods is lost, and no single number gives the widths printed for all tables
+    (`examples/confidence_tables.py --widths`). Kohavi's interval is the one of his paper, which fits those widths
+    better than the symmetric one of the text. The quantile of a sample is its order statistic. Where a draw leaves some directions open its classifier
     is the one whose scores are smallest, so no method depends on the basis the features are written in.
 
     Args:
@@ -72,6 +77,8 @@ def generalization_interval(
         method: One of those above.
         confidence: Level of the interval, 0 < confidence < 1.
         n_bootstrap: Bootstrap draws, >= 1.
+        n_tested: Number of samples that `"kohavi"`, `"martin"` and `"langford"` take the estimate to be tested on, > 0,
+            need not be whole; None for n* = 0.632 n. The other methods do not look at it.
         seed: Seed of the draws, 0 <= seed < 2**64; the global random state is left alone.
 
     Returns:
@@ -89,14 +96,21 @@ def generalization_interval(
         >>> interval.center, interval.lower == -interval.upper, 0 < interval.upper < 0.3
         (0.0, True, True)
     """
-    if not isinstance(method, str) or method not in _METHODS:
-        raise ValueError(f"`method` must be one of {sorted(_METHODS)}, got {method!r}.")
+    if not isinstance(method, str) or method not in _METHODS | _AS_IF_TESTED:
+        raise ValueError(f"`method` must be one of {sorted(_METHODS | _AS_IF_TESTED)}, got {method!r}.")
     if isinstance(confidence, bool) or not isinstance(confidence, int | float):
         raise TypeError(f"`confidence` must be a number with 0 < confidence < 1, got {confidence!r}.")
     if not 0 < confidence < 1:
         raise ValueError(f"`confidence` must satisfy 0 < confidence < 1, got {confidence}.")
     check_integer("n_bootstrap", n_bootstrap, 1)
-    return _METHODS[method](_as_sample(features, labels), confidence, n_bootstrap, check_seed(seed))
+    if n_tested is not None and check_number("n_tested", n_tested) <= 0:
+        raise ValueError(f"`n_tested` must be > 0, got {n_tested}.")
+    sample = _as_sample(features, labels)
+    if method in _AS_IF_TESTED:
+        center = _estimate_632(sample, n_bootstrap, torch.Generator().manual_seed(check_seed(seed)))
+        n = _UNIQUE * len(sample.targets) if n_tested is None else float(n_tested)
+        return _AS_IF_TESTED[method](center, n, confidence)
+    return _METHODS[method](sample, confidence, n_bootstrap, check_seed(seed))
 
 
 def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
@@ -233,12 +247,6 @@ def _beta(center: float, confidence: float, below: tuple[float, float], above: t
     return Interval(center, lower, upper)
 
 
-def _kohavi(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> Interval:
-    center = _estimate_632(sample, n_bootstrap, torch.Generator().manual_seed(seed))
-    variance = center * (1 - center) / (_UNIQUE * len(sample.targets))
-    return _normal(center, math.sqrt(variance), confidence)
-
-
 def _yang(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> Interval:
     from sklearn.model_selection import KFold
 
@@ -253,16 +261,24 @@ def _yang(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> In
     return _normal(center, float(errors.double().std()) / math.sqrt(n_folds), confidence)
 
 
-def _martin(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> Interval:
-    center = _estimate_632(sample, n_bootstrap, torch.Generator().manual_seed(seed))
-    n_tested = (1 - _UNIQUE) * len(sample.targets)
+def _kohavi(center: float, n_tested: float, confidence: float) -> Interval:
+    """The error rates p with |center - p| <= z sqrt(p (1 - p) / n)."""
+    from scipy.stats import norm
+
+    z = float(norm.ppf((1 + confidence) / 2))
+    middle = center + z**2 / (2 * n_tested)
+    radius = z * math.sqrt(center * (1 - center) / n_tested + z**2 / (4 * n_tested**2))
+    shrink = 1 + z**2 / n_tested
+    return Interval(center, (middle - radius) / shrink, (middle + radius) / shrink)
+
+
+def _martin(center: float, n_tested: float, confidence: float) -> Interval:
     posterior = (1 + center * n_tested, 1 + (1 - center) * n_tested)
     return _beta(center, confidence, posterior, posterior)
 
 
-def _langford(sample: _Sample, confidence: float, n_bootstrap: int, seed: int) -> Interval:
-    center = _estimate_632(sample, n_bootstrap, torch.Generator().manual_seed(seed))
-    n_wrong, n_right = (share * _UNIQUE * len(sample.targets) for share in (center, 1 - center))
+def _langford(center: float, n_tested: float, confidence: float) -> Interval:
+    n_wrong, n_right = center * n_tested, (1 - center) * n_tested
     return _beta(center, confidence, (n_wrong, n_right + 1), (n_wrong + 1, n_right))
 
 
@@ -270,8 +286,10 @@ _METHODS: dict[str, Callable[[_Sample, float, int, int], Interval]] = {
     "cud": _cud,
     "bootstrap_quantile": _bootstrap,
     "bootstrap_corrected": _reflected,
-    "kohavi": _kohavi,
     "yang": _yang,
+}
+_AS_IF_TESTED: dict[str, Callable[[float, float, float], Interval]] = {
+    "kohavi": _kohavi,
     "martin": _martin,
     "langford": _langford,
 }

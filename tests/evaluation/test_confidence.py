@@ -2,12 +2,14 @@ import numpy as np
 import pytest
 import torch
 from oracles import confidence as oracle
+from scipy.optimize import brentq
 from scipy.special import betainc
 from scipy.stats import norm
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import KFold, cross_val_predict
 
 from bu_torch.evaluation import cud_supremum, generalization_interval
+from bu_torch.evaluation.confidence import _AS_IF_TESTED
 
 METHODS = ("cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford")
 
@@ -147,9 +149,9 @@ def test_the_percentile_interval_and_its_reflection(case):
 
 def test_normal_intervals(case):
     x, y, intervals = case
-    center = intervals["kohavi"].center
-    radius = norm.ppf(0.975) * np.sqrt(center * (1 - center) / (0.632 * 24))
-    assert intervals["kohavi"] == pytest.approx((center, center - radius, center + radius))
+    center, lower, upper = intervals["kohavi"]
+    for end in (lower, upper):  # an error rate whose count would be that far off
+        assert abs(center - end) == pytest.approx(norm.ppf(0.975) * np.sqrt(end * (1 - end) / (0.632 * 24)))
     folds = KFold(10, shuffle=True, random_state=2)
     scores = cross_val_predict(LinearRegression(fit_intercept=False), x, 2.0 * y - 1, cv=folds)
     errors = [np.mean((scores[rows] >= 0) != y[rows]) for _, rows in folds.split(x)]
@@ -160,7 +162,7 @@ def test_normal_intervals(case):
 def test_beta_intervals(case):
     """Upper and lower tail of the posterior, and of the binomial distribution, at the ends of the interval."""
     center, lower, upper = case[2]["martin"]
-    wrong, right = 0.368 * 24 * center, 0.368 * 24 * (1 - center)
+    wrong, right = 0.632 * 24 * center, 0.632 * 24 * (1 - center)
     assert betainc(1 + wrong, 1 + right, [lower, upper]) == pytest.approx([0.025, 0.975])
     center, lower, upper = case[2]["langford"]
     wrong, right = 0.632 * 24 * center, 0.632 * 24 * (1 - center)
@@ -172,10 +174,38 @@ def test_binomial_inversion_of_no_error_and_of_errors_alone():
     x, y = torch.ones(10, 1), torch.ones(10).long()
     interval = generalization_interval(x, y, method="langford", n_bootstrap=20)
     assert interval == pytest.approx((0, 0, 1 - 0.025 ** (1 / 6.32)))
-    assert generalization_interval(x, y, method="kohavi", n_bootstrap=20) == (0, 0, 0)
+    square = norm.ppf(0.975) ** 2
+    interval = generalization_interval(x, y, method="kohavi", n_bootstrap=20)
+    assert interval == pytest.approx((0, 0, square / (6.32 + square)))
     x, y = torch.zeros(10, 1), torch.zeros(10).long()
     interval = generalization_interval(x, y, method="langford", n_bootstrap=20)
     assert interval == pytest.approx((1, 0.025 ** (1 / 6.32), 1))
+
+
+@pytest.mark.parametrize("method", ["kohavi", "martin", "langford"])
+def test_more_tested_samples_make_narrower_sets(method, case):
+    x, y, intervals = case
+    sets = {
+        n: generalization_interval(x, y, method=method, n_bootstrap=100, seed=2, n_tested=n) for n in (5, 15.168, 60)
+    }
+    assert sets[15.168] == pytest.approx(intervals[method])
+    widths = [found.upper - found.lower for found in sets.values()]
+    assert widths[0] > 1.2 * widths[1] > 1.4 * widths[2]
+
+
+def width(method, center, n_tested):
+    found = _AS_IF_TESTED[method](center, n_tested, 0.95)
+    return found.upper - found.lower
+
+
+@pytest.mark.parametrize(("n_tested", "rates"), [(0.368 * 30, (0.01, 0.07)), (0.632 * 30, (0.1, 0.18)), (30, (0.2, 0.4))])
+def test_widths_that_the_paper_prints_fit_each_other_at_one_error_rate_a_table(n_tested, rates):
+    """So K, L and M have one number of tested samples; which one, only error rates can tell."""
+    implied = [brentq(lambda p, w=w: width("martin", p, n_tested) - w, 1e-6, 0.5) for w in oracle.PRINTED["M"]]
+    assert rates[0] < min(implied) < max(implied) < rates[1]
+    for method, name in (("kohavi", "K"), ("langford", "L")):
+        found = [width(method, p, n_tested) for p in implied]
+        assert np.median(np.abs(np.subtract(found, oracle.PRINTED[name]))) < 0.009
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -212,6 +242,8 @@ X, Y = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.aran
         ({"confidence": 1.0}, "0 < confidence < 1, got 1.0"),
         ({"confidence": float("nan")}, "0 < confidence < 1, got nan"),
         ({"confidence": "0.9"}, "`confidence` must be a number"),
+        ({"method": "martin", "n_tested": 0}, "`n_tested` must be > 0, got 0"),
+        ({"n_tested": float("nan")}, "`n_tested` must be a finite number"),
         ({"n_bootstrap": 0}, "`n_bootstrap` must be an integer >= 1"),
         ({"seed": 0.5}, "`seed` must be an integer >= 0"),
         ({"labels": Y + 1}, "`labels` must hold the classes 0 and 1, got 2"),
