@@ -13,9 +13,10 @@ from bu_torch.tokens import check_tokens
 def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | None = None) -> Tensor:
     """Move each sample by the distance to its nearest neighbour, in a random direction.
 
-    Ha et al. (2021), Algorithm 1: x + d(x) r. The paper leaves the law of r open. Here r is uniform on the unit sphere
-    of the features that vary, so the sample moves by exactly d(x) in any dimension and a feature that is constant over
-    all samples (a blank pixel) stays as it is.
+    Ha et al. (2021), Algorithm 1: x + d(x) r. The paper's text has r uniform across the features, each by itself. Then
+    the length of a move grows with the number of features. Here r is uniform on the unit sphere of the features that
+    vary, so the sample moves by exactly d(x) in any dimension and a feature that is constant over all samples (a blank
+    pixel) stays as it is. `examples/sensitivity.py` compares both.
 
     Args:
         features: Samples, shape (N, d), tensor or array of numbers, finite, any device.

@@ -1,8 +1,10 @@
 """Choosing an SVM's width and a number of prototypes by anchors along the gradient: Figs. 4.8 and 4.9.
 
-Ha (2019), section 4.6.7. The SVMs have two classes, Gaussian kernels and C = 1; the prototype-based classifiers have
-the centroids of K-means in each class, as many for all, and the nearest decides. Beside `GradientAnchorUncertainty`
-stand Proposal 1 (for the SVMs; at most 3000 anchors) and Proposal 2. Gradients want an SVM written in torch.
+Ha (2019), section 4.6.7. The SVMs have two classes, Gaussian kernels and C by cross-validation; the prototype-based
+classifiers have the centroids of K-means in each class, as many for all, and the nearest decides. Beside
+`GradientAnchorUncertainty` stand Proposal 1 (for the SVMs; at most 3000 anchors) and Proposal 2. `pair` is gradient
+anchors with the gap of the anchor's two classes, which differs where there are more than two. Gradients want an SVM
+written in torch.
 
     python examples/gradient_selection.py
 """
@@ -16,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from sklearn.svm import SVC
+from svms import choose_c
 from torch import Tensor
 
 from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, GradientAnchorUncertainty, PrototypeClassifier
@@ -27,7 +30,8 @@ from matplotlib import pyplot as plt
 FOLDER = Path(__file__).parent
 TABLES = FOLDER.parent / "benchmarks" / "data"
 MEANS = torch.tensor([[-1.5, 0], [1, 1.5], [0, -0.8], [2, 0], [4, 1.5]])  # GMM: the first four; GMM_5c: one a class
-COLORS = {"-U, bisection": "tab:purple", "-U, gradient": "tab:orange", "-U, Proposal 2": "tab:blue"}
+COLORS = {"-U, bisection": "tab:purple", "-U, gradient": "tab:orange", "-U, Proposal 2": "tab:blue",
+          "-U, pair": "gold"}  # fmt: skip
 TWO_CLASSES = {"GMM": None, "abalone3": (0, 1), "banknote": None, "breast_cancer_wisconsin": None, "german": None,
                "ionosphere": None, "landsat": (1, 5), "sonar": None, "spambase": None}  # fmt: skip
 
@@ -92,12 +96,16 @@ def experiments(names: list[str], n_samples: int, n_folds: int, is_quick: bool) 
             estimators = {"bisection": BisectionAnchorUncertainty(max_anchors=3000, n_halvings=20)}
             estimators |= {key: make() for key, make in both.items()}
             exponents = (-13, -1, 7) if is_quick else range(-15, 12, 2)
-            svms = {exponent: Svm(gamma=2.0**exponent) for exponent in exponents}
             data = read(name, n_samples, TWO_CLASSES[name])
+            c = 1.0 if is_quick else choose_c(*data)
+            svms = {exponent: Svm(C=c, gamma=2.0**exponent) for exponent in exponents}
             yield f"SVM, {name}", sweep(*data, svms, estimators, n_folds)
+        data = read(name, n_samples)
         estimators = {key: make() for key, make in both.items()}
+        if len(data[1].unique()) > 2:
+            estimators["pair"] = GradientAnchorUncertainty(gap="pair")
         prototypes = {k: Prototypes(k) for k in ((1, 4, 32) if is_quick else (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48))}
-        yield f"PBC, {name}", sweep(*read(name, n_samples), prototypes, estimators, n_folds)
+        yield f"PBC, {name}", sweep(*data, prototypes, estimators, n_folds)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:

@@ -1,6 +1,6 @@
 """The samples near a decision boundary: which they are, how far away, and which neighbours to ask there.
 
-Ha (2019) with Gaussian-kernel SVMs and Proposal 1. Figs. 3.1 to 3.3: U from the k nearest of all samples to each
+Ha (2019) with Gaussian-kernel SVMs, C by cross-validation, and Proposal 1. Figs. 3.1 to 3.3: U from the k nearest of all samples to each
 near-boundary sample, from the k nearest of the near-boundary samples, and from their clusters. Fig. 3.4: distances to
 the boundary (to the nearest anchor) of the near-boundary samples and of their seven nearest among all. Fig. 4.7: how
 many samples are near the boundary by Proposal 1, and |F| of them and of all. Fig. 2.5: rare classes, with and without
@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 from sklearn.neighbors import NearestNeighbors
 from sklearn.svm import SVC
+from svms import choose_c
 from torch import Tensor
 
 from bu_torch import BisectionAnchorUncertainty, functional
@@ -57,12 +58,12 @@ def knn_uncertainty(labels: Tensor, members: Tensor) -> float:
     return float(functional.class_uncertainty(counts, pairs, priors=priors, measure="entropy").mean())
 
 
-def schemes(features: Tensor, labels: Tensor, exponents: list[int], n_folds: int, limits: dict) -> pd.DataFrame:
+def schemes(features: Tensor, labels: Tensor, c: float, exponents: list[int], n_folds: int, limits: dict) -> pd.DataFrame:
     """L_val and U by each scheme, one row for each gamma."""
-    fitted = BisectionAnchorUncertainty(prior_correction=True, **limits).fit(features, labels)
+    fitted = BisectionAnchorUncertainty(**limits).fit(features, labels)
     rows = {}
     for exponent in exponents:
-        svm = SVC(gamma=2.0**exponent)
+        svm = SVC(C=c, gamma=2.0**exponent)
         row = {"L_val": cross_validation_error(svm, features, labels, n_folds=n_folds).error}
         model = svm.fit(features, labels).decision_function
         near = fitted.anchors(model).samples.unique()
@@ -73,14 +74,14 @@ def schemes(features: Tensor, labels: Tensor, exponents: list[int], n_folds: int
     return pd.DataFrame.from_dict(rows, orient="index").fillna(0)
 
 
-def imbalance(features: Tensor, labels: Tensor, exponents: list[int], n_folds: int, limits: dict) -> pd.DataFrame:
+def imbalance(features: Tensor, labels: Tensor, c: float, exponents: list[int], n_folds: int, limits: dict) -> pd.DataFrame:
     """U with and without prior correction, and near-boundary samples of each class, one row for each gamma."""
     plain, corrected = (BisectionAnchorUncertainty(prior_correction=p, **limits) for p in (False, True))
     plain.fit(features, labels)
     corrected.fit(features, labels)
     rows = {}
     for exponent in exponents:
-        svm = SVC(gamma=2.0**exponent)
+        svm = SVC(C=c, gamma=2.0**exponent)
         error = cross_validation_error(svm, features, labels, n_folds=n_folds).error
         model = svm.fit(features, labels).decision_function
         common, rare = labels[plain.anchors(model).samples.unique()].bincount(minlength=2).tolist()
@@ -89,19 +90,19 @@ def imbalance(features: Tensor, labels: Tensor, exponents: list[int], n_folds: i
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def distances(features: Tensor, labels: Tensor, exponent: int, limits: dict) -> dict[str, np.ndarray]:
+def distances(features: Tensor, labels: Tensor, c: float, exponent: int, limits: dict) -> dict[str, np.ndarray]:
     """To the nearest anchor: of near-boundary samples and of their seven nearest among all."""
     found = BisectionAnchorUncertainty(**limits).fit(features, labels)
-    found = found.anchors(SVC(gamma=2.0**exponent).fit(features, labels).decision_function)
+    found = found.anchors(SVC(C=c, gamma=2.0**exponent).fit(features, labels).decision_function)
     near = found.samples.unique()
     asked = neighbors(features, features[near], 8)[:, 1:].reshape(-1)
     search = NearestNeighbors(n_neighbors=1).fit(found.points)
     return {k: search.kneighbors(features[rows])[0][:, 0] for k, rows in (("near", near), ("neighbors", asked))}
 
 
-def near_boundary_ness(features: Tensor, labels: Tensor, limits: dict) -> dict[str, np.ndarray]:
+def near_boundary_ness(features: Tensor, labels: Tensor, c: float, limits: dict) -> dict[str, np.ndarray]:
     """|F| of all samples and of those near the boundary, in standard deviations of F."""
-    model = SVC(gamma="scale").fit(features, labels).decision_function
+    model = SVC(C=c, gamma="scale").fit(features, labels).decision_function
     near = BisectionAnchorUncertainty(**limits).fit(features, labels).anchors(model).samples.unique()
     gap = abs(model(features)) / model(features).std()
     return {"all": gap, "near": gap[near]}
@@ -119,17 +120,21 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
     if options.smoke:
         n_samples, n_folds, exponents, limits = 150, 2, [-5, 3], {"max_anchors": 600, "n_halvings": 8}
 
-    tables = {"schemes": schemes(*read("ionosphere", n_samples), exponents, n_folds, limits)}
+    def data(name: str, n_samples: int, share: float | None = None) -> tuple[Tensor, Tensor, float]:
+        features, labels = read(name, n_samples, share)
+        return features, labels, 1.0 if options.smoke else choose_c(features, labels)
+
+    tables = {"schemes": schemes(*data("ionosphere", n_samples), exponents, n_folds, limits)}
     print("ionosphere: U by three choices of neighbours\n", tables["schemes"].round(3).to_string(), "\n", flush=True)
-    tables["imbalance"] = imbalance(*read("spambase", n_samples, 0.1), exponents, n_folds, limits)
+    tables["imbalance"] = imbalance(*data("spambase", n_samples, 0.1), exponents, n_folds, limits)
     print("spambase, one in ten is spam\n", tables["imbalance"].round(3).to_string(), "\n", flush=True)
-    away = {name: distances(*read(name, n_samples), -5, limits) for name in ("breast_cancer_wisconsin", "ionosphere")}
+    away = {name: distances(*data(name, n_samples), -5, limits) for name in ("breast_cancer_wisconsin", "ionosphere")}
     tables["distances"] = pd.DataFrame({n: {k: np.median(v) for k, v in d.items()} for n, d in away.items()}).T
     print("median distance to the boundary, log2 gamma -5\n", tables["distances"].round(2).to_string(), "\n")
     ness = {}
     for name in DIMENSIONS[:: 3 if options.smoke else 1]:
-        features, labels = read(name, min(n_samples, 300))
-        ness[f"{name}, {features.shape[1]} features"] = near_boundary_ness(features, labels, limits)
+        features, labels, c = data(name, min(n_samples, 300))
+        ness[f"{name}, {features.shape[1]} features"] = near_boundary_ness(features, labels, c, limits)
     tables["dimension"] = pd.DataFrame(
         {
             name: {"share near": len(v["near"]) / len(v["all"]), **{k: v[k].mean() for k in v}}

@@ -1,9 +1,10 @@
 """What boundary uncertainty depends on: the perturbation, the size M of a cluster, the number K of prototypes.
 
-Ha et al. (2021), sections 6.5 to 6.7, for Gaussian-kernel SVMs with C = 1 on standardised data. Fig. 10: how certain a
+Ha et al. (2021), sections 6.5 to 6.7, for Gaussian-kernel SVMs on standardised data, C by cross-validation. Fig. 10: how certain a
 flexible SVM looks at its training samples, at the perturbed ones and at new ones. Figs. 11 to 13: U against gamma
 without the perturbation, for M from 20 to 160 and for K from 3 to 40 (which matters beyond two classes alone), beside
-cross-validation and, for the mixture GMM, U of 2000 new samples.
+cross-validation and, for the mixture GMM, U of 2000 new samples. `cube` is the law of the paper's text: each feature is
+moved by d(x) times a number uniform in [-1, 1], where `perturb` moves the whole sample by d(x) in a random direction.
 
     python examples/sensitivity.py --data GMM wine_white3
 """
@@ -15,6 +16,7 @@ import matplotlib
 import pandas as pd
 import torch
 from sklearn.svm import SVC
+from svms import choose_c
 from torch import Tensor
 
 from bu_torch import BoundaryUncertainty, PrototypeClassifier, functional
@@ -49,27 +51,40 @@ def read(name: str, n_samples: int) -> tuple[Tensor, Tensor]:
     return (features - features.mean(dim=0)) / torch.where(spread == 0, 1.0, spread), labels
 
 
-def sweep(name: str, features: Tensor, labels: Tensor, exponents: list[int], n_folds: int, n_new: int) -> pd.DataFrame:
+def cubes(fitted: BoundaryUncertainty, features: Tensor) -> Tensor:
+    """As many draws as `fitted` has, each feature moved on its own by up to the distance to the nearest sample."""
+    draws = fitted.perturbed_inputs
+    standardized = fitted.standardize(features)
+    distance = (fitted.standardize(draws.flatten(0, 1)).view_as(draws) - standardized).norm(dim=2, keepdim=True)
+    side = 2 * torch.rand(draws.shape, generator=torch.Generator().manual_seed(0)) - 1
+    moved = standardized + distance * side * (features.amax(dim=0) != features.amin(dim=0))
+    return (moved * fitted.scale_ + fitted.mean_).to(features.dtype)
+
+
+def sweep(
+    name: str, features: Tensor, labels: Tensor, c: float, exponents: list[int], n_folds: int, n_new: int
+) -> pd.DataFrame:
     """Errors and U in all variants, one row for each gamma."""
     fitted = BoundaryUncertainty(max(SIZES), n_draws=4).fit(features, labels)  # the nearest 20 are among the 160
     standardized = fitted.standardize(features)
     pairs = {k: PrototypeClassifier(k).fit(standardized, labels).top_pairs(standardized) for k in PROTOTYPES}
     new = BoundaryUncertainty(n_draws=4).fit(*mixture(n_new, 1)) if name == "GMM" else None
-    places = torch.cat((features, fitted.perturbed_inputs.flatten(0, 1)))
+    places = torch.cat((features, fitted.perturbed_inputs.flatten(0, 1), cubes(fitted, features).flatten(0, 1)))
 
     rows = {}
     for exponent in exponents:
-        svm = SVC(gamma=2.0**exponent)
+        svm = SVC(C=c, gamma=2.0**exponent)
         row = {"L_val": cross_validation_error(svm, features, labels, n_folds=n_folds).error}
         logits = torch.as_tensor(svm.fit(features, labels).decision_function(places))
         at, *draws = logits.split(len(labels))
+        draws, in_cubes = draws[:4], draws[4:]
 
         def mean_u(draws: list[Tensor], size: int = 40, pairs: Tensor = fitted.bayes_pairs) -> float:
             members = fitted.neighbors[:, :size]
             values = [functional.boundary_uncertainty(draw, labels, members, pairs) for draw in draws]
             return float(torch.stack(values).mean())
 
-        row |= {"without": mean_u([at])} | {f"M = {size}": mean_u(draws, size) for size in SIZES}
+        row |= {"without": mean_u([at]), "cube": mean_u(in_cubes)} | {f"M = {size}": mean_u(draws, size) for size in SIZES}
         if len(labels.unique()) > 2:
             row |= {f"K = {k}": mean_u(draws, pairs=pairs[k]) for k in PROTOTYPES}
         if new is not None:
@@ -78,11 +93,11 @@ def sweep(name: str, features: Tensor, labels: Tensor, exponents: list[int], n_f
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def covariate_shift(n_samples: int, path: Path) -> pd.Series:
+def covariate_shift(n_samples: int, is_quick: bool, path: Path) -> pd.Series:
     """Fig. 10: |F| of a flexible SVM, and its mean, at training, perturbed and new samples."""
     features, labels = mixture(n_samples, 0)
     fitted = BoundaryUncertainty().fit(features, labels)
-    svm = SVC(gamma=2.0**FLEXIBLE).fit(features, labels)
+    svm = SVC(C=1.0 if is_quick else choose_c(features, labels), gamma=2.0**FLEXIBLE).fit(features, labels)
     parts = {"training": features, "perturbed": fitted.perturbed_inputs[0], "new": mixture(n_samples, 1)[0]}
     figure, axes = plt.subplots(1, 4, figsize=(16, 4), sharex=True, sharey=True)
     figure.subplots_adjust(left=0.03, right=0.9, wspace=0.05)
@@ -113,18 +128,20 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
     if options.smoke:
         options.data, options.samples, options.folds, exponents = ["GMM", "wine_white3"], 400, 2, [-13, 1, 13]
 
-    means = covariate_shift(options.samples, options.plots / "sensitivity_shift.png")
+    means = covariate_shift(options.samples, options.smoke, options.plots / "sensitivity_shift.png")
     print(f"mean |F| of an SVM with log2 gamma {FLEXIBLE}:  {means.round(3).to_dict()}\n")
     n_new = 400 if options.smoke else 2000
-    data = {name: read(name, options.samples) for name in options.data}
-    tables = {name: sweep(name, *data[name], exponents, options.folds, n_new) for name in data}
-    for name, rows in tables.items():
-        print(f"{name}: log2 gamma chosen, L_val there, U there and at the largest gamma")
+    tables = {}
+    for name in options.data:
+        features, labels = read(name, options.samples)
+        c = 1.0 if options.smoke else choose_c(features, labels)
+        tables[name] = rows = sweep(name, features, labels, c, exponents, options.folds, n_new)
+        print(f"{name} ({len(labels)}, C = {c:g}): log2 gamma chosen, L_val there, U there and at the largest gamma")
         error = {"L_val": (best := rows["L_val"].idxmin(), rows["L_val"][best], rows["M = 40"][best], float("nan"))}
         picks = {
             c: (at := rows[c].idxmax(), rows["L_val"][at], rows[c][at], rows[c].iloc[-1]) for c in rows.columns[1:]
         }
-        print(pd.DataFrame(error | picks, index=["chosen", "L_val", "U", "U at end"]).round(3).to_string(), "\n")
+        print(pd.DataFrame(error | picks, index=["chosen", "L_val", "U", "U at end"]).round(3).to_string(), "\n", flush=True)
     draw(tables, options.plots / "sensitivity.png")
     return tables | {"shift": means.to_frame("|F|")}
 
@@ -136,8 +153,8 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
     figure.subplots_adjust(left=0.06, right=0.95, top=1 - edge, bottom=edge, hspace=0.5, wspace=0.35)
     explained: set[str] = set()
     for (name, rows), row in zip(tables.items(), axes, strict=True):
-        variants = (["M = 40", "without"], [f"M = {m}" for m in SIZES], ["M = 40", *(f"K = {k}" for k in PROTOTYPES)])
-        titles = ("with and without perturbation", "size M", "prototypes K (M = 40: K by AIC)")
+        variants = (["M = 40", "without", "cube"], [f"M = {m}" for m in SIZES], ["M = 40", *(f"K = {k}" for k in PROTOTYPES)])
+        titles = ("M = 40, without perturbation, in cubes", "size M", "prototypes K (M = 40: K by AIC)")
         for columns, title, axis in zip(variants, titles, row, strict=True):
             if columns[-1] not in rows:
                 axis.axis("off")

@@ -35,7 +35,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 FOLDER = Path(__file__).parent
-MAX_ANCHORS = 3000
+LIMITS = {"max_anchors": 3000, "n_halvings": 20}  # of Proposal 1; the sources: 10000, 30
 
 
 def sweep(
@@ -45,10 +45,8 @@ def sweep(
     uncertainty = BoundaryUncertainty(n_draws=4)
     _, of_fit = timed(lambda: uncertainty.fit(features, labels))
     proposals_1 = {
-        "U of Proposal 1": BisectionAnchorUncertainty(max_anchors=MAX_ANCHORS).fit(features, labels),
-        "uncorrected": BisectionAnchorUncertainty(prior_correction=False, max_anchors=MAX_ANCHORS).fit(
-            features, labels
-        ),
+        name: BisectionAnchorUncertainty(prior_correction=corrected, **LIMITS).fit(features, labels)
+        for name, corrected in (("U of Proposal 1", True), ("uncorrected", False))
     }
     for exponent in exponents:
         svm = SVC(C=c, gamma=2.0**exponent)

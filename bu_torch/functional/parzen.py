@@ -10,7 +10,7 @@ from bu_torch.functional.checks import check_choice
 
 Bandwidth = Literal["silverman", "cvml"]
 
-_SENSITIVITY = 0.5  # eta of Algorithm 7
+_SENSITIVITY = 0.5  # eta of Algorithm 7, which gives no value
 _REWEIGHTINGS = 3  # k_M
 _STEPS = 10  # l_M of Algorithm 8
 _TOLERANCE = 1e-3  # epsilon
@@ -51,11 +51,12 @@ def cvml_bandwidth(values: Tensor) -> Tensor:
     """Width of the kernel for each value of each row: sample-dependent Parzen windows of greatest likelihood.
 
     Ha (2019), section 4.7: the width of value m is h w_m. Algorithm 7 makes w_m wide where values are rare, from the
-    density estimated so far, w_m = (p(z_m) / g)^(-1/2) with g the geometric mean of p over the row; Algorithm 8 finds
+    density estimated so far, w_m = (p(z_m) / g)^(-eta) with g the geometric mean of p over the row; Algorithm 8 finds
     the common factor h that maximises the likelihood of each value under the windows of the others (CVML), by
-    expectation maximisation. As many rounds as in the thesis: k_M = 3, l_M = 10, epsilon = 1e-3.
+    expectation maximisation. As many rounds as in the thesis: k_M = 3, l_M = 10, epsilon = 1e-3. The thesis gives no
+    value of eta; 1/2 is Abramson's (1982), also Silverman's (1986, section 5.3).
 
-    Several formulas are misprinted there. With phi the standard normal density and M values z a row they read
+    Five formulas are misprinted there. With phi the standard normal density and M values z a row they read
 
     - Eq. 4.6: p(z) = 1/M sum_n 1/h_n phi((z - z_n) / h_n), where 1/z_n is printed for 1/h_n;
     - Eq. 4.8: p_-n(z_n) = 1/(M - 1) sum_{m != n} 1/(h w_m) phi((z_n - z_m) / (h w_m)), where z is printed for z_n;
