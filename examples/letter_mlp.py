@@ -142,7 +142,7 @@ def plot(path: Path, curves: Curves, held_out: list[float], training_u: list[flo
     right.set(ylabel="-U", title="Boundary uncertainty")
     for axis in (left, middle, right):
         axis.set(xlabel="epoch")
-        for (name, epoch), line in zip(kept.items(), ("--", ":"), strict=True):
+        for (name, epoch), line in zip(kept.items(), ("--", ":"), strict=False):
             axis.axvline(epoch, color="tab:green", linewidth=1, linestyle=line, label=name)
         axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)
@@ -154,10 +154,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-epochs", type=int, default=150)
     parser.add_argument("--samples", type=int, default=20000, help="how many of the 20000 samples to use")
     parser.add_argument("--plot", type=Path, default=FOLDER / "letter_mlp.png", help="where the figure goes")
-    parser.add_argument("--smoke", action="store_true", help="3000 samples, three epochs")
+    parser.add_argument("--smoke", action="store_true", help="1300 samples, three epochs")
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.samples, options.max_epochs = 3000, 3
+        options.samples, options.max_epochs = 1300, 3
 
     training, test = load(options.samples)
     n_samples = len(training[1])
@@ -186,7 +186,9 @@ def main(arguments: list[str] | None = None) -> None:
     module, _ = train(training, options.max_epochs, default, show=False)
 
     early = keep_by_patience(training_u, PATIENCE)
-    kept = {"largest U of the training set": stopping.best_epoch, f"the same, patience {PATIENCE}": early}
+    kept = {f"kept with patience {PATIENCE}": early}
+    if early != stopping.best_epoch:
+        kept["largest U of the training set"] = stopping.best_epoch
     plot(options.plot, curves, second.values["hold-out error"], training_u, kept)
     print(f"U of {n_samples} training samples after each of {n_epochs} epochs")
     print(f"kept epoch: {stopping.best_epoch} (U {training_u[stopping.best_epoch]:.4f})")
@@ -196,7 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"test error of the last epoch: {errors[-1]:.4f} (epoch {n_epochs - 1})")
     print(f"test error of the best epoch in hindsight: {min(errors):.4f} (epoch {errors.index(min(errors))})")
     gap = [abs(u - v) for u, v in zip(training_u, curves.values["test U"], strict=True)]
-    print(f"U of the training set and of the test set differ by: at most {max(gap):.3f}, by {sum(gap) / n_epochs:.3f} on average")
+    print(f"U of training and test set differ by: {max(gap):.3f} at most, {sum(gap) / n_epochs:.3f} on average")
     print(f"largest U of the test set: epoch {int(np.argmax(curves.values['test U']))}")
     print(f"kept epoch of the default: {default.best_epoch}")
     print(f"reason of the default: {default.stopping_reason}")

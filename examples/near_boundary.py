@@ -1,10 +1,11 @@
 """The samples near a decision boundary: which they are, how far away, and which neighbours to ask there.
 
-Ha (2019) with Gaussian-kernel SVMs, C by cross-validation, and Proposal 1. Figs. 3.1 to 3.3: U from the k nearest of all samples to each
-near-boundary sample, from the k nearest of the near-boundary samples, and from their clusters. Fig. 3.4: distances to
-the boundary (to the nearest anchor) of the near-boundary samples and of their seven nearest among all. Fig. 4.7: how
-many samples are near the boundary by Proposal 1, and |F| of them and of all. Fig. 2.5: rare classes, with and without
-the prior correction; as Cardiotocography is not at hand, Spambase thinned to one sample of spam to nine others.
+Ha (2019) with Gaussian-kernel SVMs, C by cross-validation, and Proposal 1. Figs. 3.1 to 3.3: U from the k nearest of
+all samples to each near-boundary sample, from the k nearest of the near-boundary samples, and from their clusters. Fig.
+3.4: distances to the boundary (to the nearest anchor) of the near-boundary samples and of their seven nearest among
+all. Fig. 4.7: how many samples are near the boundary by Proposal 1, and |F| of them and of all. Fig. 2.5: rare classes,
+with and without the prior correction; as Cardiotocography is not at hand, Spambase thinned to one sample of spam to
+nine others.
 
     python examples/near_boundary.py
 """
@@ -58,7 +59,9 @@ def knn_uncertainty(labels: Tensor, members: Tensor) -> float:
     return float(functional.class_uncertainty(counts, pairs, priors=priors, measure="entropy").mean())
 
 
-def schemes(features: Tensor, labels: Tensor, c: float, exponents: list[int], n_folds: int, limits: dict) -> pd.DataFrame:
+def schemes(
+    features: Tensor, labels: Tensor, c: float, exponents: list[int], n_folds: int, limits: dict
+) -> pd.DataFrame:
     """L_val and U by each scheme, one row for each gamma."""
     fitted = BisectionAnchorUncertainty(**limits).fit(features, labels)
     rows = {}
@@ -74,7 +77,9 @@ def schemes(features: Tensor, labels: Tensor, c: float, exponents: list[int], n_
     return pd.DataFrame.from_dict(rows, orient="index").fillna(0)
 
 
-def imbalance(features: Tensor, labels: Tensor, c: float, exponents: list[int], n_folds: int, limits: dict) -> pd.DataFrame:
+def imbalance(
+    features: Tensor, labels: Tensor, c: float, exponents: list[int], n_folds: int, limits: dict
+) -> pd.DataFrame:
     """U with and without prior correction, and near-boundary samples of each class, one row for each gamma."""
     plain, corrected = (BisectionAnchorUncertainty(prior_correction=p, **limits) for p in (False, True))
     plain.fit(features, labels)

@@ -1,10 +1,11 @@
 """What boundary uncertainty depends on: the perturbation, the size M of a cluster, the number K of prototypes.
 
-Ha et al. (2021), sections 6.5 to 6.7, for Gaussian-kernel SVMs on standardised data, C by cross-validation. Fig. 10: how certain a
-flexible SVM looks at its training samples, at the perturbed ones and at new ones. Figs. 11 to 13: U against gamma
-without the perturbation, for M from 20 to 160 and for K from 3 to 40 (which matters beyond two classes alone), beside
-cross-validation and, for the mixture GMM, U of 2000 new samples. `cube` is the law of the paper's text: each feature is
-moved by d(x) times a number uniform in [-1, 1], where `perturb` moves the whole sample by d(x) in a random direction.
+Ha et al. (2021), sections 6.5 to 6.7, for Gaussian-kernel SVMs on standardised data, C by cross-validation. Fig. 10:
+how certain a flexible SVM looks at its training samples, at the perturbed ones and at new ones. Figs. 11 to 13: U
+against gamma without the perturbation, for M from 20 to 160 and for K from 3 to 40 (which matters beyond two classes
+alone), beside cross-validation and, for the mixture GMM, U of 2000 new samples. `cube` is the law of the paper's text:
+each feature is moved by d(x) times a number uniform in [-1, 1], where `perturb` moves the whole sample by d(x) in a
+random direction.
 
     python examples/sensitivity.py --data GMM wine_white3
 """
@@ -84,7 +85,9 @@ def sweep(
             values = [functional.boundary_uncertainty(draw, labels, members, pairs) for draw in draws]
             return float(torch.stack(values).mean())
 
-        row |= {"without": mean_u([at]), "cube": mean_u(in_cubes)} | {f"M = {size}": mean_u(draws, size) for size in SIZES}
+        row |= {"without": mean_u([at]), "cube": mean_u(in_cubes)} | {
+            f"M = {size}": mean_u(draws, size) for size in SIZES
+        }
         if len(labels.unique()) > 2:
             row |= {f"K = {k}": mean_u(draws, pairs=pairs[k]) for k in PROTOTYPES}
         if new is not None:
@@ -141,7 +144,11 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
         picks = {
             c: (at := rows[c].idxmax(), rows["L_val"][at], rows[c][at], rows[c].iloc[-1]) for c in rows.columns[1:]
         }
-        print(pd.DataFrame(error | picks, index=["chosen", "L_val", "U", "U at end"]).round(3).to_string(), "\n", flush=True)
+        print(
+            pd.DataFrame(error | picks, index=["chosen", "L_val", "U", "U at end"]).round(3).to_string(),
+            "\n",
+            flush=True,
+        )
     draw(tables, options.plots / "sensitivity.png")
     return tables | {"shift": means.to_frame("|F|")}
 
@@ -153,7 +160,11 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
     figure.subplots_adjust(left=0.06, right=0.95, top=1 - edge, bottom=edge, hspace=0.5, wspace=0.35)
     explained: set[str] = set()
     for (name, rows), row in zip(tables.items(), axes, strict=True):
-        variants = (["M = 40", "without", "cube"], [f"M = {m}" for m in SIZES], ["M = 40", *(f"K = {k}" for k in PROTOTYPES)])
+        variants = (
+            ["M = 40", "without", "cube"],
+            [f"M = {m}" for m in SIZES],
+            ["M = 40", *(f"K = {k}" for k in PROTOTYPES)],
+        )
         titles = ("M = 40, without perturbation, in cubes", "size M", "prototypes K (M = 40: K by AIC)")
         for columns, title, axis in zip(variants, titles, row, strict=True):
             if columns[-1] not in rows:

@@ -35,10 +35,8 @@ def load(name: str, n_training: int, n_test: int) -> tuple[Split, Split]:
     if name == "GMM":
         (x, y), (x_test, y_test) = mixture(name, n_training, 0), mixture(name, n_test, 1)
     else:
-        both, labels = raw(name, n_training + n_test)
-        (x, x_test), (y, y_test) = both.split([n_training, len(both) - n_training]), labels.split(
-            [n_training, len(both) - n_training]
-        )
+        features, labels = raw(name, n_training + n_test)
+        x, x_test, y, y_test = features[:n_training], features[n_training:], labels[:n_training], labels[n_training:]
     x, x_test = standardized(x, x_test)
     return (x, y), (x_test, y_test)
 
@@ -49,9 +47,7 @@ def uncertainties(fitted: BoundaryUncertainty, features: Tensor, labels: Tensor,
     for move in MOVES:
         places = features + move * (fitted.perturbed_inputs[0] - features)
         logits = torch.as_tensor(svm.decision_function(places))
-        values[move] = float(
-            functional.boundary_uncertainty(logits, labels, fitted.neighbors, fitted.bayes_pairs)
-        )
+        values[move] = float(functional.boundary_uncertainty(logits, labels, fitted.neighbors, fitted.bayes_pairs))
     return values
 
 
@@ -94,8 +90,10 @@ def show(name: str, rows: pd.DataFrame) -> None:
         pick = rows[column].idxmax()
         print(f"chosen by {column}: {pick} (L_te {rows['L_te'][pick]:.3f}, U {rows[column][pick]:.3f})")
     gap = gaps(rows)
+    print("|U_tr - U_te| by the size of the moves")
+    print(gap.round(3).to_string())
     stiff = gap.loc[:least]
-    print("|U_tr - U_te| by the size of the moves: largest, mean; the same up to the gamma of least L_te")
+    print("its largest, its mean; the same up to the gamma of least L_te")
     for move in gap:
         print(
             f"{move:>6}: {gap[move].max():.3f} (at {gap[move].idxmax()}), {gap[move].mean():.3f};"
@@ -105,9 +103,10 @@ def show(name: str, rows: pd.DataFrame) -> None:
 
 
 def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
-    """One row of six panels for each data set."""
-    figure, axes = plt.subplots(len(tables), 6, figsize=(27, 3.6 * len(tables)), squeeze=False, layout="constrained")
-    for (name, rows), row in zip(tables.items(), axes, strict=True):
+    """Two rows of three panels for each data set."""
+    shape = (2 * len(tables), 3)
+    figure, axes = plt.subplots(*shape, figsize=(14, 3.2 * shape[0]), squeeze=False, layout="constrained")
+    for (name, rows), row in zip(tables.items(), axes.reshape(len(tables), 6), strict=True):
         for (title, move), axis in zip({"1": "1", "1bis": "0"}.items(), (row[0], row[3]), strict=True):
             axis.plot(rows["L_te"], color="tab:red", label="L_te (left)")
             axis.plot([], color="black", label="-U_te (right)")
@@ -124,7 +123,7 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
         for axis in row:
             axis.set_xlabel("log2 gamma")
             axis.legend(fontsize=8)
-    figure.savefig(path, dpi=70)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
 
 

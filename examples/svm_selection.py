@@ -4,9 +4,9 @@ Ha et al. (2021), section 6: SVMs with gamma from 2^-15 to 2^15 on standardised 
 cross-validation, as in both sources; `--c 1` fixes it. L_tr and L_val are errors on the training and on the validation
 folds of cross-validation, L_HO the error on a quarter of the samples held out once, U the boundary uncertainty of the
 SVM trained on all samples, from the same samples, the mean of four perturbations. The seconds are those of
-cross-validation and of U (one training, its score; what all gammas share is `fit`): section 6.10.2. Three mixtures of Gaussians show what U sees: GMM (overlap), GMM_separable (an empty
-region between the classes) and GMM_inclusion (a boundary in two parts, of which a stiff SVM leaves one out: the
-omission beside U tells).
+cross-validation and of U (one training, its score; what all gammas share is `fit`): section 6.10.2. Three mixtures of
+Gaussians show what U sees: GMM (overlap), GMM_separable (an empty region between the classes) and GMM_inclusion (a
+boundary in two parts, of which a stiff SVM leaves one out: the omission beside U tells).
 
     python examples/svm_selection.py --data GMM GMM_separable GMM_inclusion sonar
 
@@ -83,6 +83,7 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
     parser.add_argument("--samples", type=int, default=1200, help="at most so many of each")
     parser.add_argument("--folds", type=int, default=10)
     parser.add_argument("--step", type=int, default=2, help="of log2 gamma")
+    parser.add_argument("--gammas", type=int, nargs="+", help="log2 gammas instead of -15 to 15")
     parser.add_argument("--c", type=float, help="C of all SVMs instead of the one by cross-validation")
     parser.add_argument("--proposal-1", action="store_true", help="also anchors by bisection, which take far longer")
     parser.add_argument(
@@ -101,7 +102,7 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
     for name in options.data:
         features, labels = read(name, options.samples)
         c = options.c or choose_c(features, labels)
-        exponents = [-5, 0, 7] if options.smoke else list(range(-15, 16, options.step))
+        exponents = [-5, 0, 7] if options.smoke else options.gammas or list(range(-15, 16, options.step))
         rows = pd.DataFrame(sweep(features, labels, c, exponents, options.folds, options.proposal_1))
         tables[name] = rows = rows.set_index("gamma")
         if options.panels and name in MIXTURES:

@@ -68,8 +68,9 @@ def generalization_interval(
     the text on Beta posteriors says n - n*. `n_tested` is n* for all three unless it is given. The appendix that
     defines the methods is lost, and no single number gives the widths printed for all tables
     (`examples/confidence_tables.py --widths`). Kohavi's interval is the one of his paper, which fits those widths
-    better than the symmetric one of the text. The quantile of a sample is its order statistic. Where a draw leaves some directions open its classifier
-    is the one whose scores are smallest, so no method depends on the basis the features are written in.
+    better than the symmetric one of the text. The quantile of a sample is its order statistic. Where a draw leaves some
+    directions open its classifier is the one whose scores are smallest, so no method depends on the basis the features
+    are written in.
 
     Args:
         features: Columns the classifier is linear in, shape (n, p), n >= 2, tensor or array of numbers, finite.

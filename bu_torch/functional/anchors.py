@@ -142,17 +142,19 @@ def anchor_uncertainty(
     """Local uncertainty of each anchor from a smooth count of the labels around it (section 4.5).
 
     The classes i and j of an anchor are the two that most of its M neighbours are labelled as; of classes that are
-    equally many the one that comes first in the row, which is the nearer one. Each neighbour lies on one axis at its near-boundary-ness
-    (section 4.3): the gap between its own two largest logits, negative where it is predicted as labelled. Neighbours
-    labelled j are mirrored (Fig. 4.5), so that with two classes the axis is g_j - g_i. The boundary is at zero. Each
-    neighbour labelled i or j counts exp(-(gap / h)^2 / 2) for its label (Eq. 4.4), and the value is the measure of
-    k_i / (k_i + k_j). A count, not a density: each sample has its own width and a weight of at most 1.
+    equally many the one that comes first in the row, which is the nearer one. Each neighbour lies on one axis at its
+    near-boundary-ness (section 4.3): the gap between its own two largest logits, negative where it is predicted as
+    labelled. Neighbours labelled j are mirrored (Fig. 4.5), so that with two classes the axis is g_j - g_i. The
+    boundary is at zero. Each neighbour labelled i or j counts exp(-(gap / h)^2 / 2) for its label (Eq. 4.4), and the
+    value is the measure of k_i / (k_i + k_j). A count, not a density: each sample has its own width and a weight of at
+    most 1.
 
     The thesis leaves open where on the axis neighbours of a third class lie. Here they lie at their near-boundary-ness,
     not mirrored; they have a part in the widths and none in the counts. With many classes a neighbour's own gap may be
     that of another boundary than the anchor's; `gap="pair"`, which the thesis does not have, takes g_j - g_i for all
-    neighbours, as Ha et al. (2021) do in Eq. 27. With two classes both are the same. Chapter 4 does not ask whether the boundary
-    runs between i and j, as section 2.3.5 does: a classifier that exchanges classes is not told from the right one.
+    neighbours, as Ha et al. (2021) do in Eq. 27. With two classes both are the same. Chapter 4 does not ask whether the
+    boundary runs between i and j, as section 2.3.5 does: a classifier that exchanges classes is not told from the right
+    one.
 
     Args:
         logits: Classifier outputs at the samples, shape (N, J), floating point; (N, 1) or (N,) for two classes.
@@ -209,7 +211,7 @@ def anchor_uncertainty(
 
 
 def _representation(labels: Tensor, n_classes: int) -> Tensor:
-    """Rank of each class in rows of labels (n, M), nearest first: the larger, the more there are, ties to the nearer."""
+    """Rank of each class in rows of labels (n, M): by how often it occurs, of equal ones the first is larger."""
     n_members = labels.shape[1]
     counts = labels.new_zeros(len(labels), n_classes).scatter_add_(1, labels, torch.ones_like(labels))
     place = torch.arange(n_members, device=labels.device).expand_as(labels)

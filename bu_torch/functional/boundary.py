@@ -47,8 +47,8 @@ def boundary_uncertainty(
     the paper asks for exactly none. The classes i and j of a sample (Eq. 27) are its two largest logits at the
     perturbed place, where the paper writes x: its costs (section 5) have one pass over the perturbed samples and none
     over the samples. Eq. 36 as printed compares the likely Bayes pair with itself, which is always true; the condition
-    here is that of Eq. 18, {i, j} = the likely Bayes pair. Weights of samples, for a training that does not draw all alike, are this project's
-    own: the paper's samples all count alike.
+    here is that of Eq. 18, {i, j} = the likely Bayes pair. Weights of samples, for a training that does not draw all
+    alike, are this project's own: the paper's samples all count alike.
 
     Args:
         logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, any device; any monotone

@@ -198,7 +198,9 @@ def width(method, center, n_tested):
     return found.upper - found.lower
 
 
-@pytest.mark.parametrize(("n_tested", "rates"), [(0.368 * 30, (0.01, 0.07)), (0.632 * 30, (0.1, 0.18)), (30, (0.2, 0.4))])
+@pytest.mark.parametrize(
+    ("n_tested", "rates"), [(0.368 * 30, (0.01, 0.07)), (0.632 * 30, (0.1, 0.18)), (30, (0.2, 0.4))]
+)
 def test_widths_that_the_paper_prints_fit_each_other_at_one_error_rate_a_table(n_tested, rates):
     """So K, L and M have one number of tested samples; which one, only error rates can tell."""
     implied = [brentq(lambda p, w=w: width("martin", p, n_tested) - w, 1e-6, 0.5) for w in oracle.PRINTED["M"]]

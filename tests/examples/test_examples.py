@@ -9,8 +9,9 @@ FOLDER = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def load(load):
-    """Import an example by its name."""
+def load(load, monkeypatch):
+    """Import an example by its name, with what it shares with others beside it."""
+    monkeypatch.syspath_prepend(str(FOLDER))
     return lambda name: load(FOLDER / f"{name}.py")
 
 
@@ -53,15 +54,24 @@ def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, caps
     example = load("letter_mlp")
     monkeypatch.setattr(example, "RUNS", tmp_path / "runs")
     example.main(["--smoke", "--plot", str(tmp_path / "figure.png")])
-    said = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
-    assert said["kept epoch"] in {"0", "1", "2"}
-    assert said["reason"] == "Training ran until `max_epochs=3`."
-    names = ("of the kept epoch", "of the last epoch", "of the best epoch in hindsight")
-    kept, last, best = (float(said[f"test error {name}"].split()[0]) for name in names)
-    assert 0 < best <= last < 1
-    assert 0 < kept < 1  # of the average, which may be better than the best epoch
-    assert "s (" in said["time in checks"]
+    lines = capsys.readouterr().out.splitlines()
+    assert "U of 650 training samples after each of 3 epochs" in lines
+    said = dict(line.split(": ", 1) for line in lines if ": " in line)
+    assert said["kept epoch"].split()[0] in {"0", "1", "2"}
+    assert said["reason of the default"] == "Training ran until `max_epochs=3`."
+    names = ("of the kept epoch", "of the last epoch", "of the best epoch in hindsight", "of what the default keeps")
+    kept, last, best, default = (float(said[f"test error {name}"].split()[0]) for name in names)
+    assert 0 < best <= min(kept, last) < 1
+    assert 0 < default < 1  # of the average, which may be better than the best epoch
+    assert "s," in said["time in checks"]
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_letter_mlp_keeps_by_patience_as_the_callback_would(load):
+    keep = load("letter_mlp").keep_by_patience
+    assert keep([0.1, 0.3, 0.2, 0.3, 0.25, 0.9], 3) == 1
+    assert keep([0.1, 0.3, 0.2, 0.3, 0.9], 4) == 4
+    assert keep([0.5], 20) == 0
 
 
 def test_choose_checkpoint_ranks_what_a_run_saved(load, capsys):
@@ -124,6 +134,9 @@ def test_continuum_comes_near_the_published_values(load, tmp_path, capsys):
     published = tables["published"]
     assert len(published) == 12
     assert published["true"].tolist() == pytest.approx(published["published"].tolist(), rel=0.12)
+    assert len(tables["large"]) == 9
+    assert tables["large"]["minimal error rate"].between(-16, 5).all()
+    assert tables["large"]["minimal error rate"].idxmin() == 8  # where both errors are largest
     true, squared = tables["true error"], tables["true squared error"]
     assert true.loc["adjusted error count", 0.0] == true.loc["error count", 0.0]
     assert true.loc["adjusted error count", 0.5] < true.loc["error count", 0.5] < true.loc["error rate", 0.5]
@@ -167,6 +180,35 @@ def test_confidence_tables_tell_coverage_and_width_of_each_method(load, tmp_path
     assert "coverage, n = 30, 3 repetitions, 20 draws" in capsys.readouterr().out
 
 
+def test_confidence_tables_compare_widths_with_the_printed_ones(load, capsys):
+    table = load("confidence_tables").main(["--smoke", "--widths"])
+    for name in "KML":
+        assert table[f"{name}, n - n*"].gt(table[f"{name}, n*"]).all()
+        assert table[f"{name}, n*"].gt(table[f"{name}, n"]).all()
+    for tested, (low, high) in {"n - n*": (0.02, 0.05), "n*": (0.1, 0.16), "n": (0.2, 0.33)}.items():
+        assert table[f"asks for, {tested}"].between(low, high).all()
+    assert "K: width by how many samples count as tested, and printed; coverage" in capsys.readouterr().out
+
+
+def test_c_is_chosen_by_cross_validation(load, capsys):
+    svms = load("svms")
+    features, labels = svms.read("GMM_separable", 60)
+    assert svms.choose_c(features, labels, 2) == svms.C_GRID[0]  # all are right: the smallest
+    assert svms.choose_c(features, torch.arange(60) % 2, 2) in svms.C_GRID
+
+
+def test_svm_panels_show_where_new_samples_agree(load, tmp_path, capsys):
+    tables = load("svm_panels").main(["--smoke", "--plot", str(tmp_path / "figure.png")])
+    rows = tables["GMM"]
+    assert rows["L_te"].idxmin() == rows["U_tr 1"].idxmax() == rows["U_te 1"].idxmax() == -1
+    assert abs(rows["U_tr 1"] - rows["U_te 1"])[-1] < 0.15
+    assert rows["U_tr 0"][7] > rows["U_te 0"][7] + 0.1  # without the perturbation the overfitted one looks good
+    said = capsys.readouterr().out
+    assert "GMM: 300 training and 600 test samples, C = 1; by log2 gamma" in said
+    assert "least L_te: -1" in said
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_shifts_peak_where_the_gaussians_meet(load, tmp_path, capsys):
     values = load("shifts").main(["--smoke", "--plot", str(tmp_path / "figure.png")])
     assert len(values) == 3
@@ -197,7 +239,7 @@ def test_sensitivity_is_to_the_perturbation_and_hardly_to_sizes(load, tmp_path, 
     assert {tables["wine_white3"][f"K = {k}"].idxmax() for k in (10, 20, 40)} == {1}
     training, perturbed, new = tables["shift"]["|F|"]
     assert abs(perturbed - new) < training - new
-    assert "GMM: log2 gamma chosen" in capsys.readouterr().out
+    assert "GMM (400, C = 1): log2 gamma chosen" in capsys.readouterr().out
     assert [f.name for f in sorted(tmp_path.iterdir())] == ["sensitivity.png", "sensitivity_shift.png"]
 
 

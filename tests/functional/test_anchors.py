@@ -172,9 +172,7 @@ class TestAnchorUncertainty:
     @pytest.mark.parametrize("bandwidth", ["silverman", "cvml"])
     def test_width_is_that_of_the_rule(self, bandwidth):
         logits, labels = torch.tensor([-2.0, -1.0, 1.0, 3.0, 5.0]), torch.tensor([0, 1, 1, 0, 1])
-        found = anchor_uncertainty(
-            logits, labels, torch.arange(5).unsqueeze(0), bandwidth=bandwidth
-        )
+        found = anchor_uncertainty(logits, labels, torch.arange(5).unsqueeze(0), bandwidth=bandwidth)
         h = 0.9 * min(float(logits.std()), (3 - -1) / 1.34) * 5**-0.2
         if bandwidth == "cvml":
             h = cvml_bandwidth(logits.unsqueeze(0))[0]
