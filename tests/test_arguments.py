@@ -83,7 +83,7 @@ REFUSED = {
     }
     | MEASURE
     | SEED,
-    GradientAnchorUncertainty: MEASURE,
+    GradientAnchorUncertainty: MEASURE | {"gap": ("be one of .own., .pair.", "all")},
     BoundaryUncertaintyScorer: NEIGHBORS
     | SEED
     | {
