@@ -17,6 +17,7 @@ nearest to those (thesis, Fig. 2.3), and how much each sample weighs in U (Fig. 
 
 import argparse
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from torch import Tensor
 from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, functional
 from bu_torch.evaluation import cross_validation_error, holdout_error
 
+warnings.filterwarnings("ignore", message=".*look like probabilities")  # an SVM that predicts one class everywhere
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
@@ -125,10 +127,10 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
     n_columns = min(3, len(tables))
     n_rows = -(-len(tables) // n_columns)
     figure, axes = plt.subplots(n_rows, n_columns, figsize=(6 * n_columns, 3 * n_rows), squeeze=False)
-    figure.subplots_adjust(left=0.05, right=0.95, top=1 - 0.1 / n_rows, bottom=0.17 / n_rows, hspace=0.5, wspace=0.35)
+    figure.subplots_adjust(left=0.05, right=0.95, top=1 - 0.1 / n_rows, bottom=0.25 / n_rows, hspace=0.5, wspace=0.35)
     for axis in axes.flat[len(tables) :]:
         axis.axis("off")
-    for (name, rows), axis in zip(tables.items(), axes.flat, strict=False):
+    for (name, rows), axis in zip(tables.items(), axes.flat[: len(tables)], strict=True):
         rows[["L_tr", "L_val", "L_HO", "omission"]].plot(
             ax=axis, title=name, color=["gold", "green", "black", "gray"], style=["-", "-", ":", "--"], legend=False
         )
@@ -136,9 +138,8 @@ def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
         shown = (-rows[columns]).rename(columns=lambda column: f"-{column}")
         shown.plot(ax=axis, secondary_y=True, color=["tab:blue", "tab:purple", "plum"], legend=False)
         axis.set_xlabel("log2 gamma")
-        if axis is axes.flat[0]:
-            lines = [*axis.get_lines(), *axis.right_ax.get_lines()]
-            axis.legend(lines, [line.get_label() for line in lines], fontsize=7, loc="center left")
+    lines = [*axis.get_lines(), *axis.right_ax.get_lines()]
+    figure.legend(lines, [line.get_label() for line in lines], fontsize=8, loc="lower center", ncols=4)
     figure.savefig(path, dpi=80)
     plt.close(figure)
 
