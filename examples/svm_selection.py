@@ -32,9 +32,10 @@ from torch import Tensor
 from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, functional
 from bu_torch.evaluation import cross_validation_error, holdout_error
 
-warnings.filterwarnings("ignore", message=".*look like probabilities")  # an SVM that predicts one class everywhere
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+
+warnings.filterwarnings("ignore", message=".*look like probabilities")  # an SVM that predicts one class everywhere
 
 FOLDER = Path(__file__).parent
 LIMITS = {"max_anchors": 3000, "n_halvings": 20}  # of Proposal 1; the sources: 10000, 30

@@ -239,6 +239,8 @@ def test_sensitivity_is_to_the_perturbation_and_hardly_to_sizes(load, tmp_path, 
     assert {tables["wine_white3"][f"K = {k}"].idxmax() for k in (10, 20, 40)} == {1}
     training, perturbed, new = tables["shift"]["|F|"]
     assert abs(perturbed - new) < training - new
+    of_training, of_perturbed, _ = tables["shift"]["distance"]
+    assert of_perturbed < of_training
     assert "GMM (400, C = 1): log2 gamma chosen" in capsys.readouterr().out
     assert [f.name for f in sorted(tmp_path.iterdir())] == ["sensitivity.png", "sensitivity_shift.png"]
 
