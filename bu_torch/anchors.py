@@ -125,8 +125,8 @@ class BisectionAnchorUncertainty(_AnchorUncertainty):
         measure: Local uncertainty, `"entropy"` (scaled to [0, 1]) as in the sources, or `"triangle"`.
         prior_correction: Divide posteriors by the shares of the classes: part of Proposal 1 in both sources (thesis,
             section 2.4.4; Ha et al. 2021, section 4.4.4). Chapter 4 of the thesis calls it ad hoc and leaves it out.
-            With many classes of nearly equal shares it decides ties between classes by these shares; there False is
-            better.
+            With many classes and few samples of each, most classes of a cluster occur once, and the correction decides
+            these ties by the shares of the classes; there False is better.
         max_anchors: Generate no more anchors than so many, >= 1.
         n_halvings: Bisections of a segment, >= 1.
         min_size: N_m, smaller clusters are left out, >= 1.

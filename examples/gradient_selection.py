@@ -140,13 +140,15 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
 def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:
     n_rows = -(-len(tables) // 4)
     figure, axes = plt.subplots(n_rows, 4, figsize=(20, 3.2 * n_rows), squeeze=False)
-    figure.subplots_adjust(left=0.04, right=0.96, top=1 - 0.1 / n_rows, bottom=0.15 / n_rows, hspace=0.45, wspace=0.4)
+    figure.subplots_adjust(left=0.04, right=0.96, top=1 - 0.1 / n_rows, bottom=0.25 / n_rows, hspace=0.45, wspace=0.4)
     for axis in axes.flat[len(tables) :]:
         axis.axis("off")
     for (name, rows), axis in zip(tables.items(), axes.flat, strict=False):
         rows["L_val"].plot(ax=axis, color="black", linestyle="--", title=f"{name} (L_val: dashed)")
-        (-rows.drop(columns="L_val")).add_prefix("-U, ").plot(ax=axis, secondary_y=True, color=COLORS)
+        (-rows.drop(columns="L_val")).add_prefix("-U, ").plot(ax=axis, secondary_y=True, color=COLORS, legend=False)
         axis.set_xlabel("log2 gamma" if name.startswith("SVM") else "prototypes of a class")
+    lines = [plt.Line2D([], [], color=color) for color in COLORS.values()]
+    figure.legend(lines, [f"{name} (right)" for name in COLORS], loc="lower center", ncols=4)
     figure.savefig(path, dpi=60)
     plt.close(figure)
 
