@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-oldest lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
+.PHONY: demo test test-front-door test-slow test-oldest lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/label_noise.py
@@ -11,6 +11,10 @@ PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadscope
 
 test: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+
+# What a stranger runs first, as it stands: the script in README and the notebook, each in an empty folder.
+test-front-door: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python tests/front_door.py
 
 # What is too long for every change: a thousand checks, and ten thousand examples for each formula.
 test-slow: .venv/test
