@@ -70,9 +70,11 @@ def new_model(seed: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(36, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 6))
 
 
-def run(seed: int, noise: float, epochs: int) -> dict[str, float]:
+def run(seed: int, noise: float, epochs: int, n_samples: int = N_TRAINING) -> dict[str, float]:
     """Test errors of what each habit keeps."""
     (inputs, labels), test = landsat()
+    rows = torch.linspace(0, N_TRAINING - 1, n_samples).long()
+    inputs, labels = inputs[rows], labels[rows]
     labels = with_noise(labels, noise, seed)
 
     model, losses, errors, is_over = new_model(seed), [], [], False
@@ -103,9 +105,13 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--noise", type=float, default=0.0, help="share of the training labels that are drawn anew")
     parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--smoke", action="store_true", help="one seed, two epochs, 300 samples: does it run?")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # enough for a small network
-    runs = pd.DataFrame([run(seed, options.noise, options.epochs) for seed in range(options.seeds)])
+    if options.smoke:
+        runs = pd.DataFrame([run(0, options.noise, epochs=2, n_samples=300)])
+    else:
+        runs = pd.DataFrame([run(seed, options.noise, options.epochs) for seed in range(options.seeds)])
     table = pd.DataFrame({"test error": runs.mean(), "least": runs.min(), "largest": runs.max()})
     print(table.round(4).to_string())
     return table
