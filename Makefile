@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-front-door test-slow test-oldest lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
+.PHONY: demo test test-front-door test-no-extras dist check-tag test-slow test-oldest lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/label_noise.py
@@ -15,6 +15,24 @@ test: .venv/test
 # What a stranger runs first, as it stands: the script in README and the notebook, each in an empty folder.
 test-front-door: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python tests/front_door.py
+
+# The script in README where nothing is installed but the package itself.
+test-no-extras: .venv-plain/installed
+	OMP_NUM_THREADS=1 .venv-plain/bin/python tests/front_door.py --readme
+
+.venv-plain/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-plain
+	.venv-plain/bin/python -m pip install --quiet .
+	touch $@
+
+# What is uploaded: an archive of the sources, and a wheel that is built from it.
+dist: .venv/test
+	rm -rf dist
+	$(BIN)/python -m build
+
+# A release is a tag that equals the version.
+check-tag:
+	test "$(TAG)" = "v$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' bu_torch/_version.py)"
 
 # What is too long for every change: a thousand checks, and ten thousand examples for each formula.
 test-slow: .venv/test
@@ -55,7 +73,7 @@ docs: .venv/docs
 	$(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf .venv .venv-oldest build site *.egg-info
+	rm -rf .venv .venv-oldest .venv-plain build dist site *.egg-info
 
 bench-quality: .venv/demo
 	$(BIN)/python benchmarks/quality.py

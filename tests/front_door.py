@@ -73,10 +73,12 @@ def compare_seeds(n_seeds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--readme", action="store_true", help="run the script in README alone")
     parser.add_argument("--seeds", type=int, help="errors of README's script for so many seeds")
-    n_seeds = parser.parse_args().seeds
-    if n_seeds:
-        compare_seeds(n_seeds)
+    options = parser.parse_args()
+    if options.seeds:
+        compare_seeds(options.seeds)
     else:
         check_readme()
-        check_notebook()
+        if not options.readme:
+            check_notebook()
