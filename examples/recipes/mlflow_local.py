@@ -1,6 +1,6 @@
 """MLflow into a local database file.
 
-Run `python examples/recipes/mlflow_local.py`. It needs `pip install mlflow`.
+Run `python examples/recipes/mlflow_local.py`. It needs `pip install mlflow-skinny sqlalchemy alembic`.
 """
 
 import tempfile
