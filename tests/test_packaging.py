@@ -19,7 +19,7 @@ def copy_tree(folder):
     if (ROOT / ".git").exists():
         subprocess.run(["git", "-C", ROOT, "checkout-index", "--all", "--prefix", f"{folder}/"], check=True)
     else:
-        skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist", ".venv*", ".*_cache")
+        skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist", ".venv*", ".*_cache", ".hypothesis")
         shutil.copytree(ROOT, folder, ignore=skip, dirs_exist_ok=True)
 
 
