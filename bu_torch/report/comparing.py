@@ -30,7 +30,7 @@ from bu_torch.report.page import Content, page, write_page
 from bu_torch.report.record import Record
 from bu_torch.report.sections import contents, figure_section, header, shown_value, table_section
 from bu_torch.report.text import duration, escaped, figure
-from bu_torch.report.verdict import Verdict, headline, rule_label, scores
+from bu_torch.report.verdict import Verdict, headline, scores
 
 _COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, CYAN, PINK, LIME, BROWN, GREY)
 _PANELS = ("expected_accuracy", "boundary_uncertainty", "trust_score")
@@ -127,7 +127,8 @@ def _curves(records: Sequence[Record], verdicts: Sequence[Verdict], names: Seque
             columns, thinned, verdicts, names, _COLOURS, strict=False
         ):
             legend = {"legendgroup": name, "showlegend": not rows}
-            traces.append(curve(places, values, name, colour) | legend)
+            mode = "lines" if len(places) > 1 else "markers+lines"
+            traces.append(curve(places, values, name, colour) | legend | {"mode": mode})
             check = record.check_at(verdict.kept)
             if check is not None and check[axis] in places:
                 marker = {"symbol": "circle-open", "size": 12, "color": colour, "line": {"width": 2.5}}
@@ -140,8 +141,8 @@ def _curves(records: Sequence[Record], verdicts: Sequence[Verdict], names: Seque
     traces, layout = stacked(rows, axis)
     layout["margin"] = layout["margin"] | {"b": 24}
     reading = (
-        "One colour a run; a circle marks what was kept. More is better in all. Each axis begins above the lowest"
-        " values, so that the largest are seen."
+        "One colour a run; a circle marks what was kept. More is better in all. The score is that of the rule that"
+        " decided, where all runs have the same. Each axis begins above the lowest values, so the largest are seen."
     )
     height = 120 + 150 * len(rows) + 22 * len(records)
     return Figure("curves", "Curves", reading, drawn(traces, layout, None), height)
@@ -163,7 +164,7 @@ def _panels(
             at = dict(zip(places, values, strict=True))
             checks = [check for check in record.checks if check[record.axis] in at]
             columns.append(([check[axis] for check in checks], [at[check[record.axis]] for check in checks]))
-        panels.insert(0, (f"score: {rule_label(rules.pop())}", columns))
+        panels.insert(0, ("score", columns))
     return panels
 
 

@@ -300,7 +300,7 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
     }
     reading = (
         "The stronger the colour, the less do the two classes mix along the boundary between them. The colours span the"
-        " values that there are. Grey is the diagonal; a pale cell is a pair that no sample lies between."
+        " values that there are. The diagonal is grey; a faint cell is a pair that no sample lies between."
     )
     if n_classes_left_out:
         reading += f" The {len(classes)} classes with the worst boundaries are shown, {n_classes_left_out} are not."

@@ -56,7 +56,7 @@ def test_a_score_is_drawn_where_all_decided_by_the_same_rule(tmp_path):
     def titles(runs):
         return [label["text"] for label in comparison(runs).drawings[0]["layout"]["annotations"]]
 
-    assert titles([first, second])[0] == "score: expected accuracy and boundary uncertainty"
+    assert titles([first, second])[0] == "score"
     assert titles([first, third])[0] == "expected accuracy"
 
 
