@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-front-door test-no-extras dist check-tag test-slow test-oldest lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
+.PHONY: demo test test-front-door test-no-extras readme dist check-tag test-slow test-oldest lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/label_noise.py
@@ -25,14 +25,26 @@ test-no-extras: .venv-plain/installed
 	.venv-plain/bin/python -m pip install --quiet .
 	touch $@
 
+# Address of the repository on its forge, once it has one: a package index cannot follow the relative links of README.
+BASE_URL ?=
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' bu_torch/_version.py)
+
+# README as a package index shows it: pictures and links lead to this version's files at BASE_URL.
+readme:
+	@if test -z "$(BASE_URL)"; then cat README.md; else sed -E \
+		-e 's#(!\[[^]]*\]\()(docs|examples)/#\1$(BASE_URL)/raw/v$(VERSION)/\2/#g' \
+		-e 's#\]\((docs|examples)/#]($(BASE_URL)/blob/v$(VERSION)/\1/#g' README.md; fi
+
 # What is uploaded: an archive of the sources, and a wheel that is built from it.
 dist: .venv/test
-	rm -rf dist
-	$(BIN)/python -m build
+	rm -rf dist build/tree
+	git checkout-index --all --prefix=build/tree/
+	$(MAKE) --silent --no-print-directory readme > build/tree/README.md
+	$(BIN)/python -m build --outdir dist build/tree
 
 # A release is a tag that equals the version.
 check-tag:
-	test "$(TAG)" = "v$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' bu_torch/_version.py)"
+	test "$(TAG)" = "v$(VERSION)"
 
 # What is too long for every change: a thousand checks, and ten thousand examples for each formula.
 test-slow: .venv/test

@@ -48,6 +48,20 @@ def test_a_release_is_a_tag_that_equals_the_version(tag, is_right):
     assert (result.returncode == 0) is is_right
 
 
+@pytest.mark.parametrize("base", ["", "https://forge.example/group/bu-torch"])
+def test_links_of_readme_are_relative_until_there_is_an_address(base):
+    command = ["make", "--silent", "readme", f"BASE_URL={base}"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    readme = (ROOT / "README.md").read_text()
+    if not base:
+        assert shown == readme
+        return
+    assert len(re.findall(r"\]\((?!https:)", readme)) > 10
+    assert not re.findall(r"\]\((?!https:)", shown)
+    assert f"]({base}/raw/v{bu_torch.__version__}/docs/label_noise.png)" in shown
+    assert f"]({base}/blob/v{bu_torch.__version__}/docs/limits.md)" in shown
+
+
 def test_no_file_of_data_is_there_twice():
     files = [*ROOT.glob("examples/data/*.gz"), *ROOT.glob("benchmarks/data/**/*.gz")]
     contents = [file.read_bytes() for file in files]
