@@ -314,11 +314,18 @@ def compare_trainings(quick: bool) -> pd.DataFrame:
 
 def whole_trainings(quick: bool) -> pd.DataFrame:
     """Preparation and checks of trainings that end by themselves, beside the same without the callback."""
-    rows = []
+    cases: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]] = {}
     for name, n_samples in (("spambase", 2_300), ("letter", 10_000)):
-        samples = quality.read_table(quality.Case(name, 0.0, 0, "rmsprop", 1))
-        samples = (samples[0][: 500 if quick else n_samples], samples[1][: 500 if quick else n_samples])
-        shape, n_classes = samples[0].shape[1], int(samples[1].max()) + 1
+        features, labels = quality.read_table(quality.Case(name, 0.0, 0, "rmsprop", 1))
+        features, labels = features[: 500 if quick else n_samples], labels[: 500 if quick else n_samples]
+        build = partial(mlp, features.shape[1], int(labels.max()) + 1)
+        cases[f"{name}, {len(labels)} samples"] = build, (features, labels)
+    if images.IMAGES.exists() and not quick:
+        pixels, classes = images.read("fashion")
+        build = partial(images.network, images.TUNING["conv"], pixels.shape[1:], 10)
+        cases["conv net, 3000 images"] = build, (pixels[:3_000], classes[:3_000])
+    rows = []
+    for name, (build, samples) in cases.items():
         seconds: dict[str, list[float]] = {"with": [], "without": []}
         for _ in range(1 if quick else 3):
             callback = BoundaryUncertaintyStopping(cache=None)
@@ -329,11 +336,10 @@ def whole_trainings(quick: bool) -> pd.DataFrame:
                     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
                 )  # fmt: skip
                 loader = DataLoader(TensorDataset(*samples), batch_size=128, shuffle=True)
-                module = Module(mlp(shape, n_classes))
-                seconds[kind].append(once(partial(trainer.fit, module, loader))[0])
+                seconds[kind].append(once(partial(trainer.fit, Module(build()), loader))[0])
         training = min(seconds["without"])
         rows.append(
-            {"training": f"{name}, {len(samples[1])} samples", "epochs": len(callback.history), "training, s": training,
+            {"training": name, "epochs": len(callback.history), "training, s": training,
              "preparation, s": callback.setup_seconds, "checks, s": callback.check_seconds,
              "preparation + checks": (callback.setup_seconds + callback.check_seconds) / training,
              "with / without": min(seconds["with"]) / training}

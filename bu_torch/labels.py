@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,21 +11,14 @@ from bu_torch import functional
 from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_seed
 from bu_torch._progress import advance
 from bu_torch.balance import weights_of
-from bu_torch.functional.regression import (
-    gram_matrix,
-    landmark_factor,
-    landmark_projection,
-    left_out_by_factor,
-    solve_by_gram,
-)
+from bu_torch.functional.regression import landmark_projection, left_out_by_penalty
+from bu_torch.k_means import lloyd
 from bu_torch.space import common_standardization, standardize
-from bu_torch.subset import as_in_all, stratified_rows
+from bu_torch.subset import stratified_rows
 
 _BLOCK_ELEMENTS = 2**20  # kernel entries at once
 _LEAST_PENALTY = 1e-8  # with a smaller one, leave-one-out predictions are lost in rounding
-_FEW_LANDMARKS = 500  # by which a penalty is found for many
-_MOST_DIAGONALIZED = 1000  # landmarks; beyond, eigenvalues cost more than a few penalties do without
-_MOST_COMPARED = 1000  # samples, by which those penalties are
+_LLOYD_STEPS = 4  # of K-means for landmarks; more gain nothing
 
 
 class LabelVotes:
@@ -118,16 +111,6 @@ class LabelVotes:
         return functional.vote_agreement(self.votes, predictions.to(self.votes.device), weights=self._weights)
 
 
-class _Samples(NamedTuple):
-    """What a regression is fitted to: S samples, of which each row counts by its weight, the square of its root."""
-
-    points: Tensor  # (S, d)
-    labels: Tensor  # (S,)
-    targets: Tensor  # (S, J), multiplied by the roots
-    weights: Tensor | None  # (S,)
-    root: Tensor | None  # (S, 1)
-
-
 class LabelRegression:
     """Class probabilities by ridge regression of one-hot labels with the kernel of a wide ReLU network.
 
@@ -135,13 +118,12 @@ class LabelRegression:
     (Arora et al. 2020). It sees shapes that the nearest neighbours do not: a plane through many features, or a rule of
     a few. The penalty is the one that predicts left-out labels best (smallest Brier score, leave-one-out in closed
     form); it comes out large where labels are noisy. Points are centred and divided by their root mean square, so
-    shift, scale and rotation do not matter. Of more than `n_landmarks` samples, random ones span the solution
-    (Nystroem). They are fitted to the labels of all samples, or of `max_samples` random ones, where each class keeps
-    its share. With more than 1000 landmarks the penalty is looked for around the one that is best with 500, by the
-    left-out predictions of 1000 samples.
+    shift, scale and rotation do not matter. Of more than `n_landmarks` samples, centres of K-means span the solution
+    (Nystroem; Zhang, Tsang, Kwok 2008). They are fitted to the labels of all samples, or of `max_samples` random ones,
+    where each class keeps its share.
 
     Args:
-        n_landmarks: The largest number of samples that span the solution, >= 1; time grows with its cube.
+        n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.
         penalties: The penalties to choose from, each >= 1e-8, in units of the kernel's mean diagonal; the first of
             equally good ones is taken.
         max_samples: The largest number of samples to fit to, >= 1.
@@ -178,7 +160,7 @@ class LabelRegression:
 
     def __init__(
         self,
-        n_landmarks: int = 2000,
+        n_landmarks: int = 500,
         penalties: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30),
         max_samples: int = 10_000,
         seed: int = 0,
@@ -224,57 +206,14 @@ class LabelRegression:
         self._shares = _shares(labels, weights)
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root
-        samples = _Samples(points, labels, targets, weights, root)
-        is_large = len(self._landmarks) > _MOST_DIAGONALIZED
-        few = self._landmarks[:_FEW_LANDMARKS] if is_large else self._landmarks
-        brier_score = self._fit_all(few, samples)
-        if is_large:
-            brier_score = self._fit_around(self.penalty_, samples)
-        self.skill_ = _skill(brier_score, _score_of_shares(self._shares))
-        return self
-
-    def _fit_all(self, landmarks: Tensor, samples: _Samples) -> float:
-        """Solve for all penalties by eigenvalues, and take the best; its Brier score."""
-        points, labels, targets, weights, root = samples
-        basis, eigenvalues, projection = self._orthogonal_basis(points, landmarks, root)
-        left_out = (functional.left_out_predictions(basis, eigenvalues, targets, p) for p in self.penalties)
+        basis, eigenvalues, projection = self._orthogonal_basis(points, root)
+        left_out = left_out_by_penalty(basis, eigenvalues, targets, self.penalties)
         probabilities = (self._as_probabilities(predicted, root) for predicted in left_out)
         candidates = zip(self.penalties, probabilities, strict=True)
         brier_score, self.penalty_, self.left_out = _best_candidate(candidates, labels, weights)
         self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)
-        return brier_score
-
-    def _fit_around(self, guess: float, samples: _Samples) -> float:
-        """Solve for a penalty, and for those beside it as long as they get better; the Brier score of the best."""
-        points, labels, targets, weights, root = samples
-        basis, factor, unit = self._whitened_basis(points, root)
-        gram, moments = gram_matrix(basis), basis.T @ targets
-        rows = stratified_rows(len(points), _MOST_COMPARED, self.seed, labels).to(points.device)
-        part, of_part, root_of_part = basis[rows], targets[rows], None if root is None else root[rows]
-        shares = as_in_all(labels, rows, weights)
-
-        def score(at: int) -> float:
-            if not 0 <= at < len(penalties):
-                return math.inf
-            predicted = left_out_by_factor(*solve_by_gram(gram, moments, penalties[at]), part, of_part)
-            left_out = self._as_probabilities(predicted, root_of_part)
-            return float(functional.brier_score(left_out, labels[rows], weights=shares))
-
-        penalties = sorted(set(self.penalties))
-        at = penalties.index(guess)
-        best, finer = score(at), score(at - 1)
-        direction = -1 if finer < best else 1  # more landmarks mostly bear a smaller penalty
-        following = finer if direction == -1 else score(at + 1)
-        while following < best:
-            at, best = at + direction, following
-            following = score(at + direction)
-
-        self.penalty_ = penalties[at]
-        coefficients, ridge = solve_by_gram(gram, moments, self.penalty_)
-        self._weights = torch.linalg.solve_triangular(factor.T, coefficients, upper=True) / unit
-        left_out = self._as_probabilities(left_out_by_factor(coefficients, ridge, basis, targets), root)
-        self.left_out = left_out.float()
-        return float(functional.brier_score(left_out, labels, weights=weights))
+        self.skill_ = _skill(brier_score, _score_of_shares(self._shares))
+        return self
 
     def _as_probabilities(self, predicted: Tensor, root: Tensor | None) -> Tensor:
         return functional.as_probabilities((predicted if root is None else predicted / root) + self._shares)
@@ -297,37 +236,29 @@ class LabelRegression:
         points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
         # All blocks go into one tensor. Small tensors that outlive the large temporary ones would scatter the heap.
         probabilities = torch.empty(len(points), len(self._shares), device=points.device, dtype=torch.float32)
-        kernels = self._kernel_blocks(points, self._landmarks)
+        kernels = self._kernel_blocks(points)
         for block, kernel in zip(self._blocks(probabilities), kernels, strict=True):
             block.copy_(functional.as_probabilities(kernel @ self._weights + self._shares))
         return probabilities
 
     def _choose_landmarks(self, points: Tensor) -> Tensor:  # (S, d) -> (L, d)
+        points = standardize(points.double(), self._center, self._scale)
+        if len(points) <= self.n_landmarks:
+            return points
         rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
-        return standardize(points[rows.to(points.device)].double(), self._center, self._scale)
+        on_host = points.float().cpu().numpy()
+        centers, _ = lloyd(on_host, on_host[rows.numpy()], _LLOYD_STEPS)
+        return torch.from_numpy(centers).to(points)
 
-    def _whitened_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, float]:
-        """Coordinates B (S, L) of points with C B' = kernel / u; the factor C (L, L) of the landmarks; their unit u."""
-        kernel = functional.tangent_kernel(self._landmarks, self._landmarks)
-        factor, unit = landmark_factor(kernel), float(kernel.diagonal().mean())
-        basis = torch.empty(len(points), len(factor), dtype=factor.dtype, device=factor.device)
-        kernels = self._kernel_blocks(points, self._landmarks)
-        for block, kernel in zip(self._blocks(basis), kernels, strict=True):
-            block.copy_(torch.linalg.solve_triangular(factor.T, kernel / unit, upper=True, left=False))
-        if root is not None:
-            basis *= root
-        return basis, factor, unit
-
-    def _orthogonal_basis(
-        self, points: Tensor, landmarks: Tensor, root: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Coordinates B (S, R) of points, with B'B = diag(e); e (R,); and the P (L, R) with B = kernel @ P.
 
         With `root` (S, 1) each row of the kernel is multiplied by its own.
         """
+        landmarks = self._landmarks
         eigenvalues, projection = landmark_projection(functional.tangent_kernel(landmarks, landmarks))
         basis = torch.empty(len(points), len(eigenvalues), dtype=projection.dtype, device=projection.device)
-        for block, kernel in zip(self._blocks(basis), self._kernel_blocks(points, landmarks), strict=True):
+        for block, kernel in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
             torch.matmul(kernel, projection, out=block)
         if root is not None:
             basis *= root
@@ -338,12 +269,11 @@ class LabelRegression:
             block.copy_(block @ rotation)
         return basis, squared_lengths.clamp(min=0), projection @ rotation
 
-    def _kernel_blocks(self, points: Tensor, landmarks: Tensor) -> Iterator[Tensor]:
+    def _kernel_blocks(self, points: Tensor) -> Iterator[Tensor]:
         """Kernel of points and landmarks, (S, L), block by block of the points."""
         for block in self._blocks(points):
-            yield functional.tangent_kernel(standardize(block.double(), self._center, self._scale), landmarks)
-            if landmarks is self._landmarks:  # beside all of them, a few take no time
-                advance(len(block) * len(landmarks))
+            yield functional.tangent_kernel(standardize(block.double(), self._center, self._scale), self._landmarks)
+            advance(len(block) * len(self._landmarks))
 
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
         return rows.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape)))

@@ -4,7 +4,6 @@ import math
 import warnings
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from bu_torch._inputs import (
     scikit_learn_seed,
 )
 from bu_torch.functional import top_pairs
+from bu_torch.k_means import lloyd
 
 _BLOCK_ELEMENTS = 2**22
 _MAX_SAMPLES = 10_000  # of one class, for K-means
@@ -152,7 +152,7 @@ class PrototypeClassifier:
         scaled = features / safe_unit(features)
         points = (scaled - scaled.mean(dim=0)).float().cpu().numpy()
         centers, _ = kmeans_plusplus(points, most, random_state=scikit_learn_seed(self.seed))
-        errors = {k: _squared_error(points, centers[:k]) for k in range(1, most + 1, 2)}
+        errors = {k: lloyd(points, centers[:k], _LLOYD_STEPS)[1] for k in range(1, most + 1, 2)}
         competing = {k: _aic(features.shape, k, sse) for k, sse in errors.items() if sse > 0}
         return min(competing, key=lambda k: competing[k], default=1)
 
@@ -166,21 +166,6 @@ class PrototypeClassifier:
             model = KMeans(n_clusters=k, n_init=1, random_state=scikit_learn_seed(self.seed))
             model.fit((features / unit).cpu().numpy())
         return torch.as_tensor(model.cluster_centers_).to(features) * unit
-
-
-def _squared_error(points: np.ndarray, centers: np.ndarray) -> float:
-    """Sum of squared distances to the nearest of the centres that K-means makes of these."""
-    import faiss
-
-    k_means = faiss.Kmeans(
-        points.shape[1],
-        len(centers),
-        niter=_LLOYD_STEPS,
-        min_points_per_centroid=1,  # fewer would be warned of on the console
-        max_points_per_centroid=len(points),
-    )
-    k_means.train(points, init_centroids=centers)
-    return float(k_means.obj[-1])  # type: ignore[index]
 
 
 def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:

@@ -33,22 +33,3 @@ def stratified_rows(n_samples: int, n_chosen: int, seed: int, labels: Tensor | N
         places = (torch.arange(n_rest, dtype=torch.float64) + 0.5) * (len(rest) / max(n_rest, 1))
         order = torch.cat((first, rest[places.long()]))
     return order[:n_chosen].sort().values
-
-
-def as_in_all(labels: Tensor, rows: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Weights of a subset of samples with which each class counts as it does among all.
-
-    Args:
-        labels: Classes of all samples, shape (N,), int64, each of them in the subset at least once if it may count.
-        rows: The subset, shape (T,), int64, on the device of the labels.
-        weights: How often each of all samples counts, shape (N,), float64; None where all count alike.
-
-    Returns:
-        Shape (T,), float64.
-    """
-    counted = torch.ones_like(labels, dtype=torch.float64) if weights is None else weights
-    in_all, in_part = (
-        torch.zeros(int(labels.max()) + 1, dtype=torch.float64, device=labels.device).index_add_(0, of, count)
-        for of, count in ((labels, counted), (labels[rows], counted[rows]))
-    )
-    return counted[rows] * (in_all / in_part)[labels[rows]]

@@ -77,7 +77,6 @@ def read_training_data(
             f"Boundary uncertainty reads the first {limit} samples of {type(loader.dataset).__name__}"
             f"{'' if most else '; `max_samples` sets another number'}."
         )
-    _announce_subset(samples)
     if samples.is_random:
         rank_zero_info(
             f"{name}: a sample is another each time it is read (random augmentation). Boundary uncertainty reads"
@@ -89,9 +88,7 @@ def read_training_data(
 
 def read_pair(pair: tuple[Any, Any], how_many: Callable[[int], int], seed: int, keep_integers: bool) -> Samples:
     """Inputs and labels that the user gave, checked, as many as are wanted."""
-    samples = data.choose_among_whole(data.whole_samples(*pair, keep_integers=keep_integers), how_many, seed)
-    _announce_subset(samples)
-    return samples
+    return data.choose_among_whole(data.whole_samples(*pair, keep_integers=keep_integers), how_many, seed)
 
 
 def batch_hooks(trainer: "Trainer", pl_module: "LightningModule") -> Callable[[Any], Any] | None:
@@ -128,7 +125,8 @@ def users_sampler(sampler: Any, trainer: "Trainer") -> Any:
     return sampler
 
 
-def _announce_subset(samples: Samples) -> None:
+def announce_subset(samples: Samples) -> None:
+    """Say how many are looked at, unless all are."""
     if samples.is_stratified is not None:
         kind = "stratified random" if samples.is_stratified else "random"
         n_samples = len(samples.inputs)

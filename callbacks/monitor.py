@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,11 @@ from bu_torch.callbacks._lightning import (
 from bu_torch.callbacks._names import suffix_of
 from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
-from bu_torch.callbacks._training_data import batch_hooks, read_pair, read_training_data
+from bu_torch.callbacks._training_data import announce_subset, batch_hooks, read_pair, read_training_data
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
-from bu_torch.data import IGNORED, Samples, UnreadableError, seeded, split_batch
+from bu_torch.data import IGNORED, Samples, UnreadableError, choose_among_whole, seeded, split_batch
 from bu_torch.monitoring.averaging import put_back
-from bu_torch.monitoring.budget import Plan, count_weights
+from bu_torch.monitoring.budget import Plan, count_operations, share_of_training
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.settings import MeasurementSettings, as_file
 from bu_torch.monitoring.state import read_weights
@@ -419,11 +420,15 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         try:
             samples = self._read(trainer, pl_module)
             self._takes_integers = not samples.inputs.is_floating_point()
-            n_draws = self._plan(trainer, pl_module, len(samples.inputs)).n_draws
+            samples, n_draws = self._plan(trainer, pl_module, samples)
+            announce_subset(samples)
             shape = " x ".join(str(size) for size in samples.inputs.shape)
+            n_passes = n_draws * len(samples.inputs)
+            share = share_of_training(n_passes, self._n_visited(trainer, samples.n_training))
             rank_zero_info(
                 f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
-                f" {n_draws * len(samples.inputs)} forward passes ({n_draws} a sample)."
+                f" {n_passes} forward passes ({n_draws} a sample): {share:.1%} of those of an epoch, forward and"
+                " backward."
             )
             cache = None if trainer.fast_dev_run else as_file(self.cache)
             if isinstance(cache, Path) and cache.exists():
@@ -457,7 +462,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         trial = max(_TRIAL_SAMPLES, self.n_neighbors) if trainer.fast_dev_run else None
 
         def how_many(n_training: int) -> int:
-            n_samples = self._plan(trainer, pl_module, n_training).n_samples
+            n_samples = self._planned(trainer, n_training, count_operations(pl_module)).n_samples
             return n_samples if trial is None else min(n_samples, trial)
 
         if is_pair(self.reference):
@@ -473,25 +478,47 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         )
 
     def _network(self, trainer: "Trainer", pl_module: "LightningModule") -> torch.nn.Module | None:
-        """The network, if its features may be read by this process alone before training."""
-        is_whole = type(trainer.strategy).__name__ not in SHARDED
-        is_made = not any(is_lazy(parameter) for parameter in pl_module.parameters())
+        """The network, if its features may be a space."""
         # Features of a network that has learnt these labels already would tell them by heart.
         is_new = trainer.global_step == 0 or bool(self.history) or self.feature_extractor == "module"
-        return pl_module if is_whole and is_made and is_new else None
+        return pl_module if is_new and self._can_be_passed(trainer, pl_module) else None
 
-    def _plan(self, trainer: "Trainer", pl_module: "LightningModule", n_training: int) -> Plan:
-        """The plan, made at the first call unless a resumed run has one."""
+    def _can_be_passed(self, trainer: "Trainer", pl_module: "LightningModule") -> bool:
+        """Whether one process alone may pass samples before training."""
+        is_whole = type(trainer.strategy).__name__ not in SHARDED
+        return is_whole and not any(is_lazy(parameter) for parameter in pl_module.parameters())
+
+    def _plan(self, trainer: "Trainer", pl_module: "LightningModule", samples: Samples) -> tuple[Samples, int]:
+        """As many of the samples as the budget allows, now that one of them has been passed, and how many draws."""
+        forward = None
+        if len(samples.inputs) and self._can_be_passed(trainer, pl_module):
+            forward = partial(self._read_logits, trainer, pl_module, pl_module, samples.inputs[:1].to(pl_module.device))
+        n_operations = count_operations(pl_module, forward if self._tracker.plan is None else None)
+        self._tracker.plan = made = self._planned(trainer, samples.n_training, n_operations)
+        if made.n_samples < len(samples.inputs) == len(samples.labels):
+            fewer = choose_among_whole(samples, lambda _: made.n_samples, self.seed)
+            # A part of all samples may have been chosen already, by classes or not.
+            is_stratified = fewer.is_stratified if samples.is_stratified is None else samples.is_stratified
+            samples = samples.at(fewer.rows)._replace(is_stratified=is_stratified)
+        return samples, made.n_draws
+
+    def _planned(self, trainer: "Trainer", n_training: int, n_operations: int) -> Plan:
+        takes_all = self.max_samples is None and is_pair(self.reference)
+        return self._tracker.planned(
+            n_training,
+            self._n_visited(trainer, n_training),
+            n_operations,
+            max_samples=n_training if takes_all else None,
+        )
+
+    def _n_visited(self, trainer: "Trainer", n_training: int) -> int:
+        """Samples that all processes train on between two checks."""
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         n_batches = trainer.num_training_batches
         if self.every_n_train_steps is not None:  # each of several optimisers makes a step a batch
             steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches
             n_batches = min(n_batches, math.ceil(self.every_n_train_steps / max(steps_of_batch, 1e-9)))
-        n_visited = int(min(n_training, n_batches * batch_size * trainer.world_size))
-        takes_all = self.max_samples is None and is_pair(self.reference)
-        return self._tracker.plan_checks(
-            n_training, n_visited, count_weights(pl_module), max_samples=n_training if takes_all else None
-        )
+        return int(min(n_training, n_batches * batch_size * trainer.world_size))
 
     # Reading the network.
 

@@ -1,6 +1,7 @@
 """Kernel regression: the kernel of a wide network, and leave-one-out predictions in closed form."""
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +9,6 @@ from torch import Tensor
 from bu_torch.functional.checks import check_floating, check_integer, check_not_negative
 
 _BLOCK_ELEMENTS = 2**20  # of a copy of the basis at once
-_GRAM_COLUMNS = 250
 _LEAST_EIGENVALUE = 1e-10  # relative to the largest; smaller ones are rounding errors
 
 
@@ -64,27 +64,6 @@ def landmark_projection(kernel: Tensor) -> tuple[Tensor, Tensor]:
     return eigenvalues[is_kept], eigenvectors[:, is_kept] / eigenvalues[is_kept].sqrt() / unit
 
 
-def landmark_factor(kernel: Tensor) -> Tensor:
-    """The factor C (L, L), lower, with C C' the kernel of the landmarks in units of its mean diagonal, without checks.
-
-    For coordinates as `landmark_projection` gives them, but for a rotation: those of a point with kernel values k (L,),
-    in the same units, are the solution b of C b = k. Copies among the landmarks are told apart by rounding's size.
-    """
-    kernel = kernel / kernel.diagonal().mean()
-    kernel.diagonal().add_(_LEAST_EIGENVALUE * len(kernel))
-    return torch.linalg.cholesky(kernel)
-
-
-def gram_matrix(basis: Tensor) -> Tensor:
-    """B'B of B (N, R): a block of columns with itself and those after it, for the rest is the same mirrored."""
-    gram = basis.new_empty(basis.shape[1], basis.shape[1])
-    for start in range(0, len(gram), _GRAM_COLUMNS):
-        stop = start + _GRAM_COLUMNS
-        gram[start:stop, start:] = basis[:, start:stop].T @ basis[:, start:]
-        gram[stop:, start:stop] = gram[start:stop, stop:].T
-    return gram
-
-
 def left_out_predictions(basis: Tensor, eigenvalues: Tensor, targets: Tensor, penalty: float) -> Tensor:
     """Leave-one-out predictions of ridge regression: of each sample by a fit to all others, without fitting N times.
 
@@ -114,30 +93,17 @@ def left_out_predictions(basis: Tensor, eigenvalues: Tensor, targets: Tensor, pe
     check_floating("eigenvalues", eigenvalues, (basis.shape[1],))
     check_floating("targets", targets, (basis.shape[0], "J"))
     check_not_negative("penalty", penalty)
-    shrinkage = 1 / (eigenvalues + penalty).unsqueeze(1)
-    residuals = targets - basis @ (shrinkage * (basis.T @ targets))
+    return next(left_out_by_penalty(basis, eigenvalues, targets, [penalty]))
+
+
+def left_out_by_penalty(
+    basis: Tensor, eigenvalues: Tensor, targets: Tensor, penalties: Sequence[float]
+) -> Iterator[Tensor]:
+    """`left_out_predictions` for one penalty after another, without checks: what they share is computed once."""
+    shrinkage = 1 / (eigenvalues.unsqueeze(1) + eigenvalues.new_tensor(penalties))  # (R, P)
+    moments = basis.T @ targets
     blocks = basis.split(max(1, _BLOCK_ELEMENTS // max(1, basis.shape[1])))
-    return targets - residuals / (1 - torch.cat([block.square() @ shrinkage for block in blocks]))
-
-
-def solve_by_gram(gram: Tensor, moments: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
-    """Ridge regression by its normal equations, without checks: coefficients (R, J), and the Cholesky factor (R, R).
-
-    Takes G = B'B (R, R) and B'y (R, J). One factorisation, which no other penalty can use, costs a tenth of the
-    eigenvalues that all could.
-    """
-    ridge = gram.clone()
-    ridge.diagonal().add_(penalty)
-    factor = torch.linalg.cholesky(ridge)
-    return torch.cholesky_solve(moments, factor), factor
-
-
-def left_out_by_factor(coefficients: Tensor, factor: Tensor, basis: Tensor, targets: Tensor) -> Tensor:
-    """`left_out_predictions` of some of the samples (T, J), without checks: of those with B (T, R) and y (T, J).
-
-    Takes what `solve_by_gram` gave for all samples.
-    """
-    blocks = basis.split(max(1, _BLOCK_ELEMENTS // max(1, basis.shape[1])))
-    solved = (torch.linalg.solve_triangular(factor, block.T, upper=False) for block in blocks)
-    leverage = torch.cat([one.square().sum(dim=0) for one in solved]).unsqueeze(1)
-    return targets - (targets - basis @ coefficients) / (1 - leverage)
+    leverages = torch.cat([block.square() @ shrinkage for block in blocks])  # (N, P)
+    for shrunk, leverage in zip(shrinkage.T, leverages.T, strict=True):
+        residuals = targets - basis @ (shrunk.unsqueeze(1) * moments)
+        yield targets - residuals / (1 - leverage).unsqueeze(1)

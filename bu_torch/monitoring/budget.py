@@ -1,19 +1,26 @@
 """How many samples a check looks at: a price in forward passes, counted, never timed, so that runs repeat."""
 
 import dataclasses
+import logging
 import math
+from collections.abc import Callable
 from typing import Literal
 
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils.flop_counter import FlopCounterMode
+
+_log = logging.getLogger(__name__)
 
 MAX_DRAWS = 12
 AUTO = 0.15  # with the floor
 _UNBOUNDED_DRAWS = 4  # of data that the floor does not reach, where nothing bounds the price
 # Small data needs a floor, which a small network can afford: so many forward passes whatever the budget. For a network
-# in between, weights times passes are bounded.
+# in between, operations are bounded.
 _LEAST_FLOOR, _MOST_FLOOR = 1000, 6000
-_WEIGHTS_TIMES_PASSES = 2e8
+_FLOOR_OPERATIONS = 6e8
+_OPERATIONS_BESIDE = 40_000  # of a pass: what a check does with its logits takes as long on one core
+_PASSES_OF_A_STEP = 3  # forward and backward, for a sample
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +34,7 @@ class Plan:
 def plan(
     n_training: int,
     n_visited: int,
-    n_weights: int,
+    n_operations: int,
     *,
     budget: float | Literal["auto"] | None,
     n_draws: int | None,
@@ -42,7 +49,7 @@ def plan(
     Args:
         n_training: How many training samples there are.
         n_visited: How many of them an epoch of one process visits.
-        n_weights: How many the network has.
+        n_operations: Floating-point operations of a forward pass of one sample.
         budget: Forward passes of one check as a fraction of `n_visited`; `"auto"` for 0.15, or the floor of small data
             where that is more; None for no bound.
         n_draws: Draws that were asked for; None to choose, at most `MAX_DRAWS`.
@@ -52,7 +59,8 @@ def plan(
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
     if budget is None:
         return Plan(n_samples, n_draws or min(MAX_DRAWS, max(_UNBOUNDED_DRAWS, _MOST_FLOOR // n_samples)))
-    floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, _WEIGHTS_TIMES_PASSES / max(n_weights, 1)))
+    affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)
+    floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, affordable))
     passes = math.floor(max(AUTO * n_visited, floor) if budget == "auto" else budget * n_visited)
     if n_draws is None:
         n_draws = min(MAX_DRAWS, max(1, passes // n_samples))
@@ -61,6 +69,27 @@ def plan(
     return Plan(n_samples, n_draws)
 
 
-def count_weights(module: nn.Module) -> int:
-    """Parameters of a module, those aside that a lazy layer has not made yet."""
-    return sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))
+def share_of_training(n_passes: int, n_visited: int) -> float:
+    """Forward passes of one check as a share of those of training, where each sample visited takes three."""
+    return n_passes / (_PASSES_OF_A_STEP * max(n_visited, 1))
+
+
+def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:
+    """Floating-point operations of a forward pass of one sample: two for each weight, or more where more are counted.
+
+    A convolution uses each weight many times. Layers that torch cannot count (recurrent ones) count by their weights.
+
+    Args:
+        module: The network; parameters that a lazy layer has not made yet do not count.
+        forward: Passes one sample through it; None where that cannot be done before training.
+    """
+    of_weights = 2 * sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))
+    if forward is None:
+        return of_weights
+    try:
+        with FlopCounterMode(display=False) as counter:
+            forward()
+    except Exception as error:  # the user's code may raise anything, and is asked again where that matters
+        _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)
+        return of_weights
+    return max(of_weights, counter.get_total_flops())

@@ -42,9 +42,9 @@ class MeasurementSettings:
         budget: Price of a check in forward passes, which several processes share: at most this fraction of the training
             samples that an epoch visits, > 0, but no fewer than a cluster. It bounds what `n_draws` and `max_samples`
             choose by themselves. To train on a sample costs two to three forward passes, so that 0.15 is below a tenth
-            of a training epoch. `"auto"` is 0.15, with a floor for small data: 6000 passes, fewer for networks of more
-            than 33,000 weights (2e8 passes times weights), but no fewer than 1000. None for no bound. Counted, not
-            timed: runs repeat.
+            of a training epoch. `"auto"` is 0.15, with a floor for small data: 6000 passes of a small network, fewer
+            where a pass takes more than 60,000 floating-point operations, and 1000 from 560,000 on. None for no bound.
+            Counted, not timed: runs repeat.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
         cache: What is computed before the first epoch is kept for the next run on the same samples. `"auto"` keeps it
             in the user's cache folder, or in that which the environment variable `BU_TORCH_CACHE` names (`off` for

@@ -25,7 +25,7 @@ from bu_torch.monitoring.details import Details, describe
 from bu_torch.perturbation import keeps_integers
 from bu_torch.trust import TrustScore
 
-_FORMAT = 7  # of the file, to be raised when what it holds, or how that is computed, changes
+_FORMAT = 8  # of the file, to be raised when what it holds, or how that is computed, changes
 _PROBE = 64
 _LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
 _MOST_COPIES = 0.5

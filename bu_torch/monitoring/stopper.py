@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from bu_torch._evaluation_mode import device_of, read_logits
 from bu_torch._inputs import check_integer
 from bu_torch.data import choose_among_whole, whole_samples
 from bu_torch.monitoring.best_weights import BestWeights
-from bu_torch.monitoring.budget import count_weights
+from bu_torch.monitoring.budget import count_operations
 from bu_torch.monitoring.settings import Settings, as_file
 from bu_torch.monitoring.tracker import Tracker
 from bu_torch.perturbation import keeps_integers
@@ -209,9 +210,11 @@ class BoundaryUncertaintyStopper(Settings):
 
     def _prepare(self, model: object) -> None:
         tracker, started = self._tracker, time.perf_counter()
-        n_weights = count_weights(model) if isinstance(model, nn.Module) else 0
-        n_training = len(self._samples.inputs)
-        made = tracker.plan_checks(n_training, n_training, n_weights)
+        one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
+        if isinstance(model, nn.Module):
+            forward = partial(read_logits, model, one, check_finite=False, output_key=self.output_key)
+            n_operations = count_operations(model, forward)
+        made = tracker.plan_checks(n_training, n_training, n_operations)
         samples = choose_among_whole(self._samples, lambda n: made.n_samples, self.seed)
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None

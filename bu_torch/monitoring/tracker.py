@@ -52,7 +52,7 @@ class Tracker:
     Whoever trains drives it in this order; a record and a resume need `begin`, `end_check`, `end` and `go_on` besides.
 
         tracker = Tracker(Settings(patience=10))
-        planned = tracker.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_weights=n_weights)
+        planned = tracker.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
         tracker.prepare(bu_torch.data.choose_among(inputs, labels, lambda n: planned.n_samples, seed=0))
         for epoch in range(500):
             train_one_epoch(model)
@@ -132,25 +132,30 @@ class Tracker:
         if self.selection is not None:
             self.selection.rule.reset()
 
-    def plan_checks(self, n_training: int, n_visited: int, n_weights: int, *, max_samples: int | None = None) -> Plan:
-        """Decide how many samples to look at; a resumed training keeps its plan.
+    def planned(self, n_training: int, n_visited: int, n_operations: int, *, max_samples: int | None = None) -> Plan:
+        """How many samples to look at; a training that is resumed, or has planned, has its plan.
 
         Args:
             n_training: How many training samples there are.
             n_visited: How many of them an epoch of one process visits.
-            n_weights: How many the network has.
+            n_operations: Of a forward pass of one sample (`bu_torch.monitoring.budget.count_operations`).
             max_samples: Used instead of `settings.max_samples`.
         """
-        if self.plan is None:
-            self.plan = plan(
-                n_training,
-                n_visited,
-                n_weights,
-                budget=self.settings.budget,
-                n_draws=self.settings.n_draws,
-                max_samples=self.settings.max_samples if max_samples is None else max_samples,
-                n_neighbors=self.settings.n_neighbors,
-            )
+        return self.plan or plan(
+            n_training,
+            n_visited,
+            n_operations,
+            budget=self.settings.budget,
+            n_draws=self.settings.n_draws,
+            max_samples=self.settings.max_samples if max_samples is None else max_samples,
+            n_neighbors=self.settings.n_neighbors,
+        )
+
+    def plan_checks(
+        self, n_training: int, n_visited: int, n_operations: int, *, max_samples: int | None = None
+    ) -> Plan:
+        """Decide as `planned` says."""
+        self.plan = self.planned(n_training, n_visited, n_operations, max_samples=max_samples)
         return self.plan
 
     def prepare(

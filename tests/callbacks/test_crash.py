@@ -92,7 +92,7 @@ def uninterrupted(tmp_path_factory):
     ("where", "epoch"),
     [
         ("batch 2", 3),
-        ("saving ours", 4),
+        pytest.param("saving ours", 4, marks=pytest.mark.slow),
         pytest.param("before the checkpoints", 2, marks=pytest.mark.slow),
         pytest.param("saving theirs", 5, marks=pytest.mark.slow),
         pytest.param("after the checkpoints", 6, marks=pytest.mark.slow),

@@ -203,6 +203,7 @@ os._exit(0)
 )
 
 
+@pytest.mark.slow
 def test_two_processes_count_what_a_sampler_draws_as_one_does(tmp_path):
     _, ranks = run(tmp_path, WEIGHTED, prepare="batch[0]")
     first, second = ranks
@@ -264,6 +265,7 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.slow
 def test_after_a_spawn_the_weights_the_path_and_the_record_are_there(tmp_path):
     found, ranks = run(tmp_path, SPAWN)
     assert found.returncode == 0, found.stderr

@@ -6,13 +6,14 @@ from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.monitoring.budget import Plan, count_weights, plan
+from bu_torch.monitoring.budget import Plan, count_operations, plan, share_of_training
+from bu_torch.monitoring.stopper import BoundaryUncertaintyStopper
 
 ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 40}
 
 
 @pytest.mark.parametrize(
-    ("n_training", "n_weights", "asked", "expected"),
+    ("n_training", "n_operations", "asked", "expected"),
     [
         (120, 1000, {}, Plan(120, 12)),
         (500, 1000, {}, Plan(500, 12)),
@@ -22,7 +23,8 @@ ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 
         (10000, 1000, {}, Plan(6000, 1)),
         (60000, 1000, {}, Plan(9000, 1)),
         (60000, 10**9, {}, Plan(9000, 1)),
-        (2500, 100_000, {}, Plan(2000, 1)),
+        (2500, 60_000, {}, Plan(2500, 2)),
+        (2500, 260_000, {}, Plan(2000, 1)),
         (2500, 10**9, {}, Plan(1000, 1)),
         (300, 10**9, {}, Plan(300, 3)),
         (20000, 1000, {"budget": None}, Plan(20000, 4)),
@@ -39,19 +41,19 @@ ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 
         (20000, 1000, {"budget": None, "n_draws": 2, "max_samples": 30000}, Plan(20000, 2)),
     ],
 )
-def test_plan(n_training, n_weights, asked, expected):
-    assert plan(n_training, n_training, n_weights, **{**ASKED, **asked}) == expected
+def test_plan(n_training, n_operations, asked, expected):
+    assert plan(n_training, n_training, n_operations, **{**ASKED, **asked}) == expected
 
 
 @pytest.mark.parametrize("n_training", [40, 333, 1000, 4999, 6001, 30_000, 1_000_000])
-@pytest.mark.parametrize("n_weights", [0, 50_000, 10**8])
-def test_the_price_is_bounded(n_training, n_weights):
-    made = plan(n_training, n_training, n_weights, **ASKED)
-    floor = {0: 6000, 50_000: 4000, 10**8: 1000}[n_weights]
+@pytest.mark.parametrize("n_operations", [0, 110_000, 10**8])
+def test_the_price_is_bounded(n_training, n_operations):
+    made = plan(n_training, n_training, n_operations, **ASKED)
+    floor = {0: 6000, 110_000: 4000, 10**8: 1000}[n_operations]
     assert 40 <= made.n_samples <= n_training
     assert 1 <= made.n_draws <= 12
     assert made.n_samples * made.n_draws <= max(0.15 * n_training, floor)
-    bound = plan(n_training, n_training, n_weights, **ASKED | {"budget": 0.3})
+    bound = plan(n_training, n_training, n_operations, **ASKED | {"budget": 0.3})
     assert bound.n_samples * bound.n_draws <= max(0.3 * n_training, 40)
 
 
@@ -65,7 +67,7 @@ def test_limited_batches_are_counted(tmp_path, monkeypatch):
     monitor = BoundaryUncertaintyMonitor()
     data = loader(*blobs(900), batch_size=30)  # all batches would pay for 270
     module = Classifier()
-    module.register_parameter("heavy", torch.nn.Parameter(torch.zeros(10**6)))
+    module.register_parameter("heavy", torch.nn.Parameter(torch.zeros(2 * 10**6)))
     trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=2).fit(module, data)
     assert monitor.tracker.plan == Plan(220, 1)
 
@@ -87,7 +89,72 @@ def test_of_a_reference(tmp_path, monkeypatch, reference, asked, expected):
 
 
 def test_weights_of_lazy_layers_are_not_counted():
-    assert count_weights(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LazyLinear(5))) == 8
+    assert count_operations(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LazyLinear(5))) == 16
+
+
+def conv_net():
+    """20 weights, each of them used in 28 x 28 places, and as many of a last layer for each class."""
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(2 * 28 * 28, 3)
+    )
+
+
+def test_operations_of_a_convolution_are_those_of_all_places():
+    network = conv_net()
+    n_operations = count_operations(network, lambda: network(torch.zeros(1, 1, 28, 28)))
+    assert n_operations == 2 * 28 * 28 * (2 * 9 + 2 * 3)
+    assert count_operations(network) == 2 * (2 * 10 + 3 * (2 * 28 * 28 + 1))
+
+
+def test_what_cannot_be_counted_counts_by_its_weights():
+    def refuse():
+        raise KeyError("not ready")
+
+    network = torch.nn.Linear(3, 2)
+    assert count_operations(network, refuse) == 16
+    recurrent = torch.nn.GRU(3, 2, batch_first=True)
+    assert count_operations(recurrent, lambda: recurrent(torch.zeros(1, 5, 3))) >= 2 * sum(
+        weight.numel() for weight in recurrent.parameters()
+    )
+
+
+def test_the_share_is_of_three_passes_a_sample():
+    assert share_of_training(4600, 2300) == pytest.approx(2 / 3)
+
+
+def images(n=1300):
+    labels = torch.arange(n) % 3
+    return torch.randn(n, 1, 28, 28, generator=torch.Generator().manual_seed(0)) + labels.view(-1, 1, 1, 1), labels
+
+
+class OfImages(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(*(torch.nn.Conv2d(n, 8, 3, padding=1) for n in (1, 8, 8)), conv_net()[2])
+        self.net.append(torch.nn.Linear(8 * 28 * 28, 3))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, caplog):
+    """It has few weights, and does much with each."""
+    monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs")
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        data = loader(*images(), batch_size=1300)
+        trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
+    assert monitor.tracker.plan == Plan(1000, 1)
+    assert monitor.tracker.n_samples == 1000
+    assert "looks at a stratified random 1000 of 1300 training samples" in caplog.text
+    assert "A check is 1000 forward passes (1 a sample): 25.6% of those of an epoch" in caplog.text
+
+
+def test_so_does_the_plain_loop():
+    stopper = BoundaryUncertaintyStopper(*images(), feature_extractor="inputs")
+    network = OfImages().net
+    stopper.check(network)
+    assert stopper._tracker.plan == Plan(1000, 1)
+    assert network.training
 
 
 def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):

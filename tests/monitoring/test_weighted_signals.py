@@ -177,7 +177,7 @@ class TestFile:
             warnings.simplefilter("ignore")  # there is little to be told from so few
             for kwargs in ({}, {"class_weight": "balanced"}):
                 signals = Signals(n_neighbors=5, n_draws=2, seed=3, **kwargs).fit(features, labels)
-                assert signals._fingerprint == "445f7fbe7d16a1a7cb65a3b7c1a385676e54296ca7eb41164070ee2af2cd9cd1", (
+                assert signals._fingerprint == "6b0889da7c2cc60eceba18fd13d26063ac9029b83eae4977b7a58fa8bd6c027c", (
                     kwargs
                 )
 

@@ -158,7 +158,10 @@ HOSTILE = ["\x1b[31mred.ckpt", "two\nlines.ckpt", "\u202etpkc.ckpt", "ünïcode.
 
 @pytest.mark.parametrize(
     ("start", "encoding"),
-    [(["-m", "bu_torch"], "utf-8"), ([str(Path(sys.executable).with_name("bu-torch"))], "ascii")],
+    [
+        pytest.param(["-m", "bu_torch"], "utf-8", marks=pytest.mark.slow),
+        ([str(Path(sys.executable).with_name("bu-torch"))], "ascii"),
+    ],
     ids=["python -m bu_torch", "bu-torch"],
 )
 def test_as_a_command_it_imports_nothing_else_from_here_and_prints_no_escapes(project, start, encoding):

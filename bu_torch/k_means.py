@@ -1,0 +1,27 @@
+"""Lloyd's algorithm by FAISS, from given centres."""
+
+import numpy as np
+
+
+def lloyd(points: np.ndarray, centers: np.ndarray, n_steps: int) -> tuple[np.ndarray, float]:
+    """Move centres to the means of the points that are nearest to them, again and again.
+
+    Args:
+        points: Shape (N, d), float32, finite.
+        centers: Where they start, shape (K, d) with K <= N, float32.
+        n_steps: >= 1.
+
+    Returns:
+        The centres, (K, d) float32, and the sum of squared distances to the nearest of those of the last step but one.
+    """
+    import faiss
+
+    k_means = faiss.Kmeans(
+        points.shape[1],
+        len(centers),
+        niter=n_steps,
+        min_points_per_centroid=1,  # fewer would be warned of on the console
+        max_points_per_centroid=len(points),
+    )
+    k_means.train(points, init_centroids=centers)
+    return k_means.centroids, float(k_means.obj[-1])  # type: ignore[index,return-value]
