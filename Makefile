@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-oldest lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
+.PHONY: demo test test-front-door test-no-extras readme dist check-tag test-slow test-oldest lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/label_noise.py
@@ -11,6 +11,40 @@ PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadscope
 
 test: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+
+# What a stranger runs first, as it stands: the script in README and the notebook, each in an empty folder.
+test-front-door: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python tests/front_door.py
+
+# The script in README where nothing is installed but the package itself.
+test-no-extras: .venv-plain/installed
+	OMP_NUM_THREADS=1 .venv-plain/bin/python tests/front_door.py --readme
+
+.venv-plain/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-plain
+	.venv-plain/bin/python -m pip install --quiet .
+	touch $@
+
+# Address of the repository on its forge, once it has one: a package index cannot follow the relative links of README.
+BASE_URL ?=
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' bu_torch/_version.py)
+
+# README as a package index shows it: pictures and links lead to this version's files at BASE_URL.
+readme:
+	@if test -z "$(BASE_URL)"; then cat README.md; else sed -E \
+		-e 's#(!\[[^]]*\]\()(docs|examples)/#\1$(BASE_URL)/raw/v$(VERSION)/\2/#g' \
+		-e 's#\]\((docs|examples)/#]($(BASE_URL)/blob/v$(VERSION)/\1/#g' README.md; fi
+
+# What is uploaded: an archive of the sources, and a wheel that is built from it.
+dist: .venv/test
+	rm -rf dist build/tree
+	git checkout-index --all --prefix=build/tree/
+	$(MAKE) --silent --no-print-directory readme > build/tree/README.md
+	$(BIN)/python -m build --outdir dist build/tree
+
+# A release is a tag that equals the version.
+check-tag:
+	test "$(TAG)" = "v$(VERSION)"
 
 # What is too long for every change: a thousand checks, and ten thousand examples for each formula.
 test-slow: .venv/test
@@ -51,7 +85,7 @@ docs: .venv/docs
 	$(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf .venv .venv-oldest build site *.egg-info
+	rm -rf .venv .venv-oldest .venv-plain build dist site *.egg-info
 
 bench-quality: .venv/demo
 	$(BIN)/python benchmarks/quality.py

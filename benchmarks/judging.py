@@ -188,6 +188,7 @@ def plot(judged: pd.DataFrame, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.style.use(Path(__file__).parents[1] / "docs" / "pictures.mplstyle")
     by_table = judged[judged.rule != "best in hindsight"].groupby(["rule", "table"]).excess.mean().unstack()
     by_table = by_table.loc[by_table.mean(axis=1).sort_values(ascending=False, kind="stable").index]
     figure, axis = plt.subplots(figsize=(8, 0.3 * len(by_table) + 1.2), layout="constrained")

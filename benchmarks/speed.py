@@ -378,6 +378,8 @@ def plot(setup: pd.DataFrame, checks: pd.DataFrame, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.style.use(Path(__file__).parents[1] / "docs" / "pictures.mplstyle")
+
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     grown = setup[(setup.d == 16) & (setup.J == 26)].sort_values("N")
     for name in ("neighbours", "perturbation", "prototypes", "class distances", "votes", "regression", "expected"):

@@ -256,6 +256,8 @@ def plot_signals(records: list[quality.Record], shown: list[tuple[str, float]], 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    plt.style.use(Path(__file__).parents[1] / "docs" / "pictures.mplstyle")
+
     by_case = {(record["case"]["table"], record["case"]["noise"]): record["all"] for record in records}
     shown = [key for key in shown if key in by_case]
     figure, axes = plt.subplots(
@@ -287,6 +289,8 @@ def plot_variants(summary: pd.DataFrame, path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+
+    plt.style.use(Path(__file__).parents[1] / "docs" / "pictures.mplstyle")
 
     groups = list(dict.fromkeys(summary.index.get_level_values("group")))
     figure, axes = plt.subplots(len(groups), 1, figsize=(8, 0.3 * len(summary) + 3), layout="constrained", sharex=True,

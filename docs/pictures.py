@@ -22,6 +22,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 
+plt.style.use(Path(__file__).with_suffix(".mplstyle"))
 FOLDER = Path(__file__).parent / "pictures"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "two_gaussians.py"
 BLUE, ORANGE, GREY = "#2a6fbb", "#d9731a", "#9a9a9a"
@@ -37,8 +38,8 @@ def moons(n_samples: int, flipped: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def frame(ax: Axes, title: str) -> None:
-    ax.set(xlim=GRID[:2], ylim=GRID[2:], xticks=[], yticks=[], aspect="equal")
-    ax.set_title(title, fontsize=10)
+    ax.set(xlim=GRID[:2], ylim=GRID[2:], xticks=[], yticks=[], aspect="equal", title=title)
+    ax.spines[["top", "right"]].set_visible(True)
 
 
 def boundary(ax: Axes, machine: SVC, fill: bool = True) -> None:
@@ -67,7 +68,7 @@ def draw_moved(uncertainty: BoundaryUncertainty, inputs: Tensor, labels: Tensor,
     right.scatter(*inputs[members].T, s=20, c=colors[members], edgecolors="black", linewidths=0.4)
     right.scatter(*inputs[chosen], s=120, marker="*", c="black", zorder=3)
     frame(right, "a sample (star), its cluster of 40 (in colour)\nand the boundary of a classifier")
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    figure.savefig(path)
 
 
 def draw_kernel(uncertainty: BoundaryUncertainty, inputs: Tensor, labels: Tensor, machine: SVC, path: Path) -> None:
@@ -90,20 +91,16 @@ def draw_kernel(uncertainty: BoundaryUncertainty, inputs: Tensor, labels: Tensor
         )
     left.axvline(0, color="black", linewidth=1)
     left.set(xlabel="F, the difference of two logits (0: on the boundary)", ylabel="how much a member counts")
-    left.legend(frameon=False, fontsize=8, loc="upper left")
+    left.legend(loc="upper left")
     left.set_ylim(0, 1.35)
     share = np.linspace(0, 1, 201)
     right.plot(share, 1 - abs(2 * share - 1), color="black")
     here = counts[0] / sum(counts)
     u = 1 - abs(2 * here - 1)
     right.scatter([here], [u], s=60, color=BLUE, zorder=3)
-    right.annotate(f"this cluster: {u:.2f}", (here, u), (10, -14), textcoords="offset points", fontsize=9)
-    right.set(
-        xlabel="share of one class in what is counted", ylabel="local uncertainty u", xlim=(0, 1.25), ylim=(0, 1.05)
-    )
-    for ax in (left, right):
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    right.annotate(f"this cluster:\n{u:.2f}", (here, u), (9, 0), textcoords="offset points", fontsize=9)
+    right.set(xlabel="share of one class in what is counted", ylabel="local uncertainty u", xlim=(0, 1), ylim=(0, 1.05))
+    figure.savefig(path)
 
 
 def draw_boundaries(uncertainty: BoundaryUncertainty, inputs: Tensor, labels: Tensor, path: Path) -> dict[float, float]:
@@ -125,8 +122,8 @@ def draw_boundaries(uncertainty: BoundaryUncertainty, inputs: Tensor, labels: Te
         boundary(ax, machine)
         ax.scatter(*moved.T, s=2 + 2 * counts, c=local, cmap="Greys", vmin=-0.2, vmax=1, edgecolors=GREY, lw=0.3)
         frame(ax, f"{('too smooth', 'about right', 'learnt by heart')[len(found) - 1]}\nU {found[gamma]:.2f}")
-        ax.set_xlabel(f"test error {error:.3f}", fontsize=10)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+        ax.set_xlabel(f"test error {error:.3f}")
+    figure.savefig(path)
     return found
 
 
@@ -148,20 +145,23 @@ def draw_curves(inputs: Tensor, labels: Tensor, path: Path, epochs: int) -> Boun
         with torch.no_grad():
             test.append(float((model(new_inputs).argmax(dim=1) != new_labels).float().mean()))
             training.append(float((model(inputs).argmax(dim=1) != labels).float().mean()))
-    figure, (upper, lower) = plt.subplots(2, 1, figsize=(8, 4.2), sharex=True, layout="constrained")
+    figure, axes = plt.subplots(3, 1, figsize=(8, 5.6), sharex=True, layout="constrained")
+    upper, middle, lower = axes
     upper.plot(test, color="black", label="test error")
     upper.plot(training, color=ORANGE, label="training error")
-    upper.set_ylim(0, None)
+    upper.set(ylim=(0, None), ylabel="error")
+    scores = [check["accuracy_and_uncertainty"] for check in stopper.history]
+    middle.plot(scores, color=BLUE, label="the score that decides")
+    middle.set(ylim=(np.quantile(scores, 0.05), max(scores) + 0.002), ylabel="score")  # where the largest is seen
     for name, color in (("boundary_uncertainty", BLUE), ("expected_accuracy", ORANGE), ("neighbor_agreement", GREY)):
         lower.plot([check[name] for check in stopper.history], color=color, label=name.replace("_", " "))
-    for ax in (upper, lower):
+    for ax in axes:
         if stopped is not None:
             ax.axvline(kept, color="black", linestyle=":", label=f"kept, {kept}" if ax is upper else None)
             ax.axvline(stopped, color=GREY, linestyle=":", label=f"stop, {stopped}" if ax is upper else None)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    lower.set(xlabel="epoch")
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+        ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    lower.set(xlabel="epoch", ylabel="signal")
+    figure.savefig(path)
     return stopper
 
 
@@ -177,10 +177,9 @@ def draw_together(path: Path, n_samples: int) -> None:
         ax.plot(places, [row[name] for row in cuts.values()], color=color, marker="o", markersize=3)
     for ax in (values, slope):
         ax.axvline(1, color="black", linestyle=":")
-        ax.spines[["top", "right"]].set_visible(False)
     slope.axhline(0, color=GREY, linewidth=0.8)
     values.set(ylim=(0, 1), ylabel="U and EA")
-    values.set_title("one boundary, moved across the overlap", fontsize=10)
+    values.set_title("one boundary, moved across the overlap")
     values.text(1.65, 0.84, "expected accuracy EA", color=ORANGE, fontsize=9)
     values.text(1.7, 0.45, "boundary uncertainty U", color=BLUE, fontsize=9)
     slope.set(xlabel="place of the boundary, $x_0$", ylabel="change of EA per unit of $x_0$")
@@ -196,9 +195,9 @@ def draw_together(path: Path, n_samples: int) -> None:
             is_drawn = name == "both parts" or place == 1
             ax.axvline(place, color="black", linestyle="-" if is_drawn else ":", linewidth=1.6)
         ax.set(xlim=(-4.2, 4.2), ylim=(-2.6, 2.6), ylabel="$x_1$")
-        ax.set_title(f"a boundary with {name}: U {found[name]['U']:.2f}, EA {found[name]['EA']:.2f}", fontsize=10)
+        ax.set_title(f"a boundary with {name}: U {found[name]['U']:.2f}, EA {found[name]['EA']:.2f}")
     ax.set_xlabel("$x_0$")
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    figure.savefig(path)
 
 
 def main(arguments: list[str] | None = None) -> dict[float, float]:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import Signals, greedy_soup, load_checkpoint
 
-LETTERS = Path(__file__).parent / "data" / "letter.csv.gz"
+LETTERS = Path(__file__).parents[1] / "benchmarks" / "data" / "letter.csv.gz"
 RULES = ("expected_accuracy", "boundary_uncertainty", "trust_score")
 Split = tuple[Tensor, Tensor]
 

@@ -131,7 +131,7 @@ def with_weights(weights: dict[str, Tensor]) -> LetterMLP:
 
 def load(n_samples: int, noise: float, seed: int) -> tuple[Split, Split]:
     """Training samples with noisy labels, and all others with the right ones; standardised on the former."""
-    table = pd.read_csv(FOLDER / "data" / "letter.csv.gz")
+    table = pd.read_csv(FOLDER.parent / "benchmarks" / "data" / "letter.csv.gz")
     labels = table.pop("label").to_numpy()
     x_train, x_test, y_train, y_test = train_test_split(
         table.to_numpy(np.float32), labels, train_size=n_samples, stratify=labels, random_state=seed

@@ -82,7 +82,7 @@ def error(module: nn.Module, split: Split) -> float:
 
 def load(n_samples: int) -> tuple[Split, Split]:
     """Training and test half, standardised on the training half."""
-    table = pd.read_csv(FOLDER / "data" / "letter.csv.gz", nrows=n_samples)
+    table = pd.read_csv(FOLDER.parent / "benchmarks" / "data" / "letter.csv.gz", nrows=n_samples)
     labels = table.pop("label").to_numpy()
     x_train, x_test, y_train, y_test = train_test_split(
         table.to_numpy(np.float32), labels, test_size=0.5, stratify=labels, random_state=0

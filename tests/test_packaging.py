@@ -1,8 +1,10 @@
 """The wheel and the imports, away from the repository."""
 
 import ast
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -12,17 +14,39 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+def copy_tree(folder):
+    """Lay out what is under version control, or all of an unpacked archive."""
+    if (ROOT / ".git").exists():
+        subprocess.run(["git", "-C", ROOT, "checkout-index", "--all", "--prefix", f"{folder}/"], check=True)
+    else:
+        skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist", ".venv*", ".*_cache", ".hypothesis")
+        shutil.copytree(ROOT, folder, ignore=skip, dirs_exist_ok=True)
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """A wheel built from a copy of the tree, so that no build folder is left in it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
-    tree = tmp_path_factory.mktemp("tree")
-    subprocess.run(["git", "-C", ROOT, "checkout-index", "--all", "--prefix", f"{tree}/"], check=True)
-    command[-1] = tree
+def built(tmp_path_factory):
+    """An archive of the sources of a copy of the tree, so that no build folder is left in it, and a wheel of that."""
+    folder, tree = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("tree")
+    copy_tree(tree)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree]
     subprocess.run(command, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    return built
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (found,) = built.glob("*.whl")
+    return found
+
+
+def test_the_archive_of_the_sources_holds_all_that_the_tests_read(built, tmp_path):
+    copy_tree(tmp_path)
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    files = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    assert len(files) > 300
+    assert files <= names
 
 
 def test_packages_listed_are_the_folders_there_are():
@@ -36,6 +60,7 @@ def test_wheel_holds_every_module_the_page_and_the_type_marker(wheel):
     modules = {str(f.relative_to(ROOT)) for f in ROOT.glob("bu_torch/**/*.py")}
     modules |= {f"bu_torch/callbacks/{f.name}" for f in ROOT.glob("callbacks/*.py")}
     parts = {f"bu_torch/report/page.{kind}" for kind in ("css", "html", "js")}
+    parts |= {f"bu_torch/report/plotly/{name}" for name in ("plotly-cartesian.min.js", "LICENSE")}
     assert modules | parts | {"bu_torch/py.typed"} <= names
     assert not {name for name in names if name.startswith(("tests", "examples", "benchmarks", "callbacks"))}
 
@@ -75,7 +100,7 @@ def test_a_plain_install_is_imported_away_from_the_repository(plainly_installed,
 
 def test_beside_a_plain_install_the_clone_s_root_finds_the_callbacks(plainly_installed, tmp_path):
     """There the source folder hides the installed package, and the callbacks stand beside it."""
-    subprocess.run(["git", "-C", ROOT, "checkout-index", "--all", "--prefix", f"{tmp_path}/"], check=True)
+    copy_tree(tmp_path)
     found = files_imported(plainly_installed, tmp_path)
     assert found == [tmp_path / "bu_torch/__init__.py", tmp_path / "callbacks/__init__.py"]
 

@@ -26,13 +26,6 @@ class BoundaryUncertaintyStopper(Settings):
     Does for a loop of your own what `BoundaryUncertaintyStopping` does for a trainer: the same measurements, rule,
     patience and record; the best weights are kept in memory. It needs no Lightning.
 
-        stopper = BoundaryUncertaintyStopper(inputs, labels)
-        for epoch in range(500):
-            train_one_epoch(model)
-            if stopper.check(model):
-                break
-        stopper.restore(model)
-
     Args:
         inputs: Training inputs, shape (N, ...) as the model takes them, N >= n_neighbors, tensor or array, finite.
         labels: Their classes, shape (N,), integers >= 0, at least two different ones. Samples with the label -100,
@@ -60,6 +53,24 @@ class BoundaryUncertaintyStopper(Settings):
     Raises:
         ValueError: If an argument is out of range or the samples are not fit for the method.
         TypeError: If an argument is of the wrong type, or the samples are not made of numbers.
+
+    Example:
+        >>> import torch
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> labels = torch.arange(100) % 2
+        >>> inputs = torch.randn(100, 2, generator=generator) + labels.unsqueeze(1)
+        >>> model = torch.nn.Linear(2, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> stopper = BoundaryUncertaintyStopper(inputs, labels, patience=5)
+        >>> for epoch in range(100):
+        ...     optimizer.zero_grad()
+        ...     torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        ...     optimizer.step()
+        ...     if stopper.check(model):
+        ...         break
+        >>> stopper.restore(model)
+        >>> stopper.stopped_epoch - stopper.best_epoch
+        5
     """
 
     inputs: Any

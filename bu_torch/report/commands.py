@@ -5,6 +5,7 @@ import contextlib
 from pathlib import Path
 
 from bu_torch._printing import cleaned, say
+from bu_torch.report.comparing import write_comparison
 from bu_torch.report.page import write_report
 from bu_torch.report.reading import find_records, read_record
 from bu_torch.report.serving import watch
@@ -14,15 +15,25 @@ _MOST_OTHERS = 20  # records that are named
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bu-torch report`."""
-    parser.description = "Write one self-contained page that shows what a run measured, what was kept and why."
-    parser.add_argument("folder", metavar="RUN_DIR", type=Path, help="any folder above a record, or a record")
+    parser.description = (
+        "Write one self-contained page that shows what a run measured, what was kept and why; of several runs, one that"
+        " shows them side by side."
+    )
+    parser.add_argument(
+        "folders", metavar="RUN_DIR", type=Path, nargs="+", help="any folder above a record, or a record"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="(%(default)s)")
     parser.set_defaults(run=_report)
 
 
 def _report(options: argparse.Namespace) -> None:
-    found = find_records(options.folder) if options.folder.is_dir() else []
-    record = read_record(found[0] if found else options.folder)
+    if len(options.folders) > 1:
+        records = [read_record(folder) for folder in options.folders]
+        say(f"{cleaned(write_comparison(records, options.output))}: {', '.join(cleaned(one.path) for one in records)}")
+        return
+    (folder,) = options.folders
+    found = find_records(folder) if folder.is_dir() else []
+    record = read_record(found[0] if found else folder)
     others = [path for path in found if path != record.path]
     say(f"{cleaned(write_report(record, options.output, others))}: {cleaned(record.path)}")
     for path in others[:_MOST_OTHERS]:

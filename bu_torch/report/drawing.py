@@ -1,11 +1,15 @@
-"""How the figures of a page are drawn: by plotly, without colours that hold in light or in dark alone.
+"""How the figures of a page are drawn: by plotly.js, without colours that hold in light or in dark alone.
+
+The part of plotly.js that draws curves and maps lies in `plotly/`, as npm has it under the name
+plotly.js-cartesian-dist-min: a third of the whole library.
 
 Backgrounds, grids and text come from `THEMES`, which the page puts in as it is read; curves are seen on both.
 """
 
-import json
+import functools
 import math
 from collections.abc import Sequence
+from importlib import resources
 from typing import Any, NamedTuple
 
 from bu_torch.report.verdict import Verdict
@@ -15,6 +19,7 @@ RED = "#dc2626"
 PINK, CYAN, LIME, BROWN = "#ec4899", "#0891b2", "#65a30d", "#92400e"
 _FEW_CHECKS = 40  # up to so many, each is marked
 _DIGITS = 7  # of a number in a curve
+_LINE_HEIGHT = 18  # of a label, in pixels
 
 
 def _theme(text: str, grid: str, panel: str, mark: str) -> dict[str, Any]:
@@ -81,24 +86,10 @@ class Figure(NamedTuple):
     most_width: int = 0
 
 
+@functools.cache
 def plotly_script() -> str:
-    """The code of plotly.js.
-
-    Raises:
-        ImportError: If plotly is not installed.
-    """
-    _graph_objects()
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
-
-
-def _graph_objects() -> Any:
-    try:
-        from plotly import graph_objects
-    except ImportError:
-        raise ImportError("The page is drawn with plotly: pip install 'bu-torch[report]'.") from None
-    return graph_objects
+    """The code of plotly.js."""
+    return resources.files("bu_torch.report").joinpath("plotly", "plotly-cartesian.min.js").read_text(encoding="utf-8")
 
 
 def drawn(
@@ -107,7 +98,7 @@ def drawn(
     verdict: Verdict | None,
     scales: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A figure that plotly has checked, as JSON; `verdict` marks what is kept."""
+    """A figure as plotly.js takes it; `verdict` marks what is kept."""
     layout = {
         "margin": {"l": 8, "r": 12, "t": 24, "b": 8},
         "hovermode": "closest" if scales else "x unified",
@@ -118,12 +109,38 @@ def drawn(
         mark = {"x0": verdict.kept, "x1": verdict.kept, "y0": 0, "y1": 1, "yref": "paper"}
         layout["shapes"] = [{"type": "line", **mark}]
         text = f"{'kept' if verdict.rule else 'would be kept'}: {verdict.kept}"
-        layout["annotations"] = [
-            {"x": verdict.kept, "y": 1, "yref": "paper", "yanchor": "bottom", "text": text, "showarrow": False}
-        ]
-    made = json.loads(_graph_objects().Figure({"data": traces, "layout": layout}).to_json())
-    made["layout"].pop("template", None)
-    return {"data": made["data"], "layout": made["layout"], "scales": scales}
+        labels = layout.get("annotations", [])
+        said = {"x": verdict.kept, "y": 1, "yref": "paper", "yanchor": "bottom", "text": text, "showarrow": False}
+        layout["annotations"] = [*labels, said | ({"yshift": _LINE_HEIGHT} if labels else {})]
+    return {"data": traces, "layout": layout, "scales": scales}
+
+
+def stacked(
+    rows: Sequence[tuple[str, Sequence[dict[str, Any]], tuple[float, float] | None]], axis_name: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Traces and layout of panels one below another, over the same epochs or steps.
+
+    Args:
+        rows: Of each panel its title, its traces, and the range of its axis; None for that of the values.
+        axis_name: What the panels are drawn over.
+    """
+    height = 1 / (len(rows) + 0.25 * (len(rows) - 1))  # a quarter of a panel lies between two
+    layout: dict[str, Any] = {
+        "xaxis": {"title": {"text": axis_name}, "anchor": f"y{len(rows)}" if len(rows) > 1 else "y"},
+        "hoversubplots": "axis",
+        "annotations": [],
+        "margin": {"l": 8, "r": 12, "t": 24 + _LINE_HEIGHT, "b": 8},
+    }
+    traces = []
+    for place, (title, drawn_here, limits) in enumerate(rows):
+        top = 1 - 1.25 * height * place
+        number = "" if place == 0 else str(place + 1)
+        axis: dict[str, Any] = {"domain": [max(0.0, top - height), top], "nticks": 5}
+        layout[f"yaxis{number}"] = axis | ({} if limits is None else {"range": list(limits)})
+        label = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": top, "yanchor": "bottom"}
+        layout["annotations"].append(label | {"text": title, "showarrow": False})
+        traces += [trace | {"yaxis": f"y{number}"} for trace in drawn_here]
+    return traces, layout
 
 
 def curve(
@@ -140,7 +157,7 @@ def curve(
         "yaxis": yaxis,
         "line": {"color": colour, "dash": dash, "width": 2},
         "marker": {"size": 5},
-        "hovertemplate": "%{y:.4g}",
+        "hovertemplate": "%{y:.4f}",
     }
 
 

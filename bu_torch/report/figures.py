@@ -28,6 +28,7 @@ from bu_torch.report.drawing import (
     curve,
     drawn,
     known,
+    stacked,
 )
 from bu_torch.report.record import Histogram, Record
 from bu_torch.report.text import escaped, figure, shortened
@@ -41,6 +42,15 @@ _RULE_MARKS = {
     "trust_score": ("square", 9, ORANGE),
 }
 _OTHER_MARK = ("diamond", 19, VIOLET)
+_SHORT_RULES = {
+    "accuracy_and_uncertainty": "accuracy, uncertainty",
+    "expected_accuracy": "accuracy",
+    "boundary_uncertainty": "uncertainty",
+    "trust_score": "trust",
+}
+_LOSS = "train_loss"  # a column that a record may have
+_LEAST_SPAN = 0.005  # of an axis of shares
+_ROW_HEIGHT = 130  # of a panel, in pixels
 _SHARE_COLOURS = (RED, BLUE, GREEN, ORANGE, GREY, VIOLET, PINK, CYAN, LIME, BROWN)
 _MOST_POINTS = 4000  # of a curve; more are narrower than a pixel
 _MOST_COLUMNS = 300  # of a map over the epochs; likewise
@@ -50,17 +60,15 @@ _BLANK_WEIGHT = 1e-6  # effective samples; with fewer near its boundary a pair c
 
 
 def figures(record: Record, verdict: Verdict) -> list[Figure]:
-    """All figures for which the record has something to show.
-
-    Raises:
-        ImportError: If plotly is not installed.
-    """
+    """All figures for which the record has something to show."""
     if not record.checks:
         return []
     makers: tuple[Callable[[Record, Verdict], Figure | None], ...] = (
         _deciding,
         _scores,
         _agreement,
+        _changes,
+        _training_loss,
         _pairs,
         _near_boundary,
         _local_uncertainty,
@@ -84,19 +92,16 @@ def class_name(record: Record, index: int, most: int = 60) -> str:
 
 def _deciding(record: Record, verdict: Verdict) -> Figure | None:
     label, places, values = scores(record, verdict)
-    shown = set(_with_fewer_checks(record, verdict).places)
+    shown = set(with_fewer_checks(record, verdict).places)
     by_place = {place: value for place, value in zip(places, values, strict=True) if place in shown}
     finite = [value for value in by_place.values() if math.isfinite(value)]
     if not finite:
         return None
     kept = [by_place[verdict.kept]] if verdict.kept in by_place else []
-    # The first epochs lie far below all others, which differ by little.
-    low, high = float(np.quantile(finite, 0.25 if len(finite) > _FEW_CHECKS else 0)), max(finite)
-    low = min([low, *filter(math.isfinite, kept)])
-    room = 0.08 * (high - low) or 0.01
+    limits = upper_range(finite, kept)
     layout = {
         "xaxis": {"title": {"text": record.axis}},
-        "yaxis": {"title": {"text": "score"}, "range": [low - room, high + room]},
+        "yaxis": {"title": {"text": "score"}, "range": list(limits)},
     }
     mark = {
         "type": "scatter",
@@ -105,7 +110,7 @@ def _deciding(record: Record, verdict: Verdict) -> Figure | None:
         "y": known(kept),
         "name": "kept" if verdict.rule else "would be kept",
         "marker": {"symbol": "circle-open", "size": 14, "color": RED, "line": {"width": 2.5}},
-        "hovertemplate": f"{record.axis} %{{x}}: %{{y:.4g}}",
+        "hovertemplate": f"{record.axis} %{{x}}: %{{y:.4f}}",
     }
     decided = "decided" if verdict.rule else "would have decided"
     return Figure(
@@ -113,9 +118,9 @@ def _deciding(record: Record, verdict: Verdict) -> Figure | None:
         f"What {decided}",
         f"{label.capitalize()}: the check with the largest value is kept."
         + (" All that is measured is of averaged weights." if record.settings.get("averaging") else "")
-        + (" The axis begins above the lowest values, so that the largest is seen." if low > min(finite) else ""),
+        + (" The axis begins above the lowest values, so that the largest is seen." if limits[0] > min(finite) else ""),
         drawn(
-            [curve(list(by_place), list(by_place.values()), label, BLUE), *([mark] if kept else [])], layout, verdict
+            [curve(list(by_place), list(by_place.values()), "score", BLUE), *([mark] if kept else [])], layout, verdict
         ),
         320,
     )
@@ -124,7 +129,7 @@ def _deciding(record: Record, verdict: Verdict) -> Figure | None:
 def _scores(record: Record, verdict: Verdict) -> Figure:
     detailed = [place for place in record.places if place in record.details]
     ceilings = [record.details[place].ceiling for place in detailed]
-    record = _with_fewer_checks(record, verdict)
+    record = with_fewer_checks(record, verdict)
     places = record.places
     curves = [
         curve(places, record.values("boundary_uncertainty"), "boundary uncertainty", BLUE),
@@ -170,37 +175,95 @@ def _marks(verdict: Verdict, axis_name: str) -> list[dict[str, Any]]:
                     "x": [check[axis_name]],
                     "y": known([check[name]]),
                     "yaxis": axis,
-                    "name": f"rule: {escaped(rule_label(rule), 60)}",
+                    "name": f"rule: {_SHORT_RULES.get(rule) or escaped(rule_label(rule), 24)}",
                     "legendgroup": rule,
                     "showlegend": axis == "y",
                     "marker": {"symbol": f"{symbol}-open", "size": size, "color": colour, "line": {"width": 2.5}},
-                    "hovertemplate": f"{axis_name} %{{x}}: %{{y:.4g}}",
+                    "hovertemplate": f"{axis_name} %{{x}}: %{{y:.4f}}",
                 }
             )
     return traces
 
 
 def _agreement(record: Record, verdict: Verdict) -> Figure | None:
-    record = _with_fewer_checks(record, verdict)
-    places = record.places
-    signals = [signal for signal in SIGNALS.values() if signal.panel == "shares"]
-    curves = [
-        curve(places, record.values(signal.name), signal.title, colour)
-        for signal, colour in zip(signals, itertools.cycle(_SHARE_COLOURS), strict=False)
-    ]
-    curves = [one for one in curves if any(value is not None for value in one["y"])]
-    if not curves:
-        return None
-    layout = {"xaxis": {"title": {"text": record.axis}}, "yaxis": {"title": {"text": "share"}}}
-    return Figure(
+    return _share_panels(
+        record,
+        verdict,
         "agreement",
         "Expected accuracy and agreement",
-        "Shares of the perturbed samples. Predictions should agree with labels, votes and nearest classes,"
-        " and change little. Agreement with the labels that rises while the others fall is the sign of overfitting. Of"
-        " omission, too, less is better.",
-        drawn(curves, layout, verdict),
-        380,
+        "Shares of the perturbed samples; more is better. Agreement with the labels that rises while the others fall is"
+        " the sign of overfitting. Each axis begins above the lowest values, so that the largest, with a dot, is seen.",
+        is_larger_better=True,
     )
+
+
+def _changes(record: Record, verdict: Verdict) -> Figure | None:
+    return _share_panels(
+        record,
+        verdict,
+        "changes",
+        "Changed predictions and omission",
+        "Shares of the perturbed samples; less is better. Predictions that still change say that training has not"
+        " settled. Omission is the part of the best boundary that the network's boundary leaves out. Each axis ends"
+        " below the largest values.",
+        is_larger_better=False,
+    )
+
+
+def _share_panels(
+    record: Record, verdict: Verdict, name: str, title: str, reading: str, *, is_larger_better: bool
+) -> Figure | None:
+    """Each share in a panel of its own, with an axis on which its best values are seen."""
+    record = with_fewer_checks(record, verdict)
+    kept = record.check_at(verdict.kept) or {}
+    rows = []
+    signals = [signal for signal in SIGNALS.values() if signal.panel == "shares"]
+    for signal, colour in zip(signals, itertools.cycle(_SHARE_COLOURS), strict=False):
+        values = record.values(signal.name)
+        finite = [value for value in values if math.isfinite(value)]
+        if signal.is_larger_better != is_larger_better or not finite:
+            continue
+        traces = [curve(record.places, values, signal.title, colour)]
+        at_kept = [kept.get(signal.name, math.nan)]
+        if is_larger_better:
+            limits = upper_range(finite, at_kept, _LEAST_SPAN)
+            traces.append(_largest(record.places, values, colour))
+        else:
+            high = max([float(np.quantile(finite, 0.75)), *filter(math.isfinite, at_kept), _LEAST_SPAN])
+            limits = -0.04 * high, 1.1 * high
+        rows.append((signal.title, traces, limits))
+    if not rows:
+        return None
+    traces, layout = stacked(rows, record.axis)
+    drawing = drawn(traces, layout | {"showlegend": False}, verdict)
+    return Figure(name, title, reading, drawing, 90 + _ROW_HEIGHT * len(rows))
+
+
+def _largest(places: list[int], values: list[float], colour: str) -> dict[str, Any]:
+    """A dot at the largest value."""
+    place = max(range(len(values)), key=lambda index: values[index] if math.isfinite(values[index]) else -math.inf)
+    marker = {"size": 9, "color": colour}
+    dot = {"x": [places[place]], "y": known([values[place]]), "marker": marker, "hoverinfo": "skip"}
+    return {"type": "scatter", "mode": "markers", "name": "largest", **dot}
+
+
+def upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
+    """Limits of an axis on which the largest of finite values are seen: early ones lie far below, and are cut off."""
+    low, high = float(np.quantile(values, 0.25 if len(values) > _FEW_CHECKS else 0)), max(values)
+    low = min([low, *filter(math.isfinite, kept), high - least_span])
+    room = 0.08 * (high - low) or 0.01
+    return low - room, high + room
+
+
+def _training_loss(record: Record, verdict: Verdict) -> Figure | None:
+    record = with_fewer_checks(record, verdict)
+    values = record.values(_LOSS)
+    if not any(math.isfinite(value) for value in values):
+        return None
+    layout = {"xaxis": {"title": {"text": record.axis}}, "yaxis": {"title": {"text": "loss"}, "rangemode": "tozero"}}
+    reading = "The loss on the training samples. It falls on while a network learns wrong labels by heart."
+    drawing = drawn([curve(record.places, values, "training loss", GREY)], layout, verdict)
+    return Figure("loss", "Training loss", reading, drawing, 280)
 
 
 def _pairs(record: Record, verdict: Verdict) -> Figure | None:
@@ -228,16 +291,16 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
         "showgrid": False,
         "zeroline": False,
     }
-    largest = max((value for row in values for value in row if value is not None), default=0.0)
+    low, high = _colour_range([value for row in values for value in row if value is not None])
     layout = {
         "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
         "yaxis": {**ticks, "autorange": "reversed"},
-        "coloraxis": {"cmin": 0, "cmax": max(largest, 1e-9), "colorbar": COLOUR_BAR | BELOW},
+        "coloraxis": {"cmin": low, "cmax": high, "colorbar": COLOUR_BAR | BELOW},
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
     }
     reading = (
-        "The stronger the colour, the less do the two classes mix along the boundary between them; a pair that no"
-        " sample lies between is blank."
+        "The stronger the colour, the less do the two classes mix along the boundary between them. The colours span the"
+        " values that there are. The diagonal is grey; a faint cell is a pair that no sample lies between."
     )
     if n_classes_left_out:
         reading += f" The {len(classes)} classes with the worst boundaries are shown, {n_classes_left_out} are not."
@@ -248,11 +311,38 @@ def _pairs(record: Record, verdict: Verdict) -> Figure | None:
         "pairs",
         f"Which boundaries are bad: pairs of classes at {record.axis} {place}",
         reading,
-        drawn([trace], layout, None, WORSE),
+        drawn([_blanks(values), trace], layout, None, WORSE),
         160 + side,
         least_width=0 if is_small else 100 + 20 * len(classes),
         most_width=max(420, 160 + 3 * side // 2),
     )
+
+
+def _blanks(values: list[list[float | None]]) -> dict[str, Any]:
+    """The cells of a pair map that have no value, those of the diagonal darker; for light and for dark pages."""
+    return {
+        "type": "heatmap",
+        "z": [
+            [1 if row == column else 0 if value is None else None for column, value in enumerate(line)]
+            for row, line in enumerate(values)
+        ],
+        "zmin": 0,
+        "zmax": 1,
+        "colorscale": [[0, "rgba(133,144,162,0.10)"], [1, "rgba(133,144,162,0.55)"]],
+        "showscale": False,
+        "hoverinfo": "skip",
+        "hoverongaps": False,
+        "xgap": 1,
+        "ygap": 1,
+    }
+
+
+def _colour_range(values: list[float]) -> tuple[float, float]:
+    """From the smallest to the largest value, a twentieth of many left out at each end."""
+    if not values:
+        return 0.0, 1.0
+    low, high = np.quantile(values, [0.05, 0.95] if len(values) > 40 else [0, 1]).tolist()
+    return (low, high) if high - low > 1e-6 else (low - 0.05, low + 0.05)
 
 
 def _pair_grids(
@@ -377,7 +467,7 @@ def _cost(record: Record, verdict: Verdict) -> Figure | None:
         {record.axis: check[record.axis], "check": spent, "training": rest}
         for check, spent, rest in zip(record.checks, checks, training, strict=True)
     ]
-    record = _with_fewer_checks(dataclasses.replace(record, checks=costs), verdict)
+    record = with_fewer_checks(dataclasses.replace(record, checks=costs), verdict)
     places = record.places
     curves = [
         curve(places, record.values("check"), "check", BLUE),
@@ -413,7 +503,7 @@ def _differences(record: Record, name: str) -> list[float]:
     return differences
 
 
-def _with_fewer_checks(record: Record, verdict: Verdict) -> Record:
+def with_fewer_checks(record: Record, verdict: Verdict) -> Record:
     """The record with as many checks as a curve can show."""
     if drawing_step(record) == 1:
         return record

@@ -21,6 +21,14 @@
         console.error(error);
       }
     }
+    cue();
+  }
+
+  // What is wider than its box says so.
+  function cue() {
+    for (const box of document.querySelectorAll(".scroll")) {
+      box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
+    }
   }
 
   // Figures are moved into the new page, so that what was zoomed to stays; all else is replaced.
@@ -69,6 +77,7 @@
 
   draw();
   dark.addEventListener("change", draw);
+  addEventListener("resize", cue);
   const refresh = document.documentElement.dataset.refresh;
   if (refresh) watch(Number(refresh));
 })();

@@ -54,7 +54,6 @@ def render(record: Record, others: Sequence[Path] = ()) -> str:
         HTML that fetches nothing.
 
     Raises:
-        ImportError: If plotly is not installed.
         ValueError: If the record's settings are none that a rule takes.
     """
     return page(content(record, others))
@@ -72,14 +71,28 @@ def write_report(record: Record, path: str | PathLike[str], others: Sequence[Pat
         The path.
 
     Raises:
-        ImportError: If plotly is not installed.
         OSError: If it cannot be written.
         ValueError: If the record's settings are none that a rule takes.
     """
+    return write_page(render(record, others), path)
+
+
+def write_page(text: str, path: str | PathLike[str]) -> Path:
+    """Write a page; a file that is there is replaced as a whole or not at all.
+
+    Args:
+        text: HTML.
+        path: Where to; folders are made if need be.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
     path = Path(path)
-    text = render(record, others).encode("utf-8")
     with whole_file(path) as part:
-        part.write_bytes(text)
+        part.write_bytes(text.encode("utf-8"))
     return path
 
 
@@ -94,7 +107,6 @@ def content(record: Record, others: Sequence[Path] = ()) -> Content:
         Its parts.
 
     Raises:
-        ImportError: If plotly is not installed.
         ValueError: If the record's settings are none that a rule takes.
     """
     verdict = Verdict.of(record)
@@ -127,9 +139,6 @@ def page(shown: Content, refresh_seconds: float | None = None) -> str:
 
     Returns:
         HTML. Its policy lets it run no script but the two it has, and fetch nothing, or from where it came alone.
-
-    Raises:
-        ImportError: If plotly is not installed.
     """
     scripts = plotly_script(), _resource("page.js")
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)

@@ -1,12 +1,14 @@
 """What stands on the page, in HTML: words, tables, and room for the figures."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
+from bu_torch._version import __version__
 from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.record import HISTOGRAMS
 from bu_torch.monitoring.rules import RULE_NAMES
 from bu_torch.report.drawing import Figure
 from bu_torch.report.figures import class_name, drawing_step
@@ -24,29 +26,47 @@ from bu_torch.report.verdict import (
 _MOST_PAIRS = 10
 _MOST_OTHERS = 100
 _MOST_PATH = 500
+# Sections in the order of the page, and what the table of contents calls them.
+_CONTENTS = {
+    "deciding": "What decided",
+    "scores": "Uncertainty and trust",
+    "rules": "Rules",
+    "agreement": "Agreement",
+    "changes": "Changes",
+    "loss": "Training loss",
+    "pairs": "Class pairs",
+    "worst-pairs": "Worst pairs",
+    "near_boundary": "Distance",
+    "local_uncertainty": "Local uncertainty",
+    "log_trust": "Trust",
+    "doubtful": "Doubtful labels",
+    "cost": "Cost",
+    "settings": "Settings",
+    "sources": "Sources",
+}
 
 
 def sections(record: Record, verdict: Verdict, drawn: Sequence[Figure], others: Sequence[Path]) -> str:
     """All of a page, from its headline to where it comes from."""
     said, why = headline(record, verdict)
-    plots = {one.name: _figure(one) for one in drawn}
-    parts = (
-        header(said, f"{why} {level(record, verdict)}"),
-        _missing(record),
-        _tiles(record, verdict),
-        plots.get("deciding", ""),
-        plots.get("scores", ""),
-        _rules(record, verdict),
-        plots.get("agreement", ""),
-        plots.get("pairs", ""),
-        _worst_pairs(record, verdict),
-        *(plots.get(name, "") for name in HISTOGRAMS),
-        _doubtful(record, verdict),
-        plots.get("cost", ""),
-        _settings(record),
-        _sources(record, others),
-    )
-    return "".join(parts)
+    plots = {one.name: figure_section(one) for one in drawn}
+    tables = {
+        "rules": _rules(record, verdict),
+        "worst-pairs": _worst_pairs(record, verdict),
+        "doubtful": _doubtful(record, verdict),
+        "settings": _settings(record),
+        "sources": _sources(record, others),
+    }
+    made = plots | tables
+    shown = {name: made[name] for name in _CONTENTS if made.get(name)}
+    top = header(said, f"{why} {level(record, verdict)}"), contents({name: _CONTENTS[name] for name in shown})
+    return "".join((*top, _missing(record), _tiles(record, verdict), *shown.values()))
+
+
+def contents(titles: dict[str, str]) -> str:
+    """Links to the sections of a page, by their names."""
+    links = "".join(f'<a href="#section-{name}">{escaped(title)}</a>' for name, title in titles.items())
+    return f'<nav aria-label="On this page">{links}</nav>'
 
 
 def header(title: str, text: str) -> str:
@@ -99,15 +119,22 @@ def _tiles(record: Record, verdict: Verdict) -> str:
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd><dd>{escaped(note)}</dd></div>"
         for name, value, note in tiles
     )
-    return f'<dl class="tiles">{"".join(cells)}</dl>'
+    return f'<dl class="tiles" style="{_columns(len(tiles))}">{"".join(cells)}</dl>'
 
 
-def _figure(one: Figure) -> str:
+def _columns(n_tiles: int) -> str:
+    """So many columns that no row has a gap: the first tile takes what is over."""
+    n_columns = min((5, 4, 3), key=lambda columns: -n_tiles % columns)
+    return f"--columns:{n_columns};--first:{1 + -n_tiles % n_columns}"
+
+
+def figure_section(one: Figure) -> str:
+    """A section with room for a figure."""
     widths = (("min-width", one.least_width), ("max-width", one.most_width))
     size = f"height:{one.height}px" + "".join(f";{name}:{width}px" for name, width in widths if width)
     return (
-        f'<section><h2>{escaped(one.title)}</h2><p>{escaped(one.reading)}</p><div class="scroll">'
-        f'<div class="plot" id="{one.name}" style="{size}"></div></div></section>'
+        f'<section id="section-{one.name}"><h2>{escaped(one.title)}</h2><p>{escaped(one.reading)}</p>'
+        f'<div class="scroll"><div class="plot" id="{one.name}" style="{size}"></div></div></section>'
     )
 
 
@@ -128,7 +155,8 @@ def _rules(record: Record, verdict: Verdict) -> str:
     kept_by_rule = verdict.by_rule.get(verdict.rule or "")
     if record.end and kept_by_rule and kept_by_rule[record.axis] != verdict.kept:
         note += " What the run kept differs from its own rule here where it resumed from elsewhere."
-    return _section(
+    return table_section(
+        "rules",
         "What each rule would have kept",
         note,
         ("rule", record.axis, "expected accuracy", "U", "trust", "label agreement"),
@@ -156,7 +184,8 @@ def _worst_pairs(record: Record, verdict: Verdict) -> str:
         ]
         for first, second, share, weight, value in found[:_MOST_PAIRS]
     ]
-    return _section(
+    return table_section(
+        "worst-pairs",
         "The pairs that cost most",
         "Those with the largest share of samples, times what their boundary uncertainty lacks to 1. Few samples near a"
         " boundary make its number noisy.",
@@ -188,7 +217,8 @@ def _doubtful(record: Record, verdict: Verdict) -> str:
     suspects = dict.fromkeys(str(doubt.sample) for doubt in details.doubtful if doubt.label != doubt.nearest)
     indices = f'<pre class="scroll">[{", ".join(suspects)}]</pre>'
     after = f"<p>Indices of those whose nearest class is not their label:</p>{indices}" if suspects else ""
-    return _section(
+    return table_section(
+        "doubtful",
         f"Samples that trust doubts most, at {record.axis} {place}",
         f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower. Where the"
         " neighbours are against the label it may be wrong: look there first, and more so where a sample is listed in"
@@ -214,12 +244,13 @@ def _settings(record: Record) -> str:
     groups = (("Settings", record.settings), ("Data", record.data), ("Versions", record.versions))
     tables = []
     for title, group in groups:
-        rows = [[escaped(name, 80), escaped(_value(value), 300)] for name, value in group.items()]
+        rows = [[escaped(name, 80), escaped(shown_value(value), 300)] for name, value in group.items()]
         if rows:
             tables.append(f"<div><h3>{title}</h3>{_table(('', ''), rows)}</div>")
     if not tables:
         return ""
-    return f'<section><h2>Settings and versions</h2><div class="groups">{"".join(tables)}</div></section>'
+    groups_shown = f'<div class="groups">{"".join(tables)}</div>'
+    return f'<section id="section-settings"><h2>Settings and versions</h2>{groups_shown}</section>'
 
 
 def _sources(record: Record, others: Sequence[Path]) -> str:
@@ -233,10 +264,29 @@ def _sources(record: Record, others: Sequence[Path]) -> str:
     listed = "".join(f"<li><code>{escaped(path, _MOST_PATH)}</code></li>" for path in others[:_MOST_OTHERS])
     more = f"<li>and {len(others) - _MOST_OTHERS} more</li>" if len(others) > _MOST_OTHERS else ""
     nearby = f"<h3>Other records nearby</h3><ul>{listed}{more}</ul>" if others else ""
-    return f"<section><h2>Where this comes from</h2>{_table(('', ''), rows)}{nearby}</section>"
+    table = _table(("", ""), rows)
+    return f'<section id="section-sources"><h2>Where this comes from</h2>{table}{nearby}{_help()}</section>'
 
 
-def _section(
+def _help() -> str:
+    """Where the documentation of this page is."""
+    address = _documentation()
+    where = f'<a href="{escaped(address)}">the documentation</a>' if address else "<code>docs/report.md</code>"
+    return f"<p>How to read this page: {where} of bu-torch {__version__}.</p>"
+
+
+def _documentation() -> str | None:
+    """Address of the documentation, as the installed package names it; None if it names none."""
+    try:
+        named = metadata("bu-torch").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return None
+    found = (re.fullmatch(r"Documentation, *(https://\S+)", str(one)) for one in named)
+    return next((one[1] for one in found if one), None)
+
+
+def table_section(
+    name: str,
     title: str,
     reading: str,
     head: Sequence[str],
@@ -245,9 +295,12 @@ def _section(
     numbers: Sequence[int] = (),
     after: str = "",
     is_tall: bool = False,
+    is_escaped: bool = False,
 ) -> str:
-    table = _table(head, rows, numbers, is_tall)
-    return f"<section><h2>{escaped(title)}</h2><p>{escaped(reading)}</p>{table}{after}</section>"
+    """A section with a table of cells that are HTML already; so are the words of its head if `is_escaped`."""
+    table = _table(head if is_escaped else [escaped(name) for name in head], rows, numbers, is_tall)
+    head_and_text = f"<h2>{escaped(title)}</h2><p>{escaped(reading)}</p>"
+    return f'<section id="section-{name}">{head_and_text}{table}{after}</section>'
 
 
 def _table(
@@ -259,12 +312,12 @@ def _table(
         kinds = (' class="number"' if place in numbers else "" for place in range(len(cells)))
         return f"<tr>{''.join(f'<{tag}{kind}>{cell}</{tag}>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
 
-    top = f"<thead>{line('th', [escaped(name) for name in head])}</thead>" if any(head) else ""
+    top = f"<thead>{line('th', head)}</thead>" if any(head) else ""
     body = "".join(line("td", row) for row in rows)
     return f'<div class="scroll{" tall" if is_tall else ""}"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
-def _value(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """A setting as Python writes it, all but the quotes."""
     try:
         return value if isinstance(value, str) else repr(value)

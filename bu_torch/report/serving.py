@@ -61,7 +61,6 @@ def watch(
 
     Raises:
         FileNotFoundError: If there is no such folder.
-        ImportError: If plotly is not installed.
         NotADirectoryError: If it is a file.
         OSError: If the port is taken.
         TypeError: If the allowed hosts are not a sequence of strings.

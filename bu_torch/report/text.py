@@ -21,9 +21,11 @@ def figure(value: float, digits: int = 3) -> str:
     """A number for people; a dash where it is not finite."""
     if not math.isfinite(value):
         return "–"  # noqa: RUF001
-    if value and not 1e-3 <= abs(value) < 1e6:
+    if 0 < value < 0.5 * 10**-digits:
+        return f"below {10**-digits:.{digits}f}"
+    if abs(value) >= 1e15:
         return f"{value:.{digits}g}"
-    return f"{value:.{digits}f}"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.{digits}f}"
 
 
 def duration(seconds: float) -> str:

@@ -1,9 +1,11 @@
 """What was kept and why, and what the other rules would have kept."""
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.rules import DEFAULT_RULE, RULE_NAMES, RuleName, SelectionRule, as_rule
 from bu_torch.report.record import Details, Record
 
@@ -75,6 +77,12 @@ def rule_label(name: str) -> str:
     return as_rule(name).title if name in RULE_NAMES else name.replace("_", " ")
 
 
+def in_words(text: str) -> str:
+    """A sentence of a run, with rules and signals by their titles instead of their names."""
+    titles = {name: signal.title for name, signal in SIGNALS.items()} | {name: rule_label(name) for name in RULE_NAMES}
+    return re.sub(r"\w+", lambda found: titles.get(found[0], found[0]), text)
+
+
 def headline(record: Record, verdict: Verdict) -> tuple[str, str]:
     """What was kept, and why the run ended; in words."""
     if not record.checks:
@@ -126,7 +134,7 @@ def _ending(record: Record) -> str:
         if not record.settings:
             return f"How the run ended is not recorded.{last}"
         return f"The run still goes on, or it ended without a word (killed).{last}"
-    return record.end.reason or f"The run has ended.{last}"
+    return in_words(record.end.reason) or f"The run has ended.{last}"
 
 
 def _stand_in(by_rule: dict[str, dict[str, Any] | None]) -> str:

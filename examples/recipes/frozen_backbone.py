@@ -13,7 +13,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from shared_lightning import trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import get_model
@@ -61,7 +60,16 @@ def main(weights: Any = None, epochs: int = 8) -> BoundaryUncertaintyStopping:
     stopping = BoundaryUncertaintyStopping(feature_extractor=module.backbone, max_samples=120, n_draws=1)
     data = DataLoader(TensorDataset(*stripes()), batch_size=40, shuffle=True)
     with tempfile.TemporaryDirectory() as folder:
-        trainer(folder, epochs, logger=False, callbacks=[stopping]).fit(module, data)
+        trainer = L.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            default_root_dir=folder,
+            callbacks=[stopping],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module, data)
     for check in stopping.history:
         print(f"epoch {check['epoch']}: U {check['boundary_uncertainty']:.3f}, votes {check['vote_agreement']:.3f}")
     print(f"kept epoch {stopping.best_epoch}")

@@ -10,7 +10,8 @@ is downloaded.
 import tempfile
 from typing import Any
 
-from shared import moons, network, test_error
+import torch
+from sklearn.datasets import make_moons
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -37,7 +38,7 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = network()
+        self.net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> SequenceClassifierOutput:
         logits = self.net(inputs)
@@ -45,8 +46,17 @@ class Model(nn.Module):
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
+def moons(n_samples: int = 400, flipped: float = 0.1, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Two moons, with a share of the labels flipped."""
+    inputs, labels = make_moons(n_samples, noise=0.25, random_state=seed)
+    is_flipped = torch.rand(n_samples, generator=torch.Generator().manual_seed(seed)) < flipped
+    labels = torch.tensor(labels)
+    return torch.tensor(inputs, dtype=torch.float32), torch.where(is_flipped, 1 - labels, labels)
+
+
 def main(epochs: int = 200) -> BoundaryUncertaintyStopper:
     inputs, labels = moons()
+    torch.manual_seed(0)
     model, callback = Model(), BoundaryUncertaintyCallback(inputs, labels, patience=20)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -65,7 +75,9 @@ def main(epochs: int = 200) -> BoundaryUncertaintyStopper:
         Trainer(model, arguments, train_dataset=samples, callbacks=[callback]).train()
     stopper = callback.stopper
     print(stopper.stopping_reason)
-    error = test_error(lambda x: model(x).logits)
+    new_inputs, new_labels = moons(2000, flipped=0, seed=1)
+    with torch.no_grad():
+        error = (model(new_inputs).logits.argmax(dim=1) != new_labels).float().mean().item()
     print(f"test error of the kept epoch: {error:.3f} (epoch {stopper.best_epoch})")
     return stopper
 

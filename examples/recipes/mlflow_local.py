@@ -1,21 +1,64 @@
 """MLflow into a local database file.
 
-Run `python examples/recipes/mlflow_local.py`. It needs `pip install mlflow`.
+Run `python examples/recipes/mlflow_local.py`. It needs `pip install mlflow-skinny sqlalchemy alembic`.
 """
 
 import tempfile
 
+import lightning as L
+import torch
 from lightning.pytorch.loggers import MLFlowLogger
-from shared_lightning import Classifier, loader, trainer
+from sklearn.datasets import make_moons
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping
+
+
+class Classifier(L.LightningModule):
+    """A small network; nothing in it knows of bu-torch."""
+
+    def __init__(self, lr: float = 0.01) -> None:
+        super().__init__()
+        self.lr = lr
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net(inputs)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+def loader() -> DataLoader:
+    """400 samples of two moons, a tenth of their labels flipped."""
+    inputs, labels = make_moons(400, noise=0.25, random_state=0)
+    labels[torch.rand(400, generator=torch.Generator().manual_seed(0)).numpy() < 0.1] ^= 1
+    samples = TensorDataset(torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels))
+    return DataLoader(samples, batch_size=50, shuffle=True)
 
 
 def main(epochs: int = 10) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         logger = MLFlowLogger("moons", tracking_uri=f"sqlite:///{folder}/mlflow.db")
         stopping = BoundaryUncertaintyStopping()
-        trainer(folder, epochs, logger=logger, callbacks=[stopping]).fit(Classifier(), loader())
+        trainer = L.Trainer(
+            max_epochs=epochs,
+            accelerator="cpu",
+            default_root_dir=folder,
+            callbacks=[stopping],
+            logger=logger,
+            log_every_n_steps=1,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(Classifier(), loader())
         history = logger.experiment.get_metric_history(logger.run_id, "boundary_uncertainty")
     print(f"{len(history)} values of boundary_uncertainty, the last {history[-1].value:.4f}")
     return [metric.value for metric in history]

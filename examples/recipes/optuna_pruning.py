@@ -10,9 +10,13 @@ of a training epoch. `expected_accuracy` is comparable between trials: each read
 import tempfile
 from typing import Any
 
+import lightning as L
 import optuna
+import torch
 from optuna_integration import PyTorchLightningPruningCallback
-from shared_lightning import Classifier, loader, trainer
+from sklearn.datasets import make_moons
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping
 
@@ -24,11 +28,47 @@ class PruningCallback(PyTorchLightningPruningCallback):
         self.on_validation_end(*args)
 
 
+class Classifier(L.LightningModule):
+    """A small network; nothing in it knows of bu-torch."""
+
+    def __init__(self, lr: float = 0.01) -> None:
+        super().__init__()
+        self.lr = lr
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net(inputs)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+def loader() -> DataLoader:
+    """400 samples of two moons, a tenth of their labels flipped."""
+    inputs, labels = make_moons(400, noise=0.25, random_state=0)
+    labels[torch.rand(400, generator=torch.Generator().manual_seed(0)).numpy() < 0.1] ^= 1
+    samples = TensorDataset(torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels))
+    return DataLoader(samples, batch_size=50, shuffle=True)
+
+
 def objective(trial: optuna.Trial, folder: str, epochs: int) -> float:
     stopping = BoundaryUncertaintyStopping(patience=10)
     callbacks = [stopping, PruningCallback(trial, monitor="expected_accuracy")]
     module = Classifier(lr=trial.suggest_float("lr", 1e-5, 1e-1, log=True))
-    trainer(folder, epochs, logger=False, callbacks=callbacks).fit(module, loader())
+    trainer = L.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        default_root_dir=folder,
+        callbacks=callbacks,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, loader())
     return next(check["expected_accuracy"] for check in stopping.history if check["epoch"] == stopping.best_epoch)
 
 

@@ -292,3 +292,15 @@ def test_elementary_operations_of_a_known_sum(load):
     assert count.of["additions"] == 24
     assert count.of["comparisons"] == 6
     assert count.of["exponentials"] == 12
+
+
+def test_standard_split_trains_on_the_donors_part_and_tests_on_the_rest(load, capsys):
+    example = load("standard_split")
+    (inputs, labels), (test_inputs, test_labels) = example.landsat()
+    assert (len(labels), len(test_labels)) == (4435, 2000)
+    assert torch.allclose(inputs.mean(dim=0), torch.zeros(36), atol=1e-4)
+    assert not torch.allclose(test_inputs.mean(dim=0), torch.zeros(36), atol=1e-2)
+    assert 0.14 < float((example.with_noise(labels, 0.2, seed=0) != labels).float().mean()) < 0.19
+    table = example.main(["--smoke"])["test error"]
+    assert table["chosen on the test set"] <= min(table["last epoch"], table["least training loss"])
+    assert "hold-out loss" in capsys.readouterr().out

@@ -10,7 +10,8 @@ from bu_torch.report import read_record, serving, write_report
 from bu_torch.report.serving import PageServer
 
 pytestmark = pytest.mark.skipif(browser.BINARY is None, reason="no chromium is installed")
-NAMES = ["deciding", "scores", "agreement", "pairs", "near_boundary", "local_uncertainty", "log_trust", "cost"]
+MAPS = ["near_boundary", "local_uncertainty", "log_trust"]
+NAMES = ["deciding", "scores", "agreement", "changes", "pairs", *MAPS, "cost"]
 
 
 def drawn(page, name):
@@ -57,12 +58,13 @@ def test_a_desktop(chromium, many, dark):
         assert scores["points"] == 8
         assert scores["shapes"] == 1
         assert "kept: " in " ".join(scores["labels"])
-        assert drawn(page, "agreement")["lines"] == 6
+        assert drawn(page, "agreement")["lines"] == 4
+        assert drawn(page, "changes")["lines"] == 2
         assert drawn(page, "cost")["lines"] == 2
         pairs = drawn(page, "pairs")
-        assert pairs["maps"] == 1
+        assert pairs["maps"] == 2  # values, and cells without one
         assert set(records.LETTERS) <= set(pairs["labels"])
-        for name in NAMES[4:7]:
+        for name in MAPS:
             assert drawn(page, name)["maps"] == 1
         text, ground = page.evaluate(
             "[getComputedStyle(document.querySelector('#scores .xtick text')).fill,"
@@ -86,6 +88,12 @@ def test_a_phone(chromium, many):
         widths = page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.clientWidth)")
         assert [width <= 360 for width in widths] == [name != "pairs" for name in NAMES]
         assert page.evaluate("document.getElementById('pairs').parentElement.clientWidth") <= 360
+        boxes = "[...document.querySelectorAll('.scroll')]"
+        cued = page.evaluate(f"{boxes}.map(b => [b.classList.contains('wide'), b.scrollWidth > b.clientWidth + 1])")
+        assert all(has_cue == is_wide for has_cue, is_wide in cued)
+        assert 2 < sum(has_cue for has_cue, _ in cued) < len(cued)
+        legends = "[...document.querySelectorAll('.legendtext')]"
+        assert max(page.evaluate(f"{legends}.map(t => t.getBoundingClientRect().right)")) <= 360
         assert page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)") >= 14
         assert page.complaints == []
 
@@ -112,14 +120,14 @@ def test_markup_is_drawn_as_it_is_written(chromium, tmp_path):
         for name in names:
             assert any(label.startswith(name[:13]) for label in pairs["labels"]), pairs["labels"]
             assert name in page.evaluate("document.querySelector('main').innerText")
-        assert page.evaluate("document.querySelectorAll('main b, main a, main i, svg a').length") == 0
+        assert page.evaluate("document.querySelectorAll('main b, section a, main i, svg a').length") == 0
         assert page.complaints == []
 
 
 def test_a_run_without_details_and_one_without_checks(chromium, tmp_path):
     records.write_table(tmp_path / "a" / "boundary_uncertainty.csv", records.checks(1))
     records.write_table(tmp_path / "b" / "boundary_uncertainty.csv", [])
-    for folder, names in (("a", ["deciding", "scores", "agreement", "cost"]), ("b", [])):
+    for folder, names in (("a", ["deciding", "scores", "agreement", "changes", "cost"]), ("b", [])):
         report = write_report(read_record(tmp_path / folder), tmp_path / f"{folder}.html")
         with browser.Browser(chromium) as page:
             page.open(report.as_uri())

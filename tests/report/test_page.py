@@ -1,12 +1,15 @@
 """What the page says, that it needs nothing from elsewhere, and that nothing in a record gets to run."""
 
+import hashlib
 import json
 import math
 import os
 import random
 import re
 import stat
+from email.message import Message
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import records
@@ -14,8 +17,9 @@ import records
 from bu_torch import SelectionRule
 from bu_torch.cli import main
 from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.rules import RULE_NAMES, as_rule
-from bu_torch.report import figures, read_record, render, write_report
+from bu_torch.monitoring.rules import RULE_NAMES
+from bu_torch.report import drawing as drawing_module
+from bu_torch.report import figures, read_record, render, sections, write_report
 from bu_torch.report.page import content
 from bu_torch.report.text import cleaned, duration, escaped, figure
 
@@ -60,7 +64,7 @@ def test_what_a_finished_run_shows(tmp_path):
     kept = record.end.kept_epoch
     said = words(record, [tmp_path / "older.csv"])
     assert f"Epoch {kept} was kept" in said
-    assert "Stopped in epoch 59: expected_accuracy did not improve in the last 20 checks." in said
+    assert "Stopped in epoch 59: expected accuracy did not improve in the last 20 checks." in said
     assert f"At epoch {kept}, boundary uncertainty is {record.checks[kept]['boundary_uncertainty']:.3f}" in said
     assert f"would reach {record.details[kept].ceiling:.3f} on average" in said
     assert f"Samples that trust doubts most, at epoch {kept}" in said
@@ -72,8 +76,8 @@ def test_what_a_finished_run_shows(tmp_path):
     for file in (path, tmp_path / "older.csv", record.end.best_model_path):
         assert str(file) in said
     drawn = [drawing["name"] for drawing in content(record).drawings]
-    expected = ["deciding", "scores", "agreement", "pairs", "near_boundary", "local_uncertainty", "log_trust", "cost"]
-    assert drawn == expected
+    maps = ["pairs", "near_boundary", "local_uncertainty", "log_trust"]
+    assert drawn == ["deciding", "scores", "agreement", "changes", *maps, "cost"]
 
 
 def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
@@ -83,7 +87,7 @@ def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
     assert len(drawn) == len(RULE_NAMES)
     for name in RULE_NAMES:
         kept = SelectionRule(name, smoothing=0.5, start_from_epoch=10).replay(record.checks)
-        assert drawn[f"rule: {as_rule(name).title}"]["x"] == [kept["epoch"]]
+        assert drawn[f"rule: {figures._SHORT_RULES[name]}"]["x"] == [kept["epoch"]]
 
 
 @pytest.mark.parametrize("rule", [*RULE_NAMES, "my_rule", None])
@@ -109,11 +113,78 @@ def test_the_score_that_decides_is_drawn_first_where_its_largest_is_seen(tmp_pat
     assert sum(low <= value <= high for value in score["y"]) >= 30
 
 
-def test_the_curves_of_all_shares_can_be_told_apart(tmp_path):
-    records.write_run(tmp_path, n_checks=10, n_classes=3)
-    agreement = drawing(read_record(tmp_path), "agreement")
-    colours = [trace["line"]["color"] for trace in agreement["data"]]
+def test_each_share_has_a_panel_of_its_own_where_its_best_values_are_seen(tmp_path):
+    records.write_run(tmp_path, n_checks=40, n_classes=3)
+    record = read_record(tmp_path)
+    colours = []
+    for name, is_larger_better in (("agreement", True), ("changes", False)):
+        shown = drawing(record, name)
+        curves = {trace["name"]: trace for trace in shown["data"] if trace["mode"].startswith("lines")}
+        shares = [signal for signal in SIGNALS.values() if signal.panel == "shares"]
+        signals = [signal for signal in shares if signal.is_larger_better is is_larger_better]
+        assert list(curves) == [signal.title for signal in signals]
+        assert [label["text"] for label in shown["layout"]["annotations"][:-1]] == list(curves)
+        for signal in signals:
+            trace = curves[signal.title]
+            values = record.values(signal.name)
+            low, high = shown["layout"][f"yaxis{trace['yaxis'][1:]}"]["range"]
+            assert low < (max if is_larger_better else min)(values) < high
+            assert low > min(values) if is_larger_better else high < max(values)  # the first epochs are cut off
+            colours.append(trace["line"]["color"])
     assert len(colours) == len(set(colours)) == sum(signal.panel == "shares" for signal in SIGNALS.values())
+
+
+def test_a_loss_is_drawn_where_the_record_has_one(tmp_path):
+    rows = [row | {"train_loss": 1 / (1 + row["epoch"])} for row in records.checks(10)]
+    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
+    (trace,) = drawing(read_record(tmp_path), "loss")["data"]
+    assert trace["y"] == pytest.approx([row["train_loss"] for row in rows], rel=1e-6)
+
+
+def test_plotly_takes_every_figure(tmp_path):
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    records.write_run(tmp_path, n_checks=12, n_classes=4)
+    shown = content(read_record(tmp_path)).drawings
+    for one in shown:
+        made = graph_objects.Figure({"data": one["data"], "layout": one["layout"]})  # refuses what it does not know
+        assert len(made.data) == len(one["data"])
+    assert len(shown) == 9
+
+
+def test_the_library_in_the_page_is_the_one_that_was_checked():
+    folder = Path(drawing_module.__file__).parent / "plotly"
+    script = (folder / "plotly-cartesian.min.js").read_bytes()
+    assert script.startswith(b"/**\n* plotly.js (cartesian - minified) v4.1.1\n")
+    assert hashlib.sha256(script).hexdigest() == "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
+    assert "MIT License" in (folder / "LICENSE").read_text()
+
+
+def test_each_section_is_in_the_table_of_contents(tmp_path):
+    records.write_run(tmp_path, n_checks=10, n_classes=3)
+    found = Elements(content(read_record(tmp_path)).main).elements
+    names = [attributes["id"] for tag, attributes in found if tag == "section"]
+    assert [attributes["href"] for tag, attributes in found if tag == "a"] == [f"#{name}" for name in names]
+    assert len(names) == 14
+
+
+@pytest.mark.parametrize("n_tiles", range(1, 13))
+def test_no_row_of_tiles_has_a_gap(n_tiles):
+    columns, first = (int(part.rpartition(":")[2]) for part in sections._columns(n_tiles).split(";"))
+    assert (n_tiles - 1 + first) % columns == 0
+    assert first <= 2 or n_tiles < 3
+
+
+@pytest.mark.parametrize(
+    ("named", "shown"),
+    [(["Source, https://a.b"], "<code>docs/report.md</code>"), (["Documentation, https://a.b/c"], "https://a.b/c")],
+)
+def test_the_page_links_to_the_documentation_where_the_package_names_one(tmp_path, monkeypatch, named, shown):
+    message = Message()
+    for one in named:
+        message["Project-URL"] = one
+    monkeypatch.setattr(sections, "metadata", lambda _: message)
+    records.write_run(tmp_path, n_checks=2, n_classes=2)
+    assert shown in content(read_record(tmp_path)).main
 
 
 def test_a_killed_run_says_so_and_a_monitor_that_it_decides_nothing(tmp_path):
@@ -162,7 +233,13 @@ def test_a_rule_that_cannot_be_replayed_is_drawn_by_the_scores_it_left(tmp_path,
 def test_a_table_alone_shows_what_it_has(tmp_path):
     path = records.write_table(tmp_path / "boundary_uncertainty.csv", records.checks(10))
     record = read_record(tmp_path)
-    assert [drawing["name"] for drawing in content(record).drawings] == ["deciding", "scores", "agreement", "cost"]
+    assert [drawing["name"] for drawing in content(record).drawings] == [
+        "deciding",
+        "scores",
+        "agreement",
+        "changes",
+        "cost",
+    ]
     assert "no boundary_uncertainty.jsonl beside the table" in words(record)
     path.write_text("epoch,boundary_uncertainty,trust_score\n0,0.5,1.5\n")
     record = read_record(tmp_path)
@@ -209,11 +286,15 @@ def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known_and_of_the_w
     records.write_run(tmp_path / "letters", n_checks=3, classes=records.LETTERS)
     record = read_record(tmp_path / "letters")
     pairs = {(int(k), int(m)): u for k, m, _, _, u in record.details[record.end.kept_epoch].pairs.tolist()}
-    values = drawing(record, "pairs")["data"][0]["z"]
+    blanks, values = (trace["z"] for trace in drawing(record, "pairs")["data"])
     for k in range(26):
-        assert values[k][k] is None
+        assert (values[k][k], blanks[k][k]) == (None, 1)
         for m in range(k):
             assert values[k][m] == values[m][k] == pairs.get((m, k))
+            assert blanks[k][m] == blanks[m][k] == (None if (m, k) in pairs else 0)
+    colours = drawing(record, "pairs")["layout"]["coloraxis"]
+    found = sorted(pairs.values())
+    assert found[0] <= colours["cmin"] < found[len(found) // 2] < colours["cmax"] <= found[-1]
     records.write_run(tmp_path / "many", n_checks=2, n_classes=120)
     record = read_record(tmp_path / "many")
     assert len(drawing(record, "pairs")["data"][0]["z"]) == 40
@@ -267,7 +348,7 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path):
     found = Elements(page)
     for tag, attributes in found.elements:
         for name in ("src", "href", "action", "data", "srcset", "poster", "formaction"):
-            assert attributes.get(name, "data:").startswith("data:"), (tag, attributes)
+            assert attributes.get(name, "data:").startswith(("data:", "#")), (tag, attributes)
         assert not any(name.startswith("on") for name in attributes), (tag, attributes)
     policy = next(a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert "default-src 'none'" in policy
@@ -277,7 +358,8 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path):
     style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]
     assert "url(" not in style
     assert "@import" not in style
-    assert page.count("plotly.js v") == 1
+    assert page.count("plotly.js (cartesian - minified) v") == 1
+    assert len(page) < 2_000_000
 
 
 def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
@@ -298,7 +380,7 @@ def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
     assert "img" not in kinds
     assert "<img" not in json.dumps(content(record).drawings)
     assert "\u202e" not in page
-    assert "\x00" not in page.replace(re.search(r"plotly\.js v.*", page, re.DOTALL)[0], "")
+    assert "\x00" not in page.replace(re.search(r"plotly\.js \(cartesian.*", page, re.DOTALL)[0], "")
 
 
 def test_the_drawings_are_json_that_stands_in_a_script(tmp_path):
@@ -307,7 +389,7 @@ def test_the_drawings_are_json_that_stands_in_a_script(tmp_path):
     inside = re.search(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)[1]
     assert "<" not in inside
     assert inside.isascii()
-    assert len(json.loads(inside)["drawings"]) == 8
+    assert len(json.loads(inside)["drawings"]) == 9
 
 
 def test_the_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -351,22 +433,24 @@ def test_the_command_says_in_a_line_what_is_wrong(tmp_path, capsys, command):
     assert said.count("\n") == 1
 
 
-def test_without_plotly_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):
+def test_the_page_needs_no_plotly_to_be_installed(tmp_path, monkeypatch):
     records.write_run(tmp_path, n_checks=2, n_classes=2)
     monkeypatch.setitem(__import__("sys").modules, "plotly", None)
-    assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 1
-    assert "pip install 'bu-torch[report]'" in capsys.readouterr().err
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 0
+    assert "plotly.js (cartesian" in (tmp_path / "page.html").read_text()
 
 
 def test_text_for_people():
     assert escaped("a<b>&\"'") == "a&lt;b&gt;&amp;&quot;&#x27;"
     assert escaped("x" * 50, 10) == "x" * 9 + "…"
     assert cleaned("a\nb\x1b[31m\u202e\u200d") == "a b\ufffd[31m\ufffd\u200d"
-    assert [figure(value) for value in (0.25, math.nan, 1234567.0, 0.0001, 0.0)] == [
+    assert [figure(value) for value in (0.25, math.nan, 1234567.0, 5.7e-09, 0.0, 1e20, -2.5)] == [
         "0.250",
         "–",  # noqa: RUF001
-        "1.23e+06",
-        "0.0001",
+        "1,234,567",
+        "below 0.001",
         "0.000",
+        "1e+20",
+        "-2.500",
     ]
     assert [duration(s) for s in (0.0123, 59.0, 600.0, 7300.0)] == ["12 ms", "59.0 s", "10 min", "2 h 2 min"]

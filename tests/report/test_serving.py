@@ -173,7 +173,7 @@ def test_what_is_new_comes_once(server, tmp_path):
     shown = json.loads(text)
     assert "is kept so far" in shown["main"]
     assert not shown["hasEnded"]
-    assert len(shown["drawings"]) == 8
+    assert len(shown["drawings"]) == 9
     records.write_run(tmp_path / "run", n_checks=3, n_classes=2)
     shown = json.loads(ask(server, **accept, If_None_Match=answer.getheader("ETag"))[1])
     assert "was kept" in shown["main"]

@@ -1,0 +1,223 @@
+"""Several runs on one page: their curves, what was kept, what it cost, and the settings that differ."""
+
+import math
+import os
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from bu_torch.monitoring.catalogue import SIGNALS
+from bu_torch.report.drawing import (
+    BLUE,
+    BROWN,
+    CYAN,
+    GREEN,
+    GREY,
+    LIME,
+    ORANGE,
+    PINK,
+    RED,
+    VIOLET,
+    Figure,
+    curve,
+    drawn,
+    known,
+    stacked,
+)
+from bu_torch.report.figures import upper_range, with_fewer_checks
+from bu_torch.report.page import Content, page, write_page
+from bu_torch.report.record import Record
+from bu_torch.report.sections import contents, figure_section, header, shown_value, table_section
+from bu_torch.report.text import duration, escaped, figure
+from bu_torch.report.verdict import Verdict, headline, scores
+
+_COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, CYAN, PINK, LIME, BROWN, GREY)
+_PANELS = ("expected_accuracy", "boundary_uncertainty", "trust_score")
+_MOST_NAME = 60
+
+
+def write_comparison(records: Sequence[Record], path: str | PathLike[str]) -> Path:
+    """Write a page with several runs side by side; a file that is there is replaced as a whole or not at all.
+
+    Args:
+        records: What `read_record` has read, 2 to 10 different records.
+        path: Where to; folders are made if need be.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: If it cannot be written.
+        ValueError: If there are fewer records or more, if two are the same, or if the settings of one are none that a
+            rule takes.
+    """
+    return write_page(page(comparison(records)), path)
+
+
+def comparison(records: Sequence[Record]) -> Content:
+    """What the page of several runs shows.
+
+    Args:
+        records: What `read_record` has read, 2 to 10 different records.
+
+    Returns:
+        Its parts.
+
+    Raises:
+        ValueError: As `write_comparison`.
+    """
+    if not 2 <= len(records) <= len(_COLOURS):
+        raise ValueError(f"`records` must be 2 to {len(_COLOURS)} runs to compare, got {len(records)}.")
+    paths = [record.path.resolve() for record in records]
+    if again := next((path for path in paths if paths.count(path) > 1), None):
+        raise ValueError(f"`records` must be different runs, but {again} is there twice.")
+    names, verdicts = _names(paths), [Verdict.of(record) for record in records]
+    curves = _curves(records, verdicts, names)
+    tables = {
+        "kept": _kept(records, verdicts, names),
+        "costs": _costs(records, names),
+        "settings": _differences(records, names),
+    }
+    plots = {} if curves is None else {curves.name: figure_section(curves)}
+    titles = {"curves": "Curves", "kept": "What was kept", "costs": "Costs", "settings": "Settings that differ"}
+    shown = tables | plots
+    main = (
+        header(f"{len(records)} runs side by side", _caution(records)),
+        contents({name: title for name, title in titles.items() if name in shown}),
+        *(shown[name] for name in titles if name in shown),
+    )
+    drawings = [] if curves is None else [{"name": curves.name, **curves.drawing}]
+    has_ended = all(record.end is not None for record in records)
+    return Content(f"{len(records)} runs – boundary uncertainty", "".join(main), drawings, has_ended)  # noqa: RUF001
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """What tells the records apart: their paths without what they have in common."""
+    top = os.path.commonpath([path.parent for path in paths])
+    folders = [str(path.parent.relative_to(top)) for path in paths]
+    last = [Path(folder).parts[-1:] for folder in folders]
+    if len(set(last)) == 1 and len(set(folders)) == len(folders):  # all end in `checkpoints`, say
+        folders = [str(Path(folder).parent) for folder in folders]
+    names = [
+        folder if folders.count(folder) == 1 else str(Path(folder, path.stem))
+        for folder, path in zip(folders, paths, strict=True)
+    ]
+    return [escaped(name, _MOST_NAME) for name in names]
+
+
+def _caution(records: Sequence[Record]) -> str:
+    """When values of different runs mean the same."""
+    same = "Runs on the same samples, measured with the same settings, can be compared value by value."
+    if any(record.data != records[0].data for record in records):
+        return f"{same} These runs differ in their data, so compare their shapes and costs alone."
+    return f"{same} Whether the samples are the same, a record does not tell; it tells their number."
+
+
+def _curves(records: Sequence[Record], verdicts: Sequence[Verdict], names: Sequence[str]) -> Figure | None:
+    axis = "epoch" if all(record.axis == "epoch" for record in records) else "step"
+    thinned = [with_fewer_checks(record, verdict) for record, verdict in zip(records, verdicts, strict=True)]
+    rows: list[tuple[str, list[dict[str, Any]], tuple[float, float]]] = []
+    for title, columns in _panels(thinned, verdicts, axis):
+        finite = [value for _, values in columns for value in values if math.isfinite(value)]
+        if not finite:
+            continue
+        traces: list[dict[str, Any]] = []
+        for (places, values), record, verdict, name, colour in zip(
+            columns, thinned, verdicts, names, _COLOURS, strict=False
+        ):
+            legend = {"legendgroup": name, "showlegend": not rows}
+            mode = "lines" if len(places) > 1 else "markers+lines"
+            traces.append(curve(places, values, name, colour) | legend | {"mode": mode})
+            check = record.check_at(verdict.kept)
+            if check is not None and check[axis] in places:
+                marker = {"symbol": "circle-open", "size": 12, "color": colour, "line": {"width": 2.5}}
+                at_kept = {"x": [check[axis]], "y": known([values[places.index(check[axis])]]), "marker": marker}
+                dot = {"type": "scatter", "mode": "markers", "name": name, "hoverinfo": "skip"}
+                traces.append(dot | at_kept | legend | {"showlegend": False})
+        rows.append((title, traces, upper_range(finite, [])))
+    if not rows:
+        return None
+    traces, layout = stacked(rows, axis)
+    layout["margin"] = layout["margin"] | {"b": 24}
+    reading = (
+        "One colour a run; a circle marks what was kept. More is better in all. The score is that of the rule that"
+        " decided, where all runs have the same. Each axis begins above the lowest values, so the largest are seen."
+    )
+    height = 120 + 150 * len(rows) + 22 * len(records)
+    return Figure("curves", "Curves", reading, drawn(traces, layout, None), height)
+
+
+def _panels(
+    records: Sequence[Record], verdicts: Sequence[Verdict], axis: str
+) -> list[tuple[str, list[tuple[list[Any], list[float]]]]]:
+    """Of each panel its title, and of each run places and values."""
+    panels = [
+        (SIGNALS[name].title, [([check[axis] for check in record.checks], record.values(name)) for record in records])
+        for name in _PANELS
+    ]
+    rules = {verdict.rule or verdict.stand_in for verdict in verdicts}
+    if len(rules) == 1 and not rules & set(_PANELS):
+        columns = []
+        for record, verdict in zip(records, verdicts, strict=True):
+            _, places, values = scores(record, verdict)
+            at = dict(zip(places, values, strict=True))
+            checks = [check for check in record.checks if check[record.axis] in at]
+            columns.append(([check[axis] for check in checks], [at[check[record.axis]] for check in checks]))
+        panels.insert(0, ("score", columns))
+    return panels
+
+
+def _kept(records: Sequence[Record], verdicts: Sequence[Verdict], names: Sequence[str]) -> str:
+    rows, endings = [], []
+    for record, verdict, name in zip(records, verdicts, names, strict=True):
+        check = record.check_at(verdict.kept) or {}
+        values = (figure(check.get(signal, math.nan)) for signal in _PANELS)
+        last = f"{record.axis} {record.checks[-1][record.axis]}" if record.checks else "no check"
+        kept = "none" if verdict.kept is None else f"{record.axis} {verdict.kept}"
+        rows.append([name, kept, last, *values])
+        endings.append(f"<li>{name}: {escaped(headline(record, verdict)[1])}</li>")
+    return table_section(
+        "kept",
+        "What was kept",
+        "A run that only measured shows what the default rule would have kept.",
+        ("run", "kept", "last check", "expected accuracy", "U", "trust"),
+        rows,
+        numbers=(1, 2, 3, 4, 5),
+        after=f"<ul>{''.join(endings)}</ul>",
+    )
+
+
+def _costs(records: Sequence[Record], names: Sequence[str]) -> str:
+    rows = []
+    for record, name in zip(records, names, strict=True):
+        last = record.checks[-1] if record.checks else {}
+        spent, total = last.get("check_seconds", math.nan), last.get("seconds", math.nan)
+        share = f"{spent / total:.1%}" if total > 0 and math.isfinite(spent) else figure(math.nan)
+        n_checks = str(record.n_left_out + len(record.checks))
+        rows.append([name, n_checks, duration(record.setup_seconds), duration(spent), duration(total), share])
+    return table_section(
+        "costs",
+        "Costs",
+        "Time until the last check. Preparation is what comes before the first epoch.",
+        ("run", "checks", "preparation", "checks took", "of", "share"),
+        rows,
+        numbers=(1, 2, 3, 4, 5),
+    )
+
+
+def _differences(records: Sequence[Record], names: Sequence[str]) -> str:
+    rows = []
+    for group in ("settings", "data", "versions"):
+        of_runs: list[dict[str, Any]] = [getattr(record, group) for record in records]
+        for name in dict.fromkeys(name for one in of_runs for name in one):
+            values = [shown_value(one[name]) if name in one else None for one in of_runs]
+            if len(set(values)) > 1:
+                cells = ("not recorded" if value is None else escaped(value, 120) for value in values)
+                rows.append([escaped(name, 80), *cells])
+    text = "Settings, sizes of the data and versions that are not the same in all runs."
+    if not rows:
+        return table_section(
+            "settings", "Settings that differ", "All that is recorded is the same in all runs.", (), ()
+        )
+    return table_section("settings", "Settings that differ", text, ("", *names), rows, is_escaped=True)

@@ -1,0 +1,88 @@
+"""Several runs on one page: what it shows of each, and what it refuses."""
+
+import browser
+import pytest
+import records
+
+from bu_torch.cli import main
+from bu_torch.report import read_record, write_comparison
+from bu_torch.report.comparing import comparison
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs that differ in a setting, a rule and their length."""
+    records.write_run(tmp_path / "first" / "checkpoints", n_checks=30, n_classes=4)
+    records.write_run(tmp_path / "second <b>" / "checkpoints", n_checks=20, n_classes=4, patience=7)
+    return [read_record(tmp_path / name) for name in ("first", "second <b>")]
+
+
+def test_each_run_has_a_colour_its_kept_check_and_its_costs(runs):
+    shown = comparison(runs)
+    (figure,) = shown.drawings
+    curves = [trace for trace in figure["data"] if trace["mode"].startswith("lines")]
+    assert [trace["name"] for trace in curves] == ["first", "second &lt;b&gt;"] * 3
+    assert [len(trace["x"]) for trace in curves] == [30, 20] * 3
+    assert len({trace["line"]["color"] for trace in curves}) == 2
+    circles = [trace["x"] for trace in figure["data"] if trace["mode"] == "markers"]
+    assert circles == [[record.end.kept_epoch] for record in runs] * 3
+    for record in runs:
+        assert f"epoch {record.end.kept_epoch}" in shown.main
+        assert f"{record.check_at(record.end.kept_epoch)['trust_score']:.3f}" in shown.main
+    assert "did not improve in the last 20 checks" in shown.main
+
+
+def test_only_settings_that_differ_are_listed(runs):
+    table = comparison(runs).main.partition('id="section-settings"')[2]
+    assert "patience" in table
+    assert ">20<" in table
+    assert ">7<" in table
+    assert "n_neighbors" not in table
+    assert "n_samples" not in table
+
+
+def test_runs_on_other_data_are_not_to_be_compared_by_value(runs, tmp_path):
+    assert "can be compared value by value" in comparison(runs).main
+    assert "differ in their data" not in comparison(runs).main
+    records.write_run(tmp_path / "third", n_checks=5, n_classes=3)
+    assert "differ in their data" in comparison([*runs, read_record(tmp_path / "third")]).main
+
+
+def test_a_score_is_drawn_where_all_decided_by_the_same_rule(tmp_path):
+    for name, rule in (("a", "accuracy_and_uncertainty"), ("b", "accuracy_and_uncertainty"), ("c", "trust_score")):
+        records.write_run(tmp_path / name, n_checks=9, n_classes=3, rule=rule)
+    first, second, third = (read_record(tmp_path / name) for name in "abc")
+
+    def titles(runs):
+        return [label["text"] for label in comparison(runs).drawings[0]["layout"]["annotations"]]
+
+    assert titles([first, second])[0] == "score"
+    assert titles([first, third])[0] == "expected accuracy"
+
+
+@pytest.mark.parametrize("n_runs", [0, 1, 11])
+def test_too_few_and_too_many_runs_are_refused(runs, n_runs):
+    with pytest.raises(ValueError, match=f"`records` must be 2 to 10 runs to compare, got {n_runs}"):
+        comparison((runs * 6)[:n_runs])
+
+
+def test_the_same_run_twice_is_refused_by_the_command_too(runs, tmp_path, capsys):
+    with pytest.raises(ValueError, match="is there twice"):
+        write_comparison([runs[0], runs[0]], tmp_path / "page.html")
+    assert main(["report", str(tmp_path / "first"), str(tmp_path / "first"), "-o", str(tmp_path / "page.html")]) == 1
+    assert "is there twice" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.skipif(browser.BINARY is None, reason="no chromium is installed")
+def test_a_browser_draws_the_page_of_the_command(runs, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    folders = [str(tmp_path / "first"), str(tmp_path / "second <b>")]
+    assert main(["report", *folders, "-o", str(out)]) == 0
+    assert str(runs[1].path) in capsys.readouterr().out
+    with browser.launched() as chromium, browser.Browser(chromium, width=360, height=740, phone=True) as page:
+        page.open(out.as_uri())
+        assert page.evaluate("document.querySelectorAll('.scatterlayer .js-line').length") == 6
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert page.evaluate("document.querySelectorAll('section b, svg a').length") == 0
+        assert page.complaints == []
