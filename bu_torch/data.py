@@ -225,6 +225,17 @@ def choose_among_whole(samples: Samples, how_many: Callable[[int], int], seed: i
     return chosen._replace(rows=samples.rows[chosen.rows], n_ignored=samples.n_ignored)
 
 
+def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
+    """A random part of samples that have been read, each class with its share; all of them if as many are wanted."""
+    n_samples = len(samples.inputs)
+    if len(samples.labels) != n_samples:  # the estimators say so
+        return samples
+    rows, is_stratified = _subset(n_samples, n_wanted, seed, _as_strata(samples.labels, n_samples))
+    if rows is None:
+        return samples
+    return samples.at(rows)._replace(is_stratified=bool(is_stratified) and samples.is_stratified is not False)
+
+
 def choose_among(
     inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int, weights: Tensor | None = None
 ) -> Samples:

@@ -12,12 +12,11 @@ from bu_torch.subset import stratified_rows
 
 _log = logging.getLogger(__name__)
 _COMPARED = 1500  # samples
-_LANDMARKS = 500
 
 
 def left_out_skill(points: Tensor, labels: Tensor, weights: Tensor | None = None, seed: int = 0) -> float:
     """Brier skill score of a regression on other points that predicts a point's label: 1 is certain and 0 is chance."""
-    return LabelRegression(_LANDMARKS, seed=seed).fit(points, labels, weights).skill_
+    return LabelRegression(seed=seed).fit(points, labels, weights).skill_
 
 
 def choose_space(

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each,
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._training_data import announce_subset, batch_hooks, read_pair, read_training_data
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
-from bu_torch.data import IGNORED, Samples, UnreadableError, choose_among_whole, seeded, split_batch
+from bu_torch.data import IGNORED, Samples, UnreadableError, fewer_of, seeded, split_batch
 from bu_torch.monitoring.averaging import put_back
 from bu_torch.monitoring.budget import Plan, count_operations, share_of_training
 from bu_torch.monitoring.catalogue import SIGNALS
@@ -424,11 +425,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             announce_subset(samples)
             shape = " x ".join(str(size) for size in samples.inputs.shape)
             n_passes = n_draws * len(samples.inputs)
-            share = share_of_training(n_passes, self._n_visited(trainer, samples.n_training))
+            share = share_of_training(n_passes, self._n_trained(trainer, samples.n_training))
             rank_zero_info(
                 f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
-                f" {n_passes} forward passes ({n_draws} a sample): {share:.1%} of those of an epoch, forward and"
-                " backward."
+                f" {n_passes} forward passes ({n_draws} a sample): {share:.1%} of what training passes forward and"
+                " backward between two checks."
             )
             cache = None if trainer.fast_dev_run else as_file(self.cache)
             if isinstance(cache, Path) and cache.exists():
@@ -491,16 +492,15 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def _plan(self, trainer: "Trainer", pl_module: "LightningModule", samples: Samples) -> tuple[Samples, int]:
         """As many of the samples as the budget allows, now that one of them has been passed, and how many draws."""
         forward = None
-        if len(samples.inputs) and self._can_be_passed(trainer, pl_module):
+        # One process alone would wait for ever in a `forward` that speaks to the others.
+        is_alone = trainer.world_size == 1 and self._can_be_passed(trainer, pl_module)
+        if is_alone and self._tracker.plan is None and len(samples.inputs):
             forward = partial(self._read_logits, trainer, pl_module, pl_module, samples.inputs[:1].to(pl_module.device))
-        n_operations = count_operations(pl_module, forward if self._tracker.plan is None else None)
-        self._tracker.plan = made = self._planned(trainer, samples.n_training, n_operations)
-        if made.n_samples < len(samples.inputs) == len(samples.labels):
-            fewer = choose_among_whole(samples, lambda _: made.n_samples, self.seed)
-            # A part of all samples may have been chosen already, by classes or not.
-            is_stratified = fewer.is_stratified if samples.is_stratified is None else samples.is_stratified
-            samples = samples.at(fewer.rows)._replace(is_stratified=is_stratified)
-        return samples, made.n_draws
+        if self._tracker.plan is None:
+            n_operations = count_operations(pl_module, forward)
+            self._tracker.plan = self._planned(trainer, samples.n_training, n_operations)
+        made = self._tracker.plan
+        return fewer_of(samples, made.n_samples, self.seed), made.n_draws
 
     def _planned(self, trainer: "Trainer", n_training: int, n_operations: int) -> Plan:
         takes_all = self.max_samples is None and is_pair(self.reference)
@@ -512,13 +512,28 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         )
 
     def _n_visited(self, trainer: "Trainer", n_training: int) -> int:
-        """Samples that all processes train on between two checks."""
+        """Different samples that all processes train on between two checks."""
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
+        return int(min(n_training, self._n_batches(trainer) * batch_size * trainer.world_size))
+
+    def _n_batches(self, trainer: "Trainer") -> float:
+        """Of one process, from one check by steps to the next, or in an epoch."""
         n_batches = trainer.num_training_batches
         if self.every_n_train_steps is not None:  # each of several optimisers makes a step a batch
             steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches
             n_batches = min(n_batches, math.ceil(self.every_n_train_steps / max(steps_of_batch, 1e-9)))
-        return int(min(n_training, n_batches * batch_size * trainer.world_size))
+        return n_batches
+
+    def _n_trained(self, trainer: "Trainer", n_training: int) -> int:
+        """Samples that all processes pass between two checks, each as often as it is drawn."""
+        loader = trainer.train_dataloader
+        batch_size = getattr(loader, "batch_size", None)
+        if batch_size is None:
+            return n_training * self.every_n_epochs
+        n_passed = self._n_batches(trainer) * batch_size
+        with contextlib.suppress(TypeError, AttributeError, NotImplementedError):  # a stream has no length
+            n_passed = min(n_passed, len(loader.sampler))
+        return int(min(n_passed, sys.maxsize) * trainer.world_size * self.every_n_epochs)
 
     # Reading the network.
 

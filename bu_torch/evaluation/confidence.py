@@ -15,6 +15,7 @@ Method = Literal["cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "
 _UNIQUE = 0.632  # the share of samples a bootstrap draw holds, 1 - 1 / e
 _INNER_DRAWS = 50  # of the .632 estimate of one bootstrap draw
 _FOLDS = 10
+_MOST_TESTED = 1e15
 _TIE = 1e-12  # a score of 0, up to rounding, is of class 1
 
 
@@ -78,8 +79,8 @@ def generalization_interval(
         method: One of those above.
         confidence: Level of the interval, 0 < confidence < 1.
         n_bootstrap: Bootstrap draws, >= 1.
-        n_tested: Number of samples that `"kohavi"`, `"martin"` and `"langford"` take the estimate to be tested on, > 0,
-            need not be whole; None for n* = 0.632 n. The other methods do not look at it.
+        n_tested: Number of samples that `"kohavi"`, `"martin"` and `"langford"` take the estimate to be tested on, > 0
+            and at most 1e15, need not be whole; None for n* = 0.632 n. The other methods do not look at it.
         seed: Seed of the draws, 0 <= seed < 2**64; the global random state is left alone.
 
     Returns:
@@ -104,8 +105,8 @@ def generalization_interval(
     if not 0 < confidence < 1:
         raise ValueError(f"`confidence` must satisfy 0 < confidence < 1, got {confidence}.")
     check_integer("n_bootstrap", n_bootstrap, 1)
-    if n_tested is not None and check_number("n_tested", n_tested) <= 0:
-        raise ValueError(f"`n_tested` must be > 0, got {n_tested}.")
+    if n_tested is not None and not 0 < check_number("n_tested", n_tested) <= _MOST_TESTED:
+        raise ValueError(f"`n_tested` must be > 0 and at most {_MOST_TESTED:.0e}, got {n_tested}.")
     sample = _as_sample(features, labels)
     if method in _AS_IF_TESTED:
         center = _estimate_632(sample, n_bootstrap, torch.Generator().manual_seed(check_seed(seed)))

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -69,9 +70,9 @@ def plan(
     return Plan(n_samples, n_draws)
 
 
-def share_of_training(n_passes: int, n_visited: int) -> float:
-    """Forward passes of one check as a share of those of training, where each sample visited takes three."""
-    return n_passes / (_PASSES_OF_A_STEP * max(n_visited, 1))
+def share_of_training(n_passes: int, n_trained: int) -> float:
+    """Forward passes of one check as a share of those of training, which takes three for each sample it is given."""
+    return n_passes / (_PASSES_OF_A_STEP * max(n_trained, 1))
 
 
 def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:
@@ -87,7 +88,8 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
     if forward is None:
         return of_weights
     try:
-        with FlopCounterMode(display=False) as counter:
+        with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
+            warnings.simplefilter("ignore")  # of hooks that the counter registers
             forward()
     except Exception as error:  # the user's code may raise anything, and is asked again where that matters
         _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)

@@ -211,7 +211,7 @@ class BoundaryUncertaintyStopper(Settings):
     def _prepare(self, model: object) -> None:
         tracker, started = self._tracker, time.perf_counter()
         one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
-        if isinstance(model, nn.Module):
+        if tracker.plan is None and isinstance(model, nn.Module):
             forward = partial(read_logits, model, one, check_finite=False, output_key=self.output_key)
             n_operations = count_operations(model, forward)
         made = tracker.plan_checks(n_training, n_training, n_operations)

@@ -133,7 +133,7 @@ class Tracker:
             self.selection.rule.reset()
 
     def planned(self, n_training: int, n_visited: int, n_operations: int, *, max_samples: int | None = None) -> Plan:
-        """How many samples to look at; a training that is resumed, or has planned, has its plan.
+        """How many samples to look at, by the settings alone.
 
         Args:
             n_training: How many training samples there are.
@@ -141,7 +141,7 @@ class Tracker:
             n_operations: Of a forward pass of one sample (`bu_torch.monitoring.budget.count_operations`).
             max_samples: Used instead of `settings.max_samples`.
         """
-        return self.plan or plan(
+        return plan(
             n_training,
             n_visited,
             n_operations,
@@ -154,8 +154,8 @@ class Tracker:
     def plan_checks(
         self, n_training: int, n_visited: int, n_operations: int, *, max_samples: int | None = None
     ) -> Plan:
-        """Decide as `planned` says."""
-        self.plan = self.planned(n_training, n_visited, n_operations, max_samples=max_samples)
+        """Decide as `planned` says; a training that is resumed, or has decided, keeps its plan."""
+        self.plan = self.plan or self.planned(n_training, n_visited, n_operations, max_samples=max_samples)
         return self.plan
 
     def prepare(

@@ -1,3 +1,6 @@
+import warnings
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -6,6 +9,7 @@ from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
+from bu_torch.data import Samples
 from bu_torch.monitoring.budget import Plan, count_operations, plan, share_of_training
 from bu_torch.monitoring.stopper import BoundaryUncertaintyStopper
 
@@ -146,7 +150,118 @@ def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, ca
     assert monitor.tracker.plan == Plan(1000, 1)
     assert monitor.tracker.n_samples == 1000
     assert "looks at a stratified random 1000 of 1300 training samples" in caplog.text
-    assert "A check is 1000 forward passes (1 a sample): 25.6% of those of an epoch" in caplog.text
+    assert "A check is 1000 forward passes (1 a sample): 25.6% of what training passes" in caplog.text
+
+
+class Told(torch.utils.data.Dataset):
+    """Tells no labels before it is read; sample i is i everywhere, and some have no label."""
+
+    def __init__(self, n=1600):
+        self.labels = torch.where(torch.arange(n) < 7, -100, torch.arange(n) % 3)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return torch.full((1, 28, 28), float(index)) + torch.randn(1, 28, 28), self.labels[index]
+
+
+def weighted(data):
+    weights = 1.0 + torch.arange(len(data)) % 4
+    return torch.utils.data.WeightedRandomSampler(weights, len(data)), weights
+
+
+@pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The other samples tell no more")
+@pytest.mark.parametrize("kind", ["part of the places", "weighted", "reference"])
+def test_samples_that_cannot_be_afforded_are_left_out_by_their_own_places(tmp_path, monkeypatch, kind):
+    data, seen = Told(), {}
+    own = BoundaryUncertaintyMonitor._plan
+
+    def plan_and_look(monitor, made, module, samples):
+        seen["before"] = samples
+        seen["after"], n_draws = own(monitor, made, module, samples)
+        return seen["after"], n_draws
+
+    monkeypatch.setattr(BoundaryUncertaintyMonitor, "_plan", plan_and_look)
+    monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs", reference=data if kind == "reference" else None)
+    sampler = None
+    if kind == "part of the places":
+        sampler = torch.utils.data.SubsetRandomSampler(range(300, 1600))
+    elif kind == "weighted":
+        sampler, weights = weighted(data)
+    batches = torch.utils.data.DataLoader(data, batch_size=800, sampler=sampler)
+    trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), batches)
+    before, after = seen["before"], seen["after"]
+    assert (len(after.inputs), after.n_training) == (1000, before.n_training)
+    assert len(before.inputs) == (1300 if kind == "part of the places" else 1593)
+    places = after.inputs.flatten(1).mean(dim=1).round().long()
+    assert torch.equal(places, after.rows)
+    assert torch.equal(after.labels, data.labels[after.rows])
+    shares = after.labels.bincount() / 1000
+    assert (shares - before.labels.bincount() / len(before.labels)).abs().max() < 0.002
+    if kind == "weighted":
+        expected = weights[after.rows].double()
+        torch.testing.assert_close(after.weights / after.weights.mean(), expected / expected.mean())
+
+
+@pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The other samples tell no more")
+@pytest.mark.parametrize("data", [TensorDataset(*images()), Told()], ids=["labels are known", "labels are read"])
+def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
+    def fit(max_epochs, ckpt_path=None):
+        monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs")
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        batches = torch.utils.data.DataLoader(data, batch_size=800, shuffle=True)
+        trainer(tmp_path, monitor, last, max_epochs=max_epochs).fit(OfImages(), batches, ckpt_path=ckpt_path)
+        return monitor
+
+    fit(1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The run resumes with other")
+        resumed = fit(2, tmp_path / "user" / "last.ckpt")
+    assert resumed.tracker.plan == Plan(1000, 1)
+    assert [check["epoch"] for check in resumed.history] == [0, 1]
+
+
+def test_one_of_several_processes_passes_nothing_alone(tmp_path):
+    """Its `forward` may wait for the others'."""
+    several = SimpleNamespace(world_size=2, num_training_batches=2, train_dataloader=None, strategy=None)
+    module = OfImages()
+    module.forward = lambda x: pytest.fail("passed")
+    monitor = BoundaryUncertaintyMonitor()
+    monitor.setup(trainer(tmp_path, monitor), module, "fit")
+    samples = Samples(*images(), torch.arange(1300), 1300)
+    fewer, _ = monitor._plan(several, module, samples)
+    assert len(fewer.inputs) == 1300
+
+
+@pytest.mark.parametrize(
+    ("settings", "loading", "share"),
+    [
+        ({}, {}, 2 * 600 / 1800),
+        ({"every_n_epochs": 2}, {}, 2 * 600 / 3600),
+        ({"every_n_train_steps": 4}, {}, 2 * 600 / (3 * 4 * 50)),
+        ({"reference": blobs(150)}, {}, 2 * 150 / 1800),
+        ({}, {"sampler": torch.utils.data.WeightedRandomSampler(torch.ones(600), 3000)}, 2 * 600 / 9000),
+    ],
+    ids=["an epoch", "two epochs", "steps", "a reference", "a long epoch"],
+)
+def test_the_line_tells_the_share_of_what_is_trained(tmp_path, caplog, settings, loading, share):
+    monitor = BoundaryUncertaintyMonitor(n_draws=2, budget=None, **settings)
+    data = torch.utils.data.DataLoader(TensorDataset(*blobs(600)), batch_size=50, **loading)
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), data)
+    assert f"(2 a sample): {share:.1%} of what training passes" in caplog.text
+
+
+def test_what_is_counted_is_not_warned_of():
+    """`torch.compile` warns of the hooks with which torch counts."""
+
+    def warn():
+        warnings.warn("hooks", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert count_operations(torch.nn.Linear(3, 2), warn) == 16
 
 
 def test_so_does_the_plain_loop():
