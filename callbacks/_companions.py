@@ -58,9 +58,14 @@ class Companion(Callback):
         # `pickle` looks for a class by its name in a module, and these have none there.
         return _blank, (self.library, type(self).__name__), vars(self)
 
+    _key_of_owner = ("", "")
+
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(owner=self.owner.state_key)
+        of_owner = self.owner.state_key
+        if self._key_of_owner[0] is not of_owner:
+            self._key_of_owner = of_owner, self._generate_state_key(owner=of_owner)
+        return self._key_of_owner[1]
 
     def score_of(self, trainer: "Trainer") -> float | None:
         """What decides in this hook; None if there is nothing to decide."""

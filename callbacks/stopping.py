@@ -123,10 +123,14 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         self._is_concluded = False
         self._bearer: VerdictBearerMixin | None = None
         self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
+        self._key_of_rule: tuple[Any, str] | None = None
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(rule=as_rule(self.rule).name)
+        # Lightning asks for it in each hook of each batch.
+        if self._key_of_rule is None or self._key_of_rule[0] is not self.rule:
+            self._key_of_rule = self.rule, self._generate_state_key(rule=as_rule(self.rule).name)
+        return self._key_of_rule[1]
 
     @property
     def best_epoch(self) -> int | None:

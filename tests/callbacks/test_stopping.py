@@ -1,3 +1,4 @@
+import copy
 import math
 import signal
 from datetime import timedelta
@@ -564,3 +565,16 @@ def test_before_a_fit_nothing_is_kept():
     stopping = BoundaryUncertaintyStopping()
     assert (stopping.best_epoch, stopping.best_score, stopping.stopped_epoch) == (None, None, None)
     assert (stopping.best_model_path, stopping.stopping_reason, stopping.history) == ("", "", [])
+
+
+def test_the_state_key_follows_the_rule():
+    """Lightning asks for it in each hook of each batch, so that it is kept."""
+    stopping = BoundaryUncertaintyStopping()
+    first = stopping.state_key
+    assert stopping.state_key is first
+    stopping.rule = "trust_score"
+    assert stopping.state_key == BoundaryUncertaintyStopping(rule="trust_score").state_key != first
+    copied = copy.deepcopy(stopping)
+    copied.rule = Gain()
+    assert copied.state_key == BoundaryUncertaintyStopping(rule=Gain()).state_key
+    assert stopping.state_key == BoundaryUncertaintyStopping(rule="trust_score").state_key
