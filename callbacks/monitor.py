@@ -428,8 +428,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             share = share_of_training(n_passes, self._n_trained(trainer, samples.n_training))
             rank_zero_info(
                 f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
-                f" {n_passes} forward passes ({n_draws} a sample): {share:.1%} of what training passes forward and"
-                " backward between two checks."
+                f" {n_passes} forward passes ({n_draws} a sample): {share:.1%} of the work of training between two"
+                " checks, and less of its time, for its batches are large."
             )
             cache = None if trainer.fast_dev_run else as_file(self.cache)
             if isinstance(cache, Path) and cache.exists():
@@ -674,7 +674,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise MisconfigurationException(
                 f"Boundary uncertainty passes inputs of shape {tuple(batches[0].shape)} and dtype {dtype} to"
-                f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}: {error}"
+                f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}: {str(error).removesuffix('.')}"
                 f"{self._way_out_of_forward(error)}"
             ) from error
 

@@ -218,6 +218,10 @@ def _differences(records: Sequence[Record], names: Sequence[str]) -> str:
     text = "Settings, sizes of the data and versions that are not the same in all runs."
     if not rows:
         return table_section(
-            "settings", "Settings that differ", "All that is recorded is the same in all runs.", (), ()
+            "settings",
+            "Settings that differ",
+            "All recorded settings are the same in all runs. Samplers and losses are not recorded.",
+            (),
+            (),
         )
     return table_section("settings", "Settings that differ", text, ("", *names), rows, is_escaped=True)

@@ -150,7 +150,7 @@ def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, ca
     assert monitor.tracker.plan == Plan(1000, 1)
     assert monitor.tracker.n_samples == 1000
     assert "looks at a stratified random 1000 of 1300 training samples" in caplog.text
-    assert "A check is 1000 forward passes (1 a sample): 25.6% of what training passes" in caplog.text
+    assert "A check is 1000 forward passes (1 a sample): 25.6% of the work of training" in caplog.text
 
 
 class Told(torch.utils.data.Dataset):
@@ -250,7 +250,7 @@ def test_the_line_tells_the_share_of_what_is_trained(tmp_path, caplog, settings,
     data = torch.utils.data.DataLoader(TensorDataset(*blobs(600)), batch_size=50, **loading)
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), data)
-    assert f"(2 a sample): {share:.1%} of what training passes" in caplog.text
+    assert f"(2 a sample): {share:.1%} of the work of training" in caplog.text
 
 
 def test_what_is_counted_is_not_warned_of():
