@@ -674,7 +674,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise MisconfigurationException(
                 f"Boundary uncertainty passes inputs of shape {tuple(batches[0].shape)} and dtype {dtype} to"
-                f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}: {str(error).removesuffix('.')}"
+                f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}:"
+                f" {str(error).removesuffix('.')}"
                 f"{self._way_out_of_forward(error)}"
             ) from error
 
