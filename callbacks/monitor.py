@@ -689,7 +689,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 " `perturbation='tokens'`, or one of your own that exchanges some of them."
             )
         if self.output_key is None and "or an output with `logits`" in str(error):
-            return " `output_key=` names the logits in a tuple or a dict."
+            return ". `output_key=` names the logits in a tuple or a dict."
         return f". A check calls `forward` with one tensor, as batches hold it, and gets logits (n, J). {_MOVE}"
 
     # Warnings.
