@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import math
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -533,7 +532,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         n_passed = self._n_batches(trainer) * batch_size
         with contextlib.suppress(TypeError, AttributeError, NotImplementedError):  # a stream has no length
             n_passed = min(n_passed, len(loader.sampler))
-        return int(min(n_passed, sys.maxsize) * trainer.world_size * self.every_n_epochs)
+        n_passed = n_training if math.isinf(n_passed) else n_passed * trainer.world_size
+        return int(n_passed) * self.every_n_epochs
 
     # Reading the network.
 

@@ -253,6 +253,18 @@ def test_the_line_tells_the_share_of_what_is_trained(tmp_path, caplog, settings,
     assert f"(2 a sample): {share:.1%} of the work of training" in caplog.text
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from zip(*blobs(600), strict=True)
+
+
+def test_of_a_stream_the_share_is_of_what_was_read(tmp_path, caplog):
+    monitor = BoundaryUncertaintyMonitor(n_draws=2, budget=None)
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), torch.utils.data.DataLoader(Stream(), batch_size=50))
+    assert "(2 a sample): 66.7% of the work of training" in caplog.text
+
+
 def test_what_is_counted_is_not_warned_of():
     """`torch.compile` warns of the hooks with which torch counts."""
 
