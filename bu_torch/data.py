@@ -260,9 +260,7 @@ def choose_among(
         return Samples(inputs, labels, torch.arange(n_samples), n_samples, weights=weights)
     every = without_ignored(Samples(inputs, labels, torch.arange(n_samples), n_samples, weights=weights))
     n_left = len(every.inputs)
-    every = every._replace(n_training=n_left)
-    rows, is_stratified = _subset(n_left, how_many(n_left), seed, _as_strata(every.labels, n_left))
-    return every if rows is None else every.at(rows)._replace(is_stratified=is_stratified)
+    return fewer_of(every._replace(n_training=n_left), how_many(n_left), seed)
 
 
 def without_ignored(samples: Samples) -> Samples:

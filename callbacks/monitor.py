@@ -490,12 +490,13 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _plan(self, trainer: "Trainer", pl_module: "LightningModule", samples: Samples) -> tuple[Samples, int]:
         """As many of the samples as the budget allows, now that one of them has been passed, and how many draws."""
-        forward = None
-        # One process alone would wait for ever in a `forward` that speaks to the others.
-        is_alone = trainer.world_size == 1 and self._can_be_passed(trainer, pl_module)
-        if is_alone and self._tracker.plan is None and len(samples.inputs):
-            forward = partial(self._read_logits, trainer, pl_module, pl_module, samples.inputs[:1].to(pl_module.device))
-        if self._tracker.plan is None:
+        if self._tracker.plan is None:  # a resumed run has one
+            forward = None
+            # One process alone would wait for ever in a `forward` that speaks to the others.
+            is_alone = trainer.world_size == 1 and self._can_be_passed(trainer, pl_module)
+            if is_alone and len(samples.inputs):
+                one = samples.inputs[:1].to(pl_module.device)
+                forward = partial(self._read_logits, trainer, pl_module, pl_module, one)
             n_operations = count_operations(pl_module, forward)
             self._tracker.plan = self._planned(trainer, samples.n_training, n_operations)
         made = self._tracker.plan
