@@ -89,12 +89,14 @@ def on_both(name: str, *given: Any, **settings: Any) -> dict[str, Rule]:
 patient_largest, patient_smallest = (partial(best, patience=PATIENCE) for best in (largest, smallest))
 DEFAULT = "default"
 SCORE = AccuracyAndUncertainty.name
+NO_MARGIN = "score_without_margin"
 RULES: dict[str, Rule] = {
     **on_both("best in hindsight", "test_error", smallest),
     # Not causal either: what is left where the trend of the test error is known, but not its jumps from epoch to epoch.
     "best of the smoothed test error": Rule("test_error", lambda errors: smallest(smoothed(errors))),
     DEFAULT: Rule(SCORE, patient_largest, needs_checks=True, of_average=True),
     f"{DEFAULT}, no limit": Rule(SCORE, largest, needs_checks=True, of_average=True),
+    f"{DEFAULT}, no margin": Rule(NO_MARGIN, patient_largest, needs_checks=True, of_average=True),
     "accuracy and uncertainty": Rule(SCORE, patient_largest, needs_checks=True),
     "accuracy and uncertainty, no limit": Rule(SCORE, largest, needs_checks=True),
     **on_both("expected accuracy", "expected_accuracy", patient_largest, needs_checks=True),

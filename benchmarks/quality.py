@@ -32,6 +32,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 import platform
 import time
 import warnings
@@ -46,14 +47,27 @@ import numpy as np
 import pandas as pd
 import rivals
 import torch
-from judging import AVERAGE, PATIENCE, Columns, Kept, Record, breakdown, judge, largest, plot, show, summarise
+from judging import (
+    AVERAGE,
+    NO_MARGIN,
+    PATIENCE,
+    Columns,
+    Kept,
+    Record,
+    breakdown,
+    judge,
+    largest,
+    plot,
+    show,
+    summarise,
+)
 from torch import Tensor, nn
 from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor, Signals
 from bu_torch.monitoring.averaging import WeightAverage
-from bu_torch.monitoring.rules import AccuracyAndUncertainty
+from bu_torch.monitoring.rules import STANDARD_ERROR, AccuracyAndUncertainty, SelectionRule
 from bu_torch.monitoring.settings import AVERAGING
 
 FOLDER = Path(__file__).parent
@@ -80,7 +94,7 @@ SETTINGS: dict[str, tuple[Callable[[torch.Size, int], nn.Module], Callable[..., 
     PLAIN_SGD: (mlp(128, 64), lambda p: torch.optim.SGD(p, lr=0.05)),
     "wide": (mlp(512, 512), lambda p: torch.optim.RMSprop(p, lr=1e-3)),
 }
-FORMAT = 2  # of curves that are kept, to be raised when they change
+FORMAT = 3  # of curves that are kept, to be raised when they change
 N_FOLDS = 4
 Split = tuple[Tensor, Tensor]
 
@@ -161,6 +175,8 @@ class Curves(L.Callback):
         self.kept: dict[str, Tensor] = {}  # by prefix, probabilities of test samples where hold-out accuracy is kept
         self.predictions: Tensor | None = None
         self.perturbed_predictions: Tensor | None = None
+        self.best: tuple[float, Tensor | None] = (-math.inf, None)  # expected accuracy, and predictions
+        self.checks: dict[str, list[dict[str, float]]] = {"": [], AVERAGE: []}
         self.own_seconds = 0.0
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -181,8 +197,10 @@ class Curves(L.Callback):
             average = self.monitor.tracker.average
             row["check_seconds"] = self.monitor.setup_seconds + self.monitor.check_seconds
             signals = self.monitor.tracker.signals
-            measured = with_score({name: row.pop(name) for name in signals.NAMES}, signals)
-            row |= {AVERAGE + name: value for name, value in measured.items()}
+            measured = {name: self.monitor.history[-1][name] for name in (*signals.NAMES, STANDARD_ERROR)}
+            for name in signals.NAMES:
+                row.pop(name)
+            row |= {AVERAGE + name: value for name, value in self.with_score(measured, signals, AVERAGE).items()}
             row |= self.signals(pl_module, self.monitor)
         self.look(pl_module, "")
         with average.inside(pl_module):
@@ -199,9 +217,23 @@ class Curves(L.Callback):
         """What the monitor would measure of the weights themselves, from what it has prepared."""
         signals = monitor.tracker.signals
         logits, _ = rivals.read(module, signals.perturbed_inputs)
-        measured = signals.measure(logits, self.perturbed_predictions)
+        accuracy, best = self.best
+        measured = signals.measure(logits, self.perturbed_predictions, best)
         self.perturbed_predictions = measured.predictions
-        return with_score({name: float(value) for name, value in measured.values.items()}, signals)
+        values = {name: float(value) for name, value in measured.values.items()}
+        if values["expected_accuracy"] > accuracy:
+            self.best = values["expected_accuracy"], measured.predictions
+        return self.with_score(values | {STANDARD_ERROR: float(measured.standard_error)}, signals, "")
+
+    def with_score(self, values: dict[str, float], signals: Signals, prefix: str) -> dict[str, float]:
+        """What a check measured, and the default rule's score of it with and without a margin."""
+        checks = self.checks[prefix]
+        checks.append({"epoch": len(checks), **values})
+        selection = SelectionRule(AccuracyAndUncertainty())
+        selection.rule.adapt(len(signals.boundary.labels), signals.boundary.n_neighbors)
+        selection.complete(checks)
+        score = checks[-1][selection.score_name]
+        return values | {selection.score_name: score, NO_MARGIN: selection.rule.score(values)}
 
     def look(self, module: nn.Module, prefix: str) -> None:
         """Add to the row what is read of the weights that the module holds."""
@@ -232,13 +264,6 @@ class Curves(L.Callback):
 
     def columns(self) -> dict[str, list[float]]:
         return {name: [row[name] for row in self.rows] for name in self.rows[-1]}
-
-
-def with_score(values: dict[str, float], signals: Signals) -> dict[str, float]:
-    """The signals of a check, and the default rule's score of them."""
-    rule = AccuracyAndUncertainty()
-    rule.adapt(len(signals.boundary.labels), signals.boundary.n_neighbors)
-    return values | {rule.name: rule.score(values)}
 
 
 def predict(module: nn.Module, inputs: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ from bu_torch.data import IGNORED, Samples, UnreadableError, fewer_of, seeded, s
 from bu_torch.monitoring.averaging import put_back
 from bu_torch.monitoring.budget import Plan, count_operations, share_of_training
 from bu_torch.monitoring.catalogue import SIGNALS
+from bu_torch.monitoring.rules import STANDARD_ERROR
 from bu_torch.monitoring.settings import MeasurementSettings, as_file
 from bu_torch.monitoring.state import read_weights
 from bu_torch.monitoring.tracker import Tracker
@@ -129,7 +130,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
             `boundary_uncertainty`, `trust_score`, `expected_accuracy`, `label_agreement`, `vote_agreement`,
-            `neighbor_agreement`, `prediction_changes`, `omission`; floats, NaN where a logit was not finite.
+            `neighbor_agreement`, `prediction_changes`, `omission`, and `standard_error` of the difference between this
+            expected accuracy and the highest before; floats, NaN where a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, where there are none) with a row for each check,
@@ -305,7 +307,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _log(self, trainer: "Trainer", pl_module: "LightningModule", step: int | None) -> None:
         """Log the last check: with the epoch's other values, or at a step of its own."""
-        measured = {name: value for name, value in self.history[-1].items() if name not in ("epoch", "step")}
+        left_out = ("epoch", "step", STANDARD_ERROR)
+        measured = {name: value for name, value in self.history[-1].items() if name not in left_out}
         in_bar = {f"{name}{self._suffix}": measured.pop(name) for name in list(measured) if _is_in_progress_bar(name)}
         others = {f"{name}{self._suffix}": value for name, value in measured.items()}
         self._logged_names = [*in_bar, *others]

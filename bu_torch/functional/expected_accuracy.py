@@ -53,8 +53,39 @@ def mean_probability(
     """
     if validate_args and int(predictions.min()) < 0:
         raise ValueError(f"`predictions` must hold classes 0, 1, ..., got {int(predictions.min())}.")
+    found = _of_predicted(probabilities, predictions)
+    return mean_of(found, None if weights is None else weights.unsqueeze(1))
+
+
+def standard_error_of_gain(
+    probabilities: Tensor, predictions: Tensor, others: Tensor, n_draws: int, weights: Tensor | None = None
+) -> Tensor:
+    """Standard error of the difference between the expected accuracies of two sets of predictions; without checks.
+
+    The differences are paired: two networks that predict alike have none, however unsure their accuracies are. A
+    sample is drawn once and perturbed D times, so the draws of a sample are averaged first.
+
+    Args:
+        probabilities: Class probabilities at the perturbed samples, one draw after another, shape (D * N, J).
+        predictions: Predicted classes, shape (D * N,).
+        others: Those of the other network, likewise.
+        n_draws: D, >= 1.
+        weights: Of the samples, shape (N,), with mean 1; None where all count alike.
+
+    Returns:
+        Scalar >= 0, float64.
+    """
+    found, before = (_of_predicted(probabilities, columns.unsqueeze(1)) for columns in (predictions, others))
+    gains = (found - before).view(n_draws, -1).mean(dim=0)
+    deviations = gains - mean_of(gains, weights)
+    if weights is not None:
+        deviations = deviations * weights
+    return deviations.square().sum().sqrt() / len(gains)
+
+
+def _of_predicted(probabilities: Tensor, predictions: Tensor) -> Tensor:
+    """Probabilities (N, J) of predictions (N, D), float64; classes from J on have probability 0."""
     n_classes = probabilities.shape[1]
     columns = predictions.long()
     of_predicted = probabilities.gather(1, columns.clamp(max=n_classes - 1))
-    found = torch.where(columns < n_classes, of_predicted, torch.zeros_like(of_predicted)).double()
-    return mean_of(found, None if weights is None else weights.unsqueeze(1))
+    return torch.where(columns < n_classes, of_predicted, torch.zeros_like(of_predicted)).double()

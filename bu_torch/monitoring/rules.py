@@ -15,17 +15,18 @@ RANKING_RULE: RuleName = "expected_accuracy"  # of single checkpoints, whose wei
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 History = Sequence[dict[str, Any]]
 _LARGEST_CLUSTER = 0.05  # of all samples
+STANDARD_ERROR = "standard_error"  # entry of a check: of its expected accuracy less the highest before
 # Columns of a history or a record that no rule may be named after, beside the signals and their smoothed values.
-_RESERVED = ("epoch", "step", "seconds", "check_seconds")
+_RESERVED = ("epoch", "step", "seconds", "check_seconds", STANDARD_ERROR)
 
 
 class Rule:
     """Scores a check by some of its signals; the epoch with the largest score is kept.
 
     A subclass is a rule of your own, and an instance of it goes where a rule's name goes (`rule=`). It sets `name` and
-    `signals`, and defines `score`. A rule with parameters also defines `settings`; one that depends on the
-    number of samples, `adapt`. A rule that remembers something also defines `reset`, `state_dict` and
-    `load_state_dict`, and serves one callback only.
+    `signals`, and defines `score`. A rule that keeps the latest of equal epochs defines `margin`. One with parameters
+    also defines `settings`; one that depends on the number of samples, `adapt`. A rule that remembers something also
+    defines `reset`, `state_dict` and `load_state_dict`, and serves one callback only.
 
     Attributes:
         name: What checkpoints, records and messages call the rule. Two callbacks of one trainer must have rules of
@@ -65,6 +66,18 @@ class Rule:
             A number, larger is better. An epoch whose score is NaN or infinite is not kept.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
+
+    def margin(self, values: Mapping[str, float], standard_error: float) -> float:
+        """How far below the highest score so far a check still counts as its equal; 0, for none, by default.
+
+        Of equals the latest is kept: the score that is recorded of an equal is the highest, and a last digit more.
+
+        Args:
+            values: As for `score`.
+            standard_error: Of the difference between this check's expected accuracy and the highest before; 0 where
+                both predict alike, and where it was not measured.
+        """
+        return 0.0
 
     def settings(self) -> dict[str, Any]:
         """What scores depend on besides the signals, as plain data; with other ones, a resumed run starts anew."""
@@ -119,15 +132,21 @@ class AccuracyAndUncertainty(Rule):
     weight falls with M / N, to zero where a cluster holds 5 % of all samples: with 40 neighbours, up to 800 samples
     expected accuracy decides alone.
 
+    The samples are a draw of what there is, so a difference within one standard error tells nothing (as in the rule of
+    one standard error of Breiman et al. 1984, which prefers the simplest of equals). Here the latest is preferred:
+    training goes on for a reason, and only evidence is to speak against it.
+
     Args:
         weight: Of the boundary uncertainty, where clusters are very small.
+        n_standard_errors: A check within so many standard errors of the highest score is its equal, >= 0.
     """
 
     name = "accuracy_and_uncertainty"
     signals = ("expected_accuracy", "boundary_uncertainty")
 
-    def __init__(self, weight: float = 0.05) -> None:
+    def __init__(self, weight: float = 0.05, n_standard_errors: float = 1.0) -> None:
         self.weight = weight
+        self.n_standard_errors = n_standard_errors
         self._locality = 1.0
 
     @property
@@ -141,8 +160,11 @@ class AccuracyAndUncertainty(Rule):
         """The weighted sum."""
         return values["expected_accuracy"] + self.weight * self._locality * values["boundary_uncertainty"]
 
+    def margin(self, values: Mapping[str, float], standard_error: float) -> float:
+        return self.n_standard_errors * standard_error
+
     def settings(self) -> dict[str, Any]:
-        return {"weight": self.weight}
+        return {"weight": self.weight, "n_standard_errors": self.n_standard_errors}
 
 
 # Every rule that goes by a name, as a callable that makes it, for a rule may remember.
@@ -246,7 +268,7 @@ class SelectionRule:
                 values = [check[name] for check in history]
                 entry[self._looked_at(name)] = _moving_averages(values, self.smoothing)[-1]
         if self.rule.name not in SIGNALS:
-            entry[self.rule.name] = self._scored(entry)
+            entry[self.rule.name] = self._scored(entry, self._highest(history[:-1]))
 
     def score(self, entry: Mapping[str, Any]) -> float | None:
         """The score of a completed check; None where its epoch is too early to count."""
@@ -282,26 +304,36 @@ class SelectionRule:
                     entry[self._looked_at(name)] = average
         if self.rule.name not in SIGNALS:
             self.rule.reset()
+            highest = -math.inf
             for entry in judged:
-                entry[self.rule.name] = self._scored(entry)
+                entry[self.rule.name] = self._scored(entry, highest)
+                highest = max(highest, self._highest([entry]))
         return judged
+
+    def _highest(self, history: History) -> float:
+        """The highest score of completed checks that count; -inf if none does."""
+        scores = [score for entry in history if (score := self.score(entry)) is not None and math.isfinite(score)]
+        return max(scores, default=-math.inf)
 
     def _looked_at(self, signal: str) -> str:
         return f"{signal}_smoothed" if self.smoothing else signal
 
-    def _scored(self, entry: Mapping[str, Any]) -> float:
+    def _scored(self, entry: Mapping[str, Any], highest: float) -> float:
+        """The score of a check; that of an equal of the highest before is the next number above it."""
         values = {name: entry[self._looked_at(name)] for name in self.rule.signals}
         if not all(math.isfinite(value) for value in values.values()):
             return math.nan
         try:
             score = self.rule.score(values)
+            margin = self.rule.margin(values, entry.get(STANDARD_ERROR, 0.0))
         except KeyError as error:
             raise KeyError(
                 f"`{type(self.rule).__name__}.score` reads {error}, which is not among its `signals`"
             ) from error
         if isinstance(score, bool) or not isinstance(score, Real):
             raise TypeError(f"`{type(self.rule).__name__}.score` must give a number, got {type(score).__name__}.")
-        return float(score)
+        is_equal = margin > 0 and highest - margin <= score <= highest
+        return math.nextafter(highest, math.inf) if is_equal else float(score)
 
 
 def _moving_averages(values: list[float], weight_of_past: float) -> list[float]:

@@ -17,6 +17,7 @@ from bu_torch._inputs import as_features, as_labels
 from bu_torch.balance import ClassWeight, weights_of
 from bu_torch.boundary import FITTED, BoundaryUncertainty, FeatureExtractor, Perturbation
 from bu_torch.functional.checks import as_logits, check_index
+from bu_torch.functional.expected_accuracy import standard_error_of_gain
 from bu_torch.functional.omission import cluster_counts
 from bu_torch.labels import LabelProbabilities, LabelRegression
 from bu_torch.monitoring.cache import PREPARED, Samples, check_prepared, read_cache, write_cache
@@ -41,10 +42,13 @@ class Measurement:
     Attributes:
         values: Scalars by the names of `Signals.NAMES`, float64, on the device of the logits.
         predictions: Predicted classes at the perturbed inputs, (n_draws * N,) int64.
+        standard_error: Of the difference between the expected accuracy and that of the predictions `best`, float64; 0
+            without `best`.
     """
 
     values: dict[str, Tensor]
     predictions: Tensor
+    standard_error: Tensor
     _reading: Reading
     _signals: "Signals"
 
@@ -315,26 +319,28 @@ class Signals:
         self._warn_of_copies(inputs)
         return self._completed()
 
-    def measure(self, logits: Tensor, before: Tensor | None = None) -> Measurement:
+    def measure(self, logits: Tensor, before: Tensor | None = None, best: Tensor | None = None) -> Measurement:
         """All signals of logits that were read at `perturbed_inputs`; waits for no device.
 
         Args:
             logits: Shape (n_draws * N, J) with J at least the number of classes, floating point, on the device of the
                 fitted tensors; (n_draws * N, 1) or (n_draws * N,) for two classes.
             before: The predictions of the last measurement, shape (n_draws * N,); None at the first.
+            best: The predictions of the measurement to compare the expected accuracy with, likewise; None for none.
 
         Returns:
             The measurement. Its values are NaN if any logit is not finite; `prediction_changes` is 1 without `before`.
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            TypeError: If the logits are not a floating-point tensor, or `before` not an integer one.
+            TypeError: If the logits are not a floating-point tensor, or `before` or `best` not an integer one.
             ValueError: If one of them has the wrong shape.
         """
         self._check_fitted()
-        if before is not None:
-            n_rows = self.boundary.n_draws * len(self.boundary.labels)
-            check_index("before", before, (n_rows,), self._votes.device)
+        n_rows = self.boundary.n_draws * len(self.boundary.labels)
+        for name, given in (("before", before), ("best", best)):
+            if given is not None:
+                check_index(name, given, (n_rows,), self._votes.device)
         terms = self.boundary.terms(logits)
         predictions = as_logits(logits).argmax(dim=1)
         columns = self._classes.columns(predictions)
@@ -363,7 +369,13 @@ class Signals:
         )
         is_finite = reading.uncertainty.isfinite()
         values = {name: torch.where(is_finite, signal.formula(reading), torch.nan) for name, signal in SIGNALS.items()}
-        return Measurement(values, predictions, reading, self)
+        error = torch.zeros_like(values["expected_accuracy"])
+        if best is not None:
+            others = self._classes.columns(best)
+            error = standard_error_of_gain(
+                self._probabilities, columns, others, self.boundary.n_draws, self.boundary.weights
+            )
+        return Measurement(values, predictions, torch.where(is_finite, error, torch.nan), reading, self)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""

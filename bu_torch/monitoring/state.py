@@ -20,6 +20,7 @@ class State(NamedTuple):
     history: list[dict[str, Any]]
     n_not_compared: int
     predictions: Tensor
+    best_predictions: Tensor
     plan: Plan | None
     asked: list[Any] | None
     samples: str | None
@@ -50,6 +51,7 @@ def read_state(state: Any, most_draws: int) -> State:
         history=history,
         n_not_compared=n_not_compared,
         predictions=_read_predictions(state.get("predictions")),
+        best_predictions=_read_predictions(state.get("best_predictions")),
         plan=_read_plan(state.get("plan"), most_draws),
         asked=_read(state, "asked", list, None),
         samples=_read(state, "samples", str, None),

@@ -1,6 +1,7 @@
 """The heart: follows one training from check to check, and knows no trainer."""
 
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from bu_torch.monitoring.decision import Reason, Verdict, decide
 from bu_torch.monitoring.details import Details
 from bu_torch.monitoring.preparation import fit_or_find, fit_or_load
 from bu_torch.monitoring.record import Record, check_line, end_line, header_line, row
-from bu_torch.monitoring.rules import SelectionRule
+from bu_torch.monitoring.rules import STANDARD_ERROR, SelectionRule
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
 from bu_torch.monitoring.signals import MOST_ENTRIES, Measurement, Signals
 from bu_torch.monitoring.state import read_state
@@ -71,7 +72,8 @@ class Tracker:
         warn: How to warn; by default `warnings.warn`.
 
     Attributes:
-        history: One dict a check, in order: `epoch`, `step` where it is known, the signals, and what the rule adds;
+        history: One dict a check, in order: `epoch`, `step` where it is known, the signals, `standard_error` (of the
+            difference between its expected accuracy and the highest before; 0 for the first), and what the rule adds;
             floats, NaN where a logit was not finite.
         verdict: The decision after the last check.
         average: The average of the weights at the checks; None for none, as with `settings.averaging=None`.
@@ -93,6 +95,7 @@ class Tracker:
     check_seconds: float
     _signals: Signals | None  # only where it was prepared
     _predictions: Tensor  # at the last check, (n_draws * N,)
+    _best_predictions: Tensor  # at the check of highest expected accuracy that counts, likewise
     _fingerprint: str | None  # of the samples
 
     def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None] | None = None) -> None:
@@ -117,7 +120,7 @@ class Tracker:
         self.check_seconds = 0.0
         self._signals = None
         self._measurement: Measurement | None = None
-        self._predictions = torch.empty(0, dtype=torch.int64)
+        self._predictions = self._best_predictions = torch.empty(0, dtype=torch.int64)
         self._fingerprint = None
         self._prepared: Mapping[str, Any] | None = None
         self.is_restored = True
@@ -388,7 +391,7 @@ class Tracker:
         return bool(self.history) and (self.history[-1]["epoch"], self.history[-1].get("step")) == (epoch, step)
 
     def measure(self, logits: Tensor) -> dict[str, float]:
-        """The signals of the network's logits at `perturbed_inputs`; waits for the device once.
+        """Signals and `standard_error` of the network's logits at `perturbed_inputs`; waits for the device once.
 
         Args:
             logits: (n_draws * N, J), on the device of what was prepared.
@@ -400,10 +403,13 @@ class Tracker:
         """
         if self.check_seconds == 0:
             warn_of_probabilities(logits, "The module", self.warn)
-        before = self._predictions.to(logits.device) if len(self._predictions) == len(logits) else None
-        self._measurement = self.signals.measure(logits, before)
+        before, best = (
+            known.to(logits.device) if len(known) == len(logits) else None
+            for known in (self._predictions, self._best_predictions)
+        )
+        self._measurement = self.signals.measure(logits, before, best)
         self._predictions = self._measurement.predictions
-        values = self._measurement.values
+        values = {**self._measurement.values, STANDARD_ERROR: self._measurement.standard_error}
         return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
 
     def add(
@@ -426,6 +432,8 @@ class Tracker:
             self.n_not_compared = min(self.n_not_compared, len(self.history))
             self.verdict = self._decide_anew()
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
+        if self._is_of_highest_accuracy(entry):
+            self._best_predictions = self._predictions
         self.history.append(entry)
         if self.selection is not None:
             self.selection.complete(self.compared)
@@ -434,6 +442,12 @@ class Tracker:
             self._compare_nothing_before()
         self._warn_of_worse_than_chance()  # last, for a warning may be made an error
         return entry
+
+    def _is_of_highest_accuracy(self, entry: Mapping[str, Any]) -> bool:
+        """Whether no check that can be compared had an expected accuracy as high as this one."""
+        accuracy = entry.get("expected_accuracy", math.nan)
+        before = (check.get("expected_accuracy", math.nan) for check in self.compared)
+        return math.isfinite(accuracy) and not any(other >= accuracy for other in before)
 
     def _warn_of_worse_than_chance(self) -> None:
         """Say once that the network predicts what the labels contradict, which no training aims at."""
@@ -594,6 +608,7 @@ class Tracker:
         state = {
             "history": self.history,
             "predictions": self._predictions.cpu().to(torch.int32),
+            "best_predictions": self._best_predictions.cpu().to(torch.int32),
             "plan": None if self.plan is None else dataclasses.astuple(self.plan),
             "asked": self._asked(),
             "samples": self._fingerprint,
@@ -620,7 +635,7 @@ class Tracker:
         refuse_removed_rule(settings.get("rule"))
         self.history = state.history
         self.n_not_compared = state.n_not_compared
-        self._predictions = state.predictions
+        self._predictions, self._best_predictions = state.predictions, state.best_predictions
         self._prepared = state.prepared
         self._space = state.space
         if self.average is not None and state.average is not None:
@@ -650,7 +665,7 @@ class Tracker:
         return self.n_not_compared < len(self.history)
 
     def _compare_nothing_before(self) -> None:
-        self._predictions = self._predictions[:0]
+        self._predictions, self._best_predictions = self._predictions[:0], self._best_predictions[:0]
         self.n_not_compared = len(self.history)
         self.verdict = Verdict()
         if self.selection is not None:
@@ -693,7 +708,7 @@ class Tracker:
 
     def _columns(self) -> list[str]:
         """What a check adds to `history` beside its epoch."""
-        return [*Signals.NAMES, *([] if self.selection is None else self.selection.added)]
+        return [*Signals.NAMES, STANDARD_ERROR, *([] if self.selection is None else self.selection.added)]
 
 
 def refuse_removed_rule(name: Any) -> None:

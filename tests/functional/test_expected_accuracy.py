@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from bu_torch.functional import expected_accuracy
+from bu_torch.functional.expected_accuracy import standard_error_of_gain
 
 
 def problem(n=40, j=3, seed=0):
@@ -68,3 +69,38 @@ def test_bad_arguments_are_named(change, error, message):
     arguments = {"probabilities": torch.full((2, 2), 0.5), "predictions": torch.tensor([0, 1])}
     with pytest.raises(error, match=message):
         expected_accuracy(**{**arguments, **change})
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([3.0, 1.0, 0.5, 0.5, 0.5, 0.5])], ids=["alike", "weighted"])
+def test_the_standard_error_of_a_gain_is_that_of_paired_means(weights, device):
+    probabilities, predictions = problem(n=12)  # two draws of six samples
+    others = torch.cat((predictions[:7], torch.tensor([3, 100, 0, 1, 2])))  # two of them of classes without samples
+    weights = None if weights is None else (weights / weights.mean()).double()
+
+    def gain(row):
+        one, other = (float(probabilities[row, p]) if p < 3 else 0.0 for p in (int(predictions[row]), int(others[row])))
+        return one - other
+
+    each = [(gain(n) + gain(6 + n)) / 2 for n in range(6)]
+    counts = [1.0] * 6 if weights is None else weights.tolist()
+    mean = sum(count * one for count, one in zip(counts, each, strict=True)) / 6
+    variance = sum((count * (one - mean)) ** 2 for count, one in zip(counts, each, strict=True)) / 6**2
+    given = (tensor.to(device) for tensor in (probabilities, predictions, others))
+    found = standard_error_of_gain(*given, 2, None if weights is None else weights.to(device))
+    assert (found.dtype, found.shape) == (torch.float64, ())
+    assert float(found) == pytest.approx(variance**0.5, rel=1e-12)
+    assert float(found) > 0
+    assert float(standard_error_of_gain(probabilities, predictions, predictions, 2)) == 0
+
+
+def test_the_standard_error_of_a_gain_is_the_spread_of_gains_over_draws_of_samples():
+    probabilities, predictions = problem(n=20_000)
+    others = torch.where(torch.rand(20_000, generator=torch.Generator().manual_seed(1)) < 0.1, 0, predictions)
+    parts = torch.arange(20_000).view(100, 200)
+    gains, errors = [], []
+    for part in parts:
+        of_part = probabilities[part]
+        gain = expected_accuracy(of_part, predictions[part]) - expected_accuracy(of_part, others[part])
+        gains.append(float(gain))
+        errors.append(float(standard_error_of_gain(of_part, predictions[part], others[part], 1)))
+    assert sum(errors) / 100 == pytest.approx(float(torch.tensor(gains).std()), rel=0.2)

@@ -44,6 +44,59 @@ def test_the_default_is_expected_accuracy_and_a_little_boundary_uncertainty():
     assert SelectionRule(AccuracyAndUncertainty(0.01)).replay(history)["epoch"] == 1
 
 
+def equals(scores, errors, **columns):
+    return checks(expected_accuracy=scores, boundary_uncertainty=[0.0] * len(scores), standard_error=errors, **columns)
+
+
+@pytest.mark.parametrize(
+    ("scores", "errors", "kept"),
+    [
+        ([0.6, 0.595, 0.5], [0, 0.01, 0.01], 1),
+        ([0.6, 0.6, 0.5], [0, 0, 0.01], 0),  # alike in each prediction
+        ([0.6, 0.58, 0.595], [0, 0.01, 0.01], 2),
+        ([0.6, 0.591, 0.582, 0.573], [0, 0.01, 0.01, 0.01], 1),  # equal to the highest, not to one another
+        ([0.6, 0.595, 0.7, 0.65], [0, 0.01, 0.01, 0.01], 2),
+        ([0.6, math.nan, 0.595], [0, math.nan, 0.01], 2),
+        ([0.6, 0.599], [0, math.nan], 0),
+    ],
+)
+def test_of_checks_within_a_standard_error_of_the_highest_the_latest_is_kept(scores, errors, kept):
+    rule, history = SelectionRule(), equals(scores, errors)
+    replayed = rule.replay(history)
+    for end in range(1, 1 + len(history)):
+        rule.complete(history[:end])
+    assert rule.kept(history) == replayed
+    assert replayed["epoch"] == kept
+    assert replayed["accuracy_and_uncertainty"] == pytest.approx(max(x for x in scores if not math.isnan(x)), abs=1e-12)
+    assert [entry["expected_accuracy"] for entry in history] == pytest.approx(scores, nan_ok=True)
+    alone = SelectionRule(AccuracyAndUncertainty(n_standard_errors=0.0)).replay(equals(scores, errors))
+    assert alone["epoch"] == scores.index(max(x for x in scores if not math.isnan(x)))
+
+
+def test_what_is_equal_does_not_drift():
+    """A thousand checks, each within a standard error of the one before."""
+    falling = [0.9 - 0.0001 * epoch for epoch in range(1000)]
+    kept = SelectionRule().replay(equals(falling, [0.0] + [0.00505] * 999))
+    assert kept["epoch"] == 50
+    assert kept["accuracy_and_uncertainty"] == pytest.approx(0.9, abs=1e-12)
+
+
+def test_early_checks_and_other_rules_have_no_equals():
+    history = equals([0.9, 0.5, 0.6, 0.595], [0, 0.5, 0.5, 0.01], trust_score=[1, 3, 2.99, 2])
+    assert SelectionRule(start_from_epoch=1).replay(history)["epoch"] == 3
+    for name in RULE_NAMES[1:]:
+        first = max(history, key=lambda entry: entry[name])["epoch"]
+        assert SelectionRule(name).replay(history)["epoch"] == first
+
+    class Margin(Product):
+        name = "with_margin"
+
+        def margin(self, values, standard_error):
+            return 0.02 if standard_error else 0.0
+
+    assert SelectionRule(Margin()).replay(history)["epoch"] == 2
+
+
 @pytest.mark.parametrize(("n_samples", "share"), [(100, 0), (800, 0), (1600, 0.5), (8000, 0.9), (80_000, 0.99)])
 def test_boundary_uncertainty_counts_less_where_clusters_are_no_small_part_of_the_samples(n_samples, share):
     rule = as_rule("accuracy_and_uncertainty")

@@ -105,9 +105,46 @@ def test_it_measures_what_the_estimators_say():
     logits = model(tracker.perturbed_inputs)
     values = tracker.measure(logits)
     expected = Signals(20, 2).fit(*blobs(n=120)).measure(logits).values
-    assert values == {name: float(value) for name, value in expected.items()}
+    assert values == {"standard_error": 0.0} | {name: float(value) for name, value in expected.items()}
     tracker.add(0, values)
-    assert tracker.measure(logits)["prediction_changes"] == 0.0
+    again = tracker.measure(logits)
+    assert (again["prediction_changes"], again["standard_error"]) == (0.0, 0.0)
+
+
+def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_before():
+    tracker, _ = prepared()
+    probabilities = tracker.signals.probabilities.double()
+    read: list[torch.Tensor] = []
+    for epoch, share in enumerate((0.0, 0.1, 0.9, 0.2, 0.3, 0.15)):
+        noise = torch.randn(240, 3, generator=torch.Generator().manual_seed(epoch), dtype=torch.float64)
+        read.append((1 - share) * noise + share * 5 * probabilities)
+        accuracies = [entry["expected_accuracy"] for entry in tracker.history]
+        values = tracker.measure(read[-1])
+        if epoch:
+            best = read[accuracies.index(max(accuracies))]
+            own, others = (probabilities[range(240), of.argmax(dim=1)].view(2, -1) for of in (read[-1], best))
+            expected = float((own - others).mean(dim=0).std(correction=0)) / 120**0.5
+            assert values["standard_error"] == pytest.approx(expected, rel=1e-6)
+            assert values["standard_error"] > 0
+        tracker.add(epoch, values)
+        if epoch == 3:  # the highest is not the last
+            assert accuracies.index(max(accuracies)) == 2
+            state = tracker.state_dict()
+            tracker, again = prepared()
+            tracker.load_state_dict(state)
+            assert tracker.go_on(again)
+    with pytest.raises(ValueError, match="predictions"):
+        tracker.load_state_dict(state | {"best_predictions": state["best_predictions"].float()})
+
+
+def test_of_equals_the_latest_is_kept_and_patience_counts_from_it():
+    tracker = Tracker(Settings(patience=2))
+    kept, waits = [], []
+    for epoch, (score, error) in enumerate([(0.5, 0.0), (0.6, 0.0), (0.595, 0.01), (0.585, 0.01), (0.591, 0.01)]):
+        entry = tracker.add(epoch, VALUES | {"expected_accuracy": score, "standard_error": error})
+        kept.append(tracker.kept is entry)
+        waits.append(tracker.verdict.wait)
+    assert (kept, waits) == ([True, True, True, False, True], [0, 0, 0, 1, 0])
 
 
 def test_without_a_rule_nothing_is_decided():
