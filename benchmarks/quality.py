@@ -49,8 +49,8 @@ import rivals
 import torch
 from judging import (
     AVERAGE,
-    NO_MARGIN,
     PATIENCE,
+    STANDING,
     Columns,
     Kept,
     Record,
@@ -226,14 +226,14 @@ class Curves(L.Callback):
         return self.with_score(values | {STANDARD_ERROR: float(measured.standard_error)}, signals, "")
 
     def with_score(self, values: dict[str, float], signals: Signals, prefix: str) -> dict[str, float]:
-        """What a check measured, and the default rule's score of it with and without a margin."""
+        """What a check measured, the default rule's score of it, and by what that compares with those before."""
         checks = self.checks[prefix]
         checks.append({"epoch": len(checks), **values})
         selection = SelectionRule(AccuracyAndUncertainty())
         selection.rule.adapt(len(signals.boundary.labels), signals.boundary.n_neighbors)
         selection.complete(checks)
-        score = checks[-1][selection.score_name]
-        return values | {selection.score_name: score, NO_MARGIN: selection.rule.score(values)}
+        score = {selection.score_name: checks[-1][selection.score_name]}
+        return values | score | {STANDING: selection.standings(checks)[-1]}
 
     def look(self, module: nn.Module, prefix: str) -> None:
         """Add to the row what is read of the weights that the module holds."""

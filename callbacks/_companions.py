@@ -67,11 +67,11 @@ class Companion(Callback):
             self._key_of_owner = of_owner, self._generate_state_key(owner=of_owner)
         return self._key_of_owner[1]
 
-    def score_of(self, trainer: "Trainer") -> float | None:
-        """What decides in this hook; None if there is nothing to decide."""
+    def standing_of(self, trainer: "Trainer") -> float | None:
+        """By what the check of this hook compares with others; None if there is nothing to decide."""
         if trainer.fast_dev_run or self.owner not in trainer.callbacks:
             return None
-        return self.owner.new_score
+        return self.owner.new_standing
 
 
 class VerdictBearerMixin(Companion, EarlyStopping):
@@ -101,7 +101,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             self._best_before = self.owner.tracker.verdict.best
 
     def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
-        if self.score_of(trainer) is not None:
+        if self.standing_of(trainer) is not None:
             self._decide(trainer)
         # `min_steps` may be reached in the middle of an epoch, where Lightning stops too. After the last batch the
         # epoch's own check decides.
@@ -109,7 +109,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             self._stop(trainer)
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        if self.score_of(trainer) is None or self._should_skip_check(trainer):
+        if self.standing_of(trainer) is None or self._should_skip_check(trainer):
             if self._is_due and _may_stop(trainer):
                 self._stop(trainer)
             return
@@ -190,24 +190,28 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self._save_if_best(trainer)
 
     def _save_if_best(self, trainer: "Trainer") -> None:
-        score = self.score_of(trainer)
-        if score is not None and math.isfinite(score) and not self._should_skip_saving_checkpoint(trainer):
+        standing = self.standing_of(trainer)
+        if standing is not None and math.isfinite(standing) and not self._should_skip_saving_checkpoint(trainer):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def _monitor_candidates(self, trainer: "Trainer") -> dict[str, Tensor]:
         candidates = super()._monitor_candidates(trainer)
-        score = self.score_of(trainer)
-        if score is not None:
+        standing = self.standing_of(trainer)
+        if standing is not None:
             own = {name: value for name, value in self.owner.history[-1].items() if name not in ("epoch", "step")}
             candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
-            candidates[self.owner.score_name] = torch.tensor(score, dtype=torch.float64)
+            candidates[self.owner.score_name] = torch.tensor(standing, dtype=torch.float64)
         return candidates
 
     def _get_metric_interpolated_filepath_name(
         self, monitor_candidates: dict[str, Tensor], trainer: "Trainer", del_filepath: str | None = None
     ) -> str:
-        # Never over the best so far, whose name a template without the epoch gives again: checkpoints name that file.
-        return super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
+        # By the score of the check, not its standing. And never over the best so far, whose name a template without the
+        # epoch gives again: checkpoints name that file.
+        score = torch.tensor(self.owner.history[-1][self.owner.score_name], dtype=torch.float64)
+        return super()._get_metric_interpolated_filepath_name(
+            monitor_candidates | {self.owner.score_name: score}, trainer
+        )
 
     def _should_skip_saving_checkpoint(self, trainer: "Trainer") -> bool:
         # Without Lightning's comparison of step counts, which stand still where a module steps its optimiser itself.
@@ -414,10 +418,10 @@ class MemoryKeeperMixin(Companion, Checkpoint):
         self._offer(trainer, pl_module)
 
     def _offer(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        score = self.score_of(trainer)
-        if self.best.would_keep(score):  # otherwise the weights need not change places
+        standing = self.standing_of(trainer)
+        if self.best.would_keep(standing):  # otherwise the weights need not change places
             with self.owner.tracker.averaged(pl_module):
-                self.best.offer(score, measured_module(trainer, pl_module))
+                self.best.offer(standing, measured_module(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()

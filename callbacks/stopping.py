@@ -235,9 +235,9 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         return self._tracker.is_comparable
 
     @property
-    def new_score(self) -> float | None:
-        """What decides, if a check has been made in the hook that runs, and counts; else None."""
-        return self._tracker.last_score if self._has_checked else None
+    def new_standing(self) -> float | None:
+        """By what a check compares, if one has been made in the hook that runs, and counts; else None."""
+        return self._tracker.last_standing if self._has_checked else None
 
     def conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
@@ -291,8 +291,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     @property
     def score_name(self) -> str:
         """The entry of `history` that decides."""
-        assert self._tracker.selection is not None  # noqa: S101  (there is a rule)
-        return self._tracker.selection.score_name
+        return self._tracker.score_name
 
     def _refuse_rule(self, name: Any) -> None:
         try:
@@ -301,11 +300,11 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             raise MisconfigurationException(str(error)) from error
 
     def _kept(self) -> dict[str, Any] | None:
-        """The check that the keeper holds: the first with the best score."""
-        score = None if self._keeper is None else self._keeper.best_model_score
-        if self._keeper is None or score is None:
+        """The check that the keeper holds."""
+        standing = None if self._keeper is None else self._keeper.best_model_score
+        if self._keeper is None or standing is None:
             return None
-        return self._tracker.check_with_score(float(score), self._keeper.best_epoch, self._keeper.best_step)
+        return self._tracker.check_of_standing(float(standing), self._keeper.best_epoch, self._keeper.best_step)
 
     def _restore(self, trainer: "Trainer") -> str:
         """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""

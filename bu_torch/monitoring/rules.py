@@ -1,4 +1,4 @@
-"""Rules: which epoch is kept. A rule scores a check, and the epoch with the largest score is kept."""
+"""Rules: which epoch is kept. A rule scores a check, and the epoch with the largest score, or its equal, is kept."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ _RESERVED = ("epoch", "step", "seconds", "check_seconds", STANDARD_ERROR)
 
 
 class Rule:
-    """Scores a check by some of its signals; the epoch with the largest score is kept.
+    """Scores a check by some of its signals; the epoch with the largest score is kept, or the latest of its equals.
 
     A subclass is a rule of your own, and an instance of it goes where a rule's name goes (`rule=`). It sets `name` and
     `signals`, and defines `score`. A rule that keeps the latest of equal epochs defines `margin`. One with parameters
@@ -68,14 +68,14 @@ class Rule:
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
     def margin(self, values: Mapping[str, float], standard_error: float) -> float:
-        """How far below the highest score so far a check still counts as its equal; 0, for none, by default.
+        """How far below the highest score so far a check is still its equal, and kept in its place; 0 by default.
 
-        Of equals the latest is kept: the score that is recorded of an equal is the highest, and a last digit more.
+        Patience counts from the highest score, not from its equals. With 0, of equal scores the first is kept.
 
         Args:
             values: As for `score`.
             standard_error: Of the difference between this check's expected accuracy and the highest before; 0 where
-                both predict alike, and where it was not measured.
+                predict alike, and where it was not measured.
         """
         return 0.0
 
@@ -132,9 +132,8 @@ class AccuracyAndUncertainty(Rule):
     weight falls with M / N, to zero where a cluster holds 5 % of all samples: with 40 neighbours, up to 800 samples
     expected accuracy decides alone.
 
-    The samples are a draw of what there is, so a difference within one standard error tells nothing (as in the rule of
-    one standard error of Breiman et al. 1984, which prefers the simplest of equals). Here the latest is preferred:
-    training goes on for a reason, and only evidence is to speak against it.
+    The samples are a draw of what there is, so a difference within one standard error tells nothing. Breiman et al.
+    (1984) take the simplest of models that are so equal; here the latest is taken, which has learnt longest.
 
     Args:
         weight: Of the boundary uncertainty, where clusters are very small.
@@ -208,7 +207,7 @@ def as_rule(rule: Any) -> Rule:
 class SelectionRule:
     """Says of each check, from it and those before, whether its epoch is to be kept.
 
-    The kept epoch is the first with the largest score.
+    The kept epoch is the first with the largest score, or the latest within the rule's margin of it.
 
     Args:
         rule: `"accuracy_and_uncertainty"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a
@@ -268,17 +267,40 @@ class SelectionRule:
                 values = [check[name] for check in history]
                 entry[self._looked_at(name)] = _moving_averages(values, self.smoothing)[-1]
         if self.rule.name not in SIGNALS:
-            entry[self.rule.name] = self._scored(entry, self._highest(history[:-1]))
+            entry[self.rule.name] = self._scored(entry)
 
     def score(self, entry: Mapping[str, Any]) -> float | None:
         """The score of a completed check; None where its epoch is too early to count."""
         return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
 
     def kept(self, history: History) -> dict[str, Any] | None:
-        """The check whose epoch is kept among completed ones: the first with the largest score; None if none counts."""
-        scores = [(entry, self.score(entry)) for entry in history]
-        counted = [(entry, score) for entry, score in scores if score is not None and math.isfinite(score)]
+        """The check whose epoch is kept among completed ones: the first of largest standing; None if none counts."""
+        ranked = zip(history, self.standings(history), strict=True)
+        counted = [(entry, standing) for entry, standing in ranked if standing is not None and math.isfinite(standing)]
         return max(counted, key=lambda pair: pair[1])[0] if counted else None
+
+    def standings(self, history: History) -> list[float | None]:
+        """By what completed checks compare: each one that is to be kept has a larger standing than all before it.
+
+        That is its score, NaN or infinite too, but where a check is within the rule's margin of the highest score so
+        far: there it is the next number above the largest standing. None for a check that does not count.
+        """
+        highest = largest = -math.inf
+        standings: list[float | None] = []
+        for entry in history:
+            score = self.score(entry)
+            if score is not None and math.isfinite(score) and self._is_highest(score, highest, entry):
+                highest, largest = max(highest, score), max(score, math.nextafter(largest, math.inf))
+                score = largest
+            standings.append(score)
+        return standings
+
+    def _is_highest(self, score: float, highest: float, entry: Mapping[str, Any]) -> bool:
+        """Whether a score exceeds the highest before it, or is its equal."""
+        if score > highest:
+            return True
+        margin = self.rule.margin(self._values(entry), entry.get(STANDARD_ERROR, 0.0))
+        return margin > 0 and score >= highest - margin
 
     def replay(self, history: History) -> dict[str, Any] | None:
         """What this rule would have kept of checks that another rule, or none, has judged; they are left as they are.
@@ -304,36 +326,29 @@ class SelectionRule:
                     entry[self._looked_at(name)] = average
         if self.rule.name not in SIGNALS:
             self.rule.reset()
-            highest = -math.inf
             for entry in judged:
-                entry[self.rule.name] = self._scored(entry, highest)
-                highest = max(highest, self._highest([entry]))
+                entry[self.rule.name] = self._scored(entry)
         return judged
-
-    def _highest(self, history: History) -> float:
-        """The highest score of completed checks that count; -inf if none does."""
-        scores = [score for entry in history if (score := self.score(entry)) is not None and math.isfinite(score)]
-        return max(scores, default=-math.inf)
 
     def _looked_at(self, signal: str) -> str:
         return f"{signal}_smoothed" if self.smoothing else signal
 
-    def _scored(self, entry: Mapping[str, Any], highest: float) -> float:
-        """The score of a check; that of an equal of the highest before is the next number above it."""
-        values = {name: entry[self._looked_at(name)] for name in self.rule.signals}
+    def _values(self, entry: Mapping[str, Any]) -> dict[str, float]:
+        return {name: entry[self._looked_at(name)] for name in self.rule.signals}
+
+    def _scored(self, entry: Mapping[str, Any]) -> float:
+        values = self._values(entry)
         if not all(math.isfinite(value) for value in values.values()):
             return math.nan
         try:
             score = self.rule.score(values)
-            margin = self.rule.margin(values, entry.get(STANDARD_ERROR, 0.0))
         except KeyError as error:
             raise KeyError(
                 f"`{type(self.rule).__name__}.score` reads {error}, which is not among its `signals`"
             ) from error
         if isinstance(score, bool) or not isinstance(score, Real):
             raise TypeError(f"`{type(self.rule).__name__}.score` must give a number, got {type(score).__name__}.")
-        is_equal = margin > 0 and highest - margin <= score <= highest
-        return math.nextafter(highest, math.inf) if is_equal else float(score)
+        return float(score)
 
 
 def _moving_averages(values: list[float], weight_of_past: float) -> list[float]:

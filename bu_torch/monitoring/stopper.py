@@ -123,7 +123,7 @@ class BoundaryUncertaintyStopper(Settings):
             inputs = tracker.perturbed_inputs
             logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
-            self._best.offer(tracker.last_score, model)
+            self._best.offer(tracker.last_standing, model)
         tracker.end_check(started, tracker.details() if tracker.is_recorded else None)
         self.stopping_reason = tracker.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.verdict.should_stop else None
@@ -194,7 +194,8 @@ class BoundaryUncertaintyStopper(Settings):
 
     @property
     def best_score(self) -> float | None:
-        return self._best.score
+        kept = self._tracker.kept
+        return None if kept is None else kept[self._tracker.score_name]
 
     @property
     def setup_seconds(self) -> float:

@@ -476,19 +476,25 @@ class Tracker:
         return None if self.selection is None else self.selection.kept(self.compared)
 
     @property
-    def last_score(self) -> float | None:
-        """The score of the last check; None if it does not count."""
+    def score_name(self) -> str:
+        """The entry of a check that holds its score; "" without a rule."""
+        return "" if self.selection is None else self.selection.score_name
+
+    @property
+    def last_standing(self) -> float | None:
+        """By what the last check compares with those before it (`SelectionRule.standings`); None if it counts not."""
         if self.selection is None or not self.compared:
             return None
-        return self.selection.score(self.history[-1])
+        return self.selection.standings(self.compared)[-1]
 
-    def check_with_score(
-        self, score: float, epoch: int | None = None, step: int | None = None
+    def check_of_standing(
+        self, standing: float, epoch: int | None = None, step: int | None = None
     ) -> dict[str, Any] | None:
-        """The first check that counts and has exactly this score; of `epoch` and `step`, if those are known."""
+        """The first check of exactly this standing; of `epoch` and `step`, if those are known."""
         if self.selection is None:
             return None
-        found = [entry for entry in self.compared if self.selection.score(entry) == score]
+        standings = self.selection.standings(self.compared)
+        found = [entry for entry, one in zip(self.compared, standings, strict=True) if one == standing]
         of_epoch = [entry for entry in found if entry["epoch"] == epoch]
         of_step = [entry for entry in of_epoch if entry.get("step") == step]
         return next(iter((*of_step, *of_epoch, *found)), None)

@@ -17,7 +17,9 @@ CURVES = {name: [0.1, 0.6, 0.2] for name in SIGNALS} | {
     "changed_predictions": [1.0, 0.2, 0.3],
     "evidence": [-0.5, 0.1, -0.5],
     "test_error": [0.5, 0.2, 0.3],
-    "averaged_accuracy_and_uncertainty": [0.1, 0.2, 0.3],
+    "standing": [0.1, 0.6, 0.2],
+    "averaged_accuracy_and_uncertainty": [0.1, 0.3, 0.2],
+    "averaged_standing": [0.1, 0.3, 0.3 + 1e-15],
     "averaged_expected_accuracy": [0.3, 0.2, 0.1],
     "averaged_test_error": [0.5, 0.4, 0.15],
     "seconds": [2.0, 3.0, 4.0],
@@ -46,6 +48,7 @@ def test_rules_on_curves_made_by_hand(judging):
     expected = {
         "default": -0.05,
         "default, no limit": -0.05,
+        "default, no margin": 0.2,
         "accuracy and uncertainty": 0.0,
         "expected accuracy": 0.0,
         "expected accuracy, average": 0.3,
@@ -94,6 +97,17 @@ def test_patience_ends_a_rule_and_no_limit_does_not(judging):
     patient, unlimited = (judging.RULES[f"hold-out accuracy{end}"].judge(record) for end in ("", ", no limit"))
     assert (patient["kept"], patient["epochs_to_stop"]) == (1, 22)
     assert (unlimited["kept"], unlimited["epochs_to_stop"]) == (32, 33)
+
+
+def test_what_is_equal_is_kept_until_the_rule_stops(judging):
+    scores = [0.0, 0.5, *[0.4] * 18, 0.45, *[0.4] * 10]
+    standings = [*scores[:20], 0.5 + 1e-15, *[0.5 + 1e-14] * 10]
+    columns = {"averaged_accuracy_and_uncertainty": scores, "averaged_standing": standings}
+    columns |= {name: scores for name in ("averaged_test_error", "test_error", "seconds", "check_seconds")}
+    record = {"all": columns}
+    kept = {end: judging.RULES[f"default{end}"].judge(record) for end in ("", ", no limit", ", no margin")}
+    assert [one["kept"] for one in kept.values()] == [21, 21, 1]
+    assert [one["epochs_to_stop"] for one in kept.values()] == [22, 31, 22]
 
 
 def test_the_summary_sorts_by_excess_and_divides_by_references(judging, tmp_path, capsys):

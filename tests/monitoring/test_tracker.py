@@ -60,11 +60,11 @@ def test_a_check_of_the_same_epoch_and_step_takes_the_place_of_the_last(again, p
     assert tracker.verdict.wait == len(places) - 1
 
 
-def test_a_check_is_found_by_its_score_and_place():
+def test_a_check_is_found_by_its_standing_and_place():
     tracker = Tracker(Settings(rule="expected_accuracy"))
     for epoch, step, score in [(0, 4, 0.5), (0, 8, 0.5), (1, 12, 0.5), (1, 16, 0.1)]:
         tracker.add(epoch, VALUES | {"expected_accuracy": score}, step)
-    found = {place: tracker.check_with_score(0.5, *place) for place in [(), (0, 8), (1,), (1, 16), (7, 7)]}
+    found = {place: tracker.check_of_standing(0.5, *place) for place in [(), (0, 8), (1,), (1, 16), (7, 7)]}
     assert {place: entry["step"] for place, entry in found.items()} == {
         (): 4,
         (0, 8): 8,
@@ -72,7 +72,7 @@ def test_a_check_is_found_by_its_score_and_place():
         (1, 16): 12,
         (7, 7): 4,
     }
-    assert tracker.check_with_score(0.7) is None
+    assert tracker.check_of_standing(0.7) is None
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,14 @@ def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_be
         tracker.load_state_dict(state | {"best_predictions": state["best_predictions"].float()})
 
 
-def test_of_equals_the_latest_is_kept_and_patience_counts_from_it():
-    tracker = Tracker(Settings(patience=2))
+def test_of_equals_the_latest_is_kept_and_patience_counts_from_the_highest():
+    tracker = Tracker(Settings(patience=4))
     kept, waits = [], []
     for epoch, (score, error) in enumerate([(0.5, 0.0), (0.6, 0.0), (0.595, 0.01), (0.585, 0.01), (0.591, 0.01)]):
         entry = tracker.add(epoch, VALUES | {"expected_accuracy": score, "standard_error": error})
         kept.append(tracker.kept is entry)
         waits.append(tracker.verdict.wait)
-    assert (kept, waits) == ([True, True, True, False, True], [0, 0, 0, 1, 0])
+    assert (kept, waits) == ([True, True, True, False, True], [0, 0, 1, 2, 3])
 
 
 def test_without_a_rule_nothing_is_decided():
