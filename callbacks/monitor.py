@@ -33,6 +33,7 @@ from bu_torch.callbacks._names import suffix_of
 from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._training_data import announce_subset, batch_hooks, read_pair, read_training_data
+from bu_torch.callbacks._training_loss import training_loss
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
 from bu_torch.data import IGNORED, Samples, UnreadableError, fewer_of, seeded, split_batch
 from bu_torch.monitoring.averaging import put_back
@@ -136,7 +137,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, where there are none) with a row for each check,
             written as soon as it is measured: `epoch`, `step`, `seconds` since training began (without the checks of
-            other such callbacks), `check_seconds`, and what `history` has. "" where nothing is written: neither
+            other such callbacks), `check_seconds`, `train_loss` if `training_step` logs it (or `training_loss`,
+            `train/loss`, `loss/train`, `loss`), and what `history` has. "" where nothing is written: neither
             checkpoints nor logs on this machine's disk, `fast_dev_run`, `barebones`, or another process than the first.
 
     Raises:
@@ -301,7 +303,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         if details is not None:
             for dashboard in shown_by:
                 dashboard.show(details, step)
-        self._tracker.end_check(started, details)
+        self._tracker.end_check(started, details, training_loss(trainer, is_within_epoch=is_within_epoch))
         if not trainer.barebones:  # which logs nothing, and warns where one tries
             self._log(trainer, pl_module, step if is_within_epoch else None)
 

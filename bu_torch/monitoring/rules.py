@@ -17,7 +17,7 @@ History = Sequence[dict[str, Any]]
 _LARGEST_CLUSTER = 0.05  # of all samples
 STANDARD_ERROR = "standard_error"  # entry of a check: of its expected accuracy less the highest before
 # Columns of a history or a record that no rule may be named after, beside the signals and their smoothed values.
-_RESERVED = ("epoch", "step", "seconds", "check_seconds", STANDARD_ERROR)
+_RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD_ERROR)
 
 
 class Rule:

@@ -553,12 +553,13 @@ class Tracker:
             header = header_line({**settings, "rule": rule}, self._about, self.n_not_compared, self.setup_seconds)
             self._record = Record(folder, header, map(row, self.history), self._columns())
 
-    def end_check(self, started: float, details: Details | None) -> None:
+    def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count what the last check took, and write it to the record.
 
         Args:
             started: When it began, by `time.perf_counter`.
             details: What it saw; None to leave that out.
+            train_loss: The loss on the training samples; None where it is not known.
         """
         if self._record is not None and self._record.path is not None and details is not None:
             self._record.tell(check_line(self.history[-1], details, self._rows) | self._not_compared())
@@ -567,7 +568,7 @@ class Tracker:
         self.check_seconds += now - started
         if self._record is not None:
             seconds = now - self._began - self._seconds_elsewhere
-            self._record.append(row(self.history[-1], seconds, self.check_seconds))
+            self._record.append(row(self.history[-1], seconds, self.check_seconds, train_loss))
 
     def leave_out(self, seconds: float) -> None:
         """Count so many seconds, which have just passed, neither as training nor as checks: others took them."""

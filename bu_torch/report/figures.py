@@ -48,7 +48,7 @@ _SHORT_RULES = {
     "boundary_uncertainty": "uncertainty",
     "trust_score": "trust",
 }
-_LOSS = "train_loss"  # a column that a record may have
+_LOSS = "train_loss"
 _LEAST_SPAN = 0.005  # of an axis of shares
 _ROW_HEIGHT = 130  # of a panel, in pixels
 _SHARE_COLOURS = (RED, BLUE, GREEN, ORANGE, GREY, VIOLET, PINK, CYAN, LIME, BROWN)
@@ -261,7 +261,7 @@ def _training_loss(record: Record, verdict: Verdict) -> Figure | None:
     if not any(math.isfinite(value) for value in values):
         return None
     layout = {"xaxis": {"title": {"text": record.axis}}, "yaxis": {"title": {"text": "loss"}, "rangemode": "tozero"}}
-    reading = "The loss on the training samples. It falls on while a network learns wrong labels by heart."
+    reading = "The training loss, as the module logs it. It falls on while a network learns wrong labels by heart."
     drawing = drawn([curve(record.places, values, "training loss", GREY)], layout, verdict)
     return Figure("loss", "Training loss", reading, drawing, 280)
 

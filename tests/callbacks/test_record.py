@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.monitoring.record import Record
+from bu_torch.report import read_record
+from bu_torch.report.page import content
 
 
 def fit(folder, callback, *others, ckpt_path=None, **kwargs):
@@ -163,7 +165,7 @@ trainer({str(tmp_path)!r}, monitor, LambdaCallback(on_train_batch_start=kill)).f
     assert found.returncode == -signal.SIGKILL, found.stderr
     table = pd.read_csv(tmp_path / "checkpoints" / "boundary_uncertainty.csv")
     assert table.epoch.tolist() == [0, 1]
-    assert table.notna().all(axis=None)
+    assert table.drop(columns="train_loss").notna().all(axis=None)
 
 
 @pytest.mark.parametrize("there", [".csv", ".jsonl"])
@@ -242,3 +244,48 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_training(tmp_path):
         monitor = fit(tmp_path, BoundaryUncertaintyMonitor(), save_nothing)
     assert len(monitor.history) == 3
     assert monitor.record_path == ""
+
+
+class Logging(Classifier):
+    """Logs the batch's number as its loss, and as validation loss what is far from it."""
+
+    def __init__(self, name="train_loss", **how):
+        super().__init__()
+        self.name, self.how = name, how
+
+    def training_step(self, batch, batch_idx):
+        self.log(self.name, float(self.global_step), **self.how)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", 1000.0)
+
+
+def losses(folder, module, *, validates=False, **settings):
+    """The column of a run of three epochs of four batches."""
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, **settings)
+    trainer(folder, monitor).fit(module, loader(*blobs()), loader(*blobs()) if validates else None)
+    return pd.read_csv(monitor.record_path).train_loss.tolist()
+
+
+class TestTrainingLoss:
+    def test_is_the_mean_of_the_epoch_where_that_is_logged_and_else_that_of_the_last_batch(self, tmp_path):
+        assert losses(tmp_path, Logging(on_epoch=True)) == [1.5, 5.5, 9.5]
+        assert losses(tmp_path, Logging(on_step=False, on_epoch=True), every_n_epochs=2) == [5.5]
+        assert losses(tmp_path, Logging()) == [3, 7, 11]
+
+    def test_is_that_of_the_last_batch_at_checks_within_epochs(self, tmp_path):
+        assert losses(tmp_path, Logging(), every_n_train_steps=5) == [4, 9]
+        assert losses(tmp_path, Logging(on_epoch=True), every_n_train_steps=5) == [4, 9]
+
+    @pytest.mark.parametrize("name", ["training_loss", "train/loss", "loss/train", "loss"])
+    def test_goes_by_other_names_and_is_not_that_of_validation(self, tmp_path, name):
+        assert losses(tmp_path, Logging(name), validates=True) == [3, 7, 11]
+
+    def test_is_empty_where_training_logs_none(self, tmp_path):
+        assert pd.isna(losses(tmp_path, Logging("accuracy"), validates=True)).all()
+
+    def test_is_drawn_on_the_page(self, tmp_path):
+        losses(tmp_path, Logging())
+        drawn = {one["name"]: one for one in content(read_record(tmp_path)).drawings}
+        assert drawn["loss"]["data"][0]["y"] == [3, 7, 11]
