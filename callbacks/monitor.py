@@ -233,7 +233,6 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._warn_of_checks_too_late(trainer)
         self._warn_of_a_missed_check(trainer)
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given.pop("reference")
         if self._tracker.average is None:
             given["averaging"] = None
         self._tracker.begin(started, record_folder(trainer), given)

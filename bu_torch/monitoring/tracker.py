@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import warn_of_probabilities
 from bu_torch._inputs import as_labels
-from bu_torch.balance import rare_class
+from bu_torch.balance import class_shares, rare_class
 from bu_torch.data import IGNORED, Samples
 from bu_torch.monitoring.averaging import WeightAverage
 from bu_torch.monitoring.budget import MAX_DRAWS, Plan, plan
@@ -220,6 +220,7 @@ class Tracker:
             self._keep_space(signals, samples.inputs)
         self._rows = samples.rows
         self._adapt(len(samples.inputs))
+        _, shares = class_shares(self._signals.boundary.labels, samples.weights)
         self._about = {
             "data": {
                 "n_samples": len(samples.inputs),
@@ -227,6 +228,9 @@ class Tracker:
                 "n_training": samples.n_training,
                 "n_classes": int(samples.labels.max()) + 1,
                 "n_present": len(torch.unique(self._signals.boundary.labels)),
+                "smallest_class_share": round(float(shares.min()), 4),  # as training draws them
+                "largest_class_share": round(float(shares.max()), 4),
+                "sampling": "uniform" if samples.weights is None else "weighted",
                 "shape": list(samples.inputs.shape[1:]),
                 "space": self._signals.boundary.space_name_,
                 "perturbation": self._signals.boundary.kind_of_perturbation(samples.inputs),

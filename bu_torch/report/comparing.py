@@ -109,7 +109,9 @@ def _names(paths: Sequence[Path]) -> list[str]:
 def _caution(records: Sequence[Record]) -> str:
     """When values of different runs mean the same."""
     same = "Runs on the same samples, measured with the same settings, can be compared value by value."
-    if any(record.data != records[0].data for record in records):
+    # Records of an earlier version say less of their data.
+    common = set.intersection(*(set(record.data) for record in records))
+    if any(record.data[name] != records[0].data[name] for record in records for name in common):
         return f"{same} These runs differ in their data, so compare their shapes and costs alone."
     return f"{same} Whether the samples are the same, a record does not tell; it tells their number."
 
@@ -220,7 +222,7 @@ def _differences(records: Sequence[Record], names: Sequence[str]) -> str:
         return table_section(
             "settings",
             "Settings that differ",
-            "All recorded settings are the same in all runs. Samplers and losses are not recorded.",
+            "All recorded settings are the same in all runs. Loss function and optimiser are not recorded.",
             (),
             (),
         )

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from problems import Classifier, blobs, loader, trainer
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.monitoring.record import Record
@@ -63,9 +63,10 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     assert header["settings"]["min_delta"] == 0.1
     assert header["settings"]["n_draws"] == 2
     assert header["settings"]["cache"] == "auto"
-    assert "reference" not in header["settings"]
-    looked_at = {"n_samples": 120, "n_draws": 2, "n_training": 120, "n_classes": 3, "shape": [4]}
-    assert header["data"] == looked_at | {"n_present": 3, "space": "inputs", "perturbation": "random"}
+    assert header["settings"]["reference"] is None
+    looked_at = {"n_samples": 120, "n_draws": 2, "n_training": 120, "n_classes": 3, "n_present": 3, "shape": [4]}
+    drawn = {"smallest_class_share": 0.3333, "largest_class_share": 0.3333, "sampling": "uniform"}
+    assert header["data"] == looked_at | drawn | {"space": "inputs", "perturbation": "random"}
     assert header["classes"] is None
     assert {"python", "torch", "bu-torch"} <= set(header["versions"])
     assert header["setup_seconds"] == stopping.setup_seconds
@@ -78,6 +79,21 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     assert end["kept_epoch"] == stopping.best_epoch
     assert end["best_model_path"] == stopping.best_model_path
     assert end["reason"] == stopping.stopping_reason
+
+
+def test_the_header_tells_of_samplers_weights_of_classes_and_the_reference(tmp_path):
+    features, labels = blobs()
+    weights = torch.tensor([6.0, 3.0, 1.0])[labels]
+    sampler = WeightedRandomSampler(weights, 120, replacement=True)
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, class_weight={0: 0.5})
+    data = DataLoader(TensorDataset(features, labels), batch_size=30, sampler=sampler)
+    trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), data)
+    header = lines(monitor)[0]
+    assert header["settings"]["class_weight"] == "{0: 0.5}"
+    told = {name: header["data"][name] for name in ("smallest_class_share", "largest_class_share", "sampling")}
+    assert told == {"smallest_class_share": 0.1, "largest_class_share": 0.6, "sampling": "weighted"}
+    monitor = fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, reference=blobs()), max_epochs=1)
+    assert lines(monitor)[0]["settings"]["reference"] == "tuple"
 
 
 class Failing(Classifier):
