@@ -250,7 +250,11 @@ def _largest(places: list[int], values: list[float], colour: str) -> dict[str, A
 def upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
     """Limits of an axis on which the largest of finite values are seen: early ones lie far below, and are cut off."""
     low, high = float(np.quantile(values, 0.25 if len(values) > _FEW_CHECKS else 0)), max(values)
-    low = min([low, *filter(math.isfinite, kept), high - least_span])
+    return with_room(min([low, *filter(math.isfinite, kept), high - least_span]), high)
+
+
+def with_room(low: float, high: float) -> tuple[float, float]:
+    """Limits of an axis that shows all from `low` to `high`, with some room at each end."""
     room = 0.08 * (high - low) or 0.01
     return low - room, high + room
 

@@ -63,6 +63,30 @@ def test_a_score_is_drawn_where_all_decided_by_the_same_rule(tmp_path):
     assert titles([first, third])[0] == "expected accuracy"
 
 
+def test_the_largest_values_of_each_run_are_seen_whatever_the_first_were(tmp_path):
+    curves = {
+        "short": [0.10, 0.90, 0.91, 0.92, 0.91],
+        "long": [0.05] * 20 + [0.93 + 0.001 * epoch for epoch in range(30)],
+        "poor": [0.20] * 8 + [0.80, 0.81, 0.82, 0.81] * 5,
+    }
+
+    def limits(*names):
+        for name in names:
+            rows = [{"epoch": n, "expected_accuracy": value} for n, value in enumerate(curves[name])]
+            rows = [row | {"boundary_uncertainty": 0.5, "trust_score": 1.5} for row in rows]
+            records.write_table(tmp_path / name / "boundary_uncertainty.csv", rows)
+        layout = comparison([read_record(tmp_path / name) for name in names]).drawings[0]["layout"]
+        titles = [label["text"] for label in layout["annotations"]]
+        return layout[f"yaxis{titles.index('expected accuracy') + 1}"]["range"]
+
+    low, high = limits("short", "long")
+    assert 0.9 < low < 0.91  # neither the first check of the one nor twenty of the other
+    assert high > 0.959
+    low, high = limits("long", "poor")
+    assert 0.7 < low < 0.8
+    assert high > 0.959
+
+
 @pytest.mark.parametrize("n_runs", [0, 1, 11])
 def test_too_few_and_too_many_runs_are_refused(runs, n_runs):
     with pytest.raises(ValueError, match=f"`records` must be 2 to 10 runs to compare, got {n_runs}"):
