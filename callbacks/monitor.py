@@ -447,6 +447,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 rank_zero_info(
                     f"An earlier run has prepared the same: {self._tracker.found_in}. `cache=None` computes it anew."
                 )
+            if self._tracker.kept_in is not None:
+                rank_zero_info(
+                    f"The preparation is kept for the next run, with copies of samples: {self._tracker.kept_in}."
+                    " `cache=None` or `BU_TORCH_CACHE=off` keeps nothing."
+                )
             for line in (self._tracker.space(), self._tracker.balance()):
                 if line:
                     rank_zero_info(line)

@@ -83,6 +83,7 @@ class Tracker:
         setup_seconds: What the preparation took, in seconds.
         check_seconds: What the checks took so far, in seconds.
         found_in: The file in the user's cache folder that `prepare` has read; None where it has computed.
+        kept_in: The file there that `prepare` has written; None where there is none.
         is_restored: Whether `prepare` could take what a resumed state holds for it; False for damage.
     """
 
@@ -125,6 +126,7 @@ class Tracker:
         self._prepared: Mapping[str, Any] | None = None
         self.is_restored = True
         self.found_in: Path | None = None
+        self.kept_in: Path | None = None
         self._has_warned = False
         self._space: Literal["inputs", "patches", "tokens"] | None = None
         self._record: Record | None = None
@@ -213,7 +215,7 @@ class Tracker:
                 "is_saved": is_saved,
             }
             if cache == "auto":
-                self.found_in = fit_or_find(signals, samples.inputs, samples.labels, **options)
+                self.found_in, self.kept_in = fit_or_find(signals, samples.inputs, samples.labels, **options)
             else:
                 fit_or_load(signals, samples.inputs, samples.labels, file, **options)
             self._signals = signals
