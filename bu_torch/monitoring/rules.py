@@ -245,6 +245,11 @@ class SelectionRule:
         return self._looked_at(self.rule.name) if self.rule.name in SIGNALS else self.rule.name
 
     @property
+    def title(self) -> str:
+        """What decides, in words."""
+        return f"smoothed {self.rule.title}" if self.smoothing else self.rule.title
+
+    @property
     def added(self) -> list[str]:
         """The entries that `complete` adds to a check."""
         smoothed = [self._looked_at(name) for name in self.rule.signals if self.smoothing]

@@ -508,14 +508,14 @@ class Tracker:
         """
         if self.selection is None or not self.verdict.should_stop:
             return ""
-        settings, name = self.settings, self.selection.score_name
+        settings = self.settings
         assert isinstance(settings, Settings)  # noqa: S101  (there is a rule)
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
-        start = f"Stopped {where}: {name}"
+        start = f"Stopped {where}: {self.selection.title}"
         if self.verdict.reason == Reason.NON_FINITE_METRIC:
-            return f"{start} is not finite ({self.history[-1][name]})."
+            return f"{start} gave a score that is not finite ({self.last_score})."
         if self.verdict.reason == Reason.STOPPING_THRESHOLD:
-            return f"{start} exceeds the stopping threshold {settings.stopping_threshold}."
+            return f"{start} rose above the stopping threshold {settings.stopping_threshold}."
         wait = self.verdict.wait
         now, unit = (epoch, "epoch") if step is None else (step, "step")
         then = self.compared[-1 - wait].get(unit) if wait < len(self.compared) else None

@@ -46,6 +46,31 @@ def test_it_says_what_to_keep_and_when_to_stop(scores, settings, kept, stopped):
 
 
 @pytest.mark.parametrize(
+    ("settings", "last", "reason"),
+    [
+        ({"patience": 1}, 0.1, "expected accuracy and boundary uncertainty did not improve in the last 1 checks."),
+        ({"patience": 1, "rule": "trust_score"}, 0.1, "trust score did not improve in the last 1 checks."),
+        (
+            {"patience": 1, "rule": "expected_accuracy", "smoothing": 0.5},
+            0.1,
+            "smoothed expected accuracy did not improve in the last 1 checks.",
+        ),
+        (
+            {"rule": "expected_accuracy", "stopping_threshold": 0.8},
+            0.9,
+            "expected accuracy rose above the stopping threshold 0.8.",
+        ),
+        ({"rule": "expected_accuracy"}, float("nan"), "expected accuracy gave a score that is not finite (nan)."),
+    ],
+)
+def test_it_says_why_in_words_not_in_names_of_columns(settings, last, reason):
+    tracker = Tracker(Settings(**settings))
+    for epoch, score in enumerate([0.5, last]):
+        tracker.add(epoch, VALUES | {"expected_accuracy": score, "trust_score": score})
+    assert tracker.why_stopped(1) == f"Stopped in epoch 1: {reason}"
+
+
+@pytest.mark.parametrize(
     ("again", "places"),
     [((3, 8), [(3, 4), (3, 8)]), ((3, 9), [(3, 4), (3, 8), (3, 9)]), ((4, 8), [(3, 4), (3, 8), (4, 8)])],
 )
