@@ -423,6 +423,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         samples = _NOTHING_READ
         try:
             samples = self._read(trainer, pl_module)
+            self._refuse_too_few(len(samples.inputs), "it")
             self._takes_integers = not samples.inputs.is_floating_point()
             samples, n_draws = self._plan(trainer, pl_module, samples)
             announce_subset(samples)

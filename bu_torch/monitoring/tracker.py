@@ -44,6 +44,7 @@ _COMPARED = (
 )
 REMOVED_RULE = "consensus"
 _SETTLED = 3  # checks
+_FEWEST_CLUSTERS = 2  # so many times `n_neighbors`, in samples, are not worth a warning
 _BELOW_CHANCE = 0.8
 
 
@@ -133,6 +134,7 @@ class Tracker:
         self._about: dict[str, Any] = {"data": {}, "classes": None}
         self._rows = torch.empty(0, dtype=torch.int64)
         self._began = time.perf_counter()
+        self._has_resumed = False
         self._seconds_elsewhere = 0.0
         if self.selection is not None:
             self.selection.rule.reset()
@@ -193,6 +195,7 @@ class Tracker:
             self.warn(
                 f"{samples.n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
             )
+        self._warn_of_small_budget(samples)
         samples, n_draws = self._within_memory(samples)
         signals = self.settings.make_signals(n_draws, module)
         boundary = signals.boundary
@@ -240,6 +243,17 @@ class Tracker:
             "classes": samples.classes,
         }
         return self._signals.fingerprint
+
+    def _warn_of_small_budget(self, samples: Samples) -> None:
+        """Say so where a number has left hardly more than one cluster of neighbours, which no score can be made of."""
+        asked, n_samples = self.settings, len(samples.inputs)
+        is_bound = asked.max_samples is None and asked.budget not in (None, "auto") and n_samples < samples.n_training
+        if is_bound and n_samples < _FEWEST_CLUSTERS * asked.n_neighbors:
+            self.warn(
+                f"`budget={asked.budget:g}` leaves {n_samples} of {samples.n_training} samples for a check, hardly more"
+                f" than one cluster of `n_neighbors={asked.n_neighbors}`. Raise `budget`, or leave it at 'auto', which"
+                " has a floor for small data."
+            )
 
     def _adapt(self, n_samples: int) -> None:
         if self.selection is not None:
@@ -552,6 +566,7 @@ class Tracker:
             settings: What the record tells of them.
         """
         self._began = time.perf_counter()
+        self._has_resumed = bool(self.history)
         self._seconds_elsewhere = 0.0
         self.setup_seconds = self._began - started
         if folder is not None:
@@ -600,11 +615,12 @@ class Tracker:
         return {"n_not_compared": self.n_not_compared} if self.n_not_compared else {}
 
     def cost(self) -> str:
-        """What this training has cost beside training itself, in words."""
+        """What this training has cost beside training itself, in words; of a resumed one, since then."""
         seconds = time.perf_counter() - self._began - self._seconds_elsewhere - self.check_seconds
         spent = self.setup_seconds + self.check_seconds
+        start = "Since the run resumed, boundary" if self._has_resumed else "Boundary"
         return (
-            f"Boundary uncertainty took {spent:.1f} s (preparation {self.setup_seconds:.1f} s, checks"
+            f"{start} uncertainty took {spent:.1f} s (preparation {self.setup_seconds:.1f} s, checks"
             f" {self.check_seconds:.1f} s) beside {seconds:.1f} s of training: {spent / max(seconds, 1e-9):.0%}."
         )
 

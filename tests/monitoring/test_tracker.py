@@ -299,3 +299,39 @@ def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most, p
     assert tracker.plan == plan
     assert len(tracker.perturbed_inputs) == plan.n_samples * plan.n_draws
     assert len(said) == (plan != Plan(120, 2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_samples", "is_warned"),
+    [
+        ({"budget": 0.1}, 39, True),
+        ({"budget": 0.1}, 40, False),
+        ({"budget": 0.1, "max_samples": 39}, 39, False),  # which was asked for
+        ({"budget": "auto"}, 39, False),
+        ({"budget": None}, 39, False),
+    ],
+)
+def test_a_number_as_budget_that_leaves_hardly_a_cluster_is_warned_of(settings, n_samples, is_warned):
+    said = []
+    tracker = Tracker(Settings(n_neighbors=20, n_draws=1, **settings), said.append)
+    inputs, labels = blobs(n=n_samples)
+    tracker.prepare(Samples(inputs, labels, torch.arange(n_samples), 120))
+    told = "`budget=0.1` leaves 39 of 120 samples for a check, hardly more than one cluster of `n_neighbors=20`"
+    assert [one.startswith(told) for one in said] == [True] * is_warned
+
+
+def test_all_samples_are_no_fault_of_the_budget():
+    said = []
+    tracker = Tracker(Settings(n_neighbors=20, n_draws=1, budget=1), said.append)
+    tracker.prepare(Samples(*blobs(n=30), torch.arange(30), 30))
+    assert said == []
+
+
+def test_a_resumed_training_tells_what_it_has_cost_since_then():
+    first, resumed = Tracker(Settings()), Tracker(Settings())
+    first.begin(0.0, None, {})
+    first.add(0, VALUES)
+    assert first.cost().startswith("Boundary uncertainty took ")
+    resumed.load_state_dict(first.state_dict())
+    resumed.begin(0.0, None, {})
+    assert resumed.cost().startswith("Since the run resumed, boundary uncertainty took ")
