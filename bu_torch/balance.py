@@ -100,12 +100,22 @@ def _listed(class_weight: Literal["balanced"] | dict[int, float] | list[float], 
     return [float(class_weight[label]) for label in present]
 
 
-def rare_class(labels: Tensor, weights: Tensor | None) -> tuple[int, float] | None:
-    """The rarest class and its share, where that is below a tenth and below half of an equal share; else None."""
+def class_shares(labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The C classes that have samples, ascending, (C,) int64, and the share of each, (C,) float64 with sum 1.
+
+    Args:
+        labels: Classes, (N,) int64.
+        weights: How often each sample counts, (N,) float64, > 0; None where all count alike.
+    """
     present, columns = torch.unique(labels.cpu(), return_inverse=True)
     counted = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.cpu()
     shares = torch.zeros(len(present), dtype=torch.float64).index_add_(0, columns, counted)
-    shares = shares / shares.sum()
+    return present, shares / shares.sum()
+
+
+def rare_class(labels: Tensor, weights: Tensor | None) -> tuple[int, float] | None:
+    """The rarest class and its share, where that is below a tenth and below half of an equal share; else None."""
+    present, shares = class_shares(labels, weights)
     rarest = int(shares.argmin())
     share = float(shares[rarest])
     return (int(present[rarest]), share) if share < min(_RARE, 0.5 / len(present)) else None

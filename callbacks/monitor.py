@@ -33,6 +33,7 @@ from bu_torch.callbacks._names import suffix_of
 from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._training_data import announce_subset, batch_hooks, read_pair, read_training_data
+from bu_torch.callbacks._training_loss import training_loss
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
 from bu_torch.data import IGNORED, Samples, UnreadableError, fewer_of, seeded, split_batch
 from bu_torch.monitoring.averaging import put_back
@@ -136,7 +137,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, where there are none) with a row for each check,
             written as soon as it is measured: `epoch`, `step`, `seconds` since training began (without the checks of
-            other such callbacks), `check_seconds`, and what `history` has. "" where nothing is written: neither
+            other such callbacks), `check_seconds`, `train_loss` if `training_step` logs it (or `training_loss`,
+            `train/loss`, `loss/train`, `loss`), and what `history` has. "" where nothing is written: neither
             checkpoints nor logs on this machine's disk, `fast_dev_run`, `barebones`, or another process than the first.
 
     Raises:
@@ -231,7 +233,6 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._warn_of_checks_too_late(trainer)
         self._warn_of_a_missed_check(trainer)
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given.pop("reference")
         if self._tracker.average is None:
             given["averaging"] = None
         self._tracker.begin(started, record_folder(trainer), given)
@@ -301,7 +302,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         if details is not None:
             for dashboard in shown_by:
                 dashboard.show(details, step)
-        self._tracker.end_check(started, details)
+        self._tracker.end_check(started, details, training_loss(trainer, is_within_epoch=is_within_epoch))
         if not trainer.barebones:  # which logs nothing, and warns where one tries
             self._log(trainer, pl_module, step if is_within_epoch else None)
 
@@ -422,6 +423,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         samples = _NOTHING_READ
         try:
             samples = self._read(trainer, pl_module)
+            self._refuse_too_few(len(samples.inputs), "it")
             self._takes_integers = not samples.inputs.is_floating_point()
             samples, n_draws = self._plan(trainer, pl_module, samples)
             announce_subset(samples)
@@ -445,6 +447,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             if self._tracker.found_in is not None:
                 rank_zero_info(
                     f"An earlier run has prepared the same: {self._tracker.found_in}. `cache=None` computes it anew."
+                )
+            if self._tracker.kept_in is not None:
+                rank_zero_info(
+                    f"The preparation is kept for the next run, with copies of samples: {self._tracker.kept_in}."
+                    " `cache=None` or `BU_TORCH_CACHE=off` keeps nothing."
                 )
             for line in (self._tracker.space(), self._tracker.balance()):
                 if line:

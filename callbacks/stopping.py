@@ -264,12 +264,13 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         how = self._restore(trainer) if is_graceful and self.restore_best_weights else "not "
         where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
-        shown, unit = self.score_name, as_rule(self.rule).unit
+        assert self._tracker.selection is not None  # noqa: S101  (there is a rule)
+        title, unit = self._tracker.selection.title, as_rule(self.rule).unit
         place = f"epoch {kept['epoch']}"
         if self.every_n_train_steps is not None and "step" in kept:
             place = f"step {kept['step']} of {place}"
         rank_zero_info(
-            f"Boundary uncertainty kept {place} ({shown} {kept[shown]:.4f}{unit and f' {unit}'}):"
+            f"Boundary uncertainty kept {place} ({title}: {kept[self.score_name]:.4f}{unit and f' {unit}'}):"
             f" its {'averaged ' if self._tracker.average is not None else ''}weights are {how}in the model"
             f"{where}. {self.stopping_reason.rstrip('.')}. {self._tracker.cost()}"
         )

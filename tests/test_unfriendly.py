@@ -296,7 +296,7 @@ def test_nor_are_they_taken_by_any_way_in(way, kind):
 
 @ways(OF_SAMPLES | {"NeighborGraph": OF_FEATURES["NeighborGraph"]})
 def test_fewer_samples_than_neighbours_are_refused(way):
-    with pytest.raises(ValueError, match="at least n_neighbors=10 samples, got 9: pass a smaller `n_neighbors`"):
+    with pytest.raises(ValueError, match=r"n_neighbors=10.*a smaller `n_neighbors`"):
         way(X[:9], Y[:9])
 
 

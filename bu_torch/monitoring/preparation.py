@@ -4,6 +4,7 @@ import logging
 import time
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -16,6 +17,13 @@ _log = logging.getLogger(__name__)
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 
 
+class InUserCache(NamedTuple):
+    """What became of a preparation in the user's cache folder; at most one of the two is a file."""
+
+    found_in: Path | None = None
+    kept_in: Path | None = None
+
+
 def fit_or_find(
     signals: Signals,
     inputs: Tensor,
@@ -24,7 +32,7 @@ def fit_or_find(
     sample_weight: Tensor | None = None,
     has_progress_bar: bool = False,
     is_saved: bool = True,
-) -> Path | None:
+) -> InUserCache:
     """Read what an earlier run has left in the user's cache folder, or fit and leave it there.
 
     Nothing is kept of what depends on code of the user's or on a network, nor of what took no time.
@@ -38,7 +46,7 @@ def fit_or_find(
         is_saved: Leave it there if it is not.
 
     Returns:
-        The file that it was read from; None where it was computed.
+        The file that it was read from, or the file that it is kept in for the next run.
 
     Raises:
         ValueError: As for `Signals.fit`.
@@ -55,7 +63,7 @@ def fit_or_find(
             pass
         else:
             user_cache.count_as_used(file)
-            return file
+            return InUserCache(found_in=file)
     started = time.perf_counter()
     fit_or_load(signals, inputs, labels, None, sample_weight=sample_weight, has_progress_bar=has_progress_bar)
     if file is not None and is_saved and time.perf_counter() - started > user_cache.LEAST_SECONDS:
@@ -64,9 +72,10 @@ def fit_or_find(
             signals.save(file)
             file.chmod(0o600)  # it holds samples, and the folder may be there already
             user_cache.make_room(file)
+            return InUserCache(kept_in=file if file.exists() else None)  # it goes where it is too large
         except OSError as error:
             _log.info("What was prepared cannot be kept in %s: %s", file.parent, error)
-    return None
+    return InUserCache()
 
 
 def fit_or_load(

@@ -147,13 +147,15 @@ def row(
     entry: Mapping[str, Any],
     seconds: float | None = None,
     check_seconds: float | None = None,
+    train_loss: float | None = None,
 ) -> dict[str, Any]:
-    """A check as the table has it; what it cost is not known of checks before a resume."""
+    """A check as the table has it; what it cost, and the training loss, are not known of checks before a resume."""
     return {
         "epoch": entry["epoch"],
         "step": entry.get("step"),
         "seconds": seconds,
         "check_seconds": check_seconds,
+        "train_loss": train_loss,
         **entry,
     }
 

@@ -17,7 +17,7 @@ History = Sequence[dict[str, Any]]
 _LARGEST_CLUSTER = 0.05  # of all samples
 STANDARD_ERROR = "standard_error"  # entry of a check: of its expected accuracy less the highest before
 # Columns of a history or a record that no rule may be named after, beside the signals and their smoothed values.
-_RESERVED = ("epoch", "step", "seconds", "check_seconds", STANDARD_ERROR)
+_RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD_ERROR)
 
 
 class Rule:
@@ -242,6 +242,11 @@ class SelectionRule:
     @property
     def score_name(self) -> str:
         return self._looked_at(self.rule.name) if self.rule.name in SIGNALS else self.rule.name
+
+    @property
+    def title(self) -> str:
+        """What decides, in words."""
+        return f"smoothed {self.rule.title}" if self.smoothing else self.rule.title
 
     @property
     def added(self) -> list[str]:

@@ -125,6 +125,14 @@ class MeasurementSettings:
         self.n_components = boundary.space.n_components
         self.class_weight = boundary.class_weight
 
+    def _refuse_too_few(self, n_samples: int, what: str) -> None:
+        """Raise a ValueError where `what`, the source of the samples, has fewer than a cluster takes."""
+        if n_samples < self.n_neighbors:
+            raise ValueError(
+                f"{what} has {n_samples} samples, fewer than a cluster of `n_neighbors={self.n_neighbors}`: pass more"
+                " samples, or a smaller `n_neighbors`."
+            )
+
     @classmethod
     def of(cls, other: "MeasurementSettings") -> Self:
         """These settings alone, of an object that has others besides."""

@@ -83,6 +83,7 @@ class BoundaryUncertaintyStopper(Settings):
         self._samples = whole_samples(
             self.inputs, self.labels, self.sample_weight, keep_integers=keeps_integers(self.perturbation)
         )
+        self._refuse_too_few(len(self._samples.inputs), "`inputs`")
         if self.folder is not None and not isinstance(self.folder, str | Path):
             raise TypeError(f"`folder` must be a path or None, got {type(self.folder).__name__}.")
         self._tracker = Tracker(Settings.of(self))

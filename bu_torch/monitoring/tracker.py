@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import warn_of_probabilities
 from bu_torch._inputs import as_labels
-from bu_torch.balance import rare_class
+from bu_torch.balance import class_shares, rare_class
 from bu_torch.data import IGNORED, Samples
 from bu_torch.monitoring.averaging import WeightAverage
 from bu_torch.monitoring.budget import MAX_DRAWS, Plan, plan
@@ -44,6 +44,7 @@ _COMPARED = (
 )
 REMOVED_RULE = "consensus"
 _SETTLED = 3  # checks
+_FEWEST_CLUSTERS = 2  # so many times `n_neighbors`, in samples, are not worth a warning
 _BELOW_CHANCE = 0.8
 
 
@@ -83,6 +84,7 @@ class Tracker:
         setup_seconds: What the preparation took, in seconds.
         check_seconds: What the checks took so far, in seconds.
         found_in: The file in the user's cache folder that `prepare` has read; None where it has computed.
+        kept_in: The file there that `prepare` has written; None where there is none.
         is_restored: Whether `prepare` could take what a resumed state holds for it; False for damage.
     """
 
@@ -125,12 +127,14 @@ class Tracker:
         self._prepared: Mapping[str, Any] | None = None
         self.is_restored = True
         self.found_in: Path | None = None
+        self.kept_in: Path | None = None
         self._has_warned = False
         self._space: Literal["inputs", "patches", "tokens"] | None = None
         self._record: Record | None = None
         self._about: dict[str, Any] = {"data": {}, "classes": None}
         self._rows = torch.empty(0, dtype=torch.int64)
         self._began = time.perf_counter()
+        self._has_resumed = False
         self._seconds_elsewhere = 0.0
         if self.selection is not None:
             self.selection.rule.reset()
@@ -191,6 +195,7 @@ class Tracker:
             self.warn(
                 f"{samples.n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
             )
+        self._warn_of_small_budget(samples)
         samples, n_draws = self._within_memory(samples)
         signals = self.settings.make_signals(n_draws, module)
         boundary = signals.boundary
@@ -213,13 +218,14 @@ class Tracker:
                 "is_saved": is_saved,
             }
             if cache == "auto":
-                self.found_in = fit_or_find(signals, samples.inputs, samples.labels, **options)
+                self.found_in, self.kept_in = fit_or_find(signals, samples.inputs, samples.labels, **options)
             else:
                 fit_or_load(signals, samples.inputs, samples.labels, file, **options)
             self._signals = signals
             self._keep_space(signals, samples.inputs)
         self._rows = samples.rows
         self._adapt(len(samples.inputs))
+        _, shares = class_shares(self._signals.boundary.labels, samples.weights)
         self._about = {
             "data": {
                 "n_samples": len(samples.inputs),
@@ -227,6 +233,9 @@ class Tracker:
                 "n_training": samples.n_training,
                 "n_classes": int(samples.labels.max()) + 1,
                 "n_present": len(torch.unique(self._signals.boundary.labels)),
+                "smallest_class_share": round(float(shares.min()), 4),  # as training draws them
+                "largest_class_share": round(float(shares.max()), 4),
+                "sampling": "uniform" if samples.weights is None else "weighted",
                 "shape": list(samples.inputs.shape[1:]),
                 "space": self._signals.boundary.space_name_,
                 "perturbation": self._signals.boundary.kind_of_perturbation(samples.inputs),
@@ -234,6 +243,17 @@ class Tracker:
             "classes": samples.classes,
         }
         return self._signals.fingerprint
+
+    def _warn_of_small_budget(self, samples: Samples) -> None:
+        """Say so where a number has left hardly more than one cluster of neighbours, which no score can be made of."""
+        asked, n_samples = self.settings, len(samples.inputs)
+        is_bound = asked.max_samples is None and asked.budget not in (None, "auto") and n_samples < samples.n_training
+        if is_bound and n_samples < _FEWEST_CLUSTERS * asked.n_neighbors:
+            self.warn(
+                f"`budget={asked.budget:g}` leaves {n_samples} of {samples.n_training} samples for a check, hardly more"
+                f" than one cluster of `n_neighbors={asked.n_neighbors}`. Raise `budget`, or leave it at 'auto', which"
+                " has a floor for small data."
+            )
 
     def _adapt(self, n_samples: int) -> None:
         if self.selection is not None:
@@ -508,14 +528,14 @@ class Tracker:
         """
         if self.selection is None or not self.verdict.should_stop:
             return ""
-        settings, name = self.settings, self.selection.score_name
+        settings = self.settings
         assert isinstance(settings, Settings)  # noqa: S101  (there is a rule)
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
-        start = f"Stopped {where}: {name}"
+        start = f"Stopped {where}: {self.selection.title}"
         if self.verdict.reason == Reason.NON_FINITE_METRIC:
-            return f"{start} is not finite ({self.history[-1][name]})."
+            return f"{start} gave a score that is not finite ({self.last_score})."
         if self.verdict.reason == Reason.STOPPING_THRESHOLD:
-            return f"{start} exceeds the stopping threshold {settings.stopping_threshold}."
+            return f"{start} rose above the stopping threshold {settings.stopping_threshold}."
         wait = self.verdict.wait
         now, unit = (epoch, "epoch") if step is None else (step, "step")
         then = self.compared[-1 - wait].get(unit) if wait < len(self.compared) else None
@@ -552,6 +572,7 @@ class Tracker:
             settings: What the record tells of them.
         """
         self._began = time.perf_counter()
+        self._has_resumed = bool(self.history)
         self._seconds_elsewhere = 0.0
         self.setup_seconds = self._began - started
         if folder is not None:
@@ -559,12 +580,13 @@ class Tracker:
             header = header_line({**settings, "rule": rule}, self._about, self.n_not_compared, self.setup_seconds)
             self._record = Record(folder, header, map(row, self.history), self._columns())
 
-    def end_check(self, started: float, details: Details | None) -> None:
+    def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count what the last check took, and write it to the record.
 
         Args:
             started: When it began, by `time.perf_counter`.
             details: What it saw; None to leave that out.
+            train_loss: The loss on the training samples; None where it is not known.
         """
         if self._record is not None and self._record.path is not None and details is not None:
             self._record.tell(check_line(self.history[-1], details, self._rows) | self._not_compared())
@@ -573,7 +595,7 @@ class Tracker:
         self.check_seconds += now - started
         if self._record is not None:
             seconds = now - self._began - self._seconds_elsewhere
-            self._record.append(row(self.history[-1], seconds, self.check_seconds))
+            self._record.append(row(self.history[-1], seconds, self.check_seconds, train_loss))
 
     def leave_out(self, seconds: float) -> None:
         """Count so many seconds, which have just passed, neither as training nor as checks: others took them."""
@@ -599,11 +621,12 @@ class Tracker:
         return {"n_not_compared": self.n_not_compared} if self.n_not_compared else {}
 
     def cost(self) -> str:
-        """What this training has cost beside training itself, in words."""
+        """What this training has cost beside training itself, in words; of a resumed one, since then."""
         seconds = time.perf_counter() - self._began - self._seconds_elsewhere - self.check_seconds
         spent = self.setup_seconds + self.check_seconds
+        start = "Since the run resumed, boundary" if self._has_resumed else "Boundary"
         return (
-            f"Boundary uncertainty took {spent:.1f} s (preparation {self.setup_seconds:.1f} s, checks"
+            f"{start} uncertainty took {spent:.1f} s (preparation {self.setup_seconds:.1f} s, checks"
             f" {self.check_seconds:.1f} s) beside {seconds:.1f} s of training: {spent / max(seconds, 1e-9):.0%}."
         )
 

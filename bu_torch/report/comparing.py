@@ -2,6 +2,7 @@
 
 import math
 import os
+import statistics
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -25,7 +26,7 @@ from bu_torch.report.drawing import (
     known,
     stacked,
 )
-from bu_torch.report.figures import upper_range, with_fewer_checks
+from bu_torch.report.figures import with_fewer_checks, with_room
 from bu_torch.report.page import Content, page, write_page
 from bu_torch.report.record import Record
 from bu_torch.report.sections import contents, figure_section, header, shown_value, table_section
@@ -109,7 +110,9 @@ def _names(paths: Sequence[Path]) -> list[str]:
 def _caution(records: Sequence[Record]) -> str:
     """When values of different runs mean the same."""
     same = "Runs on the same samples, measured with the same settings, can be compared value by value."
-    if any(record.data != records[0].data for record in records):
+    # Records of an earlier version say less of their data.
+    common = set.intersection(*(set(record.data) for record in records))
+    if any(record.data[name] != records[0].data[name] for record in records for name in common):
         return f"{same} These runs differ in their data, so compare their shapes and costs alone."
     return f"{same} Whether the samples are the same, a record does not tell; it tells their number."
 
@@ -119,10 +122,10 @@ def _curves(records: Sequence[Record], verdicts: Sequence[Verdict], names: Seque
     thinned = [with_fewer_checks(record, verdict) for record, verdict in zip(records, verdicts, strict=True)]
     rows: list[tuple[str, list[dict[str, Any]], tuple[float, float]]] = []
     for title, columns in _panels(thinned, verdicts, axis):
-        finite = [value for _, values in columns for value in values if math.isfinite(value)]
-        if not finite:
+        if not any(math.isfinite(value) for _, values in columns for value in values):
             continue
         traces: list[dict[str, Any]] = []
+        values_kept: list[float] = []
         for (places, values), record, verdict, name, colour in zip(
             columns, thinned, verdicts, names, _COLOURS, strict=False
         ):
@@ -131,11 +134,12 @@ def _curves(records: Sequence[Record], verdicts: Sequence[Verdict], names: Seque
             traces.append(curve(places, values, name, colour) | legend | {"mode": mode})
             check = record.check_at(verdict.kept)
             if check is not None and check[axis] in places:
+                values_kept.append(values[places.index(check[axis])])
                 marker = {"symbol": "circle-open", "size": 12, "color": colour, "line": {"width": 2.5}}
-                at_kept = {"x": [check[axis]], "y": known([values[places.index(check[axis])]]), "marker": marker}
+                at_kept = {"x": [check[axis]], "y": known(values_kept[-1:]), "marker": marker}
                 dot = {"type": "scatter", "mode": "markers", "name": name, "hoverinfo": "skip"}
                 traces.append(dot | at_kept | legend | {"showlegend": False})
-        rows.append((title, traces, upper_range(finite, [])))
+        rows.append((title, traces, _limits([values for _, values in columns], values_kept)))
     if not rows:
         return None
     traces, layout = stacked(rows, axis)
@@ -146,6 +150,13 @@ def _curves(records: Sequence[Record], verdicts: Sequence[Verdict], names: Seque
     )
     height = 120 + 150 * len(rows) + 22 * len(records)
     return Figure("curves", "Curves", reading, drawn(traces, layout, None), height)
+
+
+def _limits(values_of_runs: Sequence[Sequence[float]], kept: Sequence[float]) -> tuple[float, float]:
+    """Limits of an axis that shows the upper half of each run's values, and what was kept; first checks are cut off."""
+    finite = [[value for value in values if math.isfinite(value)] for values in values_of_runs]
+    medians = [statistics.median(values) for values in finite if values]
+    return with_room(min([*medians, *filter(math.isfinite, kept)]), max(max(values) for values in finite if values))
 
 
 def _panels(
@@ -220,7 +231,7 @@ def _differences(records: Sequence[Record], names: Sequence[str]) -> str:
         return table_section(
             "settings",
             "Settings that differ",
-            "All recorded settings are the same in all runs. Samplers and losses are not recorded.",
+            "All recorded settings are the same in all runs. Loss function and optimiser are not recorded.",
             (),
             (),
         )

@@ -48,7 +48,7 @@ _SHORT_RULES = {
     "boundary_uncertainty": "uncertainty",
     "trust_score": "trust",
 }
-_LOSS = "train_loss"  # a column that a record may have
+_LOSS = "train_loss"
 _LEAST_SPAN = 0.005  # of an axis of shares
 _ROW_HEIGHT = 130  # of a panel, in pixels
 _SHARE_COLOURS = (RED, BLUE, GREEN, ORANGE, GREY, VIOLET, PINK, CYAN, LIME, BROWN)
@@ -250,7 +250,11 @@ def _largest(places: list[int], values: list[float], colour: str) -> dict[str, A
 def upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
     """Limits of an axis on which the largest of finite values are seen: early ones lie far below, and are cut off."""
     low, high = float(np.quantile(values, 0.25 if len(values) > _FEW_CHECKS else 0)), max(values)
-    low = min([low, *filter(math.isfinite, kept), high - least_span])
+    return with_room(min([low, *filter(math.isfinite, kept), high - least_span]), high)
+
+
+def with_room(low: float, high: float) -> tuple[float, float]:
+    """Limits of an axis that shows all from `low` to `high`, with some room at each end."""
     room = 0.08 * (high - low) or 0.01
     return low - room, high + room
 
@@ -261,7 +265,7 @@ def _training_loss(record: Record, verdict: Verdict) -> Figure | None:
     if not any(math.isfinite(value) for value in values):
         return None
     layout = {"xaxis": {"title": {"text": record.axis}}, "yaxis": {"title": {"text": "loss"}, "rangemode": "tozero"}}
-    reading = "The loss on the training samples. It falls on while a network learns wrong labels by heart."
+    reading = "The training loss, as the module logs it. It falls on while a network learns wrong labels by heart."
     drawing = drawn([curve(record.places, values, "training loss", GREY)], layout, verdict)
     return Figure("loss", "Training loss", reading, drawing, 280)
 

@@ -133,7 +133,7 @@ class TestLeastSteps:
         own = Stopping([0.9, 0.1], patience=1)
         made = fit(tmp_path, own, max_epochs=8, **least)
         assert (made.global_step, own.stopped_epoch) == (theirs.global_step, lightnings.stopped_epoch)
-        assert own.stopping_reason.startswith(f"Stopped in epoch {own.stopped_epoch}: boundary_uncertainty did not")
+        assert own.stopping_reason.startswith(f"Stopped in epoch {own.stopped_epoch}: boundary uncertainty did not")
 
     def test_a_score_that_has_recovered_by_then_goes_on(self, tmp_path):
         own = Stopping([0.5, 0.1, 0.9, 0.1], patience=1)

@@ -13,10 +13,12 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from problems import Classifier, blobs, loader, trainer
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.monitoring.record import Record
+from bu_torch.report import read_record
+from bu_torch.report.page import content
 
 
 def fit(folder, callback, *others, ckpt_path=None, **kwargs):
@@ -61,9 +63,10 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     assert header["settings"]["min_delta"] == 0.1
     assert header["settings"]["n_draws"] == 2
     assert header["settings"]["cache"] == "auto"
-    assert "reference" not in header["settings"]
-    looked_at = {"n_samples": 120, "n_draws": 2, "n_training": 120, "n_classes": 3, "shape": [4]}
-    assert header["data"] == looked_at | {"n_present": 3, "space": "inputs", "perturbation": "random"}
+    assert header["settings"]["reference"] is None
+    looked_at = {"n_samples": 120, "n_draws": 2, "n_training": 120, "n_classes": 3, "n_present": 3, "shape": [4]}
+    drawn = {"smallest_class_share": 0.3333, "largest_class_share": 0.3333, "sampling": "uniform"}
+    assert header["data"] == looked_at | drawn | {"space": "inputs", "perturbation": "random"}
     assert header["classes"] is None
     assert {"python", "torch", "bu-torch"} <= set(header["versions"])
     assert header["setup_seconds"] == stopping.setup_seconds
@@ -76,6 +79,21 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     assert end["kept_epoch"] == stopping.best_epoch
     assert end["best_model_path"] == stopping.best_model_path
     assert end["reason"] == stopping.stopping_reason
+
+
+def test_the_header_tells_of_samplers_weights_of_classes_and_the_reference(tmp_path):
+    features, labels = blobs()
+    weights = torch.tensor([6.0, 3.0, 1.0])[labels]
+    sampler = WeightedRandomSampler(weights, 120, replacement=True)
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, class_weight={0: 0.5})
+    data = DataLoader(TensorDataset(features, labels), batch_size=30, sampler=sampler)
+    trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), data)
+    header = lines(monitor)[0]
+    assert header["settings"]["class_weight"] == "{0: 0.5}"
+    told = {name: header["data"][name] for name in ("smallest_class_share", "largest_class_share", "sampling")}
+    assert told == {"smallest_class_share": 0.1, "largest_class_share": 0.6, "sampling": "weighted"}
+    monitor = fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, reference=blobs()), max_epochs=1)
+    assert lines(monitor)[0]["settings"]["reference"] == "tuple"
 
 
 class Failing(Classifier):
@@ -163,7 +181,7 @@ trainer({str(tmp_path)!r}, monitor, LambdaCallback(on_train_batch_start=kill)).f
     assert found.returncode == -signal.SIGKILL, found.stderr
     table = pd.read_csv(tmp_path / "checkpoints" / "boundary_uncertainty.csv")
     assert table.epoch.tolist() == [0, 1]
-    assert table.notna().all(axis=None)
+    assert table.drop(columns="train_loss").notna().all(axis=None)
 
 
 @pytest.mark.parametrize("there", [".csv", ".jsonl"])
@@ -242,3 +260,48 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_training(tmp_path):
         monitor = fit(tmp_path, BoundaryUncertaintyMonitor(), save_nothing)
     assert len(monitor.history) == 3
     assert monitor.record_path == ""
+
+
+class Logging(Classifier):
+    """Logs the batch's number as its loss, and as validation loss what is far from it."""
+
+    def __init__(self, name="train_loss", **how):
+        super().__init__()
+        self.name, self.how = name, how
+
+    def training_step(self, batch, batch_idx):
+        self.log(self.name, float(self.global_step), **self.how)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", 1000.0)
+
+
+def losses(folder, module, *, validates=False, **settings):
+    """The column of a run of three epochs of four batches."""
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, **settings)
+    trainer(folder, monitor).fit(module, loader(*blobs()), loader(*blobs()) if validates else None)
+    return pd.read_csv(monitor.record_path).train_loss.tolist()
+
+
+class TestTrainingLoss:
+    def test_is_the_mean_of_the_epoch_where_that_is_logged_and_else_that_of_the_last_batch(self, tmp_path):
+        assert losses(tmp_path, Logging(on_epoch=True)) == [1.5, 5.5, 9.5]
+        assert losses(tmp_path, Logging(on_step=False, on_epoch=True), every_n_epochs=2) == [5.5]
+        assert losses(tmp_path, Logging()) == [3, 7, 11]
+
+    def test_is_that_of_the_last_batch_at_checks_within_epochs(self, tmp_path):
+        assert losses(tmp_path, Logging(), every_n_train_steps=5) == [4, 9]
+        assert losses(tmp_path, Logging(on_epoch=True), every_n_train_steps=5) == [4, 9]
+
+    @pytest.mark.parametrize("name", ["training_loss", "train/loss", "loss/train", "loss"])
+    def test_goes_by_other_names_and_is_not_that_of_validation(self, tmp_path, name):
+        assert losses(tmp_path, Logging(name), validates=True) == [3, 7, 11]
+
+    def test_is_empty_where_training_logs_none(self, tmp_path):
+        assert pd.isna(losses(tmp_path, Logging("accuracy"), validates=True)).all()
+
+    def test_is_drawn_on_the_page(self, tmp_path):
+        losses(tmp_path, Logging())
+        drawn = {one["name"]: one for one in content(read_record(tmp_path)).drawings}
+        assert drawn["loss"]["data"][0]["y"] == [3, 7, 11]

@@ -187,7 +187,7 @@ class TestKeeping:
             stopping, module, weights = run(tmp_path, script, trainer_kwargs=kwargs)
         assert (stopping.best_epoch, stopping.best_step, stopping.best_score) == (1, 6, 0.9)
         assert same(module.state_dict(), weights[6])
-        assert "kept step 6 of epoch 1 (boundary_uncertainty 0.9000)" in caplog.text
+        assert "kept step 6 of epoch 1 (boundary uncertainty: 0.9000)" in caplog.text
         if writes:
             checkpoint = torch.load(stopping.best_model_path, weights_only=True)
             assert (checkpoint["epoch"], checkpoint["global_step"]) == (1, 6)
@@ -202,7 +202,7 @@ class TestKeeping:
         )
         assert (stopping.best_step, stopping.stopped_epoch, stopping.trainer.global_step) == (4, 2, 10)
         assert stopping.stopping_reason == (
-            "Stopped at step 10 of epoch 2: boundary_uncertainty did not improve in the last 3 checks (6 steps)."
+            "Stopped at step 10 of epoch 2: boundary uncertainty did not improve in the last 3 checks (6 steps)."
         )
         assert same(module.state_dict(), weights[4])
         assert max(weights) == 10

@@ -117,7 +117,7 @@ class TestRuleOfOnesOwn:
         assert (stopping.best_epoch, stopping.stopped_epoch) == (2, 5)
         assert stopping.best_score == stopping.history[2]["gain"] == pytest.approx(1.0)
         assert stopping.stopping_reason == "Stopped in epoch 5: gain did not improve in the last 3 checks."
-        assert "kept epoch 2 (gain 1.0000)" in log.text
+        assert "kept epoch 2 (gain: 1.0000)" in log.text
         assert same(module.state_dict(), weights[2])
         record = read_record(stopping.record_path)
         assert record.settings["rule"] == "gain"
@@ -174,8 +174,9 @@ def test_expected_accuracy_and_boundary_uncertainty_of_averages_are_the_default(
     assert stopping.best_epoch == max([highest, *equals])
     assert equals
     assert stopping.best_score == values[stopping.best_epoch]
-    assert f"kept epoch {stopping.best_epoch} (accuracy_and_uncertainty {stopping.best_score:.4f})" in log.text
-    assert "accuracy_and_uncertainty did not improve in the last 20 checks" in stopping.stopping_reason
+    title = "expected accuracy and boundary uncertainty"
+    assert f"kept epoch {stopping.best_epoch} ({title}: {stopping.best_score:.4f})" in log.text
+    assert f"{title} did not improve in the last 20 checks" in stopping.stopping_reason
 
 
 class TestEnds:
@@ -190,9 +191,9 @@ class TestEnds:
 
     def test_patience(self, tmp_path, log):
         result = run(tmp_path, self.script, patience=2)
-        self.expect(*result, "Stopped in epoch 3: boundary_uncertainty did not improve in the last 2 checks.")
+        self.expect(*result, "Stopped in epoch 3: boundary uncertainty did not improve in the last 2 checks.")
         (line,) = [r.getMessage() for r in log.records if "kept epoch" in r.getMessage()]
-        assert line.startswith("Boundary uncertainty kept epoch 1 (boundary_uncertainty 0.9000): its weights are in")
+        assert line.startswith("Boundary uncertainty kept epoch 1 (boundary uncertainty: 0.9000): its weights are in")
         assert result[0].best_model_path in line
         assert result[0].stopping_reason in line
 

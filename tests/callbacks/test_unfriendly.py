@@ -76,7 +76,7 @@ REFUSED = {
     "words": (of(lambda i: ("word", 0)), "^Training data: the inputs of a batch must be a tensor, got tuple. Pass the"),
     "pictures": (of(lambda i: (Picture(), 0)), "cannot use the training data: .*Picture"),
     "three tensors": (loader(X, Y, Y), r"got a list of 3\. Pass the training samples as `reference="),
-    "too few": (loader(X[:9], Y[:9]), "cannot use the training data: `features` must hold at least n_neighbors=10"),
+    "too few": (loader(X[:9], Y[:9]), "cannot use the training data: it has 9 samples, fewer than a cluster of `n_"),
     "one class alone": (loader(X, 0 * Y), "at least two classes, got class 0 alone"),
     "a few not finite": (loader(infinite_values(), Y), "`features` must be finite, got NaN or infinity in 2 of 120"),
     "no room to move": (loader(X.sign() * 3.4e38, Y), "`features` must be small enough to be perturbed"),
@@ -93,6 +93,13 @@ def test_what_is_no_classification_is_refused_before_it_trains(tmp_path, data, m
     with pytest.raises(MisconfigurationException, match=message):
         fit(tmp_path, data, module)
     assert module.trainer.global_step == 0
+
+
+def test_too_few_samples_are_refused_before_a_line_tells_what_a_check_takes(tmp_path, log):
+    with pytest.raises(MisconfigurationException, match="pass more samples, or a smaller `n_neighbors`"):
+        fit(tmp_path, loader(X[:9], Y[:9]))
+    assert "A check is" not in log.text
+    assert "finds the neighbours" not in log.text
 
 
 HANDLED = {
@@ -166,7 +173,7 @@ class TestReference:
         [
             ((None, None), "`inputs` must be a tensor or an array of numbers, got NoneType"),
             ((X, Y[:7]), "`labels` must have one entry a sample, 120, got 7"),
-            ((X[:7], Y[:7]), "at least n_neighbors=10 samples, got 7"),
+            ((X[:7], Y[:7]), "it has 7 samples, fewer than a cluster of `n_neighbors=10`"),
         ],
     )
     def test_that_does_not_fit_is_refused(self, tmp_path, reference, message):
@@ -204,7 +211,8 @@ class TestOutputs:
 
         callback = fit(tmp_path, loader(X, Y), Lenient(output), max_epochs=3)
         assert callback.stopped_epoch == 0
-        assert callback.stopping_reason == "Stopped in epoch 0: accuracy_and_uncertainty is not finite (nan)."
+        what = "expected accuracy and boundary uncertainty gave a score that is not finite (nan)."
+        assert callback.stopping_reason == f"Stopped in epoch 0: {what}"
         assert callback.best_epoch is None
 
     @pytest.mark.parametrize(

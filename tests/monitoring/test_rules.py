@@ -197,6 +197,7 @@ def made(**attributes):
         (made(name="trust_score_smoothed"), ValueError, "`rule.name` must not be"),
         (made(score=Rule.score), TypeError, "`rule` must define `score`, which Made does not"),
         (made(name="trust_score"), ValueError, "`rule.name` must not be the name of a signal, .* got 'trust_score'"),
+        (made(name="train_loss"), ValueError, "or another column, got 'train_loss'"),
         (made(signals=()), ValueError, "`rule.signals`"),
         (made(signals=("loss",)), ValueError, "`rule.signals` must be names among boundary_.*'loss'"),
         (made(signals="trust_score"), ValueError, "`rule.signals`"),

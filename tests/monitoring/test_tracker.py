@@ -46,6 +46,31 @@ def test_it_says_what_to_keep_and_when_to_stop(scores, settings, kept, stopped):
 
 
 @pytest.mark.parametrize(
+    ("settings", "last", "reason"),
+    [
+        ({"patience": 1}, 0.1, "expected accuracy and boundary uncertainty did not improve in the last 1 checks."),
+        ({"patience": 1, "rule": "trust_score"}, 0.1, "trust score did not improve in the last 1 checks."),
+        (
+            {"patience": 1, "rule": "expected_accuracy", "smoothing": 0.5},
+            0.1,
+            "smoothed expected accuracy did not improve in the last 1 checks.",
+        ),
+        (
+            {"rule": "expected_accuracy", "stopping_threshold": 0.8},
+            0.9,
+            "expected accuracy rose above the stopping threshold 0.8.",
+        ),
+        ({"rule": "expected_accuracy"}, float("nan"), "expected accuracy gave a score that is not finite (nan)."),
+    ],
+)
+def test_it_says_why_in_words_not_in_names_of_columns(settings, last, reason):
+    tracker = Tracker(Settings(**settings))
+    for epoch, score in enumerate([0.5, last]):
+        tracker.add(epoch, VALUES | {"expected_accuracy": score, "trust_score": score})
+    assert tracker.why_stopped(1) == f"Stopped in epoch 1: {reason}"
+
+
+@pytest.mark.parametrize(
     ("again", "places"),
     [((3, 8), [(3, 4), (3, 8)]), ((3, 9), [(3, 4), (3, 8), (3, 9)]), ((4, 8), [(3, 4), (3, 8), (4, 8)])],
 )
@@ -274,3 +299,39 @@ def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most, p
     assert tracker.plan == plan
     assert len(tracker.perturbed_inputs) == plan.n_samples * plan.n_draws
     assert len(said) == (plan != Plan(120, 2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_samples", "is_warned"),
+    [
+        ({"budget": 0.1}, 39, True),
+        ({"budget": 0.1}, 40, False),
+        ({"budget": 0.1, "max_samples": 39}, 39, False),  # which was asked for
+        ({"budget": "auto"}, 39, False),
+        ({"budget": None}, 39, False),
+    ],
+)
+def test_a_number_as_budget_that_leaves_hardly_a_cluster_is_warned_of(settings, n_samples, is_warned):
+    said = []
+    tracker = Tracker(Settings(n_neighbors=20, n_draws=1, **settings), said.append)
+    inputs, labels = blobs(n=n_samples)
+    tracker.prepare(Samples(inputs, labels, torch.arange(n_samples), 120))
+    told = "`budget=0.1` leaves 39 of 120 samples for a check, hardly more than one cluster of `n_neighbors=20`"
+    assert [one.startswith(told) for one in said] == [True] * is_warned
+
+
+def test_all_samples_are_no_fault_of_the_budget():
+    said = []
+    tracker = Tracker(Settings(n_neighbors=20, n_draws=1, budget=1), said.append)
+    tracker.prepare(Samples(*blobs(n=30), torch.arange(30), 30))
+    assert said == []
+
+
+def test_a_resumed_training_tells_what_it_has_cost_since_then():
+    first, resumed = Tracker(Settings()), Tracker(Settings())
+    first.begin(0.0, None, {})
+    first.add(0, VALUES)
+    assert first.cost().startswith("Boundary uncertainty took ")
+    resumed.load_state_dict(first.state_dict())
+    resumed.begin(0.0, None, {})
+    assert resumed.cost().startswith("Since the run resumed, boundary uncertainty took ")

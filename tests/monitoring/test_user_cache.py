@@ -39,8 +39,12 @@ def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
     (file,) = folder.iterdir()
     assert os.name == "nt" or (folder.stat().st_mode | file.stat().st_mode) & 0o077 == 0  # for no other user to read
     assert "An earlier run" not in log.text
+    kept = f"The preparation is kept for the next run, with copies of samples: {file}. `cache=None` or"
+    assert kept in log.text
+    log.clear()
     second = fit(tmp_path, stopping(patience=3))  # which has nothing to do with it
     assert f"An earlier run has prepared the same: {file}. `cache=None` computes it anew." in log.text
+    assert "is kept for the next run" not in log.text
     assert second.history == first.history
     assert second.tracker._about == first.tracker._about
     assert list(folder.iterdir()) == [file]
@@ -150,7 +154,7 @@ def test_files_of_others_and_parts_that_are_written_stay(tmp_path, folder, monke
     whole = user_cache.file_of("some fingerprint", "cpu")
     with contextlib.suppress(FileNotFoundError), whole_file(whole) as old, whole_file(whole) as new:
         os.utime(old, (0, 0))  # its writer is long gone
-        fit(tmp_path, stopping())
+        assert fit(tmp_path, stopping()).tracker.kept_in is None  # nothing is announced that is not there
         assert sorted(folder.iterdir()) == sorted([mine, new])
 
 

@@ -44,6 +44,9 @@ def test_only_settings_that_differ_are_listed(runs):
 def test_runs_on_other_data_are_not_to_be_compared_by_value(runs, tmp_path):
     assert "can be compared value by value" in comparison(runs).main
     assert "differ in their data" not in comparison(runs).main
+    runs[0].data["sampling"] = "weighted"  # which the other record does not tell
+    assert "differ in their data" not in comparison(runs).main
+    assert ">not recorded<" in comparison(runs).main
     records.write_run(tmp_path / "third", n_checks=5, n_classes=3)
     assert "differ in their data" in comparison([*runs, read_record(tmp_path / "third")]).main
 
@@ -58,6 +61,30 @@ def test_a_score_is_drawn_where_all_decided_by_the_same_rule(tmp_path):
 
     assert titles([first, second])[0] == "score"
     assert titles([first, third])[0] == "expected accuracy"
+
+
+def test_the_largest_values_of_each_run_are_seen_whatever_the_first_were(tmp_path):
+    curves = {
+        "short": [0.10, 0.90, 0.91, 0.92, 0.91],
+        "long": [0.05] * 20 + [0.93 + 0.001 * epoch for epoch in range(30)],
+        "poor": [0.20] * 8 + [0.80, 0.81, 0.82, 0.81] * 5,
+    }
+
+    def limits(*names):
+        for name in names:
+            rows = [{"epoch": n, "expected_accuracy": value} for n, value in enumerate(curves[name])]
+            rows = [row | {"boundary_uncertainty": 0.5, "trust_score": 1.5} for row in rows]
+            records.write_table(tmp_path / name / "boundary_uncertainty.csv", rows)
+        layout = comparison([read_record(tmp_path / name) for name in names]).drawings[0]["layout"]
+        titles = [label["text"] for label in layout["annotations"]]
+        return layout[f"yaxis{titles.index('expected accuracy') + 1}"]["range"]
+
+    low, high = limits("short", "long")
+    assert 0.9 < low < 0.91  # neither the first check of the one nor twenty of the other
+    assert high > 0.959
+    low, high = limits("long", "poor")
+    assert 0.7 < low < 0.8
+    assert high > 0.959
 
 
 @pytest.mark.parametrize("n_runs", [0, 1, 11])
