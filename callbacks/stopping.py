@@ -37,9 +37,10 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
-    `BoundaryUncertaintyMonitor` measures, of a moving average of the weights at the checks (`averaging`); by default
-    the kept epoch is the one with the largest expected accuracy at the perturbed samples, and a little boundary
-    uncertainty (`rule`), and training stops after `patience` checks without a larger one. With
+    `BoundaryUncertaintyMonitor` measures, of a moving average of the weights at the checks (`averaging`). By default
+    the score is the expected accuracy at the perturbed samples and a little boundary uncertainty (`rule`). Training
+    stops after `patience` checks without a larger score, and the latest epoch within one standard error of the largest
+    is kept. With
     `every_n_train_steps` checks are made within epochs, and what is kept is one of those steps. However training
     ends (patience, `max_epochs`, `max_time`, Ctrl-C) the module then holds the average that was kept and a checkpoint
     of it lies on disk, with the weights of training under `raw_state_dict`; after any other exception the weights stay

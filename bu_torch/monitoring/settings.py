@@ -159,8 +159,8 @@ class Settings(MeasurementSettings):
     Args:
         patience: Stop after so many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0
             stops at the first check without improvement, and so does 1.
-        min_delta: An improvement must exceed the best by more than this to reset the patience, >= 0. The kept epoch is
-            the largest score all the same.
+        min_delta: An improvement must exceed the best by more than this to reset the patience, >= 0. What is kept does
+            not depend on it.
         min_delta_mode: `"abs"`, or `"rel"` for a fraction of the magnitude of the best.
         stopping_threshold: Stop as soon as the score exceeds this; None for never.
         check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
@@ -170,8 +170,9 @@ class Settings(MeasurementSettings):
             in TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
             `<signal>_smoothed` beside the raw one. (`averaging` is of weights, and changes what is measured.)
         rule: `"accuracy_and_uncertainty"`, expected accuracy with a little boundary uncertainty
-            (`bu_torch.monitoring.rules.AccuracyAndUncertainty`), or `"expected_accuracy"`, `"boundary_uncertainty"` or
-            `"trust_score"` alone: the epoch with the largest value is kept. Or a `bu_torch.Rule` of your own, which
+            (`bu_torch.monitoring.rules.AccuracyAndUncertainty`): the latest epoch within one standard error of the
+            largest score is kept. Or `"expected_accuracy"`, `"boundary_uncertainty"` or `"trust_score"` alone: the
+            epoch with the largest value is kept. Or a `bu_torch.Rule` of your own, which
             gives each check a score. What is expected at a perturbed sample are the class probabilities of
             `Signals.probabilities`, computed once from the training labels: votes of the nearest samples, mixed with a
             kernel regression on all. The expected accuracy is the mean probability of the predicted class.
