@@ -11,6 +11,7 @@ from bu_torch import functional
 from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_seed
 from bu_torch._progress import advance
 from bu_torch.balance import weights_of
+from bu_torch.copies import copies
 from bu_torch.functional.regression import landmark_projection, left_out_by_penalty
 from bu_torch.k_means import lloyd
 from bu_torch.space import common_standardization, standardize
@@ -284,6 +285,9 @@ class LabelProbabilities:
 
     Two estimates are mixed: the votes of the labels near a sample (`LabelVotes`), and a regression on all labels
     (`LabelRegression`). The weight of the mixture is the one that predicts left-out labels best (smallest Brier score).
+    Where a sample has exact copies, as measurements in whole numbers often have, that is mixed once more with the
+    shares of their labels, by the weight that predicts left-out labels of such samples best.
+
     The score of a classifier is its expected accuracy: the mean probability of the classes that it predicts. It needs
     no labels beyond those of the training samples. This estimate is this project's own.
 
@@ -295,6 +299,8 @@ class LabelProbabilities:
         votes: The fitted `LabelVotes`.
         regression: The fitted `LabelRegression`.
         weight_: Weight of the regression, in [0, 1]; the votes have the rest.
+        copy_weight_: Weight of the copies' labels, in [0, 1], where a sample has exact copies in its cluster; the
+            mixture has the rest. 0 where no sample has any.
 
     Example:
         >>> labels = torch.arange(40) // 20
@@ -306,7 +312,10 @@ class LabelProbabilities:
     """
 
     weight_: float
+    copy_weight_: float
     _weights: Tensor | None
+    _copied: Tensor  # rows of the samples with copies, (R,)
+    _copy_shares: Tensor  # of the labels of each of them and its copies, (R, J)
 
     def __init__(self, votes: LabelVotes | None = None, regression: LabelRegression | None = None) -> None:
         self.votes = LabelVotes() if votes is None else votes
@@ -338,7 +347,36 @@ class LabelProbabilities:
         left_out = self.votes.left_out[rows], self.regression.left_out
         weights = None if self._weights is None else self._weights[rows]
         self.weight_ = float(functional.mixing_weight(*left_out, labels[rows], weights=weights))
+        self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         return self
+
+    def _fit_copies(self, features: Tensor, labels: Tensor, neighbors: Tensor) -> None:
+        """Count the labels of exact copies, and find their weight."""
+        weights = torch.ones_like(labels, dtype=torch.float64) if self._weights is None else self._weights
+        self._copied, place = labels[:0], torch.empty_like(labels)
+        counts = weights.new_zeros((0, self.votes.votes.shape[1]))
+        for rows, others in copies(features, neighbors):
+            if not len(self._copied):
+                self._copied, counts = rows, weights.new_zeros((len(rows), counts.shape[1]))
+                place[rows] = torch.arange(len(rows), device=rows.device)
+            counts[place[rows], labels[others]] += weights[others]
+        self.copy_weight_ = self._weight_of_copies(counts, labels)
+        counts[torch.arange(len(counts), device=counts.device), labels[self._copied]] += weights[self._copied]
+        self._copy_shares = _rows_to_one(counts).float()
+
+    def _weight_of_copies(self, counts: Tensor, labels: Tensor) -> float:
+        """By samples that the regression has left out, too."""
+        rows = self.regression.rows_
+        read = torch.full_like(labels, -1)  # the row of each sample among them
+        read[rows] = torch.arange(len(rows), device=rows.device)
+        is_read = read[self._copied] >= 0
+        copied = self._copied[is_read]
+        if not len(copied):
+            return 0.0
+        mixture = torch.lerp(self.votes.left_out[copied], self.regression.left_out[read[copied]], self.weight_)
+        weights = None if self._weights is None else self._weights[copied]
+        others = _rows_to_one(counts[is_read]).to(mixture)
+        return float(functional.mixing_weight(mixture, others, labels[copied], weights=weights))
 
     def predict_proba(self, perturbed: Any) -> Tensor:
         """Class probabilities at perturbed samples.
@@ -365,6 +403,7 @@ class LabelProbabilities:
         probabilities = self.regression.predict_proba(perturbed)
         for draw in probabilities.view(-1, *votes.shape):  # in place: with many draws this is a large tensor
             torch.lerp(votes, draw, self.weight_, out=draw)
+            draw[self._copied] = torch.lerp(draw[self._copied], self._copy_shares, self.copy_weight_)
         return probabilities
 
     def score(self, perturbed: Any, predictions: Any) -> Tensor:
@@ -398,6 +437,10 @@ def _best_candidate(
         for parameter, left_out in candidates
     )
     return min(scored, key=lambda candidate: candidate[0])
+
+
+def _rows_to_one(counts: Tensor) -> Tensor:
+    return counts / counts.sum(dim=1, keepdim=True)
 
 
 def _shares(labels: Tensor, weights: Tensor | None) -> Tensor:

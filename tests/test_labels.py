@@ -273,6 +273,57 @@ class TestProbabilities:
         expected = probabilities.regression.predict_proba(perturbed)
         assert torch.equal(probabilities.predict_proba(perturbed), expected)
 
+    @pytest.mark.parametrize("with_weights", [False, True])
+    @pytest.mark.parametrize("n_read", [90, 60])
+    def test_labels_of_exact_copies_count_as_they_predict_labels_that_are_left_out(self, device, with_weights, n_read):
+        generator = torch.Generator().manual_seed(0)
+        features = torch.randn(60, 3, generator=generator).repeat(2, 1)[:90]
+        features[80:] = features[20:30]  # of ten samples there are three
+        labels = torch.randint(3, (60,), generator=generator).repeat(2)[:90]
+        labels[80:] = labels[20:30]
+        labels[:12] = torch.randint(3, (12,), generator=generator)  # not all copies agree
+        weights = 0.5 + torch.rand(90, generator=generator) if with_weights else None
+        graph = NeighborGraph(10).fit(features)
+        given = [part.to(device) for part in (features, labels, graph.neighbors)]
+        on_device = None if weights is None else weights.to(device)
+        regression = LabelRegression(n_landmarks=10, max_samples=n_read)  # which sees no copies
+        found = LabelProbabilities(regression=regression).fit(*given, on_device)
+
+        counted = torch.ones(90) if weights is None else weights / weights.mean()
+        same = (features.unsqueeze(1) == features).all(dim=2)
+        left_out, shares = torch.zeros(90, 3, dtype=torch.float64), torch.zeros(90, 3, dtype=torch.float64)
+        for row in range(90):
+            for other in same[row].nonzero().flatten().tolist():
+                shares[row, labels[other]] += counted[other]
+                left_out[row, labels[other]] += counted[other] if other != row else 0.0
+        copied = same.sum(dim=1) > 1
+        mixture = torch.lerp(
+            found.votes.left_out[found.regression.rows_].cpu(), found.regression.left_out.cpu(), found.weight_
+        ).double()
+        read = found.regression.rows_.cpu()
+        read, mixture = read[copied[read]], mixture[copied[read]]
+        others = left_out[read] / left_out[read].sum(dim=1, keepdim=True)
+        losses = [
+            float(brier_score(torch.lerp(mixture, others, w / 1000), labels[read], weights=counted[read].double()))
+            for w in range(1001)
+        ]
+        weight = losses.index(min(losses)) / 1000
+        assert 0.1 < weight < 1
+        assert found.copy_weight_ == pytest.approx(weight, abs=2e-3)
+        assert (len(read) < int(copied.sum())) == (n_read == 60)
+
+        perturbed = features + 0.1 * torch.randn(90, 3, generator=generator)
+        without = torch.lerp(found.votes.votes, found.regression.predict_proba(perturbed), found.weight_).cpu().double()
+        share = shares / shares.sum(dim=1, keepdim=True)
+        expected = torch.where(copied.unsqueeze(1), torch.lerp(without, share, weight), without)
+        both = found.predict_proba(perturbed.repeat(2, 1).to(device)).cpu().double()
+        torch.testing.assert_close(both, expected.repeat(2, 1), atol=2e-3, rtol=0)
+        assert (expected - without).abs().max() > 0.05
+
+    def test_without_copies_nothing_changes(self):
+        features, labels, neighbors, _ = noisy_blobs()
+        assert LabelProbabilities().fit(features, labels, neighbors).copy_weight_ == 0
+
     def test_the_order_of_the_samples_does_not_matter(self):
         features, labels, neighbors, perturbed = noisy_blobs()
         expected = LabelProbabilities().fit(features, labels, neighbors).predict_proba(perturbed.numpy())

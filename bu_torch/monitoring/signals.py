@@ -16,6 +16,7 @@ from bu_torch._classes import PresentClasses
 from bu_torch._inputs import as_features, as_labels
 from bu_torch.balance import ClassWeight, weights_of
 from bu_torch.boundary import FITTED, BoundaryUncertainty, FeatureExtractor, Perturbation
+from bu_torch.copies import copies
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.expected_accuracy import standard_error_of_gain
 from bu_torch.functional.omission import cluster_counts
@@ -26,7 +27,7 @@ from bu_torch.monitoring.details import Details, describe
 from bu_torch.perturbation import keeps_integers
 from bu_torch.trust import TrustScore
 
-_FORMAT = 8  # of the file, to be raised when what it holds, or how that is computed, changes
+_FORMAT = 9  # of the file, to be raised when what it holds, or how that is computed, changes
 _PROBE = 64
 _LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
 _MOST_COPIES = 0.5
@@ -224,12 +225,8 @@ class Signals:
     def _warn_of_copies(self, inputs: Tensor) -> None:
         labels = self.boundary.labels
         is_copied = torch.zeros_like(labels, dtype=torch.bool)
-        rows = torch.arange(len(labels), device=labels.device)
-        for others in self.boundary.neighbors[:, 1:].unbind(dim=1):  # nearest first, so that copies are
-            rows = rows[(inputs[others[rows]] == inputs[rows]).flatten(1).all(dim=1)]
-            if not len(rows):
-                break
-            is_copied[rows] |= labels[others[rows]] == labels[rows]
+        for rows, others in copies(inputs, self.boundary.neighbors):
+            is_copied[rows] |= labels[others] == labels[rows]
         share = float(is_copied.double().mean())
         if share > _MOST_COPIES:
             warnings.warn(
