@@ -142,8 +142,10 @@ def as_tensor(value: Any, name: str) -> Tensor:
         if "overflow" in str(error).lower():
             raise ValueError(f"`{name}` must hold numbers of at most 64 bits, got a larger one.") from error
         dtype = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
+        is_text = isinstance(value, list | tuple | np.ndarray) and len(value) > 0 and isinstance(value[0], str)
+        advice = " Number them, by `numpy.unique(..., return_inverse=True)[1]`." if is_text else ""
         raise TypeError(
-            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{dtype}."
+            f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{dtype}.{advice}"
         ) from error
 
 

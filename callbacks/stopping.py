@@ -267,14 +267,20 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
         assert self._tracker.selection is not None  # noqa: S101  (there is a rule)
         title, unit = self._tracker.selection.title, as_rule(self.rule).unit
-        place = f"epoch {kept['epoch']}"
-        if self.every_n_train_steps is not None and "step" in kept:
-            place = f"step {kept['step']} of {place}"
+        name, highest = self.score_name, self._tracker.highest
+        equal = ""
+        if highest is not None and highest[name] > kept[name]:
+            equal = f", a standard error or less below the {highest[name]:.4f} of {self._place(highest)}"
         rank_zero_info(
-            f"Boundary uncertainty kept {place} ({title}: {kept[self.score_name]:.4f}{unit and f' {unit}'}):"
+            f"Boundary uncertainty kept {self._place(kept)} ({title}: {kept[name]:.4f}{unit and f' {unit}'}{equal}):"
             f" its {'averaged ' if self._tracker.average is not None else ''}weights are {how}in the model"
             f"{where}. {self.stopping_reason.rstrip('.')}. {self._tracker.cost()}"
         )
+
+    def _place(self, check: dict[str, Any]) -> str:
+        if self.every_n_train_steps is not None and "step" in check:
+            return f"step {check['step']} of epoch {check['epoch']}"
+        return f"epoch {check['epoch']}"
 
     def _check_settings(self) -> None:
         super()._check_settings()

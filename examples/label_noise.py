@@ -221,7 +221,7 @@ def plot(path: Path, result: Result, title: str) -> None:
     upper.set_ylim(0.9 * min(*errors.values(), *result.average), 1.25 * max(errors.values()))
     lower.plot(scores, color=BLUE, linewidth=3, label="the callback's score")
     star = {"color": BLUE, "marker": "*", "edgecolors": "black", "zorder": 4}
-    lower.scatter(stopping.best_epoch, stopping.best_score, 280, label="largest: kept", **star)
+    lower.scatter(stopping.best_epoch, stopping.best_score, 280, label="kept", **star)
     spread = stopping.best_score - min(scores[len(scores) // 4 :])
     lower.set(xlabel="epoch", ylabel="score")
     lower.set_ylim(stopping.best_score - 1.5 * spread - 1e-3, stopping.best_score + 0.5 * spread + 1e-3)

@@ -67,17 +67,21 @@ class Rule:
         """
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
-    def margin(self, values: Mapping[str, float], standard_error: float) -> float:
-        """How far below the highest score so far a check is still its equal, and kept in its place; 0 by default.
+    def margin(self, values: Mapping[str, float], standard_error: float) -> float | None:
+        """How far below the highest score so far a check is still its equal, and kept in its place.
 
-        Patience counts from the highest score, not from its equals. With 0, of equal scores the first is kept.
+        Patience counts from the highest score, not from its equals.
 
         Args:
             values: As for `score`.
             standard_error: Of the difference between this check's expected accuracy and the highest before; 0 where
-                predict alike, and where it was not measured.
+                both predict alike.
+
+        Returns:
+            A number in the unit of the score: with 0, the latest of equal scores is kept. None, the default, for the
+            first of them.
         """
-        return 0.0
+        return None
 
     def settings(self) -> dict[str, Any]:
         """What scores depend on besides the signals, as plain data; with other ones, a resumed run starts anew."""
@@ -304,8 +308,10 @@ class SelectionRule:
         """Whether a score exceeds the highest before it, or is its equal."""
         if score > highest:
             return True
-        margin = self.rule.margin(self._values(entry), entry.get(STANDARD_ERROR, 0.0))
-        return margin > 0 and score >= highest - margin
+        if STANDARD_ERROR not in entry:  # of an older version
+            return False
+        margin = self.rule.margin(self._values(entry), entry[STANDARD_ERROR])
+        return margin is not None and score >= highest - margin
 
     def replay(self, history: History) -> dict[str, Any] | None:
         """What this rule would have kept of checks that another rule, or none, has judged; they are left as they are.

@@ -496,6 +496,16 @@ class Tracker:
         return None if self.selection is None else self.selection.kept(self.compared)
 
     @property
+    def highest(self) -> dict[str, Any] | None:
+        """The check of the highest score, which may not be the one to keep; None if no check counts yet."""
+        name = self.score_name
+        return max((entry for entry in self.compared if self._counts(entry)), key=lambda one: one[name], default=None)
+
+    def _counts(self, entry: Mapping[str, Any]) -> bool:
+        score = None if self.selection is None else self.selection.score(entry)
+        return score is not None and math.isfinite(score)
+
+    @property
     def score_name(self) -> str:
         """The entry of a check that holds its score; "" without a rule."""
         return "" if self.selection is None else self.selection.score_name
@@ -533,7 +543,7 @@ class Tracker:
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
         start = f"Stopped {where}: {self.selection.title}"
         if self.verdict.reason == Reason.NON_FINITE_METRIC:
-            return f"{start} gave a score that is not finite ({self.last_score})."
+            return f"{start} gave a score that is not finite ({self.last_standing})."
         if self.verdict.reason == Reason.STOPPING_THRESHOLD:
             return f"{start} rose above the stopping threshold {settings.stopping_threshold}."
         wait = self.verdict.wait

@@ -98,6 +98,9 @@ def _deciding(record: Record, verdict: Verdict) -> Figure | None:
     if not finite:
         return None
     kept = [by_place[verdict.kept]] if verdict.kept in by_place else []
+    rule = "the check with the largest value is kept"
+    if kept and kept[0] < max(finite):
+        rule = "of the checks within a standard error of the largest value, the latest is kept"
     limits = upper_range(finite, kept)
     layout = {
         "xaxis": {"title": {"text": record.axis}},
@@ -116,7 +119,7 @@ def _deciding(record: Record, verdict: Verdict) -> Figure | None:
     return Figure(
         "deciding",
         f"What {decided}",
-        f"{label.capitalize()}: the check with the largest value is kept."
+        f"{label.capitalize()}: {rule}."
         + (" All that is measured is of averaged weights." if record.settings.get("averaging") else "")
         + (" The axis begins above the lowest values, so that the largest is seen." if limits[0] > min(finite) else ""),
         drawn(

@@ -107,7 +107,7 @@ def read_record(path: str | PathLike[str]) -> Record:
     path = path.with_suffix(".csv") if path.suffix == ".jsonl" else path
     written = _written(path)
     if written is None:
-        raise FileNotFoundError(f"There is no record {path}.")
+        raise FileNotFoundError(f"There is no record at {path}.")
     record = Record(path, [], datetime.fromtimestamp(written, UTC))
     with path.open("rb") as file:
         _read_table(file, record)
