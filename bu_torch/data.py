@@ -631,9 +631,7 @@ def split_batch(batch: Any, keys: Keys) -> tuple[Tensor, Tensor]:
     inputs, labels = _entries(batch, keys)
     for name, value in zip(_PARTS, (inputs, labels), strict=True):
         if not isinstance(value, Tensor):
-            is_text = isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], str)
-            of_text = " of text, which has to be numbered" if is_text else ""
-            raise UnreadableError(f"the {name} of a batch must be a tensor, got {type(value).__name__}{of_text}.")
+            raise UnreadableError(f"the {name} of a batch must be a tensor, got {type(value).__name__}.")
         as_tensor(value, name)  # which refuses one that is not dense
     if inputs.ndim == 0 or labels.ndim == 0 or len(inputs) != len(labels):
         raise UnreadableError(

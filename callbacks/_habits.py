@@ -9,7 +9,7 @@ T = TypeVar("T", bound=type)
 _NOTHING_TO_MONITOR = "this callback measures by itself, at the training samples: `rule=` chooses what decides"
 INSTEAD = {
     "monitor": _NOTHING_TO_MONITOR,
-    "mode": f"the larger score is kept; {_NOTHING_TO_MONITOR}",
+    "mode": f"a larger score is better; {_NOTHING_TO_MONITOR}",
     "save_top_k": "one checkpoint is kept, the best. A `ModelCheckpoint(monitor='expected_accuracy', mode='max',"
     " save_top_k=3)` beside it keeps more",
     "class_weights": "`class_weight=`",

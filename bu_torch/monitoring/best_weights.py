@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class BestWeights:
-    """Keeps a copy of the weights of the module with the largest score.
+    """Keeps a copy of the weights of the module with the largest score, or standing (`SelectionRule.standings`).
 
     Attributes:
         score: The largest score, None before the first.

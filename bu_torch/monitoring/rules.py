@@ -70,7 +70,8 @@ class Rule:
     def margin(self, values: Mapping[str, float], standard_error: float) -> float | None:
         """How far below the highest score so far a check is still its equal, and kept in its place.
 
-        Patience counts from the highest score, not from its equals.
+        Patience counts from the highest score, not from its equals. The margin must follow from the arguments and the
+        settings alone: it is asked for again of earlier checks.
 
         Args:
             values: As for `score`.
@@ -310,8 +311,7 @@ class SelectionRule:
             return True
         if STANDARD_ERROR not in entry:  # of an older version
             return False
-        margin = self.rule.margin(self._values(entry), entry[STANDARD_ERROR])
-        return margin is not None and score >= highest - margin
+        return score >= highest - self._number("margin", self._values(entry), entry[STANDARD_ERROR])
 
     def replay(self, history: History) -> dict[str, Any] | None:
         """What this rule would have kept of checks that another rule, or none, has judged; they are left as they are.
@@ -351,15 +351,20 @@ class SelectionRule:
         values = self._values(entry)
         if not all(math.isfinite(value) for value in values.values()):
             return math.nan
+        return self._number("score", values)
+
+    def _number(self, method: str, *arguments: Any) -> float:
+        """What a method of the rule gives, None as NaN where that may be."""
+        name = f"`{type(self.rule).__name__}.{method}`"
         try:
-            score = self.rule.score(values)
+            found = getattr(self.rule, method)(*arguments)
         except KeyError as error:
-            raise KeyError(
-                f"`{type(self.rule).__name__}.score` reads {error}, which is not among its `signals`"
-            ) from error
-        if isinstance(score, bool) or not isinstance(score, Real):
-            raise TypeError(f"`{type(self.rule).__name__}.score` must give a number, got {type(score).__name__}.")
-        return float(score)
+            raise KeyError(f"{name} reads {error}, which is not among its `signals`") from error
+        if found is None and method == "margin":
+            return math.nan
+        if isinstance(found, bool) or not isinstance(found, Real):
+            raise TypeError(f"{name} must give a number, got {type(found).__name__}.")
+        return float(found)
 
 
 def _moving_averages(values: list[float], weight_of_past: float) -> list[float]:

@@ -106,8 +106,8 @@ class BoundaryUncertaintyStopper(Settings):
                 epochs.
 
         Returns:
-            True where training may end: no epoch was better than the kept one for `patience` checks, or a threshold or
-            a value that is not finite ends it. Each later call says so again, until one finds a better epoch.
+            True where training may end: no score was higher than the highest for `patience` checks, or a threshold or
+            a value that is not finite ends it. Each later call says so again, until one finds a higher score.
 
         Raises:
             ValueError: If the model gives too few outputs, the samples are not fit for the method, or `epoch` or `step`

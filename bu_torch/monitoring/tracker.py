@@ -42,6 +42,7 @@ _COMPARED = (
     "n_components",
     "class_weight",
 )
+_SINCE = ("rule.n_standard_errors",)  # of these, states of before lack one, and their scores are the same
 REMOVED_RULE = "consensus"
 _SETTLED = 3  # checks
 _FEWEST_CLUSTERS = 2  # so many times `n_neighbors`, in samples, are not worth a warning
@@ -464,10 +465,11 @@ class Tracker:
         return entry
 
     def _is_of_highest_accuracy(self, entry: Mapping[str, Any]) -> bool:
-        """Whether no check that can be compared had an expected accuracy as high as this one."""
+        """Whether no check that counts had an expected accuracy as high as this one, which counts."""
+        first = 0 if self.selection is None else self.selection.start_from_epoch
         accuracy = entry.get("expected_accuracy", math.nan)
-        before = (check.get("expected_accuracy", math.nan) for check in self.compared)
-        return math.isfinite(accuracy) and not any(other >= accuracy for other in before)
+        before = (check.get("expected_accuracy", math.nan) for check in self.compared if check["epoch"] >= first)
+        return entry["epoch"] >= first and math.isfinite(accuracy) and not any(other >= accuracy for other in before)
 
     def _warn_of_worse_than_chance(self) -> None:
         """Say once that the network predicts what the labels contradict, which no training aims at."""
@@ -520,11 +522,15 @@ class Tracker:
     def check_of_standing(
         self, standing: float, epoch: int | None = None, step: int | None = None
     ) -> dict[str, Any] | None:
-        """The first check of exactly this standing; of `epoch` and `step`, if those are known."""
+        """The first check of exactly this standing; of `epoch` and `step`, if those are known.
+
+        Where none has it, as with a rule that has changed its mind about an earlier check, that of `epoch` and `step`.
+        """
         if self.selection is None:
             return None
         standings = self.selection.standings(self.compared)
         found = [entry for entry, one in zip(self.compared, standings, strict=True) if one == standing]
+        found = found or [entry for entry in self.compared if entry["epoch"] == epoch and entry.get("step") == step]
         of_epoch = [entry for entry in found if entry["epoch"] == epoch]
         of_step = [entry for entry in of_epoch if entry.get("step") == step]
         return next(iter((*of_step, *of_epoch, *found)), None)
@@ -587,6 +593,7 @@ class Tracker:
         self.setup_seconds = self._began - started
         if folder is not None:
             rule = None if self.selection is None else self.selection.rule.name
+            settings = {**settings, **self._rule_settings()}
             header = header_line({**settings, "rule": rule}, self._about, self.n_not_compared, self.setup_seconds)
             self._record = Record(folder, header, map(row, self.history), self._columns())
 
@@ -684,7 +691,11 @@ class Tracker:
             self._fingerprint = state.samples
         if self.selection is None:
             return
-        changed = {name: now for name, now in self._compared_settings().items() if now != settings.get(name)}
+        changed = {
+            name: now
+            for name, now in self._compared_settings().items()
+            if now != settings.get(name) and (name in settings or name not in _SINCE)
+        }
         if changed:
             self._compare_nothing_before()
             self._fingerprint = None  # to which weights of classes belong; there is nothing left to compare
@@ -742,8 +753,11 @@ class Tracker:
         named["averaging"] = None if self.average is None else self.average.past
         if isinstance(weights := named["class_weight"], dict | list):
             named["class_weight"] = repr(weights)  # of all classes
-        rule = self.selection.rule
-        return {**named, "rule": rule.name, **{f"rule.{name}": value for name, value in rule.settings().items()}}
+        return {**named, "rule": self.selection.rule.name, **self._rule_settings()}
+
+    def _rule_settings(self) -> dict[str, Any]:
+        rule = None if self.selection is None else self.selection.rule
+        return {} if rule is None else {f"rule.{name}": value for name, value in rule.settings().items()}
 
     def _columns(self) -> list[str]:
         """What a check adds to `history` beside its epoch."""

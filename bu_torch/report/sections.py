@@ -154,7 +154,10 @@ def _rules(record: Record, verdict: Verdict) -> str:
     note = "Each rule replayed on the checks of this run, patience aside, with its smoothing and first epoch."
     kept_by_rule = verdict.by_rule.get(verdict.rule or "")
     if record.end and kept_by_rule and kept_by_rule[record.axis] != verdict.kept:
-        note += " What the run kept differs from its own rule here where it resumed from elsewhere."
+        note += (
+            " What the run kept differs from its own rule here where it resumed from elsewhere, or where its rule has a"
+            " margin of its own."
+        )
     return table_section(
         "rules",
         "What each rule would have kept",

@@ -174,13 +174,15 @@ def test_an_average_passes_over_what_is_not_finite():
         (Product, "expected_accuracy", KeyError, "expected_accuracy"),
         (lambda: made(score=lambda self, values: "good"), "", TypeError, r"`Made\.score` must give a number, got str"),
         (lambda: made(score=lambda self, values: values["omission"]), "", KeyError, "`Made.score` reads 'omission'"),
+        (lambda: made(margin=lambda self, values, error: "wide"), "", TypeError, r"`Made\.margin` must give a number"),
+        (lambda: made(margin=lambda self, values, error: values["u"]), "", KeyError, "`Made.margin` reads 'u'"),
     ],
 )
 def test_a_missing_signal_or_a_score_that_is_none_is_an_error(rule, missing, error, message):
-    (check,) = checks(trust_score=[1], expected_accuracy=[1])
-    check.pop(missing, None)
+    history = checks(trust_score=[1, 0.5], expected_accuracy=[1, 0.5], standard_error=[0, 0.1])
+    history[0].pop(missing, None)
     with pytest.raises(error, match=message):
-        SelectionRule(rule()).replay([check])
+        SelectionRule(rule()).replay(history)
 
 
 def made(**attributes):

@@ -8,7 +8,7 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import Rule, Signals
+from bu_torch import Rule, SelectionRule, Signals
 from bu_torch.data import Samples
 from bu_torch.monitoring import tracker as module_of_tracker
 from bu_torch.monitoring.budget import Plan
@@ -275,7 +275,12 @@ def test_it_leaves_a_record(tmp_path):
     tracker.end_check(0.0, tracker.details())
     tracker.end("Enough.", kept_epoch=0)
     header, check, end = map(json.loads, Path(tracker.record_path).with_suffix(".jsonl").read_text().splitlines())
-    assert header["settings"] == {"patience": 20, "rule": "accuracy_and_uncertainty"}
+    assert header["settings"] == {
+        "patience": 20,
+        "rule": "accuracy_and_uncertainty",
+        "rule.weight": 0.05,
+        "rule.n_standard_errors": 1.0,
+    }
     assert header["data"]["n_samples"] == 120
     assert (check["epoch"], check["step"], len(check["doubtful"])) == (0, 7, 50)
     assert end == {"kind": "end", "reason": "Enough.", "kept_epoch": 0}
@@ -335,3 +340,27 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
     resumed.load_state_dict(first.state_dict())
     resumed.begin(0.0, None, {})
     assert resumed.cost().startswith("Since the run resumed, boundary uncertainty took ")
+
+
+def test_a_state_of_before_the_margin_goes_on_and_its_checks_have_no_equals():
+    first, second, said = Tracker(Settings()), Tracker(Settings()), []
+    for epoch, score in enumerate([0.5, 0.6, 0.599]):
+        first.add(epoch, VALUES | {"expected_accuracy": score})
+    state = first.state_dict()
+    del state["best_predictions"], state["settings"]["rule.n_standard_errors"]
+    second.warn = said.append
+    second.load_state_dict(state)
+    assert (second.kept["epoch"], second.verdict.wait, said) == (1, 1, [])
+    second.add(3, VALUES | {"expected_accuracy": 0.599, "standard_error": 0.01})
+    assert (second.kept["epoch"], second.highest["epoch"]) == (3, 1)
+
+
+def test_the_standard_error_is_against_checks_that_count():
+    tracker, _ = prepared()
+    tracker.settings = Settings(n_neighbors=20, n_draws=2, start_from_epoch=1)
+    tracker.selection = SelectionRule(start_from_epoch=1)
+    for epoch in range(3):
+        noise = torch.randn(240, 3, generator=torch.Generator().manual_seed(epoch), dtype=torch.float64)
+        values = tracker.measure(noise + (2 - epoch) * 5 * tracker.signals.probabilities)
+        assert (values["standard_error"] > 0) == (epoch == 2)
+        tracker.add(epoch, values)
