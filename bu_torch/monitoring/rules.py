@@ -67,7 +67,7 @@ class Rule:
         """
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
-    def margin(self, values: Mapping[str, float], standard_error: float) -> float | None:
+    def margin(self, values: Mapping[str, float], standard_error: float) -> float:
         """How far below the highest score so far a check is still its equal, and kept in its place.
 
         Patience counts from the highest score, not from its equals. The margin must follow from the arguments and the
@@ -79,10 +79,9 @@ class Rule:
                 both predict alike.
 
         Returns:
-            A number in the unit of the score: with 0, the latest of equal scores is kept. None, the default, for the
-            first of them.
+            A number in the unit of the score; 0, the default, for none: of equal scores the first is kept.
         """
-        return None
+        return 0.0
 
     def settings(self) -> dict[str, Any]:
         """What scores depend on besides the signals, as plain data; with other ones, a resumed run starts anew."""
@@ -311,7 +310,8 @@ class SelectionRule:
             return True
         if STANDARD_ERROR not in entry:  # of an older version
             return False
-        return score >= highest - self._number("margin", self._values(entry), entry[STANDARD_ERROR])
+        margin = self._number("margin", self._values(entry), entry[STANDARD_ERROR])
+        return margin > 0 and score >= highest - margin
 
     def replay(self, history: History) -> dict[str, Any] | None:
         """What this rule would have kept of checks that another rule, or none, has judged; they are left as they are.
@@ -354,14 +354,12 @@ class SelectionRule:
         return self._number("score", values)
 
     def _number(self, method: str, *arguments: Any) -> float:
-        """What a method of the rule gives, None as NaN where that may be."""
+        """What a method of the rule gives."""
         name = f"`{type(self.rule).__name__}.{method}`"
         try:
             found = getattr(self.rule, method)(*arguments)
         except KeyError as error:
             raise KeyError(f"{name} reads {error}, which is not among its `signals`") from error
-        if found is None and method == "margin":
-            return math.nan
         if isinstance(found, bool) or not isinstance(found, Real):
             raise TypeError(f"{name} must give a number, got {type(found).__name__}.")
         return float(found)

@@ -175,7 +175,8 @@ def test_expected_accuracy_and_boundary_uncertainty_of_averages_are_the_default(
     assert equals
     assert stopping.best_score == values[stopping.best_epoch]
     title = "expected accuracy and boundary uncertainty"
-    assert f"kept epoch {stopping.best_epoch} ({title}: {stopping.best_score:.4f})" in log.text
+    equal = f", a standard error or less below the {max(values):.4f} of epoch {highest}"
+    assert f"kept epoch {stopping.best_epoch} ({title}: {stopping.best_score:.4f}{equal})" in log.text
     assert f"{title} did not improve in the last 20 checks" in stopping.stopping_reason
 
 

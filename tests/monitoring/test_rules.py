@@ -52,7 +52,8 @@ def equals(scores, errors, **columns):
     ("scores", "errors", "kept"),
     [
         ([0.6, 0.595, 0.5], [0, 0.01, 0.01], 1),
-        ([0.6, 0.6, 0.5], [0, 0, 0.01], 1),  # alike in each prediction
+        ([0.6, 0.6, 0.5], [0, 0, 0.01], 0),  # alike in each prediction
+        ([0.6, 0.6, 0.5], [0, 0.01, 0.01], 1),
         ([0.6, 0.58, 0.595], [0, 0.01, 0.01], 2),
         ([0.6, 0.591, 0.582, 0.573], [0, 0.01, 0.01, 0.01], 1),  # equal to the highest, not to one another
         ([0.6, 0.595, 0.7, 0.65], [0, 0.01, 0.01, 0.01], 2),
@@ -70,8 +71,7 @@ def test_of_checks_within_a_standard_error_of_the_highest_the_latest_is_kept(sco
     assert replayed["accuracy_and_uncertainty"] == scores[kept]
     assert [entry["expected_accuracy"] for entry in history] == pytest.approx(scores, nan_ok=True)
     alone = SelectionRule(AccuracyAndUncertainty(n_standard_errors=0.0)).replay(equals(scores, errors))
-    highest = max(x for x in scores if not math.isnan(x))
-    assert alone["epoch"] == max(epoch for epoch, score in enumerate(scores) if score == highest)
+    assert alone["epoch"] == scores.index(max(x for x in scores if not math.isnan(x)))
 
 
 def test_what_is_equal_does_not_drift():
@@ -92,7 +92,7 @@ def test_early_checks_and_other_rules_have_no_equals():
         name = "with_margin"
 
         def margin(self, values, standard_error):
-            return 0.02 if standard_error else None
+            return 0.02 if standard_error else 0.0
 
     assert SelectionRule(Margin()).replay(history)["epoch"] == 2
 

@@ -177,7 +177,7 @@ class TestFile:
             warnings.simplefilter("ignore")  # there is little to be told from so few
             for kwargs in ({}, {"class_weight": "balanced"}):
                 signals = Signals(n_neighbors=5, n_draws=2, seed=3, **kwargs).fit(features, labels)
-                assert signals._fingerprint == "6b0889da7c2cc60eceba18fd13d26063ac9029b83eae4977b7a58fa8bd6c027c", (
+                assert signals._fingerprint == "dd8cc87cfd2dedb9b6d0dcb233a536e22b7ec0284564b6bdb4cab238ec0a7593", (
                     kwargs
                 )
 
