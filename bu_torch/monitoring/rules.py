@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from bu_torch._inputs import check_integer
 from bu_torch.monitoring.catalogue import SIGNALS
@@ -171,7 +171,7 @@ class AccuracyAndUncertainty(Rule):
 
 
 # Every rule that goes by a name, as a callable that makes it, for a rule may remember.
-RULES: dict[RuleName, Callable[[], Rule]] = {
+RULES: dict[RuleName, Callable[..., Rule]] = {
     "accuracy_and_uncertainty": AccuracyAndUncertainty,
     "expected_accuracy": partial(SignalRule, "expected_accuracy"),
     "boundary_uncertainty": partial(SignalRule, "boundary_uncertainty"),
@@ -206,6 +206,21 @@ def as_rule(rule: Any) -> Rule:
     if is_taken and not (name in RULES and type(rule) is type(RULES[name]())):
         raise ValueError(f"`rule.name` must not be the name of a signal, a rule or another column, got {name!r}.")
     return rule
+
+
+class Standing(NamedTuple):
+    """Where a check stands among those before it, and all that the next one needs to know.
+
+    Args:
+        last: By what it compares: its score, NaN or infinite too, but where it is within the rule's margin of the
+            highest score: there it is the next number above the largest before. None for a check that does not count.
+        highest: The highest score that counts; -inf before the first.
+        largest: The largest `last`; a check that is to be kept has a larger one than all before it.
+    """
+
+    last: float | None = None
+    highest: float = -math.inf
+    largest: float = -math.inf
 
 
 class SelectionRule:
@@ -284,25 +299,32 @@ class SelectionRule:
 
     def kept(self, history: History) -> dict[str, Any] | None:
         """The check whose epoch is kept among completed ones: the first of largest standing; None if none counts."""
-        ranked = zip(history, self.standings(history), strict=True)
-        counted = [(entry, standing) for entry, standing in ranked if standing is not None and math.isfinite(standing)]
-        return max(counted, key=lambda pair: pair[1])[0] if counted else None
+        kept, before = None, Standing()
+        for entry in history:
+            standing = self.stand(before, entry)
+            kept = entry if standing.largest > before.largest else kept
+            before = standing
+        return kept
+
+    def highest(self, history: History) -> dict[str, Any] | None:
+        """The first completed check of the highest score, which may not be the kept one; None if none counts."""
+        counted = [entry for entry in history if _is_finite(self.score(entry))]
+        return max(counted, key=lambda entry: entry[self.score_name], default=None)
+
+    def stand(self, before: Standing, entry: Mapping[str, Any]) -> Standing:
+        """Where a completed check stands, after the standing of the one before, or `Standing()`."""
+        score = self.score(entry)
+        if score is None or not _is_finite(score) or not self._is_highest(score, before.highest, entry):
+            return before._replace(last=score)
+        largest = max(score, math.nextafter(before.largest, math.inf))
+        return Standing(largest, max(score, before.highest), largest)
 
     def standings(self, history: History) -> list[float | None]:
-        """By what completed checks compare: each one that is to be kept has a larger standing than all before it.
-
-        That is its score, NaN or infinite too, but where a check is within the rule's margin of the highest score so
-        far: there it is the next number above the largest standing. None for a check that does not count.
-        """
-        highest = largest = -math.inf
-        standings: list[float | None] = []
+        """By what each completed check compares: `Standing.last`."""
+        standings = [Standing()]
         for entry in history:
-            score = self.score(entry)
-            if score is not None and math.isfinite(score) and self._is_highest(score, highest, entry):
-                highest, largest = max(highest, score), max(score, math.nextafter(largest, math.inf))
-                score = largest
-            standings.append(score)
-        return standings
+            standings.append(self.stand(standings[-1], entry))
+        return [standing.last for standing in standings[1:]]
 
     def _is_highest(self, score: float, highest: float, entry: Mapping[str, Any]) -> bool:
         """Whether a score exceeds the highest before it, or is its equal."""
@@ -363,6 +385,10 @@ class SelectionRule:
         if isinstance(found, bool) or not isinstance(found, Real):
             raise TypeError(f"{name} must give a number, got {type(found).__name__}.")
         return float(found)
+
+
+def _is_finite(score: float | None) -> bool:
+    return score is not None and math.isfinite(score)
 
 
 def _moving_averages(values: list[float], weight_of_past: float) -> list[float]:

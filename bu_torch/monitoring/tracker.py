@@ -22,7 +22,7 @@ from bu_torch.monitoring.decision import Reason, Verdict, decide
 from bu_torch.monitoring.details import Details
 from bu_torch.monitoring.preparation import fit_or_find, fit_or_load
 from bu_torch.monitoring.record import Record, check_line, end_line, header_line, row
-from bu_torch.monitoring.rules import STANDARD_ERROR, SelectionRule
+from bu_torch.monitoring.rules import STANDARD_ERROR, SelectionRule, Standing
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
 from bu_torch.monitoring.signals import MOST_ENTRIES, Measurement, Signals
 from bu_torch.monitoring.state import read_state
@@ -96,6 +96,7 @@ class Tracker:
     n_not_compared: int
     setup_seconds: float
     check_seconds: float
+    _standing: Standing  # of the last check
     _signals: Signals | None  # only where it was prepared
     _predictions: Tensor  # at the last check, (n_draws * N,)
     _best_predictions: Tensor  # at the check of highest expected accuracy that counts, likewise
@@ -114,7 +115,7 @@ class Tracker:
     def reset(self) -> None:
         """Forget everything: another training begins."""
         self.history = []
-        self.verdict = Verdict()
+        self.verdict, self._standing = Verdict(), Standing()
         past = self.settings.averaging
         self.average = None if past is None else WeightAverage(past, self.settings.averaging_device)
         self.plan = None
@@ -226,14 +227,14 @@ class Tracker:
             self._keep_space(signals, samples.inputs)
         self._rows = samples.rows
         self._adapt(len(samples.inputs))
-        _, shares = class_shares(self._signals.boundary.labels, samples.weights)
+        present, shares = class_shares(self._signals.boundary.labels, samples.weights)
         self._about = {
             "data": {
                 "n_samples": len(samples.inputs),
                 "n_draws": n_draws,
                 "n_training": samples.n_training,
                 "n_classes": int(samples.labels.max()) + 1,
-                "n_present": len(torch.unique(self._signals.boundary.labels)),
+                "n_present": len(present),
                 "smallest_class_share": round(float(shares.min()), 4),  # as training draws them
                 "largest_class_share": round(float(shares.max()), 4),
                 "sampling": "uniform" if samples.weights is None else "weighted",
@@ -451,14 +452,14 @@ class Tracker:
         if self._is_last(epoch, step):
             self.history.pop()
             self.n_not_compared = min(self.n_not_compared, len(self.history))
-            self.verdict = self._decide_anew()
+            self._decide_anew()
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         if self._is_of_highest_accuracy(entry):
             self._best_predictions = self._predictions
         self.history.append(entry)
         if self.selection is not None:
             self.selection.complete(self.compared)
-            self.verdict = self._decided(self.verdict, entry)
+            self._decide(entry)
         if not is_counted:
             self._compare_nothing_before()
         self._warn_of_worse_than_chance()  # last, for a warning may be made an error
@@ -500,12 +501,7 @@ class Tracker:
     @property
     def highest(self) -> dict[str, Any] | None:
         """The check of the highest score, which may not be the one to keep; None if no check counts yet."""
-        name = self.score_name
-        return max((entry for entry in self.compared if self._counts(entry)), key=lambda one: one[name], default=None)
-
-    def _counts(self, entry: Mapping[str, Any]) -> bool:
-        score = None if self.selection is None else self.selection.score(entry)
-        return score is not None and math.isfinite(score)
+        return None if self.selection is None else self.selection.highest(self.compared)
 
     @property
     def score_name(self) -> str:
@@ -514,10 +510,8 @@ class Tracker:
 
     @property
     def last_standing(self) -> float | None:
-        """By what the last check compares with those before it (`SelectionRule.standings`); None if it counts not."""
-        if self.selection is None or not self.compared:
-            return None
-        return self.selection.standings(self.compared)[-1]
+        """By what the last check compares with those before it (`Standing.last`); None if it counts not."""
+        return self._standing.last
 
     def check_of_standing(
         self, standing: float, epoch: int | None = None, step: int | None = None
@@ -707,7 +701,7 @@ class Tracker:
             )
         else:
             self.selection.rule.load_state_dict(state.rule)
-            self.verdict = self._decide_anew()
+            self._decide_anew()
 
     @property
     def is_comparable(self) -> bool:
@@ -717,22 +711,25 @@ class Tracker:
     def _compare_nothing_before(self) -> None:
         self._predictions, self._best_predictions = self._predictions[:0], self._best_predictions[:0]
         self.n_not_compared = len(self.history)
-        self.verdict = Verdict()
+        self.verdict, self._standing = Verdict(), Standing()
         if self.selection is not None:
             self.selection.rule.reset()
 
-    def _decide_anew(self) -> Verdict:
-        verdict = Verdict()
+    def _decide_anew(self) -> None:
+        self.verdict, self._standing = Verdict(), Standing()
         for entry in self.compared:
-            verdict = self._decided(verdict, entry)
-        return verdict
+            self._decide(entry)
 
-    def _decided(self, before: Verdict, entry: Mapping[str, Any]) -> Verdict:
-        if self.selection is None or (score := self.selection.score(entry)) is None:
-            return before
+    def _decide(self, entry: Mapping[str, Any]) -> None:
+        """Go on from the verdict and the standing of the check before."""
+        if self.selection is None:
+            return
+        self._standing = self.selection.stand(self._standing, entry)
+        if (score := self.selection.score(entry)) is None:
+            return
         assert isinstance(self.settings, Settings)  # noqa: S101  (there is a rule)
-        return decide(
-            before,
+        self.verdict = decide(
+            self.verdict,
             score,
             patience=self.settings.patience,
             min_delta=self.settings.min_delta,

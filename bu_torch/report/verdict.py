@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.rules import (
-    DEFAULT_RULE,
-    RULE_NAMES,
-    AccuracyAndUncertainty,
-    RuleName,
-    SelectionRule,
-    as_rule,
-)
+from bu_torch.monitoring.rules import DEFAULT_RULE, RULE_NAMES, RULES, RuleName, SelectionRule, as_rule
 from bu_torch.report.record import Details, Record
 
 # Of rules that only older versions have: the column of the table that holds their score.
@@ -164,13 +157,11 @@ def _selection(name: Any, record: Record) -> SelectionRule:
     }
     n_samples, n_neighbors = record.data.get("n_samples"), settings.get("n_neighbors")
     try:
-        own = {
-            option: float(value)
-            for option in AccuracyAndUncertainty().settings()
-            if isinstance(value := settings.get(f"rule.{option}"), int | float)
-        }
-        is_own = name == settings.get("rule") == AccuracyAndUncertainty.name
-        selection = SelectionRule(AccuracyAndUncertainty(**own) if is_own else name, **options)
+        selection = SelectionRule(name, **options)
+        if name == settings.get("rule"):
+            recorded = {option: settings.get(f"rule.{option}") for option in selection.rule.settings()}
+            own = {option: float(value) for option, value in recorded.items() if isinstance(value, int | float)}
+            selection.rule = RULES[name](**own)
         if isinstance(n_samples, int) and isinstance(n_neighbors, int) and n_samples > 0:
             selection.rule.adapt(n_samples, n_neighbors)
         return selection
