@@ -177,11 +177,10 @@ class BoundaryUncertainty:
         points = self._choose_space(inputs, labels)
         points = self.space.fit_transform(inputs) if points is None else points
         graph = NeighborGraph(self.n_neighbors).fit(points)
-        classifier = PrototypeClassifier(seed=self.seed).fit(points, labels)
         self.labels = labels
         self.neighbors = graph.neighbors
         self.nearest_distance = graph.nearest_distance
-        self.bayes_pairs = classifier.top_pairs(points)
+        self.bayes_pairs = _likely_pairs(points, labels, self.seed)
         self._perturb(inputs)
         self._index()
         return points
@@ -517,6 +516,14 @@ class BoundaryUncertainty:
     def _check_fitted(self) -> None:
         if not hasattr(self, "mean_"):
             raise RuntimeError("This BoundaryUncertainty is not fitted yet: call `fit` first.")
+
+
+def _likely_pairs(points: Tensor, labels: Tensor, seed: int) -> Tensor:
+    """Likely Bayes pair of each sample, (N, 2): `PrototypeClassifier`'s, which two classes leave no choice."""
+    classes = labels.unique()
+    if len(classes) == 2:
+        return classes.expand(len(labels), 2).contiguous()
+    return PrototypeClassifier(seed=seed).fit(points, labels).top_pairs(points)
 
 
 def _checked(perturbed: Any, inputs: Tensor) -> Tensor:

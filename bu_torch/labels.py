@@ -17,7 +17,7 @@ from bu_torch.k_means import lloyd
 from bu_torch.space import common_standardization, standardize
 from bu_torch.subset import stratified_rows
 
-_BLOCK_ELEMENTS = 2**20  # kernel entries at once
+_BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which a processor keeps at hand
 _LEAST_PENALTY = 1e-8  # with a smaller one, leave-one-out predictions are lost in rounding
 _LLOYD_STEPS = 4  # of K-means for landmarks; more gain nothing
 

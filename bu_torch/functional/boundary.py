@@ -336,7 +336,9 @@ def _local_uncertainty(
     low, high = torch.aminmax(logits)
     factor = torch.where(torch.maximum(-low, high) < 1, 1.0, 0.5)
     zero = (logits * 0).sum(dim=1, keepdim=True)  # NaN where a logit of the row is not finite
-    flat = (logits * factor).add_(zero).reshape(-1)
+    scaled = (logits * factor).add_(zero)
+    # Two classes have one difference a sample, which is looked up instead of both logits.
+    flat = scaled[:, 0] - scaled[:, 1] if logits.shape[1] == 2 else scaled.reshape(-1)
     elements = _BLOCK_ELEMENTS.get(logits.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // neighbors.shape[1])
     # 32-bit indices where they reach, for half the traffic.
@@ -375,10 +377,16 @@ def _count_block(
     bandwidth: Bandwidth,
     member_weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """k_i and k_j of Eq. 27 and the first member's kernel (rows,) for one block; `flat` is the logits in one line."""
-    start = members * n_classes
-    gap = flat.index_select(0, (start + top[:, :1]).view(-1))
-    gap -= flat.index_select(0, (start + top[:, 1:]).view(-1))  # Eq. 12
+    """k_i and k_j of Eq. 27 and the first member's kernel (rows,) for one block.
+
+    `flat` is the logits in one line, or for two classes their differences.
+    """
+    if n_classes == 2:
+        gap = flat.index_select(0, members.view(-1))
+    else:
+        start = members * n_classes
+        gap = flat.index_select(0, (start + top[:, :1]).view(-1))
+        gap -= flat.index_select(0, (start + top[:, 1:]).view(-1))  # Eq. 12
     kernel = boundary_kernel(gap.view(members.shape), bandwidth)
     nearness = kernel[:, 0].clone()  # not the whole block
     if member_weights is not None:

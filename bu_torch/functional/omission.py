@@ -114,8 +114,8 @@ def omission_of_counts(
     is_uniform = []  # the whole cluster is predicted as one class
     for part in predictions.to(torch.int32).split(len(neighbors)):  # half of what has to be moved
         members = neighbors[: len(part)]
-        low, high = part.index_select(0, members.reshape(-1)).view(members.shape).aminmax(dim=1)
-        is_uniform.append(low == high)
+        predicted = part.index_select(0, members.reshape(-1)).view(members.shape)
+        is_uniform.append(predicted.amin(dim=1) == predicted.amax(dim=1))  # `aminmax` of rows takes three times as long
     draws = predictions.long().view(-1, n_samples)
     own = counts.gather(1, draws.clamp(max=n_classes - 1).T).T * (draws < n_classes)
     other = torch.where(commonest[:, 0] == draws, most[:, 1], most[:, 0])
