@@ -129,6 +129,8 @@ class BoundaryUncertainty:
         self.known_space: Literal["inputs", "patches", "tokens"] | None = None  # that a run which resumes has chosen
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
+        self._is_settled = False
+        self._points: Tensor | None = None  # all samples, in the space that is settled, where the choice has made them
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str)):
             raise TypeError(
@@ -170,11 +172,9 @@ class BoundaryUncertainty:
 
     def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Tensor:
         """`fit` to what has been checked; returns the samples as points (N, k) of the space, which are not kept."""
-        check_two_classes(labels)
-        if self.kind_of_perturbation(inputs) == "tokens":
-            check_tokens(inputs, "features")
-        self.weights = weights_of(labels, self.class_weight, sample_weight)
-        points = self._choose_space(inputs, labels)
+        if not self._is_settled:
+            self.settle_space(inputs, labels, sample_weight)
+        points = self._unsettle()
         points = self.space.fit_transform(inputs) if points is None else points
         graph = NeighborGraph(self.n_neighbors).fit(points)
         self.labels = labels
@@ -183,6 +183,24 @@ class BoundaryUncertainty:
         self.bayes_pairs = _likely_pairs(points, labels, self.seed)
         self._perturb(inputs)
         self._index()
+        return points
+
+    def settle_space(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> None:
+        """Choose the space of a `fit_points` to come, on what has been checked."""
+        check_two_classes(labels)
+        if self.kind_of_perturbation(inputs) == "tokens":
+            check_tokens(inputs, "features")
+        self.weights = weights_of(labels, self.class_weight, sample_weight)
+        self._points = self._choose_space(inputs, labels)
+        self._is_settled = True
+
+    @property
+    def settled_space(self) -> str:
+        """The space of a `fit_points` to come; "" where none has been chosen."""
+        return self.space_name_ if self._is_settled else ""
+
+    def _unsettle(self) -> Tensor | None:
+        points, self._points, self._is_settled = self._points, None, False
         return points
 
     def given_space(self, inputs: Tensor) -> str:
@@ -467,6 +485,7 @@ class BoundaryUncertainty:
     def _restore(self, tensors: dict[str, Tensor], weights: Tensor | None, inputs: Tensor | None = None) -> Self:
         """Take what `fit` computed from elsewhere; with the samples, perturbed inputs are drawn anew."""
         self.weights = weights
+        self._unsettle()
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
         self.space_name_ = ""

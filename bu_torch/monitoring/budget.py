@@ -18,7 +18,7 @@ AUTO = 0.15  # with the floor
 _UNBOUNDED_DRAWS = 4  # of data that the floor does not reach, where nothing bounds the price
 # Small data needs a floor, which a small network can afford: so many forward passes whatever the budget. For a network
 # in between, operations are bounded.
-_LEAST_FLOOR, _MOST_FLOOR = 1000, 6000
+_LEAST_FLOOR, _MOST_FLOOR = 500, 6000
 _FLOOR_OPERATIONS = 6e8
 _OPERATIONS_BESIDE = 40_000  # of a pass: what a check does with its logits takes as long on one core
 _PASSES_OF_A_STEP = 3  # forward and backward, for a sample
@@ -78,13 +78,16 @@ def share_of_training(n_passes: int, n_trained: int) -> float:
 def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:
     """Floating-point operations of a forward pass of one sample: two for each weight, or more where more are counted.
 
-    A convolution uses each weight many times. Layers that torch cannot count (recurrent ones) count by their weights.
+    A convolution uses each weight many times, an embedding a few of its rows. Layers that torch cannot count (recurrent
+    ones) count by their weights.
 
     Args:
         module: The network; parameters that a lazy layer has not made yet do not count.
         forward: Passes one sample through it; None where that cannot be done before training.
     """
-    of_weights = 2 * sum(parameter.numel() for parameter in module.parameters() if not is_lazy(parameter))
+    multiplied = [layer for layer in module.modules() if not isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+    weights = {id(weight): weight for layer in multiplied for weight in layer.parameters(recurse=False)}
+    of_weights = 2 * sum(weight.numel() for weight in weights.values() if not is_lazy(weight))
     if forward is None:
         return of_weights
     try:

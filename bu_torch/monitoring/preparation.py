@@ -35,7 +35,8 @@ def fit_or_find(
 ) -> InUserCache:
     """Read what an earlier run has left in the user's cache folder, or fit and leave it there.
 
-    Nothing is kept of what depends on code of the user's or on a network, nor of what took no time.
+    Nothing is kept of what depends on code of the user's or on features of a network, nor of what took no time. A space
+    is chosen anew each time, for the network has a say in it.
 
     Args:
         signals: Still to be fitted.
@@ -54,8 +55,11 @@ def fit_or_find(
     """
     samples, file = (inputs, labels, sample_weight), None
     boundary = signals.boundary
-    if boundary.given_space(inputs) and not callable(boundary.perturbation):
-        file = user_cache.file_of(signals.fingerprint_of(*samples), inputs.device.type)
+    is_of_user = callable(boundary.feature_extractor) or callable(boundary.perturbation)
+    if not is_of_user and user_cache.folder() is not None:
+        space = boundary.given_space(inputs) or signals.settle_space(*samples)
+        if space != "module":
+            file = user_cache.file_of(signals.fingerprint_of(*samples), space, inputs.device.type)
     if file is not None:
         try:
             signals.load(file, *samples)

@@ -423,9 +423,25 @@ class Signals:
         weights = self._weights_of(labels, sample_weight)
         wanted = self._of(inputs, labels, weights)
         arrays = read_cache(path, wanted, self._as_samples(inputs, labels))
+        space = self.boundary.settled_space or self.boundary.given_space(inputs)
         self._take(arrays, inputs, labels, weights)
-        self.boundary.space_name_ = self.boundary.given_space(inputs)
+        self.boundary.space_name_ = space
         return self
+
+    def settle_space(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
+        """Choose the space of neighbours for a `fit` or `load` of the same samples, which then do not choose.
+
+        Returns:
+            `boundary.space_name_` to come.
+
+        Raises:
+            ValueError: As for `fit`.
+            TypeError: As for `fit`.
+        """
+        inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
+        labels = as_labels(labels, len(inputs)).to(inputs.device)
+        self.boundary.settle_space(inputs, labels, sample_weight)
+        return self.boundary.settled_space
 
     def _completed(self) -> Self:
         """With what follows from what `fit` computes and a file holds; a warning where that tells nothing."""

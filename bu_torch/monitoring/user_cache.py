@@ -31,13 +31,13 @@ def folder() -> Path | None:
         return None
 
 
-def file_of(fingerprint: str, device: str) -> Path | None:
-    """The file of a preparation, whether it is there or not; None where nothing is kept.
+def file_of(fingerprint: str, space: str, device: str) -> Path | None:
+    """The file of a preparation in a space, whether it is there or not; None where nothing is kept.
 
     Another version of what computes, or another kind of device, may round otherwise, and has files of its own.
     """
     place = folder()
-    name = hashlib.sha256(repr((fingerprint, device, sorted(versions().items()))).encode()).hexdigest()
+    name = hashlib.sha256(repr((fingerprint, space, device, sorted(versions().items()))).encode()).hexdigest()
     return None if place is None else place / f"{name}.npz"
 
 

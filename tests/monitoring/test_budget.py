@@ -29,8 +29,9 @@ ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 
         (60000, 10**9, {}, Plan(9000, 1)),
         (2500, 60_000, {}, Plan(2500, 2)),
         (2500, 260_000, {}, Plan(2000, 1)),
-        (2500, 10**9, {}, Plan(1000, 1)),
-        (300, 10**9, {}, Plan(300, 3)),
+        (2500, 10**9, {}, Plan(500, 1)),
+        (300, 10**9, {}, Plan(300, 1)),
+        (200, 10**9, {}, Plan(200, 2)),
         (20000, 1000, {"budget": None}, Plan(20000, 4)),
         (100, 1000, {"budget": None}, Plan(100, 12)),
         (20000, 1000, {"budget": 1.0}, Plan(20000, 1)),
@@ -53,7 +54,7 @@ def test_plan(n_training, n_operations, asked, expected):
 @pytest.mark.parametrize("n_operations", [0, 110_000, 10**8])
 def test_the_price_is_bounded(n_training, n_operations):
     made = plan(n_training, n_training, n_operations, **ASKED)
-    floor = {0: 6000, 110_000: 4000, 10**8: 1000}[n_operations]
+    floor = {0: 6000, 110_000: 4000, 10**8: 500}[n_operations]
     assert 40 <= made.n_samples <= n_training
     assert 1 <= made.n_draws <= 12
     assert made.n_samples * made.n_draws <= max(0.15 * n_training, floor)
@@ -122,6 +123,18 @@ def test_what_cannot_be_counted_counts_by_its_weights():
     )
 
 
+def test_an_embedding_counts_by_what_is_multiplied_with_it():
+    table = torch.nn.Embedding(30_000, 8)
+    network = torch.nn.Sequential(table, torch.nn.Flatten(), torch.nn.Linear(5 * 8, 2))
+    of_linear = 2 * (5 * 8 + 1) * 2
+    assert count_operations(table) == count_operations(torch.nn.EmbeddingBag(30_000, 8)) == 0
+    assert count_operations(network) == of_linear
+    assert count_operations(network, lambda: network(torch.zeros(1, 5, dtype=torch.long))) == of_linear
+    tied = torch.nn.Sequential(table, torch.nn.Linear(8, 30_000, bias=False))
+    tied[1].weight = table.weight
+    assert count_operations(tied) == 2 * 30_000 * 8
+
+
 def test_the_share_is_of_three_passes_a_sample():
     assert share_of_training(4600, 2300) == pytest.approx(2 / 3)
 
@@ -147,10 +160,10 @@ def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, ca
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         data = loader(*images(), batch_size=1300)
         trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
-    assert monitor.tracker.plan == Plan(1000, 1)
-    assert monitor.tracker.n_samples == 1000
-    assert "looks at a stratified random 1000 of 1300 training samples" in caplog.text
-    assert "A check is 1000 forward passes (1 a sample): 25.6% of the work of training" in caplog.text
+    assert monitor.tracker.plan == Plan(500, 1)
+    assert monitor.tracker.n_samples == 500
+    assert "looks at a stratified random 500 of 1300 training samples" in caplog.text
+    assert "A check is 500 forward passes (1 a sample): 12.8% of the work of training" in caplog.text
 
 
 class Told(torch.utils.data.Dataset):
@@ -192,12 +205,12 @@ def test_samples_that_cannot_be_afforded_are_left_out_by_their_own_places(tmp_pa
     batches = torch.utils.data.DataLoader(data, batch_size=800, sampler=sampler)
     trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), batches)
     before, after = seen["before"], seen["after"]
-    assert (len(after.inputs), after.n_training) == (1000, before.n_training)
+    assert (len(after.inputs), after.n_training) == (500, before.n_training)
     assert len(before.inputs) == (1300 if kind == "part of the places" else 1593)
     places = after.inputs.flatten(1).mean(dim=1).round().long()
     assert torch.equal(places, after.rows)
     assert torch.equal(after.labels, data.labels[after.rows])
-    shares = after.labels.bincount() / 1000
+    shares = after.labels.bincount() / 500
     assert (shares - before.labels.bincount() / len(before.labels)).abs().max() < 0.002
     if kind == "weighted":
         expected = weights[after.rows].double()
@@ -218,7 +231,7 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="The run resumes with other")
         resumed = fit(2, tmp_path / "user" / "last.ckpt")
-    assert resumed.tracker.plan == Plan(1000, 1)
+    assert resumed.tracker.plan == Plan(500, 1)
     assert [check["epoch"] for check in resumed.history] == [0, 1]
 
 
@@ -280,7 +293,7 @@ def test_so_does_the_plain_loop():
     stopper = BoundaryUncertaintyStopper(*images(), feature_extractor="inputs")
     network = OfImages().net
     stopper.check(network)
-    assert stopper._tracker.plan == Plan(1000, 1)
+    assert stopper._tracker.plan == Plan(500, 1)
     assert network.training
 
 

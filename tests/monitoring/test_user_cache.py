@@ -85,6 +85,66 @@ def test_what_is_not_asked_for_or_depends_on_code_is_not_kept(tmp_path, folder, 
     assert not folder.exists()
 
 
+def squares(n=120, noise=1.0):
+    """Images (n, 1, 6, 6) of noise, and the classes that a fixed direction says they are of."""
+    generator = torch.Generator().manual_seed(0)
+    images = noise * torch.randn(n, 1, 6, 6, generator=generator)
+    direction = torch.randn(36, generator=generator)
+    return images + torch.linspace(-1, 1, 6), (images.flatten(1) @ direction > 0).long(), direction
+
+
+def test_images_are_found_again_whatever_the_network(tmp_path, folder, log):
+    images, labels, _ = squares()
+    histories = []
+    for width in (16, 16, 8):
+        log.clear()
+        torch.manual_seed(0)
+        module = Classifier(36, 2)
+        module.net[0], module.net[1], module.net[4] = nn.Linear(36, width), nn.BatchNorm1d(width), nn.Linear(width, 2)
+        callback = stopping()
+        trainer(tmp_path, callback, max_epochs=2).fit(module, loader(images, labels))
+        histories.append(callback.history)
+        assert callback.tracker._about["data"]["space"] == "inputs"
+        assert "Neighbours are found among" in log.text
+        assert (callback.tracker.found_in is None) == (len(histories) == 1)
+    assert histories[0] == histories[1] != histories[2]
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_what_is_found_among_the_network_s_own_features_is_not_kept(tmp_path, folder):
+    images, labels, direction = squares(240)
+    for _ in range(2):
+        torch.manual_seed(0)
+        module = Classifier(36, 2)
+        module.net = nn.Sequential(nn.Linear(36, 1), nn.Linear(1, 2))
+        with torch.no_grad():
+            module.net[0].weight.copy_(direction)
+        callback = stopping()
+        trainer(tmp_path, callback, max_epochs=2).fit(module, loader(images, labels))
+        assert callback.tracker._about["data"]["space"] == "module"
+        assert callback.tracker.found_in is None
+    assert not folder.exists()
+
+
+def test_a_run_that_resumes_finds_the_space_that_it_has_chosen(tmp_path, folder):
+    images, labels, _ = squares()
+    whole = stopping()
+    torch.manual_seed(0)
+    one = trainer(tmp_path, whole, max_epochs=3, enable_checkpointing=False)
+    one.fit(Classifier(36, 2), loader(images, labels))
+    first = stopping()
+    torch.manual_seed(0)
+    cut = trainer(tmp_path, first, max_epochs=2, enable_checkpointing=False)
+    cut.fit(Classifier(36, 2), loader(images, labels))
+    cut.save_checkpoint(tmp_path / "last.ckpt")
+    second = stopping()
+    again = trainer(tmp_path, second, max_epochs=3, enable_checkpointing=False)
+    again.fit(Classifier(36, 2), loader(images, labels), ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    assert second.tracker.found_in == first.tracker.found_in is not None
+    assert len(second.history) == 3
+    assert second.history[:2] == whole.history[:2]
+
+
 @pytest.mark.parametrize("value", ["off", "", "0", "None"])
 def test_the_variable_turns_it_off(tmp_path, monkeypatch, value):
     monkeypatch.setenv("BU_TORCH_CACHE", value)
@@ -151,7 +211,7 @@ def test_files_of_others_and_parts_that_are_written_stay(tmp_path, folder, monke
     monkeypatch.setattr(user_cache, "_MOST_BYTES", 0)
     mine = folder / "mine.npz"
     mine.write_bytes(b"x" * 1000)
-    whole = user_cache.file_of("some fingerprint", "cpu")
+    whole = user_cache.file_of("some fingerprint", "inputs", "cpu")
     with contextlib.suppress(FileNotFoundError), whole_file(whole) as old, whole_file(whole) as new:
         os.utime(old, (0, 0))  # its writer is long gone
         assert fit(tmp_path, stopping()).tracker.kept_in is None  # nothing is announced that is not there
