@@ -43,15 +43,15 @@ class MeasurementSettings:
             samples that an epoch visits, > 0, but no fewer than a cluster. It bounds what `n_draws` and `max_samples`
             choose by themselves. To train on a sample costs two to three forward passes, so that 0.15 is below a tenth
             of a training epoch. `"auto"` is 0.15, with a floor for small data: 6000 passes of a small network, fewer
-            where a pass takes more than 60,000 floating-point operations, and 1000 from 560,000 on. None for no bound.
+            where a pass takes more than 60,000 floating-point operations, and 500 from 1,160,000 on. None for no bound.
             Counted, not timed: runs repeat.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
         cache: What is computed before the first epoch is kept for the next run on the same samples. `"auto"` keeps it
             in the user's cache folder, or in that which the environment variable `BU_TORCH_CACHE` names (`off` for
-            none), where the space of neighbours follows from the settings: for vectors, without a callable. It takes at
-            most a GiB, and what was used longest ago goes first. A path is a file (npz) of your own: read where it
-            exists, written otherwise, and refused where it was made of other samples or settings. None keeps nothing.
-            Not used in a `fast_dev_run`.
+            none), unless a callable of yours or features of the network are part of it. It takes at most a GiB, and
+            what was used longest ago goes first. A path is a file (npz) of your own: read where it exists, written
+            otherwise, and refused where it was made of other samples or settings. None keeps nothing. Not used in a
+            `fast_dev_run`.
         feature_extractor: The space of neighbours and distances between samples, while samples are perturbed in input
             space. `"inputs"`, standardised; `"patches"` for images, `bu_torch.patches.PatchFeatures`; `"tokens"` for
             token ids, `bu_torch.tokens.TokenFeatures`; `"module"`, the inputs of the network's last `nn.Linear`, with
