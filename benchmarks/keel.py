@@ -5,7 +5,7 @@ missing values left out, categories that are words one-hot. `HELD_BACK` was writ
 
     python benchmarks/keel.py FOLDER
     python benchmarks/keel.py benchmarks/data/unseen --tables titanic   # which is not shipped
-    python benchmarks/quality.py --csv FOLDER/*.csv --settings rmsprop --seeds 1 --name quality-keel
+    python benchmarks/quality.py --csv FOLDER/*.csv --seeds 1 --name quality-keel
 """
 
 import argparse
