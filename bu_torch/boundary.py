@@ -129,7 +129,7 @@ class BoundaryUncertainty:
         self.known_space: Literal["inputs", "patches", "tokens"] | None = None  # that a run which resumes has chosen
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
-        self._is_settled = False
+        self._settled: tuple[Tensor, Tensor, Tensor | None] | None = None  # samples that the space was chosen for
         self._points: Tensor | None = None  # all samples, in the space that is settled, where the choice has made them
         self.bandwidth = check_choice("bandwidth", bandwidth, BANDWIDTHS)
         if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str)):
@@ -172,7 +172,7 @@ class BoundaryUncertainty:
 
     def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Tensor:
         """`fit` to what has been checked; returns the samples as points (N, k) of the space, which are not kept."""
-        if not self._is_settled:
+        if not self._is_settled_for(inputs, labels, sample_weight):
             self.settle_space(inputs, labels, sample_weight)
         points = self._unsettle()
         points = self.space.fit_transform(inputs) if points is None else points
@@ -187,20 +187,28 @@ class BoundaryUncertainty:
 
     def settle_space(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> None:
         """Choose the space of a `fit_points` to come, on what has been checked."""
+        self._unsettle()
         check_two_classes(labels)
         if self.kind_of_perturbation(inputs) == "tokens":
             check_tokens(inputs, "features")
         self.weights = weights_of(labels, self.class_weight, sample_weight)
         self._points = self._choose_space(inputs, labels)
-        self._is_settled = True
+        self._settled = (inputs, labels, self.weights)
+
+    def _is_settled_for(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> bool:
+        if self._settled is None:
+            return False
+        weights = weights_of(labels, self.class_weight, sample_weight)
+        pairs = zip((inputs, labels, weights), self._settled, strict=True)
+        return all(_are_equal(one, settled) for one, settled in pairs)
 
     @property
     def settled_space(self) -> str:
         """The space of a `fit_points` to come; "" where none has been chosen."""
-        return self.space_name_ if self._is_settled else ""
+        return "" if self._settled is None else self.space_name_
 
     def _unsettle(self) -> Tensor | None:
-        points, self._points, self._is_settled = self._points, None, False
+        points, self._points, self._settled = self._points, None, None
         return points
 
     def given_space(self, inputs: Tensor) -> str:
@@ -543,6 +551,12 @@ def _likely_pairs(points: Tensor, labels: Tensor, seed: int) -> Tensor:
     if len(classes) == 2:
         return classes.expand(len(labels), 2).contiguous()
     return PrototypeClassifier(seed=seed).fit(points, labels).top_pairs(points)
+
+
+def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one is other or (one.device == other.device and one.dtype == other.dtype and torch.equal(one, other))
 
 
 def _checked(perturbed: Any, inputs: Tensor) -> Tensor:

@@ -167,3 +167,35 @@ def test_bad_arguments_are_named(make, error, message):
     features, labels = gaussians()
     with pytest.raises(error, match=message):
         make(BoundaryUncertainty().fit(features, labels), features)
+
+
+def images(seed, n=90):
+    labels = torch.arange(n) % 3
+    noise = torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return noise + labels.view(-1, 1, 1, 1), labels
+
+
+def test_a_space_that_was_settled_is_for_those_samples_alone():
+    inputs, labels = images(0)
+    others, _ = images(1)
+    fitted = BoundaryUncertainty(n_neighbors=10)
+    fitted.settle_space(inputs, labels, None)
+    fitted.fit(others, labels)
+    alone = BoundaryUncertainty(n_neighbors=10).fit(others, labels)
+    torch.testing.assert_close(fitted.nearest_distance, alone.nearest_distance, rtol=0, atol=0)
+    torch.testing.assert_close(fitted.perturbed_inputs, alone.perturbed_inputs, rtol=0, atol=0)
+    fitted.settle_space(inputs, labels, None)
+    weights = torch.linspace(1, 2, len(labels))
+    fitted.fit(inputs, labels, weights)
+    assert fitted.weights is not None
+    torch.testing.assert_close(fitted.weights / fitted.weights[0], weights.double())
+
+
+def test_a_space_that_could_not_be_settled_is_forgotten():
+    inputs, labels = images(0)
+    estimator = BoundaryUncertainty(n_neighbors=10)
+    estimator.settle_space(inputs, labels, None)
+    assert estimator.settled_space in ("inputs", "patches")
+    with pytest.raises(ValueError, match="class"):
+        estimator.settle_space(inputs, torch.zeros_like(labels), None)
+    assert estimator.settled_space == ""

@@ -4,9 +4,11 @@ import dataclasses
 import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Literal
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
@@ -78,8 +80,8 @@ def share_of_training(n_passes: int, n_trained: int) -> float:
 def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:
     """Floating-point operations of a forward pass of one sample: two for each weight, or more where more are counted.
 
-    A convolution uses each weight many times, an embedding a few of its rows. Layers that torch cannot count (recurrent
-    ones) count by their weights.
+    A convolution uses each weight many times, an embedding a few of its rows. Recurrent layers, which torch cannot
+    count on every device, use each weight once in each step of the sequence.
 
     Args:
         module: The network; parameters that a lazy layer has not made yet do not count.
@@ -90,11 +92,49 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
     of_weights = 2 * sum(weight.numel() for weight in weights.values() if not is_lazy(weight))
     if forward is None:
         return of_weights
+    counter, recurrent = FlopCounterMode(display=False), _RecurrentLayers()
     try:
-        with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
+        with warnings.catch_warnings(), _slow_transformers(), counter, recurrent.watched(module, counter):
             warnings.simplefilter("ignore")  # of hooks that the counter registers
             forward()
     except Exception as error:  # the user's code may raise anything, and is asked again where that matters
         _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)
         return of_weights
-    return max(of_weights, counter.get_total_flops())
+    return max(of_weights, counter.get_total_flops() + recurrent.n_operations_missed)
+
+
+@contextmanager
+def _slow_transformers() -> Iterator[None]:
+    """A transformer's fused kernel, which no counter looks into, gives way to the layers that it is made of."""
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was)
+
+
+class _RecurrentLayers:
+    """Operations of recurrent layers that a counter has not seen."""
+
+    def __init__(self) -> None:
+        self.n_operations_missed = 0
+        self._n_before = 0
+
+    @contextmanager
+    def watched(self, module: nn.Module, counter: FlopCounterMode) -> Iterator[None]:
+        def before(layer: nn.Module, args: tuple) -> None:
+            self._n_before = counter.get_total_flops()
+
+        def after(layer: nn.RNNBase, args: tuple, output: object) -> None:
+            inputs = args[0].data if isinstance(args[0], nn.utils.rnn.PackedSequence) else args[0]
+            n_steps = inputs.numel() // layer.input_size  # of all samples
+            n_operations = 2 * n_steps * sum(weight.numel() for weight in layer.parameters())
+            self.n_operations_missed += max(0, n_operations - (counter.get_total_flops() - self._n_before))
+
+        with ExitStack() as hooks:
+            for layer in module.modules():
+                if isinstance(layer, nn.RNNBase):
+                    hooks.enter_context(layer.register_forward_pre_hook(before))
+                    hooks.enter_context(layer.register_forward_hook(after))
+            yield

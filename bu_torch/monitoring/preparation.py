@@ -70,13 +70,14 @@ def fit_or_find(
             return InUserCache(found_in=file)
     started = time.perf_counter()
     fit_or_load(signals, inputs, labels, None, sample_weight=sample_weight, has_progress_bar=has_progress_bar)
-    if file is not None and is_saved and time.perf_counter() - started > user_cache.LEAST_SECONDS:
+    is_dear = time.perf_counter() - started > user_cache.LEAST_SECONDS
+    if file is not None and is_saved and is_dear and signals.n_bytes <= user_cache.MOST_BYTES_EACH:
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             signals.save(file)
             file.chmod(0o600)  # it holds samples, and the folder may be there already
-            user_cache.make_room(file)
-            return InUserCache(kept_in=file if file.exists() else None)  # it goes where it is too large
+            user_cache.make_room(file.parent)
+            return InUserCache(kept_in=file if file.exists() else None)  # one that is written at once may push it out
         except OSError as error:
             _log.info("What was prepared cannot be kept in %s: %s", file.parent, error)
     return InUserCache()

@@ -396,11 +396,19 @@ class Signals:
         self._check_fitted()
         if self.boundary.is_of_module:
             raise ValueError("These Signals are of features of `module`, which may have changed since: fit them anew.")
-        tensors = {name: getattr(self.boundary, name) for name in FITTED}
-        tensors |= {name: getattr(self, f"_{name}")[:, : len(self._classes)] for name in _OWN}
-        arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        arrays = {name: tensor.cpu().numpy() for name, tensor in self._prepared().items()}
         arrays |= {name: np.array(getattr(self, name)) for name in _SKILLS}
         write_cache(Path(path), self._fingerprint, arrays)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of a file that `save` would write, but for its headers."""
+        self._check_fitted()
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._prepared().values())
+
+    def _prepared(self) -> dict[str, Tensor]:
+        tensors = {name: getattr(self.boundary, name) for name in FITTED}
+        return tensors | {name: getattr(self, f"_{name}")[:, : len(self._classes)] for name in _OWN}
 
     def load(self, path: str | Path, features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `save` wrote in place of `fit(features, labels)`.

@@ -14,7 +14,7 @@ VARIABLE = "BU_TORCH_CACHE"
 LEAST_SECONDS = 0.5  # of a preparation that is worth a file
 _OFF = ("", "0", "off", "none", "false", "no")
 _MOST_BYTES = 2**30  # of all files together; those that were used last are kept
-_MOST_BYTES_EACH = 2**28
+MOST_BYTES_EACH = 2**28  # of a preparation that is kept
 _OLD = 86_400  # seconds after which a part of a file is one that its writer has left
 # Files of this package, whole and (as `whole_file` names them) in parts: others' in the folder are left alone.
 _OWN = re.compile(r"[0-9a-f]{64}\.npz|[0-9a-f]{50}\.[0-9a-f]{16}\.part")
@@ -41,19 +41,15 @@ def file_of(fingerprint: str, space: str, device: str) -> Path | None:
     return None if place is None else place / f"{name}.npz"
 
 
-def make_room(path: Path) -> None:
-    """Delete the files of this package that were used longest ago, until all together are small enough.
-
-    Args:
-        path: A new file, which goes if it is too large itself.
-    """
-    found = [(_used_and_size(file), file) for file in path.parent.iterdir() if _OWN.fullmatch(file.name)]
+def make_room(place: Path) -> None:
+    """Delete the files of this package in a folder that were used longest ago, until all together are small enough."""
+    found = [(_used_and_size(file), file) for file in place.iterdir() if _OWN.fullmatch(file.name)]
     total = 0
     for (used, size), file in sorted(found, reverse=True):
         if file.suffix == ".part":
             is_kept = time.time() - used < _OLD
         else:
-            is_kept = (file != path or size <= _MOST_BYTES_EACH) and total + size <= _MOST_BYTES
+            is_kept = total + size <= _MOST_BYTES
             total += size if is_kept else 0
         if not is_kept:
             _delete(file)

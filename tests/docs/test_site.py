@@ -105,3 +105,11 @@ def test_pictures_are_drawn(load, tmp_path, capsys):
 def test_each_signal_is_on_the_page_of_loggers_and_in_the_monitor_s_docstring(name):
     assert f"`{name}`" in (DOCS / "loggers.md").read_text()
     assert f"`{name}`" in bu_torch.BoundaryUncertaintyMonitor.__doc__
+
+
+def test_no_page_holds_a_table_that_is_still_to_be_filled():
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]:
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        assert not re.findall(r"^[A-Z_]{4,}$", text, re.MULTILINE), page
+        rules = re.findall(r"^\|[-|: ]+\|$\n(.?)", text, re.MULTILINE)
+        assert set(rules) <= {"|"}, f"{page} has a table without rows"

@@ -117,10 +117,28 @@ def test_what_cannot_be_counted_counts_by_its_weights():
 
     network = torch.nn.Linear(3, 2)
     assert count_operations(network, refuse) == 16
-    recurrent = torch.nn.GRU(3, 2, batch_first=True)
-    assert count_operations(recurrent, lambda: recurrent(torch.zeros(1, 5, 3))) >= 2 * sum(
-        weight.numel() for weight in recurrent.parameters()
-    )
+
+
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN])
+def test_a_recurrent_layer_uses_its_weights_in_each_step(kind):
+    layer = kind(3, 2, num_layers=2, batch_first=True)
+    sequence = torch.zeros(1, 5, 3)
+    n_weights = sum(weight.numel() for weight in layer.parameters())
+    assert 2 * 5 * n_weights * 0.6 < count_operations(layer, lambda: layer(sequence)) <= 2 * 5 * n_weights
+    packed = torch.nn.utils.rnn.pack_padded_sequence(sequence, [5], batch_first=True)
+    assert count_operations(layer, lambda: layer(packed)) > 2 * 5 * n_weights * 0.6
+    assert not layer._forward_hooks
+    assert not layer._forward_pre_hooks
+
+
+def test_a_transformer_is_counted_layer_by_layer():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
+    network = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    n_multiplied = 2 * (4 * 8 * 8 + 2 * 8 * 16)
+    was = torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad():
+        assert count_operations(network, lambda: network(torch.zeros(1, 10, 8))) >= 2 * 10 * n_multiplied
+    assert torch.backends.mha.get_fastpath_enabled() == was
 
 
 def test_an_embedding_counts_by_what_is_multiplied_with_it():

@@ -15,6 +15,7 @@ from torch import nn
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch._files import whole_file
 from bu_torch.monitoring import user_cache
+from bu_torch.monitoring.signals import Signals
 
 
 @pytest.fixture
@@ -232,9 +233,19 @@ def test_what_was_used_longest_ago_makes_room(tmp_path, folder, monkeypatch):
     assert used in folder.iterdir()
     assert older not in folder.iterdir()
     assert len(list(folder.iterdir())) == 2
-    monkeypatch.setattr(user_cache, "_MOST_BYTES_EACH", size // 2)
+
+
+def test_what_is_too_large_is_not_written(tmp_path, folder, monkeypatch):
+    fit(tmp_path, stopping())
+    (file,) = folder.iterdir()
+    monkeypatch.setattr(user_cache, "MOST_BYTES_EACH", file.stat().st_size // 2)
+    written = []
+    monkeypatch.setattr(Signals, "save", lambda signals, path: written.append(path))
+    assert fit(tmp_path, stopping(seed=3)).tracker.kept_in is None
+    assert not written
+    monkeypatch.setattr(user_cache, "MOST_BYTES_EACH", file.stat().st_size)
     fit(tmp_path, stopping(seed=3))
-    assert len(list(folder.iterdir())) == 2
+    assert len(written) == 1
 
 
 @pytest.mark.slow
