@@ -123,10 +123,10 @@ class _RecurrentLayers:
 
     @contextmanager
     def watched(self, module: nn.Module, counter: FlopCounterMode) -> Iterator[None]:
-        def before(layer: nn.Module, args: tuple) -> None:
+        def before(layer: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
             self._n_before = counter.get_total_flops()
 
-        def after(layer: nn.RNNBase, args: tuple, output: object) -> None:
+        def after(layer: nn.RNNBase, args: tuple[torch.Tensor, ...], output: object) -> None:
             inputs = args[0].data if isinstance(args[0], nn.utils.rnn.PackedSequence) else args[0]
             n_steps = inputs.numel() // layer.input_size  # of all samples
             n_operations = 2 * n_steps * sum(weight.numel() for weight in layer.parameters())
