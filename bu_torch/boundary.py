@@ -251,7 +251,7 @@ class BoundaryUncertainty:
             self.space_name_ = asked if isinstance(asked, str) else "custom"
             return None
         settings = (self.space.n_components, self.seed)
-        if self.known_space is not None:
+        if self.known_space is not None and asked is None:
             self.space_name_, self.space = self.known_space, FeatureSpace(self.known_space, *settings)
             return None
         if self.kind_of_perturbation(inputs) == "tokens":

@@ -199,3 +199,13 @@ def test_a_space_that_could_not_be_settled_is_forgotten():
     with pytest.raises(ValueError, match="class"):
         estimator.settle_space(inputs, torch.zeros_like(labels), None)
     assert estimator.settled_space == ""
+
+
+def test_features_of_a_module_that_are_asked_for_win_over_a_space_that_is_known():
+    inputs, labels = images(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
+    asked = BoundaryUncertainty(n_neighbors=10, feature_extractor="module", module=module)
+    chosen = BoundaryUncertainty(n_neighbors=10, module=module)
+    for estimator, expected in ((asked, "module"), (chosen, "patches")):
+        estimator.known_space = "patches"
+        assert estimator.fit(inputs, labels).space_name_ == expected

@@ -15,6 +15,7 @@ from torch import nn
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch._files import whole_file
 from bu_torch.monitoring import user_cache
+from bu_torch.monitoring.preparation import fit_or_find
 from bu_torch.monitoring.signals import Signals
 
 
@@ -125,6 +126,21 @@ def test_what_is_found_among_the_network_s_own_features_is_not_kept(tmp_path, fo
         assert callback.tracker._about["data"]["space"] == "module"
         assert callback.tracker.found_in is None
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("space", ["patches", "tokens"])
+def test_spaces_of_images_and_texts_are_found_again(folder, space):
+    images, labels, _ = squares()
+    inputs = images if space == "patches" else (images.flatten(1) > 0).long()
+    settings = {"feature_extractor": "patches"} if space == "patches" else {"perturbation": "tokens"}
+    found = []
+    for _ in range(2):
+        signals = Signals(20, n_draws=1, **settings)
+        found.append(fit_or_find(signals, inputs, labels))
+        assert signals.boundary.space_name_ == space
+        found.append(signals.measure(signals.perturbed_inputs.flatten(1)[:, :2].float()).values)
+    assert found[0].kept_in == found[2].found_in is not None
+    assert found[1] == found[3]
 
 
 def test_a_run_that_resumes_finds_the_space_that_it_has_chosen(tmp_path, folder):
