@@ -117,6 +117,11 @@ def resolve_backend(backend: str, device: torch.device) -> str:
     return "faiss" if device.type == "cpu" else "torch"
 
 
+def is_large(n_base: int, n_features: int, n_queries: int) -> bool:
+    """Whether an exact search would take longer than about half a minute on two cores."""
+    return n_base * n_queries * n_features > _EXACT_PRODUCTS
+
+
 class Neighbors(NamedTuple):
     """What a search found: distances (Q, k), float64, ascending; rows of the base (Q, k), int64; recall."""
 
@@ -133,6 +138,7 @@ def nearest(
     exclude: Tensor | None = None,
     backend: str = "auto",
     exact: bool | None = True,
+    tolerance: float | None = None,
 ) -> Neighbors:
     """The k rows of `base` nearest to each query.
 
@@ -148,20 +154,22 @@ def nearest(
         exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. Where that leaves
             fewer than k, the last distances are inf.
         backend: As for `NeighborGraph`.
-        exact: False allows FAISS to miss some; None does where B x Q x d is large.
+        exact: False allows FAISS to miss some; None does where B x Q x d is large (`is_large`).
+        tolerance: Where FAISS may miss some, what it is to find: None for rows as near as the k-th nearest, a number
+            for a nearest row at most (1 + tolerance) times as far as the true one.
 
     Returns:
         Distances and rows, equal distances in order of the rows, and the recall.
     """
     backend = resolve_backend(backend, base.device)
     if exact is None:
-        exact = base.shape[0] * queries.shape[0] * base.shape[1] <= _EXACT_PRODUCTS
+        exact = not is_large(base.shape[0], base.shape[1], queries.shape[0])
     rounding = _Rounding.around(base)
     base32 = torch.cat([rounding(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
     n_candidates = min(k + min(_SPARE_CANDIDATES, k + 2), base.shape[0])
     inverted_file, recall = None, 1.0
     if backend == "faiss" and not exact:
-        inverted_file, recall = _inverted_file(base32, queries, rounding, n_candidates)
+        inverted_file, recall = _inverted_file(base32, queries, rounding, n_candidates, exclude, tolerance)
 
     # Squares of float32 are in range in float64, those of float64 need a unit.
     unit = safe_unit(base - rounding.centre, queries - rounding.centre) if base.dtype == torch.float64 else 1.0
@@ -292,31 +300,44 @@ def _search_in(index: Any, device: torch.device) -> _Search:
     return search
 
 
-def _inverted_file(base32: Tensor, queries: Tensor, rounding: _Rounding, k: int) -> tuple[_Search | None, float]:
-    """A search in an inverted file, and its recall among the k nearest of a random sample of the queries.
+def _inverted_file(
+    base32: Tensor, queries: Tensor, rounding: _Rounding, k: int, exclude: Tensor | None, tolerance: float | None
+) -> tuple[_Search | None, float]:
+    """A search in an inverted file, and its recall of a random sample of the queries.
+
+    The recall is of the k nearest or, with a tolerance, of the nearest alone.
 
     It looks at as few lists as the recall allows. More than an eighth of the lists are not worth it, since FAISS
     computes eight distances to all rows in the time of one in a list: then the result is None, and 1.
     """
     import faiss
 
-    n_lists = max(1, min(round(4 * base32.shape[0] ** 0.5), base32.shape[0] // 20))
+    n_lists = max(1, min(round(2 * base32.shape[0] ** 0.5), base32.shape[0] // 20))
     index = faiss.IndexIVFFlat(faiss.IndexFlatL2(base32.shape[1]), base32.shape[1], n_lists)
-    index.cp.seed, index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 0, 1, 50
+    index.cp.seed, index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 0, 1, 25
     index.train(base32.cpu().numpy())
     index.add(base32.cpu().numpy())
     search = _search_in(index, base32.device)
 
     chosen = torch.randperm(len(queries), generator=torch.Generator().manual_seed(0))[:_RECALL_SAMPLE]
     sample = rounding(queries[chosen.to(queries.device)])
-    kth_squared = _faiss_search(base32)(sample, k)[0][:, -1:]
-    radius = kth_squared * (1 + 1e-5) + 1e-12  # a row as near as the k-th nearest counts as found
+    own = None if tolerance is None or exclude is None else exclude[chosen.to(exclude.device)].unsqueeze(1)
+
+    def compared(found: tuple[Tensor, Tensor]) -> Tensor:
+        """Squared distances to all that was found, or to the nearest."""
+        squared, rows = found
+        if own is not None:
+            squared = squared.masked_fill(rows == own, torch.inf)
+        return squared if tolerance is None else squared.amin(dim=1)
+
+    true = compared(_faiss_search(base32)(sample, k))
+    radius = (true[:, -1:] if tolerance is None else true * (1 + tolerance) ** 2) * (1 + 1e-5) + 1e-12
     index.nprobe = 4
     while index.nprobe <= _MOST_LISTS * n_lists:
-        recall = float((search(sample, k)[0] <= radius).double().mean())
+        recall = float((compared(search(sample, k)) <= radius).double().mean())
         if recall >= _RECALL:
             return search, recall
-        index.nprobe += index.nprobe // 2
+        index.nprobe += index.nprobe // 4
     _log.info("An eighth of the %d lists of an inverted file does not hold enough: all samples are asked.", n_lists)
     return None, 1.0
 

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch._inputs import as_flat_features, as_labels, check_integer
-from bu_torch.graph import nearest
+from bu_torch.graph import is_large, nearest
+
+_TOLERANCE = 0.05  # of distances where there are too many for an exact search
+_FEW_MEMBERS = 2000  # of a class, which are all asked
 
 
 class TrustScore:
@@ -31,7 +34,7 @@ class TrustScore:
     Both remove at most floor(alpha n) samples. Distances are to the nearest sample of a class, as in Algorithm 2; both
     others take the second nearest, so that a training sample does not find itself, which `left_out` is for here, and
     add 1e-12 to the divisor. They are exact up to the size that `NeighborGraph` names; beyond it one in twenty may be
-    that of the next nearest. `bu_torch.evaluation.select_alpha` chooses alpha.
+    more than 5 % too large. `bu_torch.evaluation.select_alpha` chooses alpha.
 
     Args:
         filtering: None, `"density"` or `"disagreement"`.
@@ -135,10 +138,13 @@ class TrustScore:
                 raise ValueError(f"`left_out` must hold rows in [0, {len(self._place)}), got {int(left_out.max())}.")
             place = self._place[left_out].to(features.device)
         distances = features.new_full((features.shape[0], len(self._classes)), math.inf)
+        is_exact = not is_large(int(self.class_sizes_.sum()), features.shape[1], features.shape[0])
         for label, members in enumerate(self._classes):
             if len(members):
                 exclude = None if place is None else torch.where(place[:, 0] == label, place[:, 1], -1)
-                found = nearest(members.to(features), features, 1, exclude=exclude, exact=None)
+                exact = is_exact or len(members) < _FEW_MEMBERS
+                members = members.to(features)
+                found = nearest(members, features, 1, exclude=exclude, exact=exact, tolerance=_TOLERANCE)
                 distances[:, label] = found.distances[:, 0].to(features.dtype)
         return distances
 

@@ -59,6 +59,21 @@ def test_a_sample_left_out_is_not_found():
         trust.class_distances(features, left_out=rows + 1)
 
 
+def test_distances_among_very_many_are_nearly_the_true_ones(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(9000, 6, generator=generator)
+    labels = (torch.rand(9000, generator=generator) < 0.5).long()
+    labels[:100] = 2  # a class of few, all of which are asked
+    points, own = features[::3] + 0.01, torch.arange(0, 9000, 3)
+    exact = TrustScore().fit(features, labels).class_distances(points, own)
+    monkeypatch.setattr("bu_torch.graph._EXACT_PRODUCTS", 1e6)
+    found = TrustScore().fit(features, labels).class_distances(points, own)
+    excess = found / exact - 1
+    assert float(excess.min()) >= -1e-6
+    assert float(excess[:, 2].abs().max()) == 0
+    assert 0.93 < float((excess[:, :2] <= 0.05).double().mean()) < 1
+
+
 def test_density_keeps_the_paper_s_high_density_set():
     """Algorithm 1 by sorting; the ball of radius r_k counts the sample at its centre."""
     g = torch.Generator().manual_seed(0)
