@@ -39,12 +39,11 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures, of a moving average of the weights at the checks (`averaging`). By default
     the score is the expected accuracy at the perturbed samples and a little boundary uncertainty (`rule`). Training
-    stops after `patience` checks without a larger score, and the latest epoch within one standard error of the largest
-    is kept. With
-    `every_n_train_steps` checks are made within epochs, and what is kept is one of those steps. However training
-    ends (patience, `max_epochs`, `max_time`, Ctrl-C) the module then holds the average that was kept and a checkpoint
-    of it lies on disk, with the weights of training under `raw_state_dict`; after any other exception the weights stay
-    as they are and a line says where the checkpoint is. Training itself is the same to the bit with and without this
+    stops after `patience` checks without a larger score, and the latest epoch within half a standard error of the
+    largest is kept. With `every_n_train_steps` checks are made within epochs, and what is kept is one of those steps.
+    However training ends (patience, `max_epochs`, `max_time`, Ctrl-C) the module then holds the average that was kept
+    and a checkpoint of it lies on disk, with the weights of training under `raw_state_dict`; after any other exception
+    the weights stay as they are and a line says where the checkpoint is. Training itself is the same to the bit with and without this
     callback.
 
     Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind
@@ -270,7 +269,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         name, highest = self.score_name, self._tracker.highest
         equal = ""
         if highest is not None and highest[name] > kept[name]:
-            equal = f", a standard error or less below the {highest[name]:.4f} of {self._place(highest)}"
+            equal = f", half a standard error or less below the {highest[name]:.4f} of {self._place(highest)}"
         rank_zero_info(
             f"Boundary uncertainty kept {self._place(kept)} ({title}: {kept[name]:.4f}{unit and f' {unit}'}{equal}):"
             f" its {'averaged ' if self._tracker.average is not None else ''}weights are {how}in the model"

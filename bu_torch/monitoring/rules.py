@@ -136,8 +136,9 @@ class AccuracyAndUncertainty(Rule):
     weight falls with M / N, to zero where a cluster holds 5 % of all samples: with 40 neighbours, up to 800 samples
     expected accuracy decides alone.
 
-    The samples are a draw of what there is, so a difference within one standard error tells nothing. Breiman et al.
-    (1984) take the simplest of models that are so equal; here the latest is taken, which has learnt longest.
+    The samples are a draw of what there is, so a difference within half a standard error tells nothing. Breiman et al.
+    (1984) take the simplest of models within one; here the latest is taken, which has learnt longest.
+    A whole one is worse on texts and under much label noise (docs/limits.md, "What the margin does").
 
     Args:
         weight: Of the boundary uncertainty, where clusters are very small.
@@ -147,7 +148,7 @@ class AccuracyAndUncertainty(Rule):
     name = "accuracy_and_uncertainty"
     signals = ("expected_accuracy", "boundary_uncertainty")
 
-    def __init__(self, weight: float = 0.05, n_standard_errors: float = 1.0) -> None:
+    def __init__(self, weight: float = 0.05, n_standard_errors: float = 0.5) -> None:
         self.weight = weight
         self.n_standard_errors = n_standard_errors
         self._locality = 1.0

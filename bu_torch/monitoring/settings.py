@@ -170,7 +170,7 @@ class Settings(MeasurementSettings):
             in TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
             `<signal>_smoothed` beside the raw one. (`averaging` is of weights, and changes what is measured.)
         rule: `"accuracy_and_uncertainty"`, expected accuracy with a little boundary uncertainty
-            (`bu_torch.monitoring.rules.AccuracyAndUncertainty`): the latest epoch within one standard error of the
+            (`bu_torch.monitoring.rules.AccuracyAndUncertainty`): the latest epoch within half a standard error of the
             largest score is kept. Or `"expected_accuracy"`, `"boundary_uncertainty"` or `"trust_score"` alone: the
             epoch with the largest value is kept. Or a `bu_torch.Rule` of your own, which
             gives each check a score. What is expected at a perturbed sample are the class probabilities of

@@ -100,7 +100,7 @@ def _deciding(record: Record, verdict: Verdict) -> Figure | None:
     kept = [by_place[verdict.kept]] if verdict.kept in by_place else []
     rule = "the check with the largest value is kept"
     if kept and kept[0] < max(finite):
-        rule = "of the checks within a standard error of the largest value, the latest is kept"
+        rule = "of the checks within half a standard error of the largest value, the latest is kept"
     limits = upper_range(finite, kept)
     layout = {
         "xaxis": {"title": {"text": record.axis}},

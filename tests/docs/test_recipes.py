@@ -20,7 +20,7 @@ def recipe(load, monkeypatch, tmp_path):
 
 
 def highest(stopper):
-    """The epoch of the highest score. What is kept may be later, within a standard error of it."""
+    """The epoch of the highest score. What is kept may be later, within half a standard error of it."""
     return SelectionRule().highest(stopper.history)["epoch"]
 
 

@@ -165,7 +165,7 @@ def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_be
 def test_of_equals_the_latest_is_kept_and_patience_counts_from_the_highest():
     tracker = Tracker(Settings(patience=4))
     kept, waits = [], []
-    for epoch, (score, error) in enumerate([(0.5, 0.0), (0.6, 0.0), (0.595, 0.01), (0.585, 0.01), (0.591, 0.01)]):
+    for epoch, (score, error) in enumerate([(0.5, 0.0), (0.6, 0.0), (0.595, 0.02), (0.585, 0.02), (0.591, 0.02)]):
         entry = tracker.add(epoch, VALUES | {"expected_accuracy": score, "standard_error": error})
         kept.append(tracker.kept is entry)
         waits.append(tracker.verdict.wait)
@@ -279,7 +279,7 @@ def test_it_leaves_a_record(tmp_path):
         "patience": 20,
         "rule": "accuracy_and_uncertainty",
         "rule.weight": 0.05,
-        "rule.n_standard_errors": 1.0,
+        "rule.n_standard_errors": 0.5,
     }
     assert header["data"]["n_samples"] == 120
     assert (check["epoch"], check["step"], len(check["doubtful"])) == (0, 7, 50)
