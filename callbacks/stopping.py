@@ -43,8 +43,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     largest is kept. With `every_n_train_steps` checks are made within epochs, and what is kept is one of those steps.
     However training ends (patience, `max_epochs`, `max_time`, Ctrl-C) the module then holds the average that was kept
     and a checkpoint of it lies on disk, with the weights of training under `raw_state_dict`; after any other exception
-    the weights stay as they are and a line says where the checkpoint is. Training itself is the same to the bit with and
-    without this callback.
+    the weights stay as they are and a line says where the checkpoint is. Training itself is the same to the bit with
+    and without this callback.
 
     Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind
     this callback in `trainer.callbacks` when a fit begins. The checkpoint is the trainer's first, so
