@@ -141,6 +141,36 @@ class TestInvertedFile:
         farthest = (features.unsqueeze(1) - features[exact.neighbors]).norm(dim=2)[:, -1]
         assert float((far <= farthest + 1e-6).double().mean()) > 0.8
 
+    def test_few_factors_are_searched_on_their_axes(self, monkeypatch):
+        """32 features of 4 factors and a little noise: candidates from few axes, distances of all features."""
+        generator = torch.Generator().manual_seed(0)
+        factors = torch.randn(6000, 4, generator=generator) @ torch.randn(4, 32, generator=generator)
+        features = factors + 0.05 * torch.randn(6000, 32, generator=generator)
+        widths, index_of_lists = [], implementation._index_of_lists
+        monkeypatch.setattr(implementation, "_index_of_lists", lambda *a: (widths.append(a[2]), index_of_lists(*a))[1])
+        graph, exact = self.fit(features), NeighborGraph(20).fit(features)
+        assert widths == [4]
+        assert 0.95 <= graph.recall_ <= 1.0
+        shared = [
+            len(set(a) & set(b)) / 20 for a, b in zip(graph.neighbors.tolist(), exact.neighbors.tolist(), strict=True)
+        ]
+        assert sum(shared) / len(shared) > 0.93
+        distances = (features[graph.neighbors[:, 1]] - features).norm(dim=1)
+        torch.testing.assert_close(graph.nearest_distance, distances)
+
+    def test_axes_that_do_not_tell_neighbours_are_given_up(self, monkeypatch):
+        """One wide axis holds the variance, sixteen narrow ones say who is near."""
+        features = 0.01 * torch.randn(4000, 16, generator=torch.Generator().manual_seed(0))
+        features[:, 0] = 3 * features[:, 0].sign() + features[:, 0]
+        widths, index_of_lists = [], implementation._index_of_lists
+        monkeypatch.setattr(implementation, "_index_of_lists", lambda *a: (widths.append(a[2]), index_of_lists(*a))[1])
+        graph, exact = self.fit(features), NeighborGraph(20).fit(features)
+        assert widths == [1, 16]
+        shared = [
+            len(set(a) & set(b)) / 20 for a, b in zip(graph.neighbors.tolist(), exact.neighbors.tolist(), strict=True)
+        ]
+        assert sum(shared) / len(shared) > 0.93
+
     def test_all_samples_are_asked_where_most_lists_would_be(self):
         features = torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
         graph = self.fit(features)
