@@ -25,8 +25,27 @@ def shown_on(bar: Bar) -> Iterator[None]:
         _bar.reset(token)
 
 
-def advance(n: float) -> None:
-    """Say that `n` more units of work are done; nothing where nobody looks."""
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Within, `advance` shows that something is done and does not move the bar."""
+    bar = _bar.get()
+    token = _bar.set(None if bar is None else _Still(bar))
+    try:
+        yield
+    finally:
+        _bar.reset(token)
+
+
+class _Still:
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+
+    def update(self, n: float = 1) -> object:
+        return self._bar.update(0)
+
+
+def advance(n: float = 0) -> None:
+    """Say that `n` more units of work are done, 0 for work that is not counted; nothing where nobody looks."""
     bar = _bar.get()
     if bar is not None:
         bar.update(n)

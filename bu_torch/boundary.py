@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from bu_torch import functional
 from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
 from bu_torch._inputs import as_features, as_flat_features, as_labels, check_integer, check_seed, check_two_classes
+from bu_torch._progress import uncounted
 from bu_torch.balance import ClassWeight, check_class_weight, weights_of
 from bu_torch.functional.boundary import PairTerms, pair_terms
 from bu_torch.functional.checks import as_logits, check_choice
@@ -272,9 +273,10 @@ class BoundaryUncertainty:
             candidates = {"module": candidates["module"]}
         self.space_name_, points = next(iter(candidates)), None
         if len(candidates) > 1:
-            self.space_name_, self.skills_, points = choose_space(
-                inputs, labels, candidates, weights=self.weights, seed=self.seed
-            )
+            with uncounted():
+                self.space_name_, self.skills_, points = choose_space(
+                    inputs, labels, candidates, weights=self.weights, seed=self.seed
+                )
         self.space = candidates[self.space_name_]
         return points
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import as_taken, evaluation_mode
 from bu_torch._inputs import as_features, check_flag, check_integer
+from bu_torch._progress import advance
 from bu_torch.space import principal_components
 
 
@@ -118,6 +119,7 @@ class LayerFeatures:
                     seen.clear()
                     self.model(as_taken(self.model, batch))
                     rows.append(self._row(seen, len(batch)).to(inputs.device))
+                    advance()
         finally:
             for handle in handles:
                 handle.remove()

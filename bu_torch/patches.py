@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bu_torch._inputs import check_integer, check_seed
+from bu_torch._progress import advance
 
 _CONTRAST = 0.01  # added to the variance of a patch, relative to that of all pixels
 _WHITENING = 0.1  # added to the eigenvalues, relative to their mean
@@ -99,6 +100,7 @@ class PatchFeatures:
         return torch.cat([self._of_block(block) for block in blocks])
 
     def _of_block(self, images: Tensor) -> Tensor:
+        advance()
         n_pixels = self._filters[0].numel()
         box = torch.ones_like(self._filters[:1]) / n_pixels
         mean = torch.nn.functional.conv2d(images, box)

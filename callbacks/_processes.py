@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -70,6 +71,22 @@ def gather(trainer: "Trainer", read: Callable[[], Tensor], n_rows: int) -> Tenso
     if part.dtype not in (torch.float32, torch.float64):
         part = part.float()  # exact, and known to every backend
     return trainer.strategy.all_gather(part.contiguous()).flatten(0, 1)[:n_rows]
+
+
+class Collectives(TorchDispatchMode):
+    """Within, notices what only several processes together can compute.
+
+    Attributes:
+        are_seen: Whether there was such an operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.are_seen |= func.namespace in ("c10d", "_c10d_functional")
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

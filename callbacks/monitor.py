@@ -30,7 +30,7 @@ from bu_torch.callbacks._lightning import (
     measured_module,
 )
 from bu_torch.callbacks._names import suffix_of
-from bu_torch.callbacks._processes import buffers_of_the_first, gather, in_each, in_first, share
+from bu_torch.callbacks._processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._training_data import announce_subset, batch_hooks, read_pair, read_training_data
 from bu_torch.callbacks._training_loss import training_loss
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
-_NOTHING_READ = Samples(torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64), 0)
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
 _MOST_WATCHED = 5  # batches, until the network has been called
@@ -168,6 +167,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._n_rows = 0  # of the perturbed inputs of all processes together
         self._takes_integers = False  # where the samples are of integers, before they are perturbed
         self._is_tried = False
+        self._speaks_to_others = False  # whether `forward` does so
         self._witness: Witness | None = None
         self._n_watched = 0  # batches
         self._waits_for_average = False  # at the last check
@@ -400,7 +400,12 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def _prepare(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if trainer.reload_dataloaders_every_n_epochs and self.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
-        inputs, self._tracker.plan, compared = in_first(trainer, lambda: self._prepare_here(trainer, pl_module))
+        read: list[Samples] = []  # in the first process alone
+        one = in_first(trainer, lambda: self._read_here(trainer, pl_module, read))
+        n_operations = self._count_operations(trainer, pl_module, one)
+        inputs, self._tracker.plan, compared = in_first(
+            trainer, lambda: self._prepare_here(trainer, pl_module, read, n_operations)
+        )
         self._n_rows = len(inputs)
         if self._tracker.is_prepared:
             self._tracker.to(pl_module.device)
@@ -416,16 +421,43 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             )
             self._begin_anew(trainer, pl_module)
 
-    def _prepare_here(
-        self, trainer: "Trainer", pl_module: "LightningModule"
-    ) -> tuple[Tensor, Plan | None, tuple[str, bool, int]]:
-        """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
-        samples = _NOTHING_READ
-        try:
+    def _read_here(self, trainer: "Trainer", pl_module: "LightningModule", read: list[Samples]) -> Tensor | None:
+        """Add the samples to `read`; the input of one, where it is still to be decided how many are looked at."""
+        with self._explained(read):
             samples = self._read(trainer, pl_module)
+            read.append(samples)
             self._refuse_too_few(len(samples.inputs), "it")
             self._takes_integers = not samples.inputs.is_floating_point()
-            samples, n_draws = self._plan(trainer, pl_module, samples)
+        is_decided = self._tracker.plan is not None  # as in a resumed run
+        return None if is_decided or not len(samples.inputs) else samples.inputs[:1].cpu()
+
+    def _count_operations(self, trainer: "Trainer", pl_module: "LightningModule", one: Tensor | None) -> int:
+        """Of a forward pass of one sample, which all processes make at once: `forward` may speak to the others."""
+        if one is None or not self._can_be_passed(trainer, pl_module):
+            return count_operations(pl_module)
+        one = one.to(pl_module.device)
+        with Collectives() as collectives:
+            n_operations = count_operations(pl_module, partial(self._read_logits, trainer, pl_module, pl_module, one))
+        self._speaks_to_others = collectives.are_seen
+        return n_operations
+
+    @contextmanager
+    def _explained(self, read: list[Samples]) -> Iterator[None]:
+        """Errors within name what cannot be used."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            source, way_out = "`reference`", ""
+            if self.reference is None:
+                source, way_out = "the training data", _way_out_of_labels(read[0].labels) if read else ""
+            raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
+
+    def _prepare_here(
+        self, trainer: "Trainer", pl_module: "LightningModule", read: list[Samples], n_operations: int
+    ) -> tuple[Tensor, Plan | None, tuple[str, bool, int]]:
+        """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
+        with self._explained(read):
+            samples, n_draws = self._plan(trainer, read[0], n_operations)
             announce_subset(samples)
             shape = " x ".join(str(size) for size in samples.inputs.shape)
             n_passes = n_draws * len(samples.inputs)
@@ -456,11 +488,6 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             for line in (self._tracker.space(), self._tracker.balance()):
                 if line:
                     rank_zero_info(line)
-        except (TypeError, ValueError) as error:
-            source, way_out = "`reference`", ""
-            if self.reference is None:
-                source, way_out = "the training data", _way_out_of_labels(samples.labels)
-            raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
         inputs = self._tracker.perturbed_inputs
         inputs = inputs if trainer.world_size == 1 else inputs.cpu()
         return inputs, self._tracker.plan, (fingerprint, self._tracker.is_restored, self._tracker.n_samples)
@@ -491,25 +518,17 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         """The network, if its features may be a space."""
         # Features of a network that has learnt these labels already would tell them by heart.
         is_new = trainer.global_step == 0 or bool(self.history) or self.feature_extractor == "module"
-        return pl_module if is_new and self._can_be_passed(trainer, pl_module) else None
+        can_be_passed = self._can_be_passed(trainer, pl_module) and not self._speaks_to_others
+        return pl_module if is_new and can_be_passed else None
 
     def _can_be_passed(self, trainer: "Trainer", pl_module: "LightningModule") -> bool:
-        """Whether one process alone may pass samples before training."""
+        """Whether the module may pass samples before training."""
         is_whole = type(trainer.strategy).__name__ not in SHARDED
         return is_whole and not any(is_lazy(parameter) for parameter in pl_module.parameters())
 
-    def _plan(self, trainer: "Trainer", pl_module: "LightningModule", samples: Samples) -> tuple[Samples, int]:
-        """As many of the samples as the budget allows, now that one of them has been passed, and how many draws."""
-        if self._tracker.plan is None:  # a resumed run has one
-            forward = None
-            # One process alone would wait for ever in a `forward` that speaks to the others.
-            is_alone = trainer.world_size == 1 and self._can_be_passed(trainer, pl_module)
-            if is_alone and len(samples.inputs):
-                one = samples.inputs[:1].to(pl_module.device)
-                forward = partial(self._read_logits, trainer, pl_module, pl_module, one)
-            n_operations = count_operations(pl_module, forward)
-            self._tracker.plan = self._planned(trainer, samples.n_training, n_operations)
-        made = self._tracker.plan
+    def _plan(self, trainer: "Trainer", samples: Samples, n_operations: int) -> tuple[Samples, int]:
+        """As many of the samples as the budget allows, and how many draws; a resumed run has decided that."""
+        made = self._tracker.plan = self._tracker.plan or self._planned(trainer, samples.n_training, n_operations)
         return fewer_of(samples, made.n_samples, self.seed), made.n_draws
 
     def _planned(self, trainer: "Trainer", n_training: int, n_operations: int) -> Plan:

@@ -3,6 +3,8 @@
 import logging
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,6 +55,13 @@ def fit_or_find(
         ValueError: As for `Signals.fit`.
         TypeError: As for `Signals.fit`.
     """
+    with _bar(signals, inputs, has_progress_bar):
+        return _fit_or_find(signals, inputs, labels, sample_weight, is_saved)
+
+
+def _fit_or_find(
+    signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None, is_saved: bool
+) -> InUserCache:
     samples, file = (inputs, labels, sample_weight), None
     boundary = signals.boundary
     is_of_user = callable(boundary.feature_extractor) or callable(boundary.perturbation)
@@ -69,7 +78,7 @@ def fit_or_find(
             user_cache.count_as_used(file)
             return InUserCache(found_in=file)
     started = time.perf_counter()
-    fit_or_load(signals, inputs, labels, None, sample_weight=sample_weight, has_progress_bar=has_progress_bar)
+    signals.fit(*samples)
     is_dear = time.perf_counter() - started > user_cache.LEAST_SECONDS
     if file is not None and is_saved and is_dear and signals.n_bytes <= user_cache.MOST_BYTES_EACH:
         try:
@@ -113,17 +122,7 @@ def fit_or_load(
     """
     if cache is not None and cache.exists():
         return signals.load(cache, inputs, labels, sample_weight)
-    with (
-        tqdm(
-            desc="Boundary uncertainty prepares",
-            total=signals.n_comparisons(len(inputs)),
-            delay=_BAR_DELAY,
-            disable=not has_progress_bar,
-            leave=False,
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
-        ) as bar,
-        shown_on(bar),
-    ):
+    with _bar(signals, inputs, has_progress_bar):
         signals.fit(inputs, labels, sample_weight)
     if cache is not None and is_saved:
         try:
@@ -131,3 +130,20 @@ def fit_or_load(
         except OSError as error:
             warnings.warn(f"The cache {cache} cannot be written: {error}. It is not kept.", stacklevel=2)
     return signals
+
+
+@contextmanager
+def _bar(signals: Signals, inputs: Tensor, is_shown: bool) -> Iterator[None]:
+    """A progress bar of what `signals` does within, after a few seconds."""
+    with (
+        tqdm(
+            desc="Boundary uncertainty prepares",
+            total=signals.n_comparisons(len(inputs)),
+            delay=_BAR_DELAY,
+            disable=not is_shown,
+            leave=False,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
+        ) as bar,
+        shown_on(bar),
+    ):
+        yield

@@ -236,6 +236,56 @@ def test_other_units_in_training_are_seen_behind_ddp(tmp_path, prepare, messages
         assert one["hooks"] == 0
 
 
+IMAGES = (
+    COMMON
+    + """
+import lightning.pytorch as pl
+torch.manual_seed(0)
+labels = torch.arange(900) % 2
+images = torch.randn(900, 1, 8, 8) + labels.view(-1, 1, 1, 1)
+
+class OfImages(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 200, 7, padding=3),
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+            torch.nn.Linear(200, 2),
+        )
+
+    def forward(self, x):
+        logits = self.net(x)
+        return logits + 0 * self.all_gather(logits).mean() if {together!r} else logits
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+stopping = BoundaryUncertaintyStopping(cache=None)
+made = trainer(folder, stopping, max_epochs=1, strategy="ddp", devices=2)
+data = torch.utils.data.TensorDataset(images, labels)
+made.fit(OfImages(), torch.utils.data.DataLoader(data, batch_size=100, shuffle=True))
+plan = stopping.tracker.plan
+done(made.global_rank, plan=[plan.n_samples, plan.n_draws], history=stopping.history)
+"""
+)
+
+
+@pytest.mark.parametrize("together", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_operations_are_counted_by_all_processes_at_once(tmp_path, together):
+    """So that one alone does not wait in a `forward` that speaks to the others, nor for its features."""
+    found, ranks = run(tmp_path, IMAGES, together=together)
+    assert found.returncode == 0, found.stderr
+    first, second = ranks
+    assert first["plan"] == second["plan"] == [500, 1]  # by the weights alone it would be all 900, six times
+    compared = found.stderr.split("predicted best there (")[1].split(")")[0]
+    assert [part.split()[0] for part in compared.split(", ")] == ["inputs", "patches"] + ["module"] * (not together)
+    assert first["history"] == second["history"]
+
+
 @pytest.mark.parametrize(("n", "world_size"), [(7, 2), (8, 4), (3, 5), (1, 3), (5, 1)])
 def test_shares_are_equally_long_and_hold_every_row(n, world_size):
     rows = torch.arange(n).unsqueeze(1)

@@ -1,5 +1,4 @@
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.data import Samples
 from bu_torch.monitoring.budget import Plan, count_operations, plan, share_of_training
 from bu_torch.monitoring.stopper import BoundaryUncertaintyStopper
 
@@ -208,9 +206,9 @@ def test_samples_that_cannot_be_afforded_are_left_out_by_their_own_places(tmp_pa
     data, seen = Told(), {}
     own = BoundaryUncertaintyMonitor._plan
 
-    def plan_and_look(monitor, made, module, samples):
+    def plan_and_look(monitor, made, samples, n_operations):
         seen["before"] = samples
-        seen["after"], n_draws = own(monitor, made, module, samples)
+        seen["after"], n_draws = own(monitor, made, samples, n_operations)
         return seen["after"], n_draws
 
     monkeypatch.setattr(BoundaryUncertaintyMonitor, "_plan", plan_and_look)
@@ -251,18 +249,6 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
         resumed = fit(2, tmp_path / "user" / "last.ckpt")
     assert resumed.tracker.plan == Plan(500, 1)
     assert [check["epoch"] for check in resumed.history] == [0, 1]
-
-
-def test_one_of_several_processes_passes_nothing_alone(tmp_path):
-    """Its `forward` may wait for the others'."""
-    several = SimpleNamespace(world_size=2, num_training_batches=2, train_dataloader=None, strategy=None)
-    module = OfImages()
-    module.forward = lambda x: pytest.fail("passed")
-    monitor = BoundaryUncertaintyMonitor()
-    monitor.setup(trainer(tmp_path, monitor), module, "fit")
-    samples = Samples(*images(), torch.arange(1300), 1300)
-    fewer, _ = monitor._plan(several, module, samples)
-    assert len(fewer.inputs) == 1300
 
 
 @pytest.mark.parametrize(

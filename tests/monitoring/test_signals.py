@@ -213,3 +213,26 @@ def test_a_progress_bar_arrives_at_its_end():
     assert bar.done == signals.n_comparisons(len(features))
     fitted()
     assert bar.done == signals.n_comparisons(len(features))
+
+
+def test_a_progress_bar_is_alive_while_a_space_is_chosen():
+    class Bar:
+        def __init__(self):
+            self.moves = []
+
+        def update(self, n=1):
+            self.moves.append(n)
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(120) % 2
+    images = torch.randn(120, 1, 8, 8, generator=generator) + labels.view(-1, 1, 1, 1)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    choosing, fitting = Bar(), Bar()
+    signals = Signals(module=module)
+    with shown_on(choosing):
+        assert signals.settle_space(images, labels)
+    assert len(choosing.moves) > 3
+    assert set(choosing.moves) == {0}
+    with shown_on(fitting):
+        signals.fit(images, labels)
+    assert sum(fitting.moves) == signals.n_comparisons(len(images))
