@@ -1,6 +1,18 @@
 """Lloyd's algorithm by FAISS, from given centres."""
 
+import logging
+
 import numpy as np
+from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+
+def as_points(features: Tensor) -> np.ndarray:
+    """Features (N, d) as `lloyd` takes them, on the CPU; a line in the log if they come from another device."""
+    if features.device.type != "cpu":
+        _log.info("K-means runs on the CPU, not on %s: faiss-cpu has no other kernel.", features.device)
+    return features.float().cpu().numpy()
 
 
 def lloyd(points: np.ndarray, centers: np.ndarray, n_steps: int) -> tuple[np.ndarray, float]:

@@ -18,7 +18,7 @@ from bu_torch._inputs import (
     scikit_learn_seed,
 )
 from bu_torch.functional import top_pairs
-from bu_torch.k_means import lloyd
+from bu_torch.k_means import as_points, lloyd
 
 _BLOCK_ELEMENTS = 2**22
 _MAX_SAMPLES = 10_000  # of one class, for K-means
@@ -150,7 +150,7 @@ class PrototypeClassifier:
         from sklearn.cluster import kmeans_plusplus
 
         scaled = features / safe_unit(features)
-        points = (scaled - scaled.mean(dim=0)).float().cpu().numpy()
+        points = as_points(scaled - scaled.mean(dim=0))
         centers, _ = kmeans_plusplus(points, most, random_state=scikit_learn_seed(self.seed))
         errors = {k: lloyd(points, centers[:k], _LLOYD_STEPS)[1] for k in range(1, most + 1, 2)}
         competing = {k: _aic(features.shape, k, sse) for k, sse in errors.items() if sse > 0}

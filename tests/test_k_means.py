@@ -1,10 +1,13 @@
+import logging
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from sklearn.cluster import KMeans
 
-from bu_torch.k_means import lloyd
+from bu_torch.k_means import as_points, lloyd
 
 
 def points(n=200):
@@ -37,3 +40,13 @@ def test_no_input_is_changed():
     lloyd(samples, starts, 3)
     assert np.array_equal(samples, points())
     assert np.array_equal(starts, points()[:5])
+
+
+def test_a_line_says_that_it_runs_on_the_cpu(caplog):
+    samples = torch.arange(6.0, dtype=torch.float64).view(3, 2)
+    elsewhere = SimpleNamespace(device=torch.device("cuda:1"), float=samples.float)
+    with caplog.at_level(logging.INFO, logger="bu_torch"):
+        assert np.array_equal(as_points(samples), samples.float().numpy())
+        assert caplog.text == ""
+        assert np.array_equal(as_points(elsewhere), samples.float().numpy())
+    assert "K-means runs on the CPU, not on cuda:1" in caplog.text
