@@ -80,12 +80,14 @@ class Collectives(TorchDispatchMode):
         are_seen: Whether there was such an operation.
     """
 
+    supports_higher_order_operators = True  # as the mode that counts operations does
+
     def __init__(self) -> None:
         super().__init__()
         self.are_seen = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.are_seen |= func.namespace in ("c10d", "_c10d_functional")
+        self.are_seen |= getattr(func, "namespace", "") in ("c10d", "_c10d_functional")
         return func(*args, **(kwargs or {}))
 
 

@@ -435,9 +435,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         """Of a forward pass of one sample, which all processes make at once: `forward` may speak to the others."""
         if one is None or not self._can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
-        one = one.to(pl_module.device)
+        forward = partial(self._read_logits, trainer, pl_module, pl_module, one.to(pl_module.device))
+        if trainer.world_size == 1:
+            return count_operations(pl_module, forward)
         with Collectives() as collectives:
-            n_operations = count_operations(pl_module, partial(self._read_logits, trainer, pl_module, pl_module, one))
+            n_operations = count_operations(pl_module, forward)
         self._speaks_to_others = collectives.are_seen
         return n_operations
 
