@@ -27,6 +27,7 @@ _RECALL = 0.95
 _ROUNDING = 1e-5  # of distances that are equal
 _FEWEST_LISTS, _MOST_LISTS = 1, 1 / 8  # the most as a share
 _VARIANCE, _AXES_SAMPLE = 0.99, 50_000
+_MOST_FEATURES = 1024  # of which principal axes are found in a moment
 _RECALL_SAMPLE = 500
 
 
@@ -345,9 +346,11 @@ def _inverted_file(
 
 
 def _n_axes(rows: np.ndarray) -> int:
-    """How many principal axes hold nearly all of the variance."""
+    """How many principal axes hold nearly all of the variance; all where features are many, or more than rows."""
     import faiss
 
+    if rows.shape[1] > min(_MOST_FEATURES, len(rows)):
+        return rows.shape[1]
     axes = faiss.PCAMatrix(rows.shape[1], rows.shape[1])
     axes.train(rows[:: max(1, len(rows) // _AXES_SAMPLE)])
     shares = faiss.vector_to_array(axes.eigenvalues).astype(np.float64).clip(min=0)

@@ -171,6 +171,16 @@ class TestInvertedFile:
         ]
         assert sum(shared) / len(shared) > 0.93
 
+    @pytest.mark.parametrize(("n_samples", "n_features"), [(45, 64), (64, 64), (300, 1500)])
+    def test_of_more_features_than_samples_no_axes_are_found(self, n_samples, n_features):
+        features = torch.randn(n_samples, n_features, generator=torch.Generator().manual_seed(0))
+        assert torch.equal(self.fit(features).neighbors, NeighborGraph(20).fit(features).neighbors)
+
+    def test_equal_samples_have_no_axes(self):
+        graph = self.fit(torch.ones(3000, 8))
+        assert graph.recall_ == 1
+        assert bool((graph.nearest_distance == 0).all())
+
     def test_all_samples_are_asked_where_most_lists_would_be(self):
         features = torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
         graph = self.fit(features)
