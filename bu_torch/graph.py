@@ -41,9 +41,10 @@ class NeighborGraph:
 
     Where that would take longer than about half a minute on two cores (N^2 d above 1e12: 180,000 samples of 32
     features), FAISS asks an inverted file instead, with as many lists as it takes to find 95 % of the true neighbours
-    of 500 random samples. Where few principal axes hold 99 % of the variance, it looks at the coordinates on those
-    alone. It asks all samples all the same where that would be more than an eighth of the lists, as among many features
-    that are independent. Distances stay those of the vectors; what is missed is a neighbour now and then.
+    of 500 random samples. Where few principal axes of at most 1024 features hold 99 % of the variance, it looks at the
+    coordinates on those alone. It asks all samples all the same where that would be more than an eighth of the lists,
+    as among many features that are independent. Distances stay those of the vectors; what is missed is a neighbour now
+    and then.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
@@ -331,9 +332,9 @@ def _inverted_file(
     rows = base32.cpu().numpy()
     radius = distances_found(_faiss_search(base32))[:, -1:] * (1 + (tolerance or _ROUNDING))
     n_lists = max(1, min(round(2 * len(rows) ** 0.5), len(rows) // 20))
-    n_axes = _n_axes(rows)
-    for width in (n_axes, rows.shape[1]) if 2 * n_axes <= rows.shape[1] else (rows.shape[1],):
-        index, lists = _index_of_lists(rows, n_lists, width)
+    axes = _few_axes(rows)
+    for chosen in (axes, None) if axes is not None else (None,):
+        index, lists = _index_of_lists(rows, n_lists, chosen)
         search = _search_in(index, base32.device)
         lists.nprobe = _FEWEST_LISTS
         while lists.nprobe <= _MOST_LISTS * n_lists:
@@ -345,25 +346,35 @@ def _inverted_file(
     return None, 1.0
 
 
-def _n_axes(rows: np.ndarray) -> int:
-    """How many principal axes hold nearly all of the variance; all where features are many, or more than rows."""
+def _few_axes(rows: np.ndarray) -> Any:
+    """FAISS's map to the principal axes that hold nearly all of the variance; None where they are half of all or more.
+
+    None too where features are many, or more than rows.
+    """
     import faiss
 
-    if rows.shape[1] > min(_MOST_FEATURES, len(rows)):
-        return rows.shape[1]
-    axes = faiss.PCAMatrix(rows.shape[1], rows.shape[1])
-    axes.train(rows[:: max(1, len(rows) // _AXES_SAMPLE)])
-    shares = faiss.vector_to_array(axes.eigenvalues).astype(np.float64).clip(min=0)
-    return 1 + int(np.searchsorted(shares.cumsum(), _VARIANCE * shares.sum()))
+    n_features = rows.shape[1]
+    if n_features > min(_MOST_FEATURES, len(rows)):
+        return None
+    every = faiss.PCAMatrix(n_features, n_features)
+    every.train(rows[:: max(1, len(rows) // _AXES_SAMPLE)])
+    shares = faiss.vector_to_array(every.eigenvalues).astype(np.float64).clip(min=0)
+    n_axes = 1 + int(np.searchsorted(shares.cumsum(), _VARIANCE * shares.sum()))
+    if 2 * n_axes > n_features:
+        return None
+    few = faiss.PCAMatrix(n_features, n_axes)
+    few.copy_from(every)
+    return few
 
 
-def _index_of_lists(rows: np.ndarray, n_lists: int, n_axes: int) -> tuple[Any, Any]:
-    """An index of FAISS of all rows, and the inverted file in it, of their coordinates on so many principal axes."""
+def _index_of_lists(rows: np.ndarray, n_lists: int, axes: Any) -> tuple[Any, Any]:
+    """An index of FAISS of all rows, and the inverted file in it: of their coordinates on `axes`, unless None."""
     import faiss
 
-    lists = faiss.IndexIVFFlat(faiss.IndexFlatL2(n_axes), n_axes, n_lists)
+    width = rows.shape[1] if axes is None else axes.d_out
+    lists = faiss.IndexIVFFlat(faiss.IndexFlatL2(width), width, n_lists)
     lists.cp.seed, lists.cp.min_points_per_centroid, lists.cp.max_points_per_centroid = 0, 1, 25
-    index = lists if n_axes == rows.shape[1] else faiss.IndexPreTransform(faiss.PCAMatrix(rows.shape[1], n_axes), lists)
+    index = lists if axes is None else faiss.IndexPreTransform(axes, lists)
     index.train(rows)
     index.add(rows)
     return index, lists

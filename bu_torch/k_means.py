@@ -3,16 +3,15 @@
 import logging
 
 import numpy as np
-from torch import Tensor
+import torch
 
 _log = logging.getLogger(__name__)
 
 
-def as_points(features: Tensor) -> np.ndarray:
-    """Features (N, d) as `lloyd` takes them, on the CPU; a line in the log if they come from another device."""
-    if features.device.type != "cpu":
-        _log.info("K-means runs on the CPU, not on %s: faiss-cpu has no other kernel.", features.device)
-    return features.float().cpu().numpy()
+def log_device(device: torch.device) -> None:
+    """Say in the log that K-means of samples of another device leaves it."""
+    if device.type != "cpu":
+        _log.info("K-means runs on the CPU, not on %s: neither faiss-cpu nor scikit-learn has a kernel there.", device)
 
 
 def lloyd(points: np.ndarray, centers: np.ndarray, n_steps: int) -> tuple[np.ndarray, float]:

@@ -13,7 +13,7 @@ from bu_torch._progress import advance
 from bu_torch.balance import weights_of
 from bu_torch.copies import copies
 from bu_torch.functional.regression import landmark_projection, left_out_by_penalty
-from bu_torch.k_means import as_points, lloyd
+from bu_torch.k_means import lloyd, log_device
 from bu_torch.space import common_standardization, standardize
 from bu_torch.subset import stratified_rows
 
@@ -247,7 +247,8 @@ class LabelRegression:
         if len(points) <= self.n_landmarks:
             return points
         rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
-        on_host = as_points(points)
+        log_device(points.device)
+        on_host = points.float().cpu().numpy()
         centers, _ = lloyd(on_host, on_host[rows.numpy()], _LLOYD_STEPS)
         return torch.from_numpy(centers).to(points)
 

@@ -18,7 +18,7 @@ from bu_torch._inputs import (
     scikit_learn_seed,
 )
 from bu_torch.functional import top_pairs
-from bu_torch.k_means import as_points, lloyd
+from bu_torch.k_means import lloyd, log_device
 
 _BLOCK_ELEMENTS = 2**22
 _MAX_SAMPLES = 10_000  # of one class, for K-means
@@ -79,6 +79,7 @@ class PrototypeClassifier:
         labels = as_labels(labels, features.shape[0]).to(features.device)
         check_two_classes(labels)
         self._classes = PresentClasses(labels)
+        log_device(features.device)
         self._present = [self._fit_class(features[labels == c]) for c in self._classes.classes.tolist()]
         counts = torch.tensor([[len(prototypes) for prototypes in self._present]], device=features.device)
         self.n_prototypes_ = self._classes.spread(counts, 0).squeeze(0)
@@ -150,7 +151,7 @@ class PrototypeClassifier:
         from sklearn.cluster import kmeans_plusplus
 
         scaled = features / safe_unit(features)
-        points = as_points(scaled - scaled.mean(dim=0))
+        points = (scaled - scaled.mean(dim=0)).float().cpu().numpy()
         centers, _ = kmeans_plusplus(points, most, random_state=scikit_learn_seed(self.seed))
         errors = {k: lloyd(points, centers[:k], _LLOYD_STEPS)[1] for k in range(1, most + 1, 2)}
         competing = {k: _aic(features.shape, k, sse) for k, sse in errors.items() if sse > 0}

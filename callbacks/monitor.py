@@ -167,7 +167,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._n_rows = 0  # of the perturbed inputs of all processes together
         self._takes_integers = False  # where the samples are of integers, before they are perturbed
         self._is_tried = False
-        self._speaks_to_others = False  # whether `forward` does so
+        self._passes_alone = True  # whether this process may call `forward` without the others
         self._witness: Witness | None = None
         self._n_watched = 0  # batches
         self._waits_for_average = False  # at the last check
@@ -422,44 +422,50 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             self._begin_anew(trainer, pl_module)
 
     def _read_here(self, trainer: "Trainer", pl_module: "LightningModule", read: list[Samples]) -> Tensor | None:
-        """Add the samples to `read`; the input of one, where it is still to be decided how many are looked at."""
-        with self._explained(read):
+        """Add the samples to `read`; the input of one of them, for `_count_operations`."""
+        labels: list[Tensor] = []
+        with self._explained(labels):
             samples = self._read(trainer, pl_module)
             read.append(samples)
+            labels.append(samples.labels)
             self._refuse_too_few(len(samples.inputs), "it")
             self._takes_integers = not samples.inputs.is_floating_point()
-        is_decided = self._tracker.plan is not None  # as in a resumed run
-        return None if is_decided or not len(samples.inputs) else samples.inputs[:1].cpu()
+        # A resumed run has a plan; where several processes train, it has yet to be seen whether one may pass alone.
+        is_needless = trainer.world_size == 1 and self._tracker.plan is not None
+        return None if is_needless or not len(samples.inputs) else samples.inputs[:1].cpu().clone()
 
     def _count_operations(self, trainer: "Trainer", pl_module: "LightningModule", one: Tensor | None) -> int:
         """Of a forward pass of one sample, which all processes make at once: `forward` may speak to the others."""
+        self._passes_alone = trainer.world_size == 1
         if one is None or not self._can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
         forward = partial(self._read_logits, trainer, pl_module, pl_module, one.to(pl_module.device))
-        if trainer.world_size == 1:
+        if self._passes_alone:
             return count_operations(pl_module, forward)
+        has_passed: list[Tensor] = []
         with Collectives() as collectives:
-            n_operations = count_operations(pl_module, forward)
-        self._speaks_to_others = collectives.are_seen
+            n_operations = count_operations(pl_module, lambda: has_passed.append(forward()))
+        self._passes_alone = bool(has_passed) and not collectives.are_seen
         return n_operations
 
     @contextmanager
-    def _explained(self, read: list[Samples]) -> Iterator[None]:
-        """Errors within name what cannot be used."""
+    def _explained(self, labels: list[Tensor]) -> Iterator[None]:
+        """Errors within name what cannot be used; `labels` holds those of the samples, once they are read."""
         try:
             yield
         except (TypeError, ValueError) as error:
             source, way_out = "`reference`", ""
             if self.reference is None:
-                source, way_out = "the training data", _way_out_of_labels(read[0].labels) if read else ""
+                source, way_out = "the training data", _way_out_of_labels(labels[0]) if labels else ""
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
 
     def _prepare_here(
         self, trainer: "Trainer", pl_module: "LightningModule", read: list[Samples], n_operations: int
     ) -> tuple[Tensor, Plan | None, tuple[str, bool, int]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
-        with self._explained(read):
-            samples, n_draws = self._plan(trainer, read[0], n_operations)
+        samples = read.pop()  # which alone holds them, so that those that are left out are free
+        with self._explained([samples.labels]):
+            samples, n_draws = self._plan(trainer, samples, n_operations)
             announce_subset(samples)
             shape = " x ".join(str(size) for size in samples.inputs.shape)
             n_passes = n_draws * len(samples.inputs)
@@ -520,8 +526,16 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         """The network, if its features may be a space."""
         # Features of a network that has learnt these labels already would tell them by heart.
         is_new = trainer.global_step == 0 or bool(self.history) or self.feature_extractor == "module"
-        can_be_passed = self._can_be_passed(trainer, pl_module) and not self._speaks_to_others
-        return pl_module if is_new and can_be_passed else None
+        if self._passes_alone and self._can_be_passed(trainer, pl_module):
+            return pl_module if is_new else None
+        if self.feature_extractor == "module":
+            raise MisconfigurationException(
+                "`feature_extractor='module'` needs features of the network before training, which one process reads"
+                " alone. It cannot where weights are sharded, where a layer is lazy, or where `forward` speaks to the"
+                " other processes or fails for a single sample. Pass `feature_extractor='inputs'` or 'patches', or a"
+                " callable."
+            )
+        return None
 
     def _can_be_passed(self, trainer: "Trainer", pl_module: "LightningModule") -> bool:
         """Whether the module may pass samples before training."""

@@ -256,7 +256,9 @@ class OfImages(pl.LightningModule):
 
     def forward(self, x):
         logits = self.net(x)
-        return logits + 0 * self.all_gather(logits).mean() if {together!r} else logits
+        if {speaks!r} == "in batches" and len(x) == 1:
+            raise ValueError("needs a batch")
+        return logits if {speaks!r} == "never" else logits + 0 * self.all_gather(logits).mean()
 
     def training_step(self, batch, batch_idx):
         return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
@@ -264,7 +266,7 @@ class OfImages(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
-stopping = BoundaryUncertaintyStopping(cache=None)
+stopping = BoundaryUncertaintyStopping(cache=None, feature_extractor={space!r})
 made = trainer(folder, stopping, max_epochs=1, strategy="ddp", devices=2)
 data = torch.utils.data.TensorDataset(images, labels)
 made.fit(OfImages(), torch.utils.data.DataLoader(data, batch_size=100, shuffle=True))
@@ -274,16 +276,30 @@ done(made.global_rank, plan=[plan.n_samples, plan.n_draws], history=stopping.his
 )
 
 
-@pytest.mark.parametrize("together", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_operations_are_counted_by_all_processes_at_once(tmp_path, together):
+@pytest.mark.parametrize(
+    ("speaks", "plan", "spaces"),
+    [
+        ("always", [500, 1], ["inputs", "patches"]),
+        pytest.param("never", [500, 1], ["inputs", "patches", "module"], marks=pytest.mark.slow),
+        pytest.param("in batches", [900, 6], ["inputs", "patches"], marks=pytest.mark.slow),
+    ],
+)
+def test_operations_are_counted_by_all_processes_at_once(tmp_path, speaks, plan, spaces):
     """So that one alone does not wait in a `forward` that speaks to the others, nor for its features."""
-    found, ranks = run(tmp_path, IMAGES, together=together)
+    found, ranks = run(tmp_path, IMAGES, speaks=speaks, space=None)
     assert found.returncode == 0, found.stderr
     first, second = ranks
-    assert first["plan"] == second["plan"] == [500, 1]  # by the weights alone it would be all 900, six times
+    assert first["plan"] == second["plan"] == plan  # 900 images, six times, by the weights alone
     compared = found.stderr.split("predicted best there (")[1].split(")")[0]
-    assert [part.split()[0] for part in compared.split(", ")] == ["inputs", "patches"] + ["module"] * (not together)
+    assert [part.split()[0] for part in compared.split(", ")] == spaces
     assert first["history"] == second["history"]
+
+
+@pytest.mark.slow
+def test_features_that_one_process_cannot_read_are_not_waited_for(tmp_path):
+    found, _ = run(tmp_path, IMAGES, speaks="always", space="module")
+    assert found.returncode != 0
+    assert "where `forward` speaks to the other processes" in found.stderr.replace("\n", " ")
 
 
 @pytest.mark.parametrize(("n", "world_size"), [(7, 2), (8, 4), (3, 5), (1, 3), (5, 1)])
