@@ -339,7 +339,7 @@ class Signals:
             if given is not None:
                 check_index(name, given, (n_rows,), self._votes.device)
         terms = self.boundary.terms(logits)
-        predictions = as_logits(logits).argmax(dim=1)
+        predictions = as_logits(logits).max(dim=1).indices
         columns = self._classes.columns(predictions)
         known = columns.clamp(max=len(self._classes))  # the last column is that of classes without samples
         trust, left_out_trust = (
