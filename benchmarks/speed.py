@@ -11,6 +11,7 @@ All times are medians of repeats in one process, on random tables of Gaussian cl
 import argparse
 import json
 import logging
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -23,6 +24,7 @@ import numpy as np
 import pandas as pd
 import quality
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from sklearn.neighbors import KDTree, NearestNeighbors
 from torch import Tensor, nn
 from torch.multiprocessing import get_context
@@ -53,7 +55,7 @@ SIZES = (
     *((20_000, 16, j) for j in (2, 100, 1_000)),
 )
 MANY = (1_000_000, 16, 26)  # for a check alone
-WHOLE = ((5_000, 32, 10), (50_000, 32, 10), (200_000, 32, 10))
+WHOLE = ((5_000, 32, 10), (50_000, 32, 10), (200_000, 32, 10), (200_000, 64, 10))
 LARGE = (1_000_000, 64, 10, 10)
 
 
@@ -313,7 +315,10 @@ def compare_trainings(quick: bool) -> pd.DataFrame:
 
 
 def whole_trainings(quick: bool) -> pd.DataFrame:
-    """Preparation and checks of trainings that end by themselves, beside the same without the callback."""
+    """Preparation and checks of trainings that end by themselves, beside the same without the callback.
+
+    Both write a log, and checkpoints: with the callback its best, without it Lightning's own of each epoch.
+    """
     cases: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], int]] = {}
     for name, n_samples, batch_size in (("spambase", 2_300, 128), ("spambase", 2_300, 32), ("letter", 10_000, 128)):
         features, labels = quality.read_table(quality.Case(name, 0.0, 0, "rmsprop", 1))
@@ -332,18 +337,19 @@ def whole_trainings(quick: bool) -> pd.DataFrame:
             callback = BoundaryUncertaintyStopping(cache=None)
             for kind, callbacks in (("with", [callback]), ("without", [])):
                 torch.manual_seed(0)
-                trainer = L.Trainer(
-                    max_epochs=len(callback.history) or 500, callbacks=callbacks, accelerator="cpu", logger=False,
-                    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-                )  # fmt: skip
-                loader = DataLoader(TensorDataset(*samples), batch_size=batch_size, shuffle=True)
-                seconds[kind].append(once(partial(trainer.fit, Module(build()), loader))[0])
-            costs.append((callback.setup_seconds, callback.check_seconds))
+                with tempfile.TemporaryDirectory() as folder:
+                    trainer = L.Trainer(
+                        max_epochs=len(callback.history) or 500, callbacks=callbacks, accelerator="cpu",
+                        logger=CSVLogger(folder), enable_progress_bar=False, enable_model_summary=False,
+                    )  # fmt: skip
+                    loader = DataLoader(TensorDataset(*samples), batch_size=batch_size, shuffle=True)
+                    seconds[kind].append(once(partial(trainer.fit, Module(build()), loader))[0])
+            costs.append((callback.setup_seconds, callback.check_seconds, callback.tracker.saving_seconds))
         training = min(seconds["without"])
-        preparation, checks = min(costs, key=sum)
+        preparation, checks, saving = min(costs, key=sum)
         rows.append(
             {"training": name, "epochs": len(callback.history), "training, s": training,
-             "preparation, s": preparation, "checks, s": checks,
+             "preparation, s": preparation, "checks, s": checks, "saving, s": saving,
              "preparation + checks": (preparation + checks) / training,
              "with / without": min(seconds["with"]) / training}
         )  # fmt: skip

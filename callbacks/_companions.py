@@ -192,7 +192,8 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def _save_if_best(self, trainer: "Trainer") -> None:
         standing = self.standing_of(trainer)
         if standing is not None and math.isfinite(standing) and not self._should_skip_saving_checkpoint(trainer):
-            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+            with self.owner.tracker.saving():
+                self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def _monitor_candidates(self, trainer: "Trainer") -> dict[str, Tensor]:
         candidates = super()._monitor_candidates(trainer)
@@ -420,7 +421,7 @@ class MemoryKeeperMixin(Companion, Checkpoint):
     def _offer(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         standing = self.standing_of(trainer)
         if self.best.would_keep(standing):  # otherwise the weights need not change places
-            with self.owner.tracker.averaged(pl_module):
+            with self.owner.tracker.saving(), self.owner.tracker.averaged(pl_module):
                 self.best.offer(standing, measured_module(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:

@@ -302,9 +302,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         if details is not None:
             for dashboard in shown_by:
                 dashboard.show(details, step)
-        self._tracker.end_check(started, details, training_loss(trainer, is_within_epoch=is_within_epoch))
+        train_loss = training_loss(trainer, is_within_epoch=is_within_epoch)
         if not trainer.barebones:  # which logs nothing, and warns where one tries
             self._log(trainer, pl_module, step if is_within_epoch else None)
+        self._tracker.end_check(started, details, train_loss)
 
     def _log(self, trainer: "Trainer", pl_module: "LightningModule", step: int | None) -> None:
         """Log the last check: with the epoch's other values, or at a step of its own."""
@@ -470,10 +471,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             shape = " x ".join(str(size) for size in samples.inputs.shape)
             n_passes = n_draws * len(samples.inputs)
             share = share_of_training(n_passes, self._n_trained(trainer, samples.n_training))
+            need = "" if share < 1 else ". Small data needs as many; `every_n_epochs=5` checks less often"
             rank_zero_info(
                 f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
                 f" {n_passes} forward passes ({n_draws} a sample): {share:.1%} of the work of training between two"
-                " checks, and less of its time, for its batches are large."
+                f" checks, and less of its time, for its batches are large{need}."
             )
             cache = None if trainer.fast_dev_run else as_file(self.cache)
             if isinstance(cache, Path) and cache.exists():

@@ -4,8 +4,8 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,6 +84,7 @@ class Tracker:
             or were added as not counted. They count neither for the patience nor as best.
         setup_seconds: What the preparation took, in seconds.
         check_seconds: What the checks took so far, in seconds.
+        saving_seconds: What it took so far to save what is kept, in seconds.
         found_in: The file in the user's cache folder that `prepare` has read; None where it has computed.
         kept_in: The file there that `prepare` has written; None where there is none.
         is_restored: Whether `prepare` could take what a resumed state holds for it; False for damage.
@@ -96,6 +97,7 @@ class Tracker:
     n_not_compared: int
     setup_seconds: float
     check_seconds: float
+    saving_seconds: float
     _standing: Standing  # of the last check
     _signals: Signals | None  # only where it was prepared
     _predictions: Tensor  # at the last check, (n_draws * N,)
@@ -122,6 +124,7 @@ class Tracker:
         self.n_not_compared = 0
         self.setup_seconds = 0.0
         self.check_seconds = 0.0
+        self.saving_seconds = 0.0
         self._signals = None
         self._measurement: Measurement | None = None
         self._predictions = self._best_predictions = torch.empty(0, dtype=torch.int64)
@@ -608,6 +611,15 @@ class Tracker:
             seconds = now - self._began - self._seconds_elsewhere
             self._record.append(row(self.history[-1], seconds, self.check_seconds, train_loss))
 
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Within, what is kept is saved: its time counts as that."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.saving_seconds += time.perf_counter() - started
+
     def leave_out(self, seconds: float) -> None:
         """Count so many seconds, which have just passed, neither as training nor as checks: others took them."""
         self._seconds_elsewhere += seconds
@@ -633,12 +645,15 @@ class Tracker:
 
     def cost(self) -> str:
         """What this training has cost beside training itself, in words; of a resumed one, since then."""
-        seconds = time.perf_counter() - self._began - self._seconds_elsewhere - self.check_seconds
-        spent = self.setup_seconds + self.check_seconds
+        after_setup = self.check_seconds + self.saving_seconds
+        seconds = time.perf_counter() - self._began - self._seconds_elsewhere - after_setup
+        spent = self.setup_seconds + after_setup
+        saving = f", saving {self.saving_seconds:.1f} s" if self.saving_seconds else ""
         start = "Since the run resumed, boundary" if self._has_resumed else "Boundary"
         return (
             f"{start} uncertainty took {spent:.1f} s (preparation {self.setup_seconds:.1f} s, checks"
-            f" {self.check_seconds:.1f} s) beside {seconds:.1f} s of training: {spent / max(seconds, 1e-9):.0%}."
+            f" {self.check_seconds:.1f} s{saving}) beside {seconds:.1f} s of training:"
+            f" {spent / max(seconds, 1e-9):.0%}."
         )
 
     # What a resumed training needs.

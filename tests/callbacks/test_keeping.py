@@ -27,7 +27,10 @@ class Stopping(BoundaryUncertaintyStopping):
         super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, **kwargs})
         self.script = script
 
-    def _prepare_here(self, trainer, pl_module):
+    def _read_here(self, trainer, pl_module, read):
+        """There is nothing to read."""
+
+    def _prepare_here(self, trainer, pl_module, read, n_operations):
         return torch.zeros(1, 1), None, ("the same", True)
 
     def _try(self, trainer, pl_module):

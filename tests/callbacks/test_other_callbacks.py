@@ -29,7 +29,10 @@ class ScriptMixin:
 
     script = (0.1, 0.9, 0.5)
 
-    def _prepare_here(self, trainer, pl_module):
+    def _read_here(self, trainer, pl_module, read):
+        """There is nothing to read."""
+
+    def _prepare_here(self, trainer, pl_module, read, n_operations):
         return torch.zeros(1, 1), None, ("the same", True)
 
     def _try(self, trainer, pl_module):
@@ -168,9 +171,9 @@ def test_no_callback_counts_what_another_takes_as_training(tmp_path, monkeypatch
         monkeypatch.setattr(module, "time", clock)
 
     class Timed(Stopping):
-        def _prepare_here(self, trainer, pl_module):
+        def _prepare_here(self, *read):
             clock.now += 100.0
-            return super()._prepare_here(trainer, pl_module)
+            return super()._prepare_here(*read)
 
         def _try(self, trainer, pl_module):
             clock.now += 10.0

@@ -26,7 +26,10 @@ class Scripted(BoundaryUncertaintyStopping):
         super().__init__(**settings | kwargs)
         self.script = script
 
-    def _prepare_here(self, trainer, pl_module):
+    def _read_here(self, trainer, pl_module, read):
+        """There is nothing to read."""
+
+    def _prepare_here(self, trainer, pl_module, read, n_operations):
         return torch.zeros(1, 1), None, ("the same", True)
 
     def _try(self, trainer, pl_module):

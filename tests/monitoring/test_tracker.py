@@ -342,6 +342,20 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
     assert resumed.cost().startswith("Since the run resumed, boundary uncertainty took ")
 
 
+def test_saving_is_a_part_of_the_cost(monkeypatch):
+    seconds = iter([100.0, 110.0, 113.0, 130.0])
+    tracker = Tracker(Settings())
+    monkeypatch.setattr(module_of_tracker.time, "perf_counter", lambda: next(seconds))
+    tracker.begin(90.0, None, {})
+    with tracker.saving():
+        pass
+    assert tracker.saving_seconds == 3.0
+    expected = (
+        "Boundary uncertainty took 13.0 s (preparation 10.0 s, checks 0.0 s, saving 3.0 s) beside 27.0 s of training"
+    )
+    assert tracker.cost() == f"{expected}: 48%."
+
+
 def test_a_state_of_before_the_margin_goes_on_and_its_checks_have_no_equals():
     first, second, said = Tracker(Settings()), Tracker(Settings()), []
     for epoch, score in enumerate([0.5, 0.6, 0.599]):
