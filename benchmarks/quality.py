@@ -450,6 +450,9 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     summary = summarise(judged)
 
     options.results.mkdir(parents=True, exist_ok=True)
+    if options.csv:  # by their names: whose folders they lay in is nobody's concern
+        options.csv = options.tables = [Path(file).name for file in options.csv]
+        judged["table"] = judged["table"].map(lambda file: Path(file).name)
     content = {
         "environment": environment(),
         "options": {key: str(value) for key, value in vars(options).items() if key not in ("results", "curves")},
