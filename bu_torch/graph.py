@@ -1,18 +1,18 @@
 """Nearest neighbours: FAISS on the CPU, blocks of torch on an accelerator, exact distances in both.
 
-Beyond a size, FAISS asks an inverted file (IVF) in place of all samples, with a recall that is measured.
+Beyond a size, cells of the samples are asked in place of all of them, with a recall that is measured.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bu_torch._inputs import as_flat_features, check_integer, safe_unit
 from bu_torch._progress import advance
+from bu_torch.cells import Cells, Groups, few_axes
 
 _log = logging.getLogger(__name__)
 Backend = Literal["auto", "faiss", "torch"]
@@ -25,10 +25,13 @@ _SPARE_CANDIDATES = 8  # at most; a search for one sample takes three
 _EXACT_PRODUCTS = 1e12  # base x queries x features: an exact search of this size takes about half a minute on two cores
 _RECALL = 0.95
 _ROUNDING = 1e-5  # of distances that are equal
-_FEWEST_LISTS, _MOST_LISTS = 1, 1 / 8  # the most as a share
-_VARIANCE, _AXES_SAMPLE = 0.99, 50_000
-_MOST_FEATURES = 1024  # of which principal axes are found in a moment
-_RECALL_SAMPLE = 500
+_MOST_CELLS = 0.5  # as a share
+_FIRST_CELLS = 8
+_ROUNDING_SAMPLE = 50_000
+_LEAST_SCALE = 1e-30  # of what is safe to scale in float32
+_FEW_NEIGHBORS = 8  # k up to which selecting them takes less time than the products, and larger groups pay
+_SMALL_GROUP, _LARGE_GROUP = 256, 1024
+_SMALL_SAMPLE, _LARGE_SAMPLE, _SAMPLED_GROUPS = 128, 320, 32  # queries of which the recall is measured
 
 
 class NeighborGraph:
@@ -40,11 +43,10 @@ class NeighborGraph:
     distances are ordered by index, except among zero distances, where any of the duplicates may be taken.
 
     Where that would take longer than about half a minute on two cores (N^2 d above 1e12: 180,000 samples of 32
-    features), FAISS asks an inverted file instead, with as many lists as it takes to find 95 % of the true neighbours
-    of 500 random samples. Where few principal axes of at most 1024 features hold 99 % of the variance, it looks at the
-    coordinates on those alone. It asks all samples all the same where that would be more than an eighth of the lists,
-    as among many features that are independent. Distances stay those of the vectors; what is missed is a neighbour now
-    and then.
+    features), samples are put into cells by K-means of FAISS, and as many cells around a sample are searched as it
+    takes to find 95 % of the true neighbours of some of them. Where few principal axes of at most 1024 features hold
+    99 % of the variance, coordinates on those alone are compared. Where that takes more than half of the cells, FAISS
+    asks all samples all the same. Distances stay those of the vectors; what is missed is a neighbour now and then.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
@@ -145,13 +147,14 @@ def nearest(
     backend: str = "auto",
     exact: bool | None = True,
     tolerance: float | None = None,
+    groups: Groups | None = None,
 ) -> Neighbors:
     """The k rows of `base` nearest to each query.
 
     A search in float32 proposes candidates, and their distances are computed anew in float64. The rounding error of the
     search is bounded. A query is settled when no row outside its candidates can be nearer than the k-th found; the
-    others are asked again for four times as many candidates. An inverted file may miss rows, and its candidates are
-    taken as they are. A progress bar that is shown moves by B x Q.
+    others are asked again for four times as many candidates. Cells may miss rows, and their candidates are taken as
+    they are. A progress bar that is shown moves by B x Q.
 
     Args:
         base: Shape (B, d), float32 or float64.
@@ -160,9 +163,10 @@ def nearest(
         exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. Where that leaves
             fewer than k, the last distances are inf.
         backend: As for `NeighborGraph`.
-        exact: False allows FAISS to miss some; None does where B x Q x d is large (`is_large`).
-        tolerance: Where FAISS may miss some, what it is to find: None for rows as near as the k-th nearest, a number
+        exact: False allows the `"faiss"` backend to miss some; None does where B x Q x d is large (`is_large`).
+        tolerance: Where some may be missed, what is to be found: None for rows as near as the k-th nearest, a number
             for a nearest row at most (1 + tolerance) times as far as the true one.
+        groups: What `near_groups` makes of the queries, where several bases are asked the same; None makes them.
 
     Returns:
         Distances and rows, equal distances in order of the rows, and the recall.
@@ -171,41 +175,41 @@ def nearest(
     if exact is None:
         exact = not is_large(base.shape[0], base.shape[1], queries.shape[0])
     rounding = _Rounding.around(base)
-    base32 = torch.cat([rounding(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
-    n_candidates = min(k + min(_SPARE_CANDIDATES, k + 2), base.shape[0])
+    base32 = rounding.in_blocks(base)
     # Squares of float32 are in range in float64, those of float64 need a unit.
     unit = safe_unit(base - rounding.centre, queries - rounding.centre) if base.dtype == torch.float64 else 1.0
-    inverted_file, recall = None, 1.0
-    if backend == "faiss" and not exact:
-        chosen = torch.randperm(len(queries), generator=torch.Generator().manual_seed(0))[:_RECALL_SAMPLE]
-        sample = queries[chosen.to(queries.device)]
-        own = None if exclude is None else exclude[chosen.to(exclude.device)]
-
-        def distances_found(search: _Search) -> Tensor:
-            return _rerank(base, sample, search(rounding(sample), n_candidates)[1], own, k, unit)[0]
-
-        inverted_file, recall = _inverted_file(base32, distances_found, tolerance)
-
+    question = _Question(base, queries, k, exclude, tolerance, rounding, unit)
     distances = torch.empty(queries.shape[0], k, dtype=torch.float64, device=base.device)
     rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
     unsettled = torch.arange(queries.shape[0], device=base.device)
-    for number, attempt in enumerate(_attempts(base32, backend, inverted_file, n_candidates)):
+    recall = None
+    if backend == "faiss" and not exact:
+        recall = _answer_from_cells(question, base32, groups, distances, rows)
+        if recall is not None:
+            unsettled = distances[:, -1].isinf().nonzero().flatten()  # cells may hold fewer than k
+    for number, attempt in enumerate(_attempts(base32, backend, question.n_candidates)):
+        if not unsettled.numel():
+            break
         # One mask for all blocks: small tensors kept between the large ones of each block would scatter the heap.
         is_settled = torch.empty_like(unsettled, dtype=torch.bool)
         block_size = max(1, _SEARCHED_ELEMENTS // max(attempt.n_candidates, base.shape[1]))
         for part, is_part_settled in zip(unsettled.split(block_size), is_settled.split(block_size), strict=True):
             queries32 = rounding(queries[part])
             squared32, candidates = attempt.search(queries32, attempt.n_candidates)
-            own = None if exclude is None else exclude[part]
-            kept, kept_rows = _rerank(base, queries[part], candidates, own, k, unit)
-            distances[part], rows[part] = kept, kept_rows
-            is_part_settled.copy_(attempt.is_settled(kept[:, -1] / rounding.scale, squared32[:, -1], queries32))
-            if number == 0:
+            distances[part], rows[part] = question.answer(part, candidates)
+            kth = distances[part, -1] / rounding.scale
+            is_part_settled.copy_(attempt.is_settled(kth, squared32[:, -1], queries32))
+            if number == 0 and recall is None:
                 advance(len(part) * base.shape[0])
         unsettled = unsettled[~is_settled]
-        if not unsettled.numel():
-            break
-    return Neighbors(distances, rows, recall)
+    return Neighbors(distances, rows, 1.0 if recall is None else recall)
+
+
+def near_groups(queries: Tensor, k: int) -> Groups:
+    """Queries (Q, d), Q >= 1, in groups that lie near each other, for `nearest` with k."""
+    size = _LARGE_GROUP if k <= _FEW_NEIGHBORS else _SMALL_GROUP
+    rounding = _Rounding.around(queries[:: max(1, len(queries) // _ROUNDING_SAMPLE)])
+    return Groups.of(queries, lambda block: rounding(block).cpu(), size)
 
 
 class _Rounding(NamedTuple):
@@ -213,15 +217,51 @@ class _Rounding(NamedTuple):
 
     centre: Tensor  # (d,), float64
     scale: Tensor  # scalar, float64
+    is_single: bool  # whether float32 is enough, as the centre is one of its numbers, and in range
 
     @classmethod
     def around(cls, base: Tensor) -> Self:
         centre = base.median(dim=0).values.double()
         spread = torch.maximum(base.amax(dim=0).double() - centre, centre - base.amin(dim=0).double()).max()
-        return cls(centre, torch.where(spread > 0, spread, torch.ones_like(spread)))
+        scale = torch.where(spread > 0, spread, torch.ones_like(spread))
+        return cls(centre, scale, base.dtype == torch.float32 and _LEAST_SCALE < float(scale) < 1 / _LEAST_SCALE)
 
     def __call__(self, points: Tensor) -> Tensor:
+        if self.is_single:
+            return (points - self.centre.float()).div_(self.scale.float())
         return (points.double() - self.centre).div_(self.scale).float()
+
+    def in_blocks(self, points: Tensor) -> Tensor:
+        """The same for many points."""
+        return torch.cat([self(block) for block in points.split(max(1, _BLOCK_ELEMENTS // points.shape[1]))])
+
+
+class _Question(NamedTuple):
+    """Which rows of a base are nearest to each query, without the excluded one; a query is named by its row."""
+
+    base: Tensor
+    queries: Tensor
+    k: int
+    exclude: Tensor | None
+    tolerance: float | None
+    rounding: _Rounding
+    unit: float
+
+    @property
+    def n_candidates(self) -> int:
+        return min(self.k + min(_SPARE_CANDIDATES, self.k + 2), self.base.shape[0])
+
+    def candidates_in(self, cells: Cells, part: Tensor, queries32: Tensor, mean: Tensor) -> Tensor:
+        """Candidates (q, c) for a part of a group, here also rounded, in the cells that are nearest to its mean."""
+        n_candidates = self.n_candidates
+        if self.tolerance is not None:
+            n_candidates = self.k + (self.exclude is not None and bool((self.exclude[part] >= 0).any()))
+        return cells.search(queries32.cpu(), mean.cpu(), n_candidates).to(self.base.device)
+
+    def answer(self, part: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        """Exact distances (q, k) to the k nearest candidates, and their rows."""
+        own = None if self.exclude is None else self.exclude[part]
+        return _rerank(self.base, self.queries[part], candidates, own, self.k, self.unit)
 
 
 class _Attempt(NamedTuple):
@@ -232,10 +272,8 @@ class _Attempt(NamedTuple):
     is_settled: Callable[[Tensor, Tensor, Tensor], Tensor]  # k-th distance, last candidate's squared one, queries32
 
 
-def _attempts(base32: Tensor, backend: str, inverted_file: _Search | None, n_candidates: int) -> Iterator[_Attempt]:
-    """What to try in turn: the inverted file if there is one, then all rows, with more and more candidates."""
-    if inverted_file is not None:
-        yield _Attempt(inverted_file, n_candidates, _is_filled)
+def _attempts(base32: Tensor, backend: str, n_candidates: int) -> Iterator[_Attempt]:
+    """What to try in turn: all rows, with more and more candidates."""
     search = _faiss_search(base32) if backend == "faiss" else _torch_search(base32)
     while n_candidates < base32.shape[0]:
         yield _Attempt(search, n_candidates, _is_proven)
@@ -274,11 +312,6 @@ def _rerank_block(
     return exact[:, :k], candidates.gather(1, order[:, :k])
 
 
-def _is_filled(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
-    """Whether k rows were found: the lists of an inverted file may hold fewer."""
-    return ~kth.isinf()
-
-
 def _is_anything(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
     """True throughout: where all rows were candidates, nothing is left to search."""
     return torch.ones_like(kth, dtype=torch.bool)
@@ -302,82 +335,74 @@ def _faiss_search(base32: Tensor) -> _Search:
 
     index = faiss.IndexFlatL2(base32.shape[1])
     index.add(base32.cpu().numpy())
-    return _search_in(index, base32.device)
-
-
-def _search_in(index: Any, device: torch.device) -> _Search:
-    """A search in an index of FAISS."""
 
     def search(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:
         squared, rows = index.search(queries32.cpu().numpy(), k)
-        return torch.from_numpy(squared).to(device), torch.from_numpy(rows).to(device)
+        return torch.from_numpy(squared).to(base32.device), torch.from_numpy(rows).to(base32.device)
 
     return search
 
 
-def _inverted_file(
-    base32: Tensor, distances_found: Callable[[_Search], Tensor], tolerance: float | None
-) -> tuple[_Search | None, float]:
-    """A search in an inverted file, and its recall of a sample of the queries.
+def _answer_from_cells(
+    question: _Question, base32: Tensor, groups: Groups | None, distances: Tensor, rows: Tensor
+) -> float | None:
+    """Fill distances (Q, k) and rows (Q, k) with what is found in cells of the base; the recall, None where too low."""
+    axes = few_axes(base32.cpu())
+    for chosen in (None,) if axes is None else (axes, None):
+        cells = Cells(base32.cpu(), chosen)
+        if question.queries is question.base:
+            groups = cells.groups
+        groups = groups or near_groups(question.queries, question.k)
+        recall = _visit_few(cells, question, base32, groups)
+        if recall is not None:
+            for group in groups:
+                part = group.to(base32.device)
+                queries32 = question.rounding(question.queries[part])
+                candidates = question.candidates_in(cells, part, queries32, queries32.mean(dim=0))
+                distances[part], rows[part] = question.answer(part, candidates)
+                advance(len(part) * base32.shape[0])
+            return recall
+    _log.info("Half of the cells of %d samples do not hold enough: all samples are asked.", base32.shape[0])
+    return None
 
-    Where few principal axes hold nearly all of the variance, the file holds the coordinates on those alone. It looks at
-    as few lists as the recall allows. More than an eighth of the lists are not worth it, since FAISS computes eight
-    distances to all rows in the time of one in a list: then the result is None, and 1.
 
-    Args:
-        base32: The rows, (B, d).
-        distances_found: Distances of the sample to the nearest of what a search proposes, (S, k) ascending.
-        tolerance: As for `nearest`.
+def _visit_few(cells: Cells, question: _Question, base32: Tensor, groups: Groups) -> float | None:
+    """Let a group visit as few cells of the base as the recall allows; the recall of a sample of the queries.
+
+    None where that takes more than half of the cells, which is not worth it.
     """
-    rows = base32.cpu().numpy()
-    radius = distances_found(_faiss_search(base32))[:, -1:] * (1 + (tolerance or _ROUNDING))
-    n_lists = max(1, min(round(2 * len(rows) ** 0.5), len(rows) // 20))
-    axes = _few_axes(rows)
-    for chosen in (axes, None) if axes is not None else (None,):
-        index, lists = _index_of_lists(rows, n_lists, chosen)
-        search = _search_in(index, base32.device)
-        lists.nprobe = _FEWEST_LISTS
-        while lists.nprobe <= _MOST_LISTS * n_lists:
-            recall = float((distances_found(search) <= radius).double().mean())
-            if recall >= _RECALL:
-                return search, recall
-            lists.nprobe += -(-lists.nprobe // 4)
-    _log.info("An eighth of the %d lists of an inverted file does not hold enough: all samples are asked.", n_lists)
-    return None, 1.0
+    device, rounded = base32.device, question.rounding
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([len(group) for group in groups], dtype=torch.float64)
+    n_groups = min(len(groups), _SAMPLED_GROUPS)
+    chosen = [groups[i].to(device) for i in sizes.multinomial(n_groups, generator=generator).tolist()]
+    n_of_each = -(-(_LARGE_SAMPLE if question.k <= _FEW_NEIGHBORS else _SMALL_SAMPLE) // n_groups)
+    parts = [group[torch.randperm(len(group), generator=generator)[:n_of_each].to(device)] for group in chosen]
+    sample = torch.cat(parts)
+    among_all = _faiss_search(base32)(rounded(question.queries[sample]), question.n_candidates)[1]
+    radius = question.answer(sample, among_all)[0][:, -1:] * (1 + (question.tolerance or _ROUNDING))
+    radii = radius.split([len(part) for part in parts])
+    of_parts = [rounded(question.queries[part]) for part in parts]
+    means = [rounded(question.queries[group]).mean(dim=0) for group in chosen]
 
+    def recall(n_visited: int) -> float:
+        cells.n_visited = n_visited
+        is_found = [
+            question.answer(part, question.candidates_in(cells, part, queries32, mean))[0] <= radius
+            for part, queries32, mean, radius in zip(parts, of_parts, means, radii, strict=True)
+        ]
+        return float(torch.cat(is_found).double().mean())
 
-def _few_axes(rows: np.ndarray) -> Any:
-    """FAISS's map to the principal axes that hold nearly all of the variance; None where they are half of all or more.
-
-    None too where features are many, or more than rows.
-    """
-    import faiss
-
-    n_features = rows.shape[1]
-    if n_features > min(_MOST_FEATURES, len(rows)):
-        return None
-    every = faiss.PCAMatrix(n_features, n_features)
-    every.train(rows[:: max(1, len(rows) // _AXES_SAMPLE)])
-    shares = faiss.vector_to_array(every.eigenvalues).astype(np.float64).clip(min=0)
-    n_axes = 1 + int(np.searchsorted(shares.cumsum(), _VARIANCE * shares.sum()))
-    if 2 * n_axes > n_features:
-        return None
-    few = faiss.PCAMatrix(n_features, n_axes)
-    few.copy_from(every)
-    return few
-
-
-def _index_of_lists(rows: np.ndarray, n_lists: int, axes: Any) -> tuple[Any, Any]:
-    """An index of FAISS of all rows, and the inverted file in it: of their coordinates on `axes`, unless None."""
-    import faiss
-
-    width = rows.shape[1] if axes is None else axes.d_out
-    lists = faiss.IndexIVFFlat(faiss.IndexFlatL2(width), width, n_lists)
-    lists.cp.seed, lists.cp.min_points_per_centroid, lists.cp.max_points_per_centroid = 0, 1, 25
-    index = lists if axes is None else faiss.IndexPreTransform(axes, lists)
-    index.train(rows)
-    index.add(rows)
-    return index, lists
+    most = max(1, int(_MOST_CELLS * cells.n_cells))
+    too_few, enough = 0, min(_FIRST_CELLS, most)
+    while recall(enough) < _RECALL:
+        if enough == most:
+            return None
+        too_few, enough = enough, min(2 * enough, most)
+    while enough - too_few > max(1, enough // 16):
+        between = (too_few + enough) // 2
+        too_few, enough = (too_few, between) if recall(between) >= _RECALL else (between, enough)
+    return recall(enough)
 
 
 def _torch_search(base32: Tensor) -> _Search:

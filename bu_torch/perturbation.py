@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_features, as_flat_features, as_tensor, check_integer
+from bu_torch._inputs import as_features, as_flat_features, as_tensor, check_integer, is_finite
 from bu_torch.functional.checks import check_index, check_range
 from bu_torch.tokens import check_tokens
 
@@ -189,7 +189,7 @@ def keeps_integers(perturbation: Any) -> bool:
 
 def check_perturbed(perturbed: Tensor, features: Tensor) -> Tensor:
     """Return perturbed samples unless one has left the range of its dtype."""
-    if not bool(perturbed.isfinite().all()):
+    if not is_finite(perturbed):
         raise ValueError(
             f"`features` must be small enough to be perturbed within the range of {features.dtype}, got a magnitude of"
             f" {float(features.abs().max()):.3g}: scale them down."

@@ -20,7 +20,7 @@ from bu_torch._inputs import (
 from bu_torch.functional import top_pairs
 from bu_torch.k_means import lloyd, log_device
 
-_BLOCK_ELEMENTS = 2**22
+_BLOCK_ELEMENTS = 2**19  # distances at once, 4 MB
 _MAX_SAMPLES = 10_000  # of one class, for K-means
 _MOST_PROTOTYPES = 39
 _LLOYD_STEPS = 25  # to compare; FAISS's default
@@ -128,11 +128,20 @@ class PrototypeClassifier:
         if not hasattr(self, "_present"):
             raise RuntimeError("This PrototypeClassifier is not fitted yet: call `fit` first.")
         features = as_flat_features(features, n_features=self._present[0].shape[1])
+        unit = safe_unit(features, *self._present) if features.dtype == torch.float64 else 1.0
+        prototypes = torch.cat(self._present).to(features.device).double() / unit
+        of_class = [len(prototypes) for prototypes in self._present]
+        # In float64 |x|^2 - 2 x.y + |y|^2 is exact enough, around the prototypes, and one product of matrices.
+        centre = prototypes.mean(dim=0)
+        prototypes -= centre
+        norms = prototypes.square().sum(dim=1)
         distances = features.new_empty((features.shape[0], len(self._present)))
-        for column, prototypes in enumerate(self._present):
-            blocks = features.split(max(1, _BLOCK_ELEMENTS // len(prototypes)))
-            nearest = [_cdist(block, prototypes.to(features)).amin(dim=1) for block in blocks]
-            distances[:, column] = torch.cat(nearest)
+        n_at_a_time = max(1, _BLOCK_ELEMENTS // len(prototypes))
+        for block, found in zip(features.split(n_at_a_time), distances.split(n_at_a_time), strict=True):
+            points = block.double() / unit - centre
+            squared = torch.addmm(norms, points, prototypes.T, alpha=-2).add_(points.square().sum(dim=1, keepdim=True))
+            nearest = torch.stack([part.amin(dim=1) for part in squared.split(of_class, dim=1)], dim=1)
+            found.copy_(nearest.clamp_(min=0).sqrt_().mul_(unit))
         return distances
 
     def _fit_class(self, features: Tensor) -> Tensor:
@@ -174,8 +183,3 @@ def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:
     variance = sse / (n_samples * n_features)
     fit = n_samples * n_features * (math.log(2 * math.pi * variance) + 1) + 2 * n_samples * math.log(k)
     return fit + 2 * (k * n_features + 1)
-
-
-def _cdist(features: Tensor, prototypes: Tensor) -> Tensor:
-    unit = safe_unit(features, prototypes)
-    return torch.cdist(features / unit, prototypes / unit, compute_mode="donot_use_mm_for_euclid_dist") * unit

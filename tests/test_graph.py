@@ -98,11 +98,21 @@ def test_features_on_a_gpu_give_the_same_graph_there():
     assert torch.equal(graph.neighbors.cpu(), NeighborGraph(20).fit(features).neighbors)
 
 
-class TestInvertedFile:
+class TestCells:
     """A search that need not be exact."""
 
     def fit(self, features, **kwargs):
         return NeighborGraph(20, exact=False, **kwargs).fit(features)
+
+    def widths(self, monkeypatch):
+        """Numbers of the axes that cells are made on, None for all features."""
+        found, cells = [], implementation.Cells
+        monkeypatch.setattr(
+            implementation,
+            "Cells",
+            lambda base, axes: (found.append(axes if axes is None else len(axes)), cells(base, axes))[1],
+        )
+        return found
 
     def test_finds_most_with_true_distances(self):
         generator = torch.Generator().manual_seed(0)
@@ -120,7 +130,7 @@ class TestInvertedFile:
         assert bool((distances.diff(dim=1) >= -1e-5).all())
         torch.testing.assert_close(graph.nearest_distance, distances[:, 1])
 
-    def test_small_lists_and_duplicates_leave_no_gap(self):
+    def test_small_cells_and_duplicates_leave_no_gap(self):
         features = torch.cat(
             (torch.zeros(300, 3), torch.randn(5000, 3, generator=torch.Generator().manual_seed(0)) * 50)
         )
@@ -146,10 +156,7 @@ class TestInvertedFile:
         generator = torch.Generator().manual_seed(0)
         factors = torch.randn(6000, 4, generator=generator) @ torch.randn(4, 32, generator=generator)
         features = factors + 0.05 * torch.randn(6000, 32, generator=generator)
-        widths, index_of_lists = [], implementation._index_of_lists
-        monkeypatch.setattr(
-            implementation, "_index_of_lists", lambda *a: (widths.append(a[2] and a[2].d_out), index_of_lists(*a))[1]
-        )
+        widths = self.widths(monkeypatch)
         graph, exact = self.fit(features), NeighborGraph(20).fit(features)
         assert widths == [4]
         assert 0.95 <= graph.recall_ <= 1.0
@@ -164,10 +171,7 @@ class TestInvertedFile:
         """One wide axis holds the variance, sixteen narrow ones say who is near."""
         features = 0.01 * torch.randn(4000, 16, generator=torch.Generator().manual_seed(0))
         features[:, 0] = 3 * features[:, 0].sign() + features[:, 0]
-        widths, index_of_lists = [], implementation._index_of_lists
-        monkeypatch.setattr(
-            implementation, "_index_of_lists", lambda *a: (widths.append(a[2] and a[2].d_out), index_of_lists(*a))[1]
-        )
+        widths = self.widths(monkeypatch)
         graph, exact = self.fit(features), NeighborGraph(20).fit(features)
         assert widths == [1, None]
         shared = [
@@ -185,7 +189,7 @@ class TestInvertedFile:
         assert graph.recall_ == 1
         assert bool((graph.nearest_distance == 0).all())
 
-    def test_all_samples_are_asked_where_most_lists_would_be(self):
+    def test_all_samples_are_asked_where_most_cells_would_be(self):
         features = torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
         graph = self.fit(features)
         assert graph.recall_ == 1
@@ -194,7 +198,7 @@ class TestInvertedFile:
     def test_is_taken_where_an_exact_search_takes_long(self, monkeypatch):
         features = torch.randn(2000, 16, generator=torch.Generator().manual_seed(0))
         asked = []
-        monkeypatch.setattr("bu_torch.graph._inverted_file", lambda *a: (asked.append(1), (None, 1.0))[1])
+        monkeypatch.setattr("bu_torch.graph._answer_from_cells", lambda *_: asked.append(1))
         NeighborGraph(20).fit(features)
         assert not asked
         monkeypatch.setattr("bu_torch.graph._EXACT_PRODUCTS", 1e6)

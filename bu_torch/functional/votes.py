@@ -56,9 +56,14 @@ def label_votes(
     check_range("neighbors", neighbors, labels.shape[0], "rows of `labels`")
     weights = relative_weights(weights, (labels.shape[0],), labels.device)
     voters = (neighbors[:, 1:] if leave_one_out else neighbors).long()  # uint8 would count as a mask
+    return count_votes(labels, voters, decay, n_classes, weights)
+
+
+def count_votes(labels: Tensor, voters: Tensor, decay: float, n_classes: int, weights: Tensor | None) -> Tensor:
+    """The votes of `label_votes`, of some samples, whose voters (n, M) are given; nothing is checked."""
     of_rank = torch.arange(1, voters.shape[1] + 1, dtype=torch.float64).pow(-decay)
     dtype = torch.float32 if weights is None else torch.float64
-    votes = torch.zeros(labels.shape[0], n_classes, dtype=dtype, device=labels.device)
+    votes = torch.zeros(len(voters), n_classes, dtype=dtype, device=labels.device)
     for member, weight in zip(voters.unbind(dim=1), (of_rank / of_rank.sum()).tolist(), strict=True):
         column = labels[member].long().unsqueeze(1)
         vote = weight if weights is None else weight * weights[member].unsqueeze(1)
