@@ -158,12 +158,12 @@ def test_a_run_of_the_rule_that_is_no_more_gives_one_clear_error(tmp_path):
 
 def test_expected_accuracy_and_boundary_uncertainty_of_averages_are_the_default(tmp_path, log):
     stopping = BoundaryUncertaintyStopping(n_neighbors=5)
-    trainer(tmp_path, stopping, max_epochs=200).fit(Classifier(), loader(*blobs(n=120)))
+    trainer(tmp_path, stopping, max_epochs=200).fit(Classifier(), loader(*blobs(n=140)))
     values = [entry["accuracy_and_uncertainty"] for entry in stopping.history]
     assert (stopping.rule, stopping.averaging) == ("accuracy_and_uncertainty", 0.7)
     assert values == pytest.approx(
         [
-            entry["expected_accuracy"] + 0.05 * (1 - 20 * 5 / 120) * entry["boundary_uncertainty"]
+            entry["expected_accuracy"] + 0.05 * (1 - 20 * 5 / 140) * entry["boundary_uncertainty"]
             for entry in stopping.history
         ]
     )
