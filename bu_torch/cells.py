@@ -1,8 +1,8 @@
 """Approximate nearest neighbours: groups of near queries look at the cells of the base that lie nearest to them."""
 
 import math
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Cells:
     Attributes:
         n_visited: Cells that a group looks at, to be set, >= 1.
         n_cells: All cells.
-        groups: The rows of each cell, as queries of their own.
+        of_rows: The cell of each row, (B,) int64.
     """
 
     def __init__(self, base: Tensor, axes: Tensor | None = None) -> None:
@@ -41,14 +41,16 @@ class Cells:
         coordinates = base if axes is None else base @ axes.T
         self.n_cells = max(1, min(round(_CELLS * len(base) ** 0.5), len(base) // _FEWEST_IN_A_CELL))
         self._axes = axes
-        self._centres, cells = _k_means(coordinates, self.n_cells)
-        self._rows = cells.argsort(stable=True)
-        sizes = cells.bincount(minlength=self.n_cells)
-        self._ends = sizes.cumsum(0).tolist()
+        self._centres, self.of_rows = _k_means(coordinates, self.n_cells)
+        self._rows = self.of_rows.argsort(stable=True)
+        self._ends = self.of_rows.bincount(minlength=self.n_cells).cumsum(0).tolist()
         self._coordinates = coordinates[self._rows]
-        self.groups = Groups(part for part in self._rows.split(sizes.tolist()) if len(part))
-        self._products = torch.empty(_PRODUCTS)
+        self._products = self._coordinates.new_empty(_PRODUCTS)
         self.n_visited = 1
+
+    def distances_to(self, points: Tensor) -> Tensor:
+        """Distance of points (n, d), float32, to the centre of the nearest cell, (n,)."""
+        return torch.cdist(points if self._axes is None else points @ self._axes.T, self._centres).amin(dim=1)
 
     def search(self, queries: Tensor, mean: Tensor, k: int) -> Tensor:
         """Rows of the base that may be the nearest ones.
@@ -79,7 +81,7 @@ class Cells:
             return found
         points = torch.nn.functional.pad(queries - mean, (0, 1), value=1.0)
         if len(rows) > len(self._products):
-            self._products = torch.empty(len(rows))
+            self._products = self._products.new_empty(len(rows))
         at_a_time = len(self._products) // len(rows)
         for part, part_found in zip(points.split(at_a_time), found.split(at_a_time), strict=True):
             products = self._products[: len(part) * len(rows)].view(len(part), len(rows))
@@ -89,8 +91,21 @@ class Cells:
         return found
 
 
-class Groups(tuple[Tensor, ...]):
-    """Queries in groups that lie near each other: the rows of each group, int64."""
+class Groups(NamedTuple):
+    """Queries in groups that lie near each other."""
+
+    rows: list[Tensor]  # of each group, int64
+    means: Tensor  # of the queries of each group, (G, d) float64
+
+    @classmethod
+    def by(cls, queries: Tensor, numbers: Tensor) -> Self:
+        """Queries (Q, d) in the groups whose numbers (Q,), int64, are given."""
+        present, groups, sizes = numbers.unique(return_inverse=True, return_counts=True)
+        means = torch.zeros(len(present), queries.shape[1], dtype=torch.float64)
+        n_at_a_time = max(1, _PRODUCTS // queries.shape[1])
+        for block, group in zip(queries.split(n_at_a_time), groups.split(n_at_a_time), strict=True):
+            means.index_add_(0, group, block.cpu().double() / sizes[group].unsqueeze(1))
+        return cls(list(groups.argsort(stable=True).split(sizes.tolist())), means)
 
     @classmethod
     def of(cls, queries: Tensor, rounded: Callable[[Tensor], Tensor], size: int) -> Self:
@@ -105,10 +120,18 @@ class Groups(tuple[Tensor, ...]):
         axes = None if principal is None else principal[0][:_AXES_OF_GROUPS].T
         blocks = (rounded(block) for block in queries.split(max(1, _PRODUCTS // queries.shape[1])))
         coordinates = torch.cat([block if axes is None else block @ axes for block in blocks])
-        n_groups = -(-len(queries) // size)
-        groups = _k_means(coordinates, n_groups)[1]
-        sizes = groups.bincount(minlength=n_groups)
-        return cls(part for part in groups.argsort(stable=True).split(sizes.tolist()) if len(part))
+        return cls.by(queries, _k_means(coordinates, -(-len(queries) // size))[1])
+
+    def parts(self, shares: Sequence[float], values: Tensor) -> Iterator[Self]:
+        """The groups with the least values (G,) that hold a share of the queries, those with the next, and so on."""
+        order = values.argsort(stable=True)
+        sizes = torch.tensor([len(rows) for rows in self.rows], dtype=torch.float64)[order]
+        part_of = torch.bucketize(
+            (sizes.cumsum(0) - sizes / 2) / sizes.sum(), torch.tensor(shares, dtype=torch.float64)
+        )
+        for part in part_of.unique().tolist():
+            chosen = order[part_of == part]
+            yield type(self)([self.rows[i] for i in chosen.tolist()], self.means[chosen])
 
 
 def few_axes(points: Tensor) -> Tensor | None:
@@ -138,7 +161,9 @@ def _least(values: Tensor, k: int) -> Tensor:
     # A block holds every n-th column for n blocks, so that the least of all blocks are found side by side.
     n_blocks = n_values // of_a_block
     blocks = _least(values.unflatten(1, (of_a_block, n_blocks)).amin(dim=1), k)
-    columns = (blocks.unsqueeze(1) + torch.arange(0, n_values, n_blocks).view(1, -1, 1)).flatten(1)
+    columns = (blocks.unsqueeze(1) + torch.arange(0, n_values, n_blocks, device=values.device).view(1, -1, 1)).flatten(
+        1
+    )
     return columns.gather(1, _least(values.gather(1, columns), k))
 
 

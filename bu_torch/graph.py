@@ -31,7 +31,10 @@ _ROUNDING_SAMPLE = 50_000
 _LEAST_SCALE = 1e-30  # of what is safe to scale in float32
 _FEW_NEIGHBORS = 8  # k up to which selecting them takes less time than the products, and larger groups pay
 _SMALL_GROUP, _LARGE_GROUP = 256, 1024
-_SMALL_SAMPLE, _LARGE_SAMPLE, _SAMPLED_GROUPS = 128, 320, 32  # queries of which the recall is measured
+_SAMPLED_GROUPS = 32  # of which the recall is measured
+_FEW_OF_EACH, _MANY_OF_EACH = 4, 10  # queries
+_NEAR = (1 / 64, 1 / 16, 1 / 4)  # shares of the queries that have a recall of their own, nearest to the base first
+_FARTHEST = 1e15  # in units of the base: beyond, squares of float32 do not tell one row from another
 
 
 class NeighborGraph:
@@ -43,8 +46,8 @@ class NeighborGraph:
     distances are ordered by index, except among zero distances, where any of the duplicates may be taken.
 
     Where that would take longer than about half a minute on two cores (N^2 d above 1e12: 180,000 samples of 32
-    features), samples are put into cells by K-means of FAISS, and as many cells around a sample are searched as it
-    takes to find 95 % of the true neighbours of some of them. Where few principal axes of at most 1024 features hold
+    features), samples are put into cells by K-means of FAISS, and each cell searches as many cells around it as it
+    takes to find 95 % of the true neighbours of some samples. Where few principal axes of at most 1024 features hold
     99 % of the variance, coordinates on those alone are compared. Where that takes more than half of the cells, FAISS
     asks all samples all the same. Distances stay those of the vectors; what is missed is a neighbour now and then.
 
@@ -166,7 +169,8 @@ def nearest(
         exact: False allows the `"faiss"` backend to miss some; None does where B x Q x d is large (`is_large`).
         tolerance: Where some may be missed, what is to be found: None for rows as near as the k-th nearest, a number
             for a nearest row at most (1 + tolerance) times as far as the true one.
-        groups: What `near_groups` makes of the queries, where several bases are asked the same; None makes them.
+        groups: What `near_groups` makes of the queries, where several bases are asked the same; None makes them. Not
+            used where the queries are the base.
 
     Returns:
         Distances and rows, equal distances in order of the rows, and the recall.
@@ -179,14 +183,12 @@ def nearest(
     # Squares of float32 are in range in float64, those of float64 need a unit.
     unit = safe_unit(base - rounding.centre, queries - rounding.centre) if base.dtype == torch.float64 else 1.0
     question = _Question(base, queries, k, exclude, tolerance, rounding, unit)
-    distances = torch.empty(queries.shape[0], k, dtype=torch.float64, device=base.device)
+    distances = torch.full((queries.shape[0], k), torch.inf, dtype=torch.float64, device=base.device)
     rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
-    unsettled = torch.arange(queries.shape[0], device=base.device)
-    recall = None
-    if backend == "faiss" and not exact:
-        recall = _answer_from_cells(question, base32, groups, distances, rows)
-        if recall is not None:
-            unsettled = distances[:, -1].isinf().nonzero().flatten()  # cells may hold fewer than k
+    recall, advanced = 1.0, 0
+    if backend == "faiss" and not exact and len(queries):
+        recall, advanced = _answer_from_cells(question, base32, groups, distances, rows)
+    unsettled = distances[:, -1].isinf().nonzero().flatten()
     for number, attempt in enumerate(_attempts(base32, backend, question.n_candidates)):
         if not unsettled.numel():
             break
@@ -199,17 +201,19 @@ def nearest(
             distances[part], rows[part] = question.answer(part, candidates)
             kth = distances[part, -1] / rounding.scale
             is_part_settled.copy_(attempt.is_settled(kth, squared32[:, -1], queries32))
-            if number == 0 and recall is None:
-                advance(len(part) * base.shape[0])
+            if number == 0:
+                missing = min(len(part), len(queries) - advanced)  # cells may have been counted, and not have answered
+                advance(missing * base.shape[0])
+                advanced += missing
         unsettled = unsettled[~is_settled]
-    return Neighbors(distances, rows, 1.0 if recall is None else recall)
+    return Neighbors(distances, rows, recall)
 
 
 def near_groups(queries: Tensor, k: int) -> Groups:
     """Queries (Q, d), Q >= 1, in groups that lie near each other, for `nearest` with k."""
     size = _LARGE_GROUP if k <= _FEW_NEIGHBORS else _SMALL_GROUP
     rounding = _Rounding.around(queries[:: max(1, len(queries) // _ROUNDING_SAMPLE)])
-    return Groups.of(queries, lambda block: rounding(block).cpu(), size)
+    return Groups.of(queries, lambda block: rounding(block).cpu().clamp_(-_FARTHEST, _FARTHEST), size)
 
 
 class _Rounding(NamedTuple):
@@ -227,7 +231,7 @@ class _Rounding(NamedTuple):
         return cls(centre, scale, base.dtype == torch.float32 and _LEAST_SCALE < float(scale) < 1 / _LEAST_SCALE)
 
     def __call__(self, points: Tensor) -> Tensor:
-        if self.is_single:
+        if self.is_single and points.dtype == torch.float32:
             return (points - self.centre.float()).div_(self.scale.float())
         return (points.double() - self.centre).div_(self.scale).float()
 
@@ -252,7 +256,7 @@ class _Question(NamedTuple):
         return min(self.k + min(_SPARE_CANDIDATES, self.k + 2), self.base.shape[0])
 
     def candidates_in(self, cells: Cells, part: Tensor, queries32: Tensor, mean: Tensor) -> Tensor:
-        """Candidates (q, c) for a part of a group, here also rounded, in the cells that are nearest to its mean."""
+        """Candidates (q, c) for a part of a group in cells near its mean; `queries32` is that part, rounded."""
         n_candidates = self.n_candidates
         if self.tolerance is not None:
             n_candidates = self.k + (self.exclude is not None and bool((self.exclude[part] >= 0).any()))
@@ -278,7 +282,7 @@ def _attempts(base32: Tensor, backend: str, n_candidates: int) -> Iterator[_Atte
     while n_candidates < base32.shape[0]:
         yield _Attempt(search, n_candidates, _is_proven)
         n_candidates *= 4
-    yield _Attempt(search, base32.shape[0], _is_anything)
+    yield _Attempt(_every_row, base32.shape[0], _is_anything)
 
 
 def _rerank(
@@ -326,8 +330,15 @@ def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
     """
     norm = queries32.double().norm(dim=1)
     eps = torch.finfo(torch.float32).eps
-    error = (queries32.shape[1] + 8) * eps * (norm.square() + (norm + kth).square())
+    least = torch.finfo(torch.float32).smallest_normal * eps  # what squares may lose where they are smaller still
+    error = (queries32.shape[1] + 8) * (eps * (norm.square() + (norm + kth).square()) + 4 * least)
     return (kth == 0) | (last_squared.double() > kth.square() + error)
+
+
+def _every_row(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """All k rows of a base, unordered: a search leaves out what is too far for float32."""
+    rows = torch.arange(k, device=queries32.device).expand(len(queries32), k)
+    return queries32.new_zeros(len(queries32), 1), rows
 
 
 def _faiss_search(base32: Tensor) -> _Search:
@@ -345,45 +356,74 @@ def _faiss_search(base32: Tensor) -> _Search:
 
 def _answer_from_cells(
     question: _Question, base32: Tensor, groups: Groups | None, distances: Tensor, rows: Tensor
-) -> float | None:
-    """Fill distances (Q, k) and rows (Q, k) with what is found in cells of the base; the recall, None where too low."""
+) -> tuple[float, int]:
+    """Fill distances (Q, k) and rows (Q, k) with what is found in cells of the base, where that is worth it.
+
+    Where it is not, and where cells hold fewer than k, distances are left at inf.
+
+    Returns:
+        The recall, and how many queries a progress bar has counted.
+    """
     axes = few_axes(base32.cpu())
+    found, n_asked = 0.0, 0
+    asks_itself = question.queries is question.base
     for chosen in (None,) if axes is None else (axes, None):
         cells = Cells(base32.cpu(), chosen)
-        if question.queries is question.base:
-            groups = cells.groups
-        groups = groups or near_groups(question.queries, question.k)
-        recall = _visit_few(cells, question, base32, groups)
-        if recall is not None:
-            for group in groups:
-                part = group.to(base32.device)
-                queries32 = question.rounding(question.queries[part])
-                candidates = question.candidates_in(cells, part, queries32, queries32.mean(dim=0))
-                distances[part], rows[part] = question.answer(part, candidates)
-                advance(len(part) * base32.shape[0])
-            return recall
-    _log.info("Half of the cells of %d samples do not hold enough: all samples are asked.", base32.shape[0])
-    return None
+        if asks_itself:
+            parts: list[Groups] = [Groups.by(question.base, cells.of_rows)]
+        else:
+            groups = groups or near_groups(question.queries, question.k)
+            nearness = cells.distances_to(question.rounding(groups.means.to(base32.device)).cpu())
+            parts = list(groups.parts(_NEAR, nearness))
+        left: list[Groups] = []
+        for part in parts:
+            recall = _visit_few(cells, question, base32, part)
+            if recall is None:
+                left.append(part)
+                continue
+            for group, mean in zip(part.rows, part.means.to(base32.device), strict=True):
+                group = group.to(base32.device)
+                queries32 = question.rounding(question.queries[group])
+                candidates = question.candidates_in(cells, group, queries32, question.rounding(mean))
+                answers, answer_rows = question.answer(group, candidates)
+                answers[~(queries32.abs().amax(dim=1) < _FARTHEST)] = torch.inf
+                distances[group], rows[group] = answers, answer_rows
+                advance(len(group) * base32.shape[0])
+                n_asked += len(group)
+                found += len(group) * recall
+        if not left:
+            break
+        del cells
+        groups = Groups([group for part in left for group in part.rows], torch.cat([part.means for part in left]))
+    else:
+        n_left = len(question.queries) - n_asked
+        _log.info("Half of the cells of %d samples do not hold enough for %d: they ask all.", base32.shape[0], n_left)
+    n_queries = len(question.queries)
+    return (found + n_queries - n_asked) / n_queries, n_asked
 
 
 def _visit_few(cells: Cells, question: _Question, base32: Tensor, groups: Groups) -> float | None:
-    """Let a group visit as few cells of the base as the recall allows; the recall of a sample of the queries.
+    """Let groups visit as few cells of the base as the recall allows; the recall of a sample of the queries.
 
     None where that takes more than half of the cells, which is not worth it.
     """
     device, rounded = base32.device, question.rounding
     generator = torch.Generator().manual_seed(0)
-    sizes = torch.tensor([len(group) for group in groups], dtype=torch.float64)
-    n_groups = min(len(groups), _SAMPLED_GROUPS)
-    chosen = [groups[i].to(device) for i in sizes.multinomial(n_groups, generator=generator).tolist()]
-    n_of_each = -(-(_LARGE_SAMPLE if question.k <= _FEW_NEIGHBORS else _SMALL_SAMPLE) // n_groups)
-    parts = [group[torch.randperm(len(group), generator=generator)[:n_of_each].to(device)] for group in chosen]
+    sizes = torch.tensor([len(group) for group in groups.rows], dtype=torch.float64)
+    draws, n_draws = sizes.multinomial(_SAMPLED_GROUPS, replacement=True, generator=generator).unique(
+        return_counts=True
+    )
+    n_of_each = _MANY_OF_EACH if question.k <= _FEW_NEIGHBORS else _FEW_OF_EACH
+    parts = [
+        groups.rows[i][torch.randperm(len(groups.rows[i]), generator=generator)[: n * n_of_each]].to(device)
+        for i, n in zip(draws.tolist(), n_draws.tolist(), strict=True)
+    ]
     sample = torch.cat(parts)
     among_all = _faiss_search(base32)(rounded(question.queries[sample]), question.n_candidates)[1]
     radius = question.answer(sample, among_all)[0][:, -1:] * (1 + (question.tolerance or _ROUNDING))
     radii = radius.split([len(part) for part in parts])
     of_parts = [rounded(question.queries[part]) for part in parts]
-    means = [rounded(question.queries[group]).mean(dim=0) for group in chosen]
+    means = rounded(groups.means[draws].to(device))
 
     def recall(n_visited: int) -> float:
         cells.n_visited = n_visited

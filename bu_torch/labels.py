@@ -82,7 +82,7 @@ class LabelVotes:
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         self._weights = weights = weights_of(labels, None, sample_weight)
         decays: Sequence[float] = self.decays
-        if len(labels) > _MOST_VOTES:
+        if len(labels) > _MOST_VOTES and len(decays) > 1:
             decays = [self._decay_of_some(labels, neighbors, weights)]
         candidates = (
             (decay, functional.label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights))

@@ -21,6 +21,7 @@ from bu_torch.functional import top_pairs
 from bu_torch.k_means import lloyd, log_device
 
 _BLOCK_ELEMENTS = 2**19  # distances at once, 4 MB
+_SMALL = 1e-8  # times the squares that a squared distance is the difference of
 _MAX_SAMPLES = 10_000  # of one class, for K-means
 _MOST_PROTOTYPES = 39
 _LLOYD_STEPS = 25  # to compare; FAISS's default
@@ -131,15 +132,18 @@ class PrototypeClassifier:
         unit = safe_unit(features, *self._present) if features.dtype == torch.float64 else 1.0
         prototypes = torch.cat(self._present).to(features.device).double() / unit
         of_class = [len(prototypes) for prototypes in self._present]
-        # In float64 |x|^2 - 2 x.y + |y|^2 is exact enough, around the prototypes, and one product of matrices.
-        centre = prototypes.mean(dim=0)
+        # In float64 |x|^2 - 2 x.y + |y|^2, one product of matrices, is exact enough but for the smallest distances.
+        centre = prototypes.median(dim=0).values
         prototypes -= centre
         norms = prototypes.square().sum(dim=1)
         distances = features.new_empty((features.shape[0], len(self._present)))
-        n_at_a_time = max(1, _BLOCK_ELEMENTS // len(prototypes))
+        n_at_a_time = max(1, _BLOCK_ELEMENTS // max(prototypes.shape))
         for block, found in zip(features.split(n_at_a_time), distances.split(n_at_a_time), strict=True):
             points = block.double() / unit - centre
-            squared = torch.addmm(norms, points, prototypes.T, alpha=-2).add_(points.square().sum(dim=1, keepdim=True))
+            norm = points.square().sum(dim=1, keepdim=True)
+            squared = torch.addmm(norms, points, prototypes.T, alpha=-2).add_(norm)
+            is_small = squared.amin(dim=1) < _SMALL * (norm.squeeze(1) + norms.max())
+            squared[is_small] = _squared_distances(points[is_small], prototypes)
             nearest = torch.stack([part.amin(dim=1) for part in squared.split(of_class, dim=1)], dim=1)
             found.copy_(nearest.clamp_(min=0).sqrt_().mul_(unit))
         return distances
@@ -183,3 +187,8 @@ def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:
     variance = sse / (n_samples * n_features)
     fit = n_samples * n_features * (math.log(2 * math.pi * variance) + 1) + 2 * n_samples * math.log(k)
     return fit + 2 * (k * n_features + 1)
+
+
+def _squared_distances(points: Tensor, prototypes: Tensor) -> Tensor:
+    """Between points (n, d) and prototypes (K, d), (n, K), exact for small ones."""
+    return torch.cdist(points, prototypes, compute_mode="donot_use_mm_for_euclid_dist").square_()

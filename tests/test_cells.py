@@ -66,21 +66,35 @@ class TestCells:
         monkeypatch.setattr(implementation, "_PRODUCTS", 100)
         assert torch.equal(self.search_all(base, queries, 10).sort(dim=1).values, expected.sort(dim=1).values)
 
-    def test_each_row_is_in_one_group(self):
-        cells = Cells(normal(3000, 4))
-        assert torch.equal(torch.cat(cells.groups).sort().values, torch.arange(3000))
-        assert len(cells.groups) <= cells.n_cells
+    def test_rows_of_a_cell_are_a_group(self):
+        base = normal(3000, 4)
+        cells = Cells(base)
+        groups = Groups.by(base, cells.of_rows)
+        assert torch.equal(torch.cat(groups.rows).sort().values, torch.arange(3000))
+        assert all(len(cells.of_rows[rows].unique()) == 1 for rows in groups.rows)
+        assert len(groups.rows) <= cells.n_cells
+        for rows, mean in zip(groups.rows, groups.means, strict=True):
+            torch.testing.assert_close(base[rows].double().mean(dim=0), mean)
 
 
 @pytest.mark.parametrize(("n_queries", "n_features"), [(1, 3), (999, 40), (1000, 2000)])
 def test_each_query_is_in_one_group(n_queries, n_features):
     state = torch.random.get_rng_state()
     groups = Groups.of(normal(n_queries, n_features), lambda block: block, 100)
-    assert torch.equal(torch.cat(groups).sort().values, torch.arange(n_queries))
+    assert torch.equal(torch.cat(groups.rows).sort().values, torch.arange(n_queries))
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_a_group_lies_near_together():
     queries = torch.cat([normal(100, 6) + 50 * i for i in range(5)])
     groups = Groups.of(queries, lambda block: block, 20)
-    assert max(float((queries[group] - queries[group].mean(dim=0)).abs().max()) for group in groups) < 10
+    assert max(float((queries[group] - queries[group].mean(dim=0)).abs().max()) for group in groups.rows) < 10
+
+
+def test_parts_of_groups_hold_their_shares_in_order():
+    queries = torch.arange(1000.0).unsqueeze(1)
+    groups = Groups.by(queries, torch.arange(1000) // 10)
+    parts = list(groups.parts((0.1, 0.5), -groups.means[:, 0]))
+    assert [sum(map(len, part.rows)) for part in parts] == [100, 400, 500]
+    assert float(parts[0].means.min()) > float(parts[1].means.max()) > float(parts[2].means.max())
+    assert len(list(groups.parts((0.1, 0.5), groups.means[:, 0] * 0))) == 3
