@@ -33,7 +33,7 @@ _FEW_NEIGHBORS = 8  # k up to which selecting them takes less time than the prod
 _SMALL_GROUP, _LARGE_GROUP = 256, 1024
 _SAMPLED_GROUPS = 32  # of which the recall is measured
 _FEW_OF_EACH, _MANY_OF_EACH = 4, 10  # queries
-_NEAR = (1 / 64, 1 / 16, 1 / 4)  # shares of the queries that have a recall of their own, nearest to the base first
+_NEAR = (1 / 64, 1 / 16, 1 / 4, 1 / 2)  # shares of the queries, nearest first, between which recalls are measured apart
 _FARTHEST = 1e15  # in units of the base: beyond, squares of float32 do not tell one row from another
 
 
@@ -62,7 +62,8 @@ class NeighborGraph:
         nearest_distance: Distance to the nearest sample at a positive distance, (N,), dtype of the features; 0 where no
             sample is at a positive distance.
         backend_: The backend that was used.
-        recall_: Share of the true neighbours that were found, measured on a sample; 1 for an exact search.
+        recall_: Share of the true neighbours that were found, measured on some of the samples; 1 for an exact search.
+            It is a mean: where samples lie apart from the others, fewer may be found.
 
     Example:
         >>> graph = NeighborGraph(n_neighbors=2).fit(torch.tensor([[0.0], [1.0], [3.0]]))
@@ -397,7 +398,10 @@ def _answer_from_cells(
         groups = Groups([group for part in left for group in part.rows], torch.cat([part.means for part in left]))
     else:
         n_left = len(question.queries) - n_asked
-        _log.info("Half of the cells of %d samples do not hold enough for %d: they ask all.", base32.shape[0], n_left)
+        _log.info(
+            "%d of %d points are compared with all %d samples: an approximate search would gain nothing.",
+            n_left, len(question.queries), base32.shape[0],
+        )  # fmt: skip
     n_queries = len(question.queries)
     return (found + n_queries - n_asked) / n_queries, n_asked
 

@@ -33,8 +33,9 @@ class TrustScore:
 
     Both remove at most floor(alpha n) samples. Distances are to the nearest sample of a class, as in Algorithm 2; both
     others take the second nearest, so that a training sample does not find itself, which `left_out` is for here, and
-    add 1e-12 to the divisor. They are exact up to the size that `NeighborGraph` names; beyond it one in twenty may be
-    more than 5 % too large. `bu_torch.evaluation.select_alpha` chooses alpha.
+    add 1e-12 to the divisor. They are exact up to the size that `NeighborGraph` names, samples times points times
+    features. Beyond it about one in twenty is more than 5 % too large, among those to the nearest classes up to one in
+    ten, and some are several times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
 
     Args:
         filtering: None, `"density"` or `"disagreement"`.

@@ -195,6 +195,27 @@ class TestCells:
         assert graph.recall_ == 1
         assert torch.equal(graph.neighbors, NeighborGraph(20, exact=True).fit(features).neighbors)
 
+    def test_the_recall_of_few_groups_is_that_of_all_queries(self):
+        generator = torch.Generator().manual_seed(0)
+        base = torch.randn(6000, 6, generator=generator) * torch.rand(6000, 1, generator=generator)
+        queries = torch.randn(4000, 6, generator=generator)
+        found = implementation.nearest(base, queries, 1, exact=False)
+        true = implementation.nearest(base, queries, 1)
+        recall = float((found.distances <= true.distances * (1 + 1e-5)).double().mean())
+        assert 0.9 < recall == pytest.approx(found.recall, abs=0.03)
+
+    def test_is_made_in_float32_whatever_the_default_dtype(self):
+        features = torch.randn(3000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+        expected = self.fit(features).neighbors
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert torch.equal(self.fit(features).neighbors, expected)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def test_no_queries_find_nothing(self):
+        assert implementation.nearest(torch.randn(100, 3), torch.randn(0, 3), 2, exact=False).rows.shape == (0, 2)
+
     def test_is_taken_where_an_exact_search_takes_long(self, monkeypatch):
         features = torch.randn(2000, 16, generator=torch.Generator().manual_seed(0))
         asked = []

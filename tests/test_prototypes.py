@@ -105,3 +105,13 @@ def test_the_number_does_not_depend_on_where_the_samples_lie(generator):
     moved = PrototypeClassifier(seed=3).fit(features.double() + 1e6, labels).n_prototypes_
     assert int(expected[0]) == 5
     assert moved.tolist() == expected.tolist()
+
+
+def test_a_class_far_away_blurs_no_distance():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(60, 3, generator=generator, dtype=torch.float64)
+    labels = torch.arange(60) % 3
+    features[labels == 2] += 1e9
+    classifier = PrototypeClassifier(n_prototypes=5).fit(features, labels)
+    expected = [(features.unsqueeze(1) - ours).norm(dim=2).amin(dim=1) for ours in classifier.prototypes_]
+    torch.testing.assert_close(classifier.class_distances(features), torch.stack(expected, dim=1))

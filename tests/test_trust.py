@@ -59,6 +59,32 @@ def test_a_sample_left_out_is_not_found():
         trust.class_distances(features, left_out=rows + 1)
 
 
+def test_distances_to_ones_own_class_are_as_good_among_very_many(monkeypatch):
+    """They divide the others, and are few of all: the recall of all says little of them."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 5, (15_000,), generator=generator)
+    features = 3 * torch.randn(5, 5, generator=generator)[labels] + torch.randn(15_000, 5, generator=generator)
+    points = torch.arange(0, 15_000, 10)
+    exact = TrustScore().fit(features, labels).class_distances(features[points], points)
+    monkeypatch.setattr("bu_torch.graph._EXACT_PRODUCTS", 1e6)
+    found = TrustScore().fit(features, labels).class_distances(features, torch.arange(15_000))[points]
+    excess = (found / exact - 1).gather(1, labels[points].unsqueeze(1))
+    assert float((excess <= 0.05).double().mean()) > 0.9
+
+
+def test_points_too_far_for_float32_find_the_nearest_class(monkeypatch):
+    features = torch.randn(6000, 4, generator=torch.Generator().manual_seed(0))
+    trust = TrustScore().fit(features, (features[:, 0] > 0).long())
+    points = features + 0.01
+    points[7] = 1e20
+    monkeypatch.setattr("bu_torch.graph._EXACT_PRODUCTS", 1e6)
+    monkeypatch.setattr("bu_torch.graph._ROUNDING_SAMPLE", 50)  # which leaves it out
+    for asked in (points, points[:100]):
+        distances = trust.class_distances(asked)
+        assert bool(distances.isfinite().all())
+        torch.testing.assert_close(distances[7], torch.full((2,), 2e20))
+
+
 def test_distances_among_very_many_are_nearly_the_true_ones(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(9000, 6, generator=generator)
