@@ -31,8 +31,7 @@ _ROUNDING_SAMPLE = 50_000
 _LEAST_SCALE = 1e-30  # of what is safe to scale in float32
 _FEW_NEIGHBORS = 8  # k up to which selecting them takes less time than the products, and larger groups pay
 _SMALL_GROUP, _LARGE_GROUP = 256, 1024
-_SAMPLED_GROUPS = 32  # of which the recall is measured
-_FEW_OF_EACH, _MANY_OF_EACH = 4, 10  # queries
+_SAMPLED, _SAMPLED_OF_FEW = (32, 4), (16, 10)  # groups of which a recall is measured, and queries of each
 _NEAR = (1 / 64, 1 / 16, 1 / 4, 1 / 2)  # shares of the queries, nearest first, between which recalls are measured apart
 _FARTHEST = 1e15  # in units of the base: beyond, squares of float32 do not tell one row from another
 
@@ -414,10 +413,8 @@ def _visit_few(cells: Cells, question: _Question, base32: Tensor, groups: Groups
     device, rounded = base32.device, question.rounding
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor([len(group) for group in groups.rows], dtype=torch.float64)
-    draws, n_draws = sizes.multinomial(_SAMPLED_GROUPS, replacement=True, generator=generator).unique(
-        return_counts=True
-    )
-    n_of_each = _MANY_OF_EACH if question.k <= _FEW_NEIGHBORS else _FEW_OF_EACH
+    n_groups, n_of_each = _SAMPLED_OF_FEW if question.k <= _FEW_NEIGHBORS else _SAMPLED
+    draws, n_draws = sizes.multinomial(n_groups, replacement=True, generator=generator).unique(return_counts=True)
     parts = [
         groups.rows[i][torch.randperm(len(groups.rows[i]), generator=generator)[: n * n_of_each]].to(device)
         for i, n in zip(draws.tolist(), n_draws.tolist(), strict=True)
