@@ -8,7 +8,15 @@ from torch import Tensor, nn
 
 from bu_torch import functional
 from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
-from bu_torch._inputs import as_features, as_flat_features, as_labels, check_integer, check_seed, check_two_classes
+from bu_torch._inputs import (
+    as_features,
+    as_flat_features,
+    as_labels,
+    check_integer,
+    check_seed,
+    check_two_classes,
+    is_finite,
+)
 from bu_torch._progress import uncounted
 from bu_torch.balance import ClassWeight, check_class_weight, weights_of
 from bu_torch.functional.boundary import PairTerms, pair_terms
@@ -568,7 +576,7 @@ def _checked(perturbed: Any, inputs: Tensor) -> Tensor:
         raise ValueError(
             f"`perturbation` must give a tensor of the shape of the inputs, {tuple(inputs.shape)}, got {got}."
         )
-    if not bool(perturbed.isfinite().all()):
+    if not is_finite(perturbed):
         raise ValueError("`perturbation` must give finite inputs, got NaN or infinity.")
     return perturbed.detach().to(inputs)
 

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-_VARIANCE, _AXES_SAMPLE = 0.99, 50_000
+from bu_torch.k_means import partition
+
+_VARIANCE = 0.99
+_SAMPLE = 50_000  # points that say how the others lie
 _MOST_FEATURES = 1024  # of which principal axes are found in a moment
 _AXES_OF_GROUPS = 16  # groups on more are no better, and take ten times as long to find
-_LLOYD_STEPS, _SAMPLES_OF_A_CENTRE = 10, 25
 _CELLS, _FEWEST_IN_A_CELL = 4, 20  # times sqrt(B)
 _PRODUCTS = 2**22  # query x candidate at a time, 16 MiB
 _MOST_OF_A_BLOCK = 16
@@ -41,7 +43,7 @@ class Cells:
         coordinates = base if axes is None else base @ axes.T
         self.n_cells = max(1, min(round(_CELLS * len(base) ** 0.5), len(base) // _FEWEST_IN_A_CELL))
         self._axes = axes
-        self._centres, self.of_rows = _k_means(coordinates, self.n_cells)
+        self._centres, self.of_rows = partition(coordinates, self.n_cells)
         self._rows = self.of_rows.argsort(stable=True)
         self._ends = self.of_rows.bincount(minlength=self.n_cells).cumsum(0).tolist()
         self._coordinates = coordinates[self._rows]
@@ -116,11 +118,11 @@ class Groups(NamedTuple):
             rounded: Makes coordinates in float32 on the CPU of some of them.
             size: How many a group has on average, >= 1.
         """
-        principal = _principal_axes(rounded(queries[:: max(1, len(queries) // _AXES_SAMPLE)]))
+        principal = _principal_axes(rounded(thinned(queries)))
         axes = None if principal is None else principal[0][:_AXES_OF_GROUPS].T
         blocks = (rounded(block) for block in queries.split(max(1, _PRODUCTS // queries.shape[1])))
         coordinates = torch.cat([block if axes is None else block @ axes for block in blocks])
-        return cls.by(queries, _k_means(coordinates, -(-len(queries) // size))[1])
+        return cls.by(queries, partition(coordinates, -(-len(queries) // size))[1])
 
     def parts(self, shares: Sequence[float], values: Tensor) -> Iterator[Self]:
         """The groups with the least values (G,) that hold a share of the queries, those with the next, and so on."""
@@ -147,6 +149,11 @@ def few_axes(points: Tensor) -> Tensor | None:
     return axes[:n_axes] if 2 * n_axes <= len(axes) else None
 
 
+def thinned(points: Tensor) -> Tensor:
+    """Some 50,000 to 100,000 of the points (N, d), evenly spaced; all where there are no more."""
+    return points[:: max(1, len(points) // _SAMPLE)]
+
+
 def _least(values: Tensor, k: int) -> Tensor:
     """Columns (q, k) of the k least of each row of values (q, c) with c >= k, in no order.
 
@@ -161,9 +168,8 @@ def _least(values: Tensor, k: int) -> Tensor:
     # A block holds every n-th column for n blocks, so that the least of all blocks are found side by side.
     n_blocks = n_values // of_a_block
     blocks = _least(values.unflatten(1, (of_a_block, n_blocks)).amin(dim=1), k)
-    columns = (blocks.unsqueeze(1) + torch.arange(0, n_values, n_blocks, device=values.device).view(1, -1, 1)).flatten(
-        1
-    )
+    within = torch.arange(0, n_values, n_blocks, device=values.device).view(1, -1, 1)
+    columns = (blocks.unsqueeze(1) + within).flatten(1)
     return columns.gather(1, _least(values.gather(1, columns), k))
 
 
@@ -175,16 +181,6 @@ def _principal_axes(points: Tensor) -> tuple[Tensor, Tensor] | None:
     if n_features > min(_MOST_FEATURES, len(points)):
         return None
     principal = faiss.PCAMatrix(n_features, n_features)
-    principal.train(points[:: max(1, len(points) // _AXES_SAMPLE)].numpy())
+    principal.train(thinned(points).numpy())
     axes = torch.from_numpy(faiss.vector_to_array(principal.A)).view(n_features, n_features)
     return axes, torch.from_numpy(faiss.vector_to_array(principal.eigenvalues)).double().clamp_(min=0)
-
-
-def _k_means(points: Tensor, n_centres: int) -> tuple[Tensor, Tensor]:
-    """Centres (K, d) of K-means of some of the points, and the nearest centre of each point (N,), int64."""
-    import faiss
-
-    settings: dict[str, Any] = {"niter": _LLOYD_STEPS, "seed": 0, "min_points_per_centroid": 1}
-    k_means = faiss.Kmeans(points.shape[1], n_centres, **settings, max_points_per_centroid=_SAMPLES_OF_A_CENTRE)
-    k_means.train(points.numpy())
-    return torch.from_numpy(k_means.centroids), torch.from_numpy(k_means.assign(points.numpy())[1])

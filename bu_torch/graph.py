@@ -5,6 +5,7 @@ Beyond a size, cells of the samples are asked in place of all of them, with a re
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from bu_torch._inputs import as_flat_features, check_integer, safe_unit
 from bu_torch._progress import advance
-from bu_torch.cells import Cells, Groups, few_axes
+from bu_torch.cells import Cells, Groups, few_axes, thinned
 
 _log = logging.getLogger(__name__)
 Backend = Literal["auto", "faiss", "torch"]
@@ -27,7 +28,6 @@ _RECALL = 0.95
 _ROUNDING = 1e-5  # of distances that are equal
 _MOST_CELLS = 0.5  # as a share
 _FIRST_CELLS = 8
-_ROUNDING_SAMPLE = 50_000
 _LEAST_SCALE = 1e-30  # of what is safe to scale in float32
 _FEW_NEIGHBORS = 8  # k up to which selecting them takes less time than the products, and larger groups pay
 _SMALL_GROUP, _LARGE_GROUP = 256, 1024
@@ -185,13 +185,14 @@ def nearest(
     question = _Question(base, queries, k, exclude, tolerance, rounding, unit)
     distances = torch.full((queries.shape[0], k), torch.inf, dtype=torch.float64, device=base.device)
     rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
-    recall, advanced = 1.0, 0
+    recall = 1.0
     if backend == "faiss" and not exact and len(queries):
-        recall, advanced = _answer_from_cells(question, base32, groups, distances, rows)
+        recall = _answer_from_cells(question, base32, groups, distances, rows)
     unsettled = distances[:, -1].isinf().nonzero().flatten()
-    for number, attempt in enumerate(_attempts(base32, backend, question.n_candidates)):
-        if not unsettled.numel():
-            break
+    attempts = _attempts(base32, backend, question.n_candidates)
+    is_first = True
+    while unsettled.numel():
+        attempt = next(attempts)
         # One mask for all blocks: small tensors kept between the large ones of each block would scatter the heap.
         is_settled = torch.empty_like(unsettled, dtype=torch.bool)
         block_size = max(1, _SEARCHED_ELEMENTS // max(attempt.n_candidates, base.shape[1]))
@@ -201,18 +202,16 @@ def nearest(
             distances[part], rows[part] = question.answer(part, candidates)
             kth = distances[part, -1] / rounding.scale
             is_part_settled.copy_(attempt.is_settled(kth, squared32[:, -1], queries32))
-            if number == 0:
-                missing = min(len(part), len(queries) - advanced)  # cells may have been counted, and not have answered
-                advance(missing * base.shape[0])
-                advanced += missing
-        unsettled = unsettled[~is_settled]
+            if is_first:
+                advance(len(part) * base.shape[0])
+        unsettled, is_first = unsettled[~is_settled], False
     return Neighbors(distances, rows, recall)
 
 
 def near_groups(queries: Tensor, k: int) -> Groups:
     """Queries (Q, d), Q >= 1, in groups that lie near each other, for `nearest` with k."""
     size = _LARGE_GROUP if k <= _FEW_NEIGHBORS else _SMALL_GROUP
-    rounding = _Rounding.around(queries[:: max(1, len(queries) // _ROUNDING_SAMPLE)])
+    rounding = _Rounding.around(thinned(queries))
     return Groups.of(queries, lambda block: rounding(block).cpu().clamp_(-_FARTHEST, _FARTHEST), size)
 
 
@@ -356,14 +355,12 @@ def _faiss_search(base32: Tensor) -> _Search:
 
 def _answer_from_cells(
     question: _Question, base32: Tensor, groups: Groups | None, distances: Tensor, rows: Tensor
-) -> tuple[float, int]:
+) -> float:
     """Fill distances (Q, k) and rows (Q, k) with what is found in cells of the base, where that is worth it.
 
-    Where it is not, and where cells hold fewer than k, distances are left at inf.
-
-    Returns:
-        The recall, and how many queries a progress bar has counted.
+    Where it is not, and where cells hold fewer than k, distances are left at inf. Returns the recall.
     """
+    among_all = _faiss_search(base32)
     axes = few_axes(base32.cpu())
     found, n_asked = 0.0, 0
     asks_itself = question.queries is question.base
@@ -377,18 +374,18 @@ def _answer_from_cells(
             parts = list(groups.parts(_NEAR, nearness))
         left: list[Groups] = []
         for part in parts:
-            recall = _visit_few(cells, question, base32, part)
+            recall = _visit_few(cells, question, part, among_all)
             if recall is None:
                 left.append(part)
                 continue
-            for group, mean in zip(part.rows, part.means.to(base32.device), strict=True):
+            for group, mean in zip(part.rows, question.rounding(part.means.to(base32.device)), strict=True):
                 group = group.to(base32.device)
                 queries32 = question.rounding(question.queries[group])
-                candidates = question.candidates_in(cells, group, queries32, question.rounding(mean))
+                candidates = question.candidates_in(cells, group, queries32, mean)
                 answers, answer_rows = question.answer(group, candidates)
                 answers[~(queries32.abs().amax(dim=1) < _FARTHEST)] = torch.inf
                 distances[group], rows[group] = answers, answer_rows
-                advance(len(group) * base32.shape[0])
+                advance(int(answers[:, -1].isfinite().sum()) * base32.shape[0])  # the others are asked again
                 n_asked += len(group)
                 found += len(group) * recall
         if not left:
@@ -402,15 +399,15 @@ def _answer_from_cells(
             n_left, len(question.queries), base32.shape[0],
         )  # fmt: skip
     n_queries = len(question.queries)
-    return (found + n_queries - n_asked) / n_queries, n_asked
+    return (found + n_queries - n_asked) / n_queries
 
 
-def _visit_few(cells: Cells, question: _Question, base32: Tensor, groups: Groups) -> float | None:
+def _visit_few(cells: Cells, question: _Question, groups: Groups, among_all: _Search) -> float | None:
     """Let groups visit as few cells of the base as the recall allows; the recall of a sample of the queries.
 
-    None where that takes more than half of the cells, which is not worth it.
+    None where that takes more than half of the cells, which is not worth it. `among_all` finds what recall counts.
     """
-    device, rounded = base32.device, question.rounding
+    device, rounded = question.base.device, question.rounding
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor([len(group) for group in groups.rows], dtype=torch.float64)
     n_groups, n_of_each = _SAMPLED_OF_FEW if question.k <= _FEW_NEIGHBORS else _SAMPLED
@@ -420,12 +417,13 @@ def _visit_few(cells: Cells, question: _Question, base32: Tensor, groups: Groups
         for i, n in zip(draws.tolist(), n_draws.tolist(), strict=True)
     ]
     sample = torch.cat(parts)
-    among_all = _faiss_search(base32)(rounded(question.queries[sample]), question.n_candidates)[1]
-    radius = question.answer(sample, among_all)[0][:, -1:] * (1 + (question.tolerance or _ROUNDING))
+    candidates = among_all(rounded(question.queries[sample]), question.n_candidates)[1]
+    radius = question.answer(sample, candidates)[0][:, -1:] * (1 + (question.tolerance or _ROUNDING))
     radii = radius.split([len(part) for part in parts])
     of_parts = [rounded(question.queries[part]) for part in parts]
     means = rounded(groups.means[draws].to(device))
 
+    @cache
     def recall(n_visited: int) -> float:
         cells.n_visited = n_visited
         is_found = [
@@ -443,6 +441,7 @@ def _visit_few(cells: Cells, question: _Question, base32: Tensor, groups: Groups
     while enough - too_few > max(1, enough // 16):
         between = (too_few + enough) // 2
         too_few, enough = (too_few, between) if recall(between) >= _RECALL else (between, enough)
+    cells.n_visited = enough
     return recall(enough)
 
 

@@ -143,7 +143,8 @@ class PrototypeClassifier:
             norm = points.square().sum(dim=1, keepdim=True)
             squared = torch.addmm(norms, points, prototypes.T, alpha=-2).add_(norm)
             is_small = squared.amin(dim=1) < _SMALL * (norm.squeeze(1) + norms.max())
-            squared[is_small] = _squared_distances(points[is_small], prototypes)
+            differences = torch.cdist(points[is_small], prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+            squared[is_small] = differences.square_()
             nearest = torch.stack([part.amin(dim=1) for part in squared.split(of_class, dim=1)], dim=1)
             found.copy_(nearest.clamp_(min=0).sqrt_().mul_(unit))
         return distances
@@ -187,8 +188,3 @@ def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:
     variance = sse / (n_samples * n_features)
     fit = n_samples * n_features * (math.log(2 * math.pi * variance) + 1) + 2 * n_samples * math.log(k)
     return fit + 2 * (k * n_features + 1)
-
-
-def _squared_distances(points: Tensor, prototypes: Tensor) -> Tensor:
-    """Between points (n, d) and prototypes (K, d), (n, K), exact for small ones."""
-    return torch.cdist(points, prototypes, compute_mode="donot_use_mm_for_euclid_dist").square_()

@@ -78,7 +78,7 @@ def test_points_too_far_for_float32_find_the_nearest_class(monkeypatch):
     points = features + 0.01
     points[7] = 1e20
     monkeypatch.setattr("bu_torch.graph._EXACT_PRODUCTS", 1e6)
-    monkeypatch.setattr("bu_torch.graph._ROUNDING_SAMPLE", 50)  # which leaves it out
+    monkeypatch.setattr("bu_torch.cells._SAMPLE", 50)  # which leaves it out
     for asked in (points, points[:100]):
         distances = trust.class_distances(asked)
         assert bool(distances.isfinite().all())
