@@ -392,7 +392,8 @@ def plot(setup: pd.DataFrame, checks: pd.DataFrame, path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     grown = setup[(setup.d == 16) & (setup.J == 26)].sort_values("N")
     for name in ("neighbours", "perturbation", "prototypes", "class distances", "votes", "regression", "expected"):
-        left.loglog(grown.N, grown[name].clip(lower=1e-4), marker="o", label=name)
+        style = "--" if name == "expected" else "-"  # there are six colours
+        left.loglog(grown.N, grown[name].clip(lower=1e-4), marker="o", linestyle=style, label=name)
     left.set(xlabel="samples N", ylabel="seconds, once", title="Before the first epoch, d = 16, J = 26")
     grown = checks[(checks.d == 16) & (checks.J == 26)].sort_values("N")
     for name in ("forward", "U", "trust", "votes"):
