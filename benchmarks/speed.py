@@ -194,7 +194,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     top = functional.top_pairs(logits)
     pairs, pair_index = functional.index_pairs(top)
     flat, narrow, narrow_top, member_labels = logits.reshape(-1), neighbors.int(), top.int(), labels.int()[neighbors]
-    rows = 2**16 // N_NEIGHBORS
+    rows = stages._BLOCK_ELEMENTS["cpu"] // N_NEIGHBORS
     gap = torch.rand(n_samples, N_NEIGHBORS) * 2 - 1
     distances = torch.rand(n_samples, n_classes)
     predictions = logits.argmax(dim=1)

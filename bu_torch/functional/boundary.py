@@ -22,7 +22,7 @@ from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 from bu_torch.functional.weights import relative_weights
 
 # Entries of one (rows, M) block, whatever N: on a CPU its temporaries stay in cache, on a GPU it fills the device.
-_BLOCK_ELEMENTS = {"cpu": 2**16}
+_BLOCK_ELEMENTS = {"cpu": 2**17}
 _BLOCK_ELEMENTS_ELSEWHERE = 2**24
 
 
@@ -239,6 +239,7 @@ class PairTerms(NamedTuple):
     local: Tensor  # u of each sample (N,)
     counts: Tensor  # k of each sample (N,)
     nearness: Tensor  # kernel exp(-(F/h)^2 / 2) of each sample in its own cluster (N,): 1 on the boundary
+    predictions: Tensor  # class of the largest logit (N,), the lowest of equals
 
 
 def pair_terms(
@@ -281,7 +282,7 @@ def pair_terms(
     values = torch.where(is_separable, (wrong == 0).double(), mixed.clamp(max=1.0))
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     values = torch.where(is_finite, values, torch.full_like(values, torch.nan))
-    return PairTerms(values, size / labels.shape[0], weight, local, counts, nearness)
+    return PairTerms(values, size / labels.shape[0], weight, local, counts, nearness, predicted)
 
 
 def uncertainty_ceiling(counts: Tensor, n_neighbors: int) -> Tensor:

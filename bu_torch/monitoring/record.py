@@ -82,7 +82,10 @@ class Record:
 
     def tell(self, line: Mapping[str, Any]) -> None:
         """Write one line beside the table."""
-        text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
+        try:
+            text = json.dumps(line, allow_nan=False, separators=(",", ":"))
+        except ValueError:  # seldom, and to look at each number takes as long as to write it
+            text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
         self._write(None if self.path is None else self.path.with_suffix(".jsonl"), f"{text}\n")
 
     def _write(self, path: Path | None, text: str) -> None:

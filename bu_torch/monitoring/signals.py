@@ -66,7 +66,7 @@ class Measurement:
         return describe(
             self._reading,
             label_trust=signals._label_trust,
-            nearest_class=signals._classes.classes[signals._left_out_distances.argmin(dim=1)],
+            nearest_class=signals._nearest_class,
             n_doubtful=n_doubtful,
         )
 
@@ -120,6 +120,7 @@ class Signals:
     regression_skill: float
     _counts: tuple[Tensor, Tensor, Tensor]  # of the labels in each cluster
     _label_trust: Tensor  # trust scores of the labels at the perturbed samples, (n_draws * N,)
+    _nearest_class: Tensor  # there, the sample that was perturbed left out, (n_draws * N,)
     # With a column for each class that has samples, and one more for all others: infinitely far.
     _class_distances: Tensor
     _left_out_distances: Tensor
@@ -339,7 +340,7 @@ class Signals:
             if given is not None:
                 check_index(name, given, (n_rows,), self._votes.device)
         terms = self.boundary.terms(logits)
-        predictions = as_logits(logits).max(dim=1).indices
+        predictions = torch.cat([of_draw.predictions for of_draw in terms])
         columns = self._classes.columns(predictions)
         known = columns.clamp(max=len(self._classes))  # the last column is that of classes without samples
         trust, left_out_trust = (
@@ -384,6 +385,7 @@ class Signals:
         counts, most, commonest = self._counts
         self._counts = counts.to(device), most.to(device), commonest.to(device)
         self._label_trust = self._label_trust.to(device)
+        self._nearest_class = self._nearest_class.to(device)
         return self
 
     def save(self, path: str | Path) -> None:
@@ -459,6 +461,7 @@ class Signals:
         self._counts = cluster_counts(shares, neighbors, weights)
         repeated = columns.repeat(self.boundary.n_draws)
         self._label_trust = functional.trust_score(self._left_out_distances, repeated, validate_args=False)
+        self._nearest_class = self._classes.classes[self._left_out_distances[:, :-1].argmin(dim=1)]
         if self.vote_skill < _LEAST_SKILL <= self.regression_skill:
             warnings.warn(
                 "The labels of the nearest neighbours tell no more of a sample's label than chance (Brier skill score"

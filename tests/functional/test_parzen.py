@@ -33,6 +33,31 @@ def test_equal_quartiles_give_no_width_nan_stays_nan_and_rows_do_not_see_each_ot
     assert widths[2] == silverman_bandwidth(values[2:])[0] > 0
 
 
+@pytest.mark.parametrize("bandwidth", ["silverman", "cvml"])
+def test_kernel_is_exact_or_zero_where_the_dtype_ends(bandwidth, dtype, device):
+    """Most of a row lies near 0 and sets the width, the others ever farther away."""
+    near = torch.linspace(-1, 1, 900, dtype=torch.float64)
+    far = torch.linspace(1, 20, 250, dtype=torch.float64)
+    gap = torch.cat((near, far)).expand(1, 1150).contiguous().to(dtype)
+    widths = silverman_bandwidth(gap).unsqueeze(1) if bandwidth == "silverman" else cvml_bandwidth(gap)
+    exact = (-0.5 * (gap.double() / widths.double()).square()).exp()
+    kernel = parzen.boundary_kernel(gap.to(device), bandwidth).cpu()
+    tiny = torch.finfo(dtype).tiny
+    assert not ((kernel > 0) & (kernel < tiny)).any()
+    is_large = exact > 10 * tiny
+    torch.testing.assert_close(kernel[is_large].double(), exact[is_large], atol=0, rtol=1e-4)
+    assert (kernel[exact < tiny] == 0).all()
+    if bandwidth == "silverman":
+        assert 0 < int((kernel == 0).sum()) < 250
+
+
+def test_kernel_of_a_row_without_width_is_zero_and_nan_stays():
+    gap = torch.tensor([[0.0, 0.0, 0.0, 0.0, 9.0], [0.0, torch.nan, 1.0, 2.0, 3.0]])
+    kernel = parzen.boundary_kernel(gap, "silverman")
+    assert kernel[0].tolist() == [0.0] * 5
+    assert kernel[1].isnan().all()
+
+
 @pytest.mark.parametrize(
     ("values", "error"),
     [(torch.zeros(3), ValueError), (torch.zeros(3, 1), ValueError), (torch.zeros(3, 4, dtype=torch.int64), TypeError)],
