@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
+_MUCH = 0.25  # of the work of training, for a check
 _MOST_WATCHED = 5  # batches, until the network has been called
 _MOVE = (
     "Move what prepares the inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
@@ -471,11 +472,12 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             shape = " x ".join(str(size) for size in samples.inputs.shape)
             n_passes = n_draws * len(samples.inputs)
             share = share_of_training(n_passes, self._n_trained(trainer, samples.n_training))
-            need = "" if share < 1 else ". Small data needs as many; `every_n_epochs=5` checks less often"
+            need = "" if share < _MUCH else ". Small data needs as many; `every_n_epochs=5` checks less often"
             rank_zero_info(
-                f"Boundary uncertainty finds the neighbours of the training samples ({shape}). A check is"
-                f" {n_passes} forward passes ({n_draws} a sample): {share:.1%} of the work of training between two"
-                f" checks, and less of its time, for its batches are large{need}."
+                f"Boundary uncertainty prepares the training samples ({shape}): neighbours, distances to each class,"
+                f" probabilities of the classes. A check is {n_passes} forward passes ({n_draws} a sample): {share:.1%}"
+                " of the work of training between two checks, and less of its time, for its batches are large"
+                f"{need}."
             )
             cache = None if trainer.fast_dev_run else as_file(self.cache)
             if isinstance(cache, Path) and cache.exists():
@@ -491,11 +493,12 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                     f"An earlier run has prepared the same: {self._tracker.found_in}. `cache=None` computes it anew."
                 )
             if self._tracker.kept_in is not None:
+                off = "`cache=None` or `BU_TORCH_CACHE=off`" if cache == "auto" else "`cache=None`"
                 rank_zero_info(
                     f"The preparation is kept for the next run, with copies of samples: {self._tracker.kept_in}."
-                    " `cache=None` or `BU_TORCH_CACHE=off` keeps nothing."
+                    f" {off} keeps nothing."
                 )
-            for line in (self._tracker.space(), self._tracker.balance()):
+            for line in (self._tracker.cache_refusal, self._tracker.space(), self._tracker.balance()):
                 if line:
                     rank_zero_info(line)
         inputs = self._tracker.perturbed_inputs

@@ -1,6 +1,5 @@
 """What is computed once: fitted, with a progress bar where that takes long, or read from a cache."""
 
-import logging
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,15 +14,15 @@ from bu_torch._progress import shown_on
 from bu_torch.monitoring import user_cache
 from bu_torch.monitoring.signals import Signals
 
-_log = logging.getLogger(__name__)
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 
 
 class InUserCache(NamedTuple):
-    """What became of a preparation in the user's cache folder; at most one of the two is a file."""
+    """What became of a preparation in the user's cache folder: found, kept, refused, or none of the three."""
 
     found_in: Path | None = None
     kept_in: Path | None = None
+    refusal: str = ""  # why it cannot be kept, in words
 
 
 def fit_or_find(
@@ -49,7 +48,7 @@ def fit_or_find(
         is_saved: Leave it there if it is not.
 
     Returns:
-        The file that it was read from, or the file that it is kept in for the next run.
+        The file that it was read from, the file that it is kept in for the next run, or why it cannot be kept.
 
     Raises:
         ValueError: As for `Signals.fit`.
@@ -88,7 +87,7 @@ def _fit_or_find(
             user_cache.make_room(file.parent)
             return InUserCache(kept_in=file if file.exists() else None)  # one that is written at once may push it out
         except OSError as error:
-            _log.info("What was prepared cannot be kept in %s: %s", file.parent, error)
+            return InUserCache(refusal=f"The preparation cannot be kept in {file.parent}: {error}.")
     return InUserCache()
 
 

@@ -47,6 +47,7 @@ REMOVED_RULE = "consensus"
 _SETTLED = 3  # checks
 _FEWEST_CLUSTERS = 2  # so many times `n_neighbors`, in samples, are not worth a warning
 _BELOW_CHANCE = 0.8
+_MOST_CLASSES = 0.5  # of the samples; scikit-learn warns from there on, too
 
 
 class Tracker:
@@ -86,7 +87,8 @@ class Tracker:
         check_seconds: What the checks took so far, in seconds.
         saving_seconds: What it took so far to save what is kept, in seconds.
         found_in: The file in the user's cache folder that `prepare` has read; None where it has computed.
-        kept_in: The file there that `prepare` has written; None where there is none.
+        kept_in: The file that `prepare` has written, there or elsewhere; None where there is none.
+        cache_refusal: Why `prepare` could not keep one in the user's cache folder, in words; "" otherwise.
         is_restored: Whether `prepare` could take what a resumed state holds for it; False for damage.
     """
 
@@ -133,6 +135,7 @@ class Tracker:
         self.is_restored = True
         self.found_in: Path | None = None
         self.kept_in: Path | None = None
+        self.cache_refusal = ""
         self._has_warned = False
         self._space: Literal["inputs", "patches", "tokens"] | None = None
         self._record: Record | None = None
@@ -202,6 +205,7 @@ class Tracker:
             )
         self._warn_of_small_budget(samples)
         samples, n_draws = self._within_memory(samples)
+        self._warn_of_many_classes(samples)
         signals = self.settings.make_signals(n_draws, module)
         boundary = signals.boundary
         if self.history:  # as it was chosen when the run began
@@ -223,9 +227,12 @@ class Tracker:
                 "is_saved": is_saved,
             }
             if cache == "auto":
-                self.found_in, self.kept_in = fit_or_find(signals, samples.inputs, samples.labels, **options)
+                found = fit_or_find(signals, samples.inputs, samples.labels, **options)
+                self.found_in, self.kept_in, self.cache_refusal = found
             else:
+                is_new = file is not None and not file.exists()
                 fit_or_load(signals, samples.inputs, samples.labels, file, **options)
+                self.kept_in = file if is_new and file is not None and file.exists() else None
             self._signals = signals
             self._keep_space(signals, samples.inputs)
         self._rows = samples.rows
@@ -258,6 +265,16 @@ class Tracker:
                 f"`budget={asked.budget:g}` leaves {n_samples} of {samples.n_training} samples for a check, hardly more"
                 f" than one cluster of `n_neighbors={asked.n_neighbors}`. Raise `budget`, or leave it at 'auto', which"
                 " has a floor for small data."
+            )
+
+    def _warn_of_many_classes(self, samples: Samples) -> None:
+        n_samples = len(samples.inputs)
+        n_present = len(torch.unique(as_labels(samples.labels, n_samples)))
+        if n_present > _MOST_CLASSES * n_samples:
+            self.warn(
+                f"{n_samples} samples have {n_present} different labels, so that neighbours say little of a label."
+                " Where labels are numbers to be predicted, that is a regression, which has no decision boundary: this"
+                " is for classifiers."
             )
 
     def _adapt(self, n_samples: int) -> None:

@@ -99,7 +99,7 @@ def test_too_few_samples_are_refused_before_a_line_tells_what_a_check_takes(tmp_
     with pytest.raises(MisconfigurationException, match="pass more samples, or a smaller `n_neighbors`"):
         fit(tmp_path, loader(X[:9], Y[:9]))
     assert "A check is" not in log.text
-    assert "finds the neighbours" not in log.text
+    assert "prepares the training samples" not in log.text
 
 
 HANDLED = {

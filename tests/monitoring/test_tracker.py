@@ -325,6 +325,15 @@ def test_a_number_as_budget_that_leaves_hardly_a_cluster_is_warned_of(settings, 
     assert [one.startswith(told) for one in said] == [True] * is_warned
 
 
+@pytest.mark.filterwarnings("ignore:The other samples tell no more")
+@pytest.mark.parametrize(("n_classes", "is_warned"), [(60, False), (61, True)])
+def test_nearly_as_many_labels_as_samples_are_warned_of(n_classes, is_warned):
+    said = []
+    samples = Samples(blobs()[0], torch.arange(120) % n_classes, torch.arange(120), 120)
+    Tracker(Settings(n_neighbors=20, n_draws=1), said.append).prepare(samples)
+    assert any("that is a regression" in one for one in said) == is_warned
+
+
 def test_all_samples_are_no_fault_of_the_budget():
     said = []
     tracker = Tracker(Settings(n_neighbors=20, n_draws=1, budget=1), said.append)

@@ -204,11 +204,21 @@ def test_a_damaged_file_is_made_anew(tmp_path, folder):
     assert file.stat().st_size == len(whole)
 
 
-def test_a_folder_that_cannot_be_written_to_does_no_harm(tmp_path, folder, caplog):
+def test_a_folder_that_cannot_be_written_to_does_no_harm_and_is_named(tmp_path, folder, log):
     folder.write_text("a file")
-    with caplog.at_level("INFO", logger="bu_torch"):
-        assert len(fit(tmp_path, stopping()).history) == 2
-    assert f"What was prepared cannot be kept in {folder}" in caplog.text
+    assert len(fit(tmp_path, stopping()).history) == 2
+    assert f"The preparation cannot be kept in {folder}" in log.text
+
+
+def test_a_file_of_ones_own_is_named_when_it_is_written(tmp_path, folder, log):
+    file = tmp_path / "mine.npz"
+    fit(tmp_path, stopping(cache=str(file)))
+    assert f"copies of samples: {file}. `cache=None` keeps nothing." in log.text
+    log.clear()
+    fit(tmp_path, stopping(cache=str(file)))
+    assert "is kept for the next run" not in log.text
+    assert f"Loading neighbours and perturbed inputs from {file}." in log.text
+    assert not folder.exists()
 
 
 def test_a_user_that_there_is_not_has_no_folder(monkeypatch):
