@@ -13,7 +13,7 @@ _EXACT_DOUBLE = 2**53  # and float64
 _MOST_CLASSES = 100_000
 _MOST_ROWS = 2**63  # int64 ends before
 _MOST_SEEDS = 2**64  # what a `torch.Generator` takes
-_NUMBER_THEM = "number them by `torch.unique(labels, return_inverse=True)[1]`"
+_NUMBER_THEM = "number them by `torch.unique(labels, return_inverse=True)[1]`, if they are classes"
 
 
 def as_features(features: Any, name: str = "features", *, keep_integers: bool = False) -> Tensor:
