@@ -37,7 +37,7 @@ from bu_torch.callbacks._training_loss import training_loss
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
 from bu_torch.data import IGNORED, Samples, UnreadableError, fewer_of, seeded, split_batch
 from bu_torch.monitoring.averaging import put_back
-from bu_torch.monitoring.budget import Plan, count_operations, share_of_training
+from bu_torch.monitoring.budget import AUTO, Plan, count_operations, share_of_training
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.rules import STANDARD_ERROR
 from bu_torch.monitoring.settings import MeasurementSettings, as_file
@@ -472,12 +472,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             shape = " x ".join(str(size) for size in samples.inputs.shape)
             n_passes = n_draws * len(samples.inputs)
             share = share_of_training(n_passes, self._n_trained(trainer, samples.n_training))
-            need = "" if share < _MUCH else ". Small data needs as many; `every_n_epochs=5` checks less often"
             rank_zero_info(
                 f"Boundary uncertainty prepares the training samples ({shape}): neighbours, distances to each class,"
                 f" probabilities of the classes. A check is {n_passes} forward passes ({n_draws} a sample): {share:.1%}"
-                " of the work of training between two checks, and less of its time, for its batches are large"
-                f"{need}."
+                " of the work of training between two checks, and less of its time, for its batches are large."
+                f"{self._way_to_less(trainer, samples.n_training, n_passes, share)}"
             )
             cache = None if trainer.fast_dev_run else as_file(self.cache)
             if isinstance(cache, Path) and cache.exists():
@@ -498,12 +497,21 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                     f"The preparation is kept for the next run, with copies of samples: {self._tracker.kept_in}."
                     f" {off} keeps nothing."
                 )
-            for line in (self._tracker.cache_refusal, self._tracker.space(), self._tracker.balance()):
+            for line in (self._tracker.space(), self._tracker.balance()):
                 if line:
                     rank_zero_info(line)
         inputs = self._tracker.perturbed_inputs
         inputs = inputs if trainer.world_size == 1 else inputs.cpu()
         return inputs, self._tracker.plan, (fingerprint, self._tracker.is_restored, self._tracker.n_samples)
+
+    def _way_to_less(self, trainer: "Trainer", n_training: int, n_passes: int, share: float) -> str:
+        """What helps where the floor of small data makes checks much of the work, in words; else ""."""
+        is_floor = n_passes > AUTO * self._n_visited(trainer, n_training) and self.budget == "auto"
+        is_asked_for = self.n_draws is not None or self.max_samples is not None or is_pair(self.reference)
+        is_rare = self.every_n_epochs > 1 or self.every_n_train_steps is not None
+        if share < _MUCH or not is_floor or is_asked_for or is_rare or trainer.fast_dev_run:
+            return ""
+        return " Small data needs as many; `every_n_epochs=5` checks less often."
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Nothing to do here: the stopping callback starts its patience anew."""

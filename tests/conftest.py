@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from emulation import emulated
 from hypothesis import HealthCheck, settings
 
 # `make test-slow` runs the thorough one.
@@ -71,11 +72,19 @@ def load():
         sys.modules.pop(name, None)
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture
+def accelerator():
+    """A device that is not the CPU: a GPU where there is one, an emulated one elsewhere."""
+    if torch.cuda.is_available():
+        yield torch.device("cuda")
+    else:
+        with emulated() as device:
+            yield device
+
+
+@pytest.fixture(params=["cpu", pytest.param("accelerator", marks=pytest.mark.gpu)])
 def device(request):
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return torch.device(request.param)
+    return torch.device("cpu") if request.param == "cpu" else request.getfixturevalue("accelerator")
 
 
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])

@@ -89,11 +89,10 @@ def test_features_are_left_as_they_were_and_the_choice_of_backend_is_said(caplog
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_features_on_a_gpu_give_the_same_graph_there():
+def test_features_on_a_gpu_give_the_same_graph_there(accelerator):
     features = torch.randn(500, 8)
-    graph = NeighborGraph(20).fit(features.cuda())
-    assert graph.neighbors.device.type == "cuda"
+    graph = NeighborGraph(20).fit(features.to(accelerator))
+    assert graph.neighbors.device.type == accelerator.type
     assert graph.backend_ == "torch"
     assert torch.equal(graph.neighbors.cpu(), NeighborGraph(20).fit(features).neighbors)
 

@@ -83,11 +83,11 @@ def _fit_or_find(
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             signals.save(file)
-            file.chmod(0o600)  # it holds samples, and the folder may be there already
-            user_cache.make_room(file.parent)
-            return InUserCache(kept_in=file if file.exists() else None)  # one that is written at once may push it out
+            user_cache.make_private(file)
         except OSError as error:
             return InUserCache(refusal=f"The preparation cannot be kept in {file.parent}: {error}.")
+        user_cache.make_room(file.parent)
+        return InUserCache(kept_in=file if file.exists() else None)  # one that is written at once may push it out
     return InUserCache()
 
 

@@ -84,7 +84,7 @@ class Record:
         """Write one line beside the table."""
         try:
             text = json.dumps(line, allow_nan=False, separators=(",", ":"))
-        except ValueError:  # seldom, and to look at each number takes as long as to write it
+        except (ValueError, TypeError):  # seldom, and to look at each number takes as long as to write it
             text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
         self._write(None if self.path is None else self.path.with_suffix(".jsonl"), f"{text}\n")
 

@@ -88,7 +88,6 @@ class Tracker:
         saving_seconds: What it took so far to save what is kept, in seconds.
         found_in: The file in the user's cache folder that `prepare` has read; None where it has computed.
         kept_in: The file that `prepare` has written, there or elsewhere; None where there is none.
-        cache_refusal: Why `prepare` could not keep one in the user's cache folder, in words; "" otherwise.
         is_restored: Whether `prepare` could take what a resumed state holds for it; False for damage.
     """
 
@@ -135,7 +134,6 @@ class Tracker:
         self.is_restored = True
         self.found_in: Path | None = None
         self.kept_in: Path | None = None
-        self.cache_refusal = ""
         self._has_warned = False
         self._space: Literal["inputs", "patches", "tokens"] | None = None
         self._record: Record | None = None
@@ -228,7 +226,9 @@ class Tracker:
             }
             if cache == "auto":
                 found = fit_or_find(signals, samples.inputs, samples.labels, **options)
-                self.found_in, self.kept_in, self.cache_refusal = found
+                self.found_in, self.kept_in = found.found_in, found.kept_in
+                if found.refusal:
+                    self.warn(f"{found.refusal} `cache=None` or `BU_TORCH_CACHE=off` does not try.")
             else:
                 is_new = file is not None and not file.exists()
                 fit_or_load(signals, samples.inputs, samples.labels, file, **options)
@@ -271,10 +271,11 @@ class Tracker:
         n_samples = len(samples.inputs)
         n_present = len(torch.unique(as_labels(samples.labels, n_samples)))
         if n_present > _MOST_CLASSES * n_samples:
+            more = "" if n_samples == samples.n_training else " Look at more of them (`max_samples`)."
             self.warn(
-                f"{n_samples} samples have {n_present} different labels, so that neighbours say little of a label."
-                " Where labels are numbers to be predicted, that is a regression, which has no decision boundary: this"
-                " is for classifiers."
+                f"The {n_samples} samples that are looked at have {n_present} different labels, so that neighbours say"
+                f" little of a label.{more} Where labels are numbers to be predicted, that is a regression, which has"
+                " no decision boundary: this is for classifiers."
             )
 
     def _adapt(self, n_samples: int) -> None:

@@ -41,9 +41,27 @@ def file_of(fingerprint: str, space: str, device: str) -> Path | None:
     return None if place is None else place / f"{name}.npz"
 
 
+def make_private(file: Path) -> None:
+    """Let no other user read a file, which holds samples; where that cannot be, it is deleted.
+
+    Raises:
+        OSError: If it cannot be.
+    """
+    try:
+        file.chmod(0o600)
+    except FileNotFoundError:  # another process has made room
+        return
+    except OSError:
+        _delete(file)
+        raise
+
+
 def make_room(place: Path) -> None:
     """Delete the files of this package in a folder that were used longest ago, until all together are small enough."""
-    found = [(_used_and_size(file), file) for file in place.iterdir() if _OWN.fullmatch(file.name)]
+    try:
+        found = [(_used_and_size(file), file) for file in place.iterdir() if _OWN.fullmatch(file.name)]
+    except OSError:  # a folder that cannot be listed
+        return
     total = 0
     for (used, size), file in sorted(found, reverse=True):
         if file.suffix == ".part":

@@ -270,6 +270,25 @@ def test_the_line_tells_the_share_of_what_is_trained(tmp_path, caplog, settings,
     assert f"(2 a sample): {share:.1%} of the work of training" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_told"),
+    [
+        ({}, True),
+        ({"every_n_epochs": 2}, False),  # as it says already
+        ({"every_n_train_steps": 6}, False),  # which exclude it
+        ({"reference": blobs(600)}, False),
+        ({"budget": 0.9}, False),
+        ({"n_draws": 2}, False),
+    ],
+)
+def test_a_way_to_less_is_told_where_the_floor_decides(tmp_path, caplog, settings, is_told):
+    monitor = BoundaryUncertaintyMonitor(**settings)
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), loader(*blobs(600)))
+    assert "of the work of training" in caplog.text
+    assert ("Small data needs as many; `every_n_epochs=5`" in caplog.text) == is_told
+
+
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield from zip(*blobs(600), strict=True)

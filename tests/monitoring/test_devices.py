@@ -1,15 +1,13 @@
-"""On a GPU the same is measured as on the CPU."""
+"""On a GPU, or an emulated one, the same is measured as on the CPU."""
 
 import pytest
 import torch
+from emulation import came_back, emulated
 from problems import blobs
 
 from bu_torch import Signals
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def vectors():
@@ -28,11 +26,11 @@ def images():
 
 @pytest.mark.parametrize("samples", [vectors, many, images])
 @pytest.mark.parametrize("settings", [{}, {"class_weight": "balanced"}, {"perturbation": "neighbors"}])
-def test_signals_agree_and_so_does_the_check_that_is_kept(samples, settings):
+def test_signals_agree_and_so_does_the_check_that_is_kept(samples, settings, accelerator):
     inputs, labels = samples()
     generator = torch.Generator().manual_seed(0)
     on_cpu = Signals(n_neighbors=20, n_draws=2, **settings).fit(inputs, labels)
-    on_gpu = Signals(n_neighbors=20, n_draws=2, **settings).fit(inputs.cuda(), labels.cuda())
+    on_gpu = Signals(n_neighbors=20, n_draws=2, **settings).fit(inputs.to(accelerator), labels.to(accelerator))
     assert torch.allclose(on_gpu.perturbed_inputs.cpu(), on_cpu.perturbed_inputs, atol=1e-6)
     checks, before = [], (None, None)
     for _ in range(20):
@@ -40,23 +38,40 @@ def test_signals_agree_and_so_does_the_check_that_is_kept(samples, settings):
         logits = on_cpu.perturbed_inputs.flatten(1) @ weights
         (one, before_cpu), (other, before_gpu) = (
             signals.measure(given, last)
-            for signals, given, last in ((on_cpu, logits, before[0]), (on_gpu, logits.cuda(), before[1]))
+            for signals, given, last in ((on_cpu, logits, before[0]), (on_gpu, logits.to(accelerator), before[1]))
         )
         before = (before_cpu, before_gpu)
         for name, value in one.items():
-            assert other[name].device.type == "cuda"
+            assert other[name].device.type == accelerator.type
             assert float(other[name]) == pytest.approx(float(value), abs=1e-5), name
         checks.append((float(one["expected_accuracy"]), float(other["expected_accuracy"])))
     kept = [max(range(20), key=lambda place: checks[place][device]) for device in (0, 1)]
     assert kept[0] == kept[1]
 
 
-def test_tokens_agree():
+@pytest.mark.parametrize("settings", [{}, {"class_weight": "balanced"}])
+def test_nothing_of_a_check_comes_back_before_its_values_are_asked_for(settings):
+    inputs, labels = vectors()
+    with emulated() as device:
+        signals = Signals(n_neighbors=20, n_draws=2, **settings).fit(inputs.to(device), labels.to(device))
+        logits = torch.randn(600, 3).to(device)
+        first = signals.measure(logits)
+        came_back.clear()
+        second = signals.measure(logits, first.predictions, first.predictions)
+        assert came_back == []
+        second.details()
+        assert came_back
+        assert max(came_back) <= 50  # what it tells: a few pairs, bins and samples
+
+
+def test_tokens_agree(accelerator):
     labels = torch.arange(200) % 2
     tokens = torch.randint(0, 40, (200, 12), generator=torch.Generator().manual_seed(0)) + 20 * labels.unsqueeze(1)
     on_cpu = Signals(n_neighbors=20, n_draws=2, perturbation="tokens").fit(tokens, labels)
-    on_gpu = Signals(n_neighbors=20, n_draws=2, perturbation="tokens").fit(tokens.cuda(), labels.cuda())
+    on_gpu = Signals(n_neighbors=20, n_draws=2, perturbation="tokens").fit(
+        tokens.to(accelerator), labels.to(accelerator)
+    )
     assert torch.equal(on_gpu.perturbed_inputs.cpu(), on_cpu.perturbed_inputs)
     logits = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     for name, value in on_cpu.measure(logits).values.items():
-        assert float(on_gpu.measure(logits.cuda()).values[name]) == pytest.approx(float(value), abs=1e-5), name
+        assert float(on_gpu.measure(logits.to(accelerator)).values[name]) == pytest.approx(float(value), abs=1e-5), name

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -204,10 +205,24 @@ def test_a_damaged_file_is_made_anew(tmp_path, folder):
     assert file.stat().st_size == len(whole)
 
 
-def test_a_folder_that_cannot_be_written_to_does_no_harm_and_is_named(tmp_path, folder, log):
+def test_a_folder_that_cannot_be_written_to_does_no_harm_and_is_named(tmp_path, folder):
     folder.write_text("a file")
-    assert len(fit(tmp_path, stopping()).history) == 2
-    assert f"The preparation cannot be kept in {folder}" in log.text
+    with pytest.warns(UserWarning, match=re.escape(f"The preparation cannot be kept in {folder}")):
+        assert len(fit(tmp_path, stopping()).history) == 2
+    stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20)
+    with pytest.warns(UserWarning, match="BU_TORCH_CACHE=off` does not try"):
+        stopper.check(nn.Linear(4, 3))
+
+
+def test_what_others_could_read_is_not_kept(tmp_path, folder, monkeypatch):
+    def refuse(path, mode):
+        raise PermissionError("no modes here")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.warns(UserWarning, match="cannot be kept in .*: no modes here"):
+        callback = fit(tmp_path, stopping())
+    assert callback.tracker.kept_in is None
+    assert list(folder.iterdir()) == []
 
 
 def test_a_file_of_ones_own_is_named_when_it_is_written(tmp_path, folder, log):
