@@ -498,7 +498,9 @@ class Tracker:
         n_classes = self._about["data"].get("n_present", 0)
         if self._has_warned or not n_classes or len(self.history) < _SETTLED:
             return
-        if all(entry["expected_accuracy"] < _BELOW_CHANCE / n_classes for entry in self.history[-_SETTLED:]):
+        last = [entry["expected_accuracy"] for entry in self.history[-_SETTLED:]]
+        is_rising = last[-1] > last[0]  # as that of a network that still learns
+        if all(accuracy < _BELOW_CHANCE / n_classes for accuracy in last) and not is_rising:
             self._has_warned = True
             self.warn(
                 f"Expected accuracy is {self.history[-1]['expected_accuracy']:.2f} after {len(self.history)} checks,"

@@ -341,6 +341,19 @@ def test_all_samples_are_no_fault_of_the_budget():
     assert said == []
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "is_warned"),
+    [((0.1, 0.1, 0.1), True), ((0.2, 0.3, 0.1), False), ((0.1, 0.15, 0.2), False), ((0.1, 0.15, 0.2, 0.1, 0.1), True)],
+)
+def test_worse_than_chance_is_warned_of_where_it_does_not_get_better(accuracies, is_warned):
+    tracker, _ = prepared()
+    said = []
+    tracker.warn = said.append
+    for epoch, accuracy in enumerate(accuracies):
+        tracker.add(epoch, VALUES | {"expected_accuracy": accuracy})
+    assert [f"Expected accuracy is {accuracies[-1]:.2f}" in one for one in said] == [True] * is_warned
+
+
 def test_a_resumed_training_tells_what_it_has_cost_since_then():
     first, resumed = Tracker(Settings()), Tracker(Settings())
     first.begin(0.0, None, {})
