@@ -37,7 +37,7 @@ from bu_torch.callbacks._training_loss import training_loss
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
 from bu_torch.data import IGNORED, Samples, UnreadableError, fewer_of, seeded, split_batch
 from bu_torch.monitoring.averaging import put_back
-from bu_torch.monitoring.budget import AUTO, Plan, count_operations, share_of_training
+from bu_torch.monitoring.budget import AUTO, Plan, count_operations, plan, share_of_training
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.rules import STANDARD_ERROR
 from bu_torch.monitoring.settings import MeasurementSettings, as_file
@@ -470,13 +470,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             samples, n_draws = self._plan(trainer, samples, n_operations)
             announce_subset(samples)
             shape = " x ".join(str(size) for size in samples.inputs.shape)
-            n_passes = n_draws * len(samples.inputs)
-            share = share_of_training(n_passes, self._n_trained(trainer, samples.n_training))
             rank_zero_info(
                 f"Boundary uncertainty prepares the training samples ({shape}): neighbours, distances to each class,"
-                f" probabilities of the classes. A check is {n_passes} forward passes ({n_draws} a sample): {share:.1%}"
-                " of the work of training between two checks, and less of its time, for its batches are large."
-                f"{self._way_to_less(trainer, samples.n_training, n_passes, share)}"
+                f" probabilities of the classes. {self._cost_of_a_check(trainer, samples, n_draws, n_operations)}"
             )
             cache = None if trainer.fast_dev_run else as_file(self.cache)
             if isinstance(cache, Path) and cache.exists():
@@ -504,14 +500,37 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         inputs = inputs if trainer.world_size == 1 else inputs.cpu()
         return inputs, self._tracker.plan, (fingerprint, self._tracker.is_restored, self._tracker.n_samples)
 
-    def _way_to_less(self, trainer: "Trainer", n_training: int, n_passes: int, share: float) -> str:
-        """What helps where the floor of small data makes checks much of the work, in words; else ""."""
-        is_floor = n_passes > AUTO * self._n_visited(trainer, n_training) and self.budget == "auto"
-        is_asked_for = self.n_draws is not None or self.max_samples is not None or is_pair(self.reference)
-        is_rare = self.every_n_epochs > 1 or self.every_n_train_steps is not None
-        if share < _MUCH or not is_floor or is_asked_for or is_rare or trainer.fast_dev_run:
-            return ""
-        return " Small data needs as many; `every_n_epochs=5` checks less often."
+    def _cost_of_a_check(self, trainer: "Trainer", samples: Samples, n_draws: int, n_operations: int) -> str:
+        """What a check costs, and what would change that, in words."""
+        n_passes = n_draws * len(samples.inputs)
+        told = f"A check is {n_passes} forward passes ({n_draws} a sample)"
+        if trainer.fast_dev_run:
+            return f"{told}."
+        share = share_of_training(n_passes, self._n_trained(trainer, samples.n_training))
+        told += (
+            f": {share:.1%} of the work of training between two checks, counted in passes; of its time it is less, for"
+            " its batches are large."
+        )
+        n_visited = self._n_visited(trainer, samples.n_training)
+        if is_pair(self.reference):
+            return told
+        if isinstance(self.budget, float | int):
+            by_default = plan(
+                samples.n_training, n_visited, n_operations, budget="auto",
+                n_draws=self.n_draws, max_samples=self.max_samples, n_neighbors=self.n_neighbors,
+            )  # fmt: skip
+            more = by_default.n_samples * by_default.n_draws
+            return f"{told} `budget='auto'` would make {more}." if more > n_passes else told
+        is_floor = self.budget == "auto" and n_passes > AUTO * n_visited
+        if share < _MUCH or not is_floor or self.n_draws is not None:
+            return told
+        if self.max_samples is not None:
+            less = "Fewer samples are perturbed more often: `n_draws=1` takes fewer passes." if n_draws > 1 else ""
+        elif self.every_n_train_steps is not None:
+            less = "Small data needs as many; a larger `every_n_train_steps` checks less often."
+        else:
+            less = "Small data needs as many; `every_n_epochs=5` checks less often." if self.every_n_epochs == 1 else ""
+        return f"{told} {less}".rstrip()
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Nothing to do here: the stopping callback starts its patience anew."""

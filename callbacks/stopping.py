@@ -266,6 +266,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
         assert self._tracker.selection is not None  # noqa: S101  (there is a rule)
         title, unit = self._tracker.selection.title, as_rule(self.rule).unit
+        is_early = kept is self.history[-1] and self.stopped_epoch is None and exception is None
+        longer = " That was the last check: longer training may be better." if is_early else ""
         name, highest = self.score_name, self._tracker.highest
         equal = ""
         if highest is not None and highest[name] > kept[name]:
@@ -273,7 +275,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         rank_zero_info(
             f"Boundary uncertainty kept {self._place(kept)} ({title}: {kept[name]:.4f}{unit and f' {unit}'}{equal}):"
             f" its {'averaged ' if self._tracker.average is not None else ''}weights are {how}in the model"
-            f"{where}. {self.stopping_reason.rstrip('.')}. {self._tracker.cost()}"
+            f"{where}. {self.stopping_reason.rstrip('.')}.{longer} {self._tracker.cost()}"
         )
 
     def _place(self, check: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """The same decision for a training loop of one's own."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -17,6 +18,8 @@ from bu_torch.monitoring.budget import count_operations
 from bu_torch.monitoring.settings import Settings, as_file
 from bu_torch.monitoring.tracker import Tracker
 from bu_torch.perturbation import keeps_integers
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
@@ -221,6 +224,10 @@ class BoundaryUncertaintyStopper(Settings):
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
         fingerprint = tracker.prepare(samples, module=module, cache=as_file(self.cache), has_progress_bar=True)
+        if tracker.found_in is not None:
+            _log.info("An earlier run has prepared the same: %s.", tracker.found_in)
+        if tracker.kept_in is not None:
+            _log.info("The preparation is kept for the next run, with copies of samples: %s.", tracker.kept_in)
         tracker.to(device_of(model, tracker.perturbed_inputs))
         if not tracker.go_on(fingerprint, tracker.is_restored):
             self._best = BestWeights()

@@ -47,7 +47,7 @@ REMOVED_RULE = "consensus"
 _SETTLED = 3  # checks
 _FEWEST_CLUSTERS = 2  # so many times `n_neighbors`, in samples, are not worth a warning
 _BELOW_CHANCE = 0.8
-_MOST_CLASSES = 0.5  # of the samples; scikit-learn warns from there on, too
+_MOST_CLASSES = 1 / 3  # of the samples
 
 
 class Tracker:
@@ -573,7 +573,8 @@ class Tracker:
         now, unit = (epoch, "epoch") if step is None else (step, "step")
         then = self.compared[-1 - wait].get(unit) if wait < len(self.compared) else None
         since = f" ({now - then} {unit}s)" if then is not None and now - then > wait else ""
-        return f"{start} did not improve in the last {wait} checks{since}."
+        checks = "check" if wait == 1 else f"{wait} checks"
+        return f"{start} did not improve in the last {checks}{since}."
 
     def why_none_kept(self) -> str:
         """Why no epoch is kept, in words."""
@@ -664,14 +665,17 @@ class Tracker:
         return {"n_not_compared": self.n_not_compared} if self.n_not_compared else {}
 
     def cost(self) -> str:
-        """What this training has cost beside training itself, in words; of a resumed one, since then."""
+        """What this training has cost beside training itself, in words; of a resumed one, since then.
+
+        At least so much: what a trainer does for its hooks and with what is logged is not known here.
+        """
         after_setup = self.check_seconds + self.saving_seconds
         seconds = time.perf_counter() - self._began - self._seconds_elsewhere - after_setup
         spent = self.setup_seconds + after_setup
         saving = f", saving {self.saving_seconds:.1f} s" if self.saving_seconds else ""
         start = "Since the run resumed, boundary" if self._has_resumed else "Boundary"
         return (
-            f"{start} uncertainty took {spent:.1f} s (preparation {self.setup_seconds:.1f} s, checks"
+            f"{start} uncertainty took at least {spent:.1f} s (preparation {self.setup_seconds:.1f} s, checks"
             f" {self.check_seconds:.1f} s{saving}) beside {seconds:.1f} s of training:"
             f" {spent / max(seconds, 1e-9):.0%}."
         )

@@ -195,7 +195,7 @@ def test_no_callback_counts_what_another_takes_as_training(tmp_path, monkeypatch
     said = [
         one.getMessage().partition("uncertainty took ")[2] for one in caplog.records if " took " in one.getMessage()
     ]
-    assert said == ["110.0 s (preparation 100.0 s, checks 10.0 s) beside 20.0 s of training: 550%."] * 3
+    assert said == ["at least 110.0 s (preparation 100.0 s, checks 10.0 s) beside 20.0 s of training: 550%."] * 3
     seconds = [read_record(one.record_path).values("seconds")[-1] for one in own]
     assert seconds == [30.0] * 3
 

@@ -200,6 +200,12 @@ class TestEnds:
         assert line.startswith("Boundary uncertainty kept epoch 1 (boundary uncertainty: 0.9000): its weights are in")
         assert result[0].best_model_path in line
         assert result[0].stopping_reason in line
+        assert "longer training" not in line
+
+    def test_a_kept_check_that_is_the_last_is_told(self, tmp_path, log):
+        run(tmp_path, self.script[:2], max_epochs=2)
+        (line,) = [r.getMessage() for r in log.records if "kept epoch" in r.getMessage()]
+        assert ". That was the last check: longer training may be better. Boundary uncertainty took at least" in line
 
     @pytest.mark.parametrize(("name", "number"), [("max_epochs", 4), ("max_steps", 16)])
     def test_max_epochs_and_max_steps(self, tmp_path, name, number):

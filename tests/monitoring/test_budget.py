@@ -1,3 +1,4 @@
+import re
 import warnings
 
 import pytest
@@ -270,23 +271,35 @@ def test_the_line_tells_the_share_of_what_is_trained(tmp_path, caplog, settings,
     assert f"(2 a sample): {share:.1%} of the work of training" in caplog.text
 
 
+NEEDED = "Small data needs as many;"
+
+
 @pytest.mark.parametrize(
-    ("settings", "is_told"),
+    ("settings", "told"),
     [
-        ({}, True),
-        ({"every_n_epochs": 2}, False),  # as it says already
-        ({"every_n_train_steps": 6}, False),  # which exclude it
-        ({"reference": blobs(600)}, False),
-        ({"budget": 0.9}, False),
-        ({"n_draws": 2}, False),
+        ({}, f" {NEEDED} `every_n_epochs=5` checks less often."),
+        ({"every_n_epochs": 2}, ""),  # as it says already
+        ({"every_n_train_steps": 6}, f" {NEEDED} a larger `every_n_train_steps` checks less often."),
+        ({"max_samples": 300}, " Fewer samples are perturbed more often: `n_draws=1` takes fewer passes."),
+        ({"reference": blobs(600)}, ""),
+        ({"n_draws": 2}, ""),
+        ({"budget": 0.9}, " `budget='auto'` would make 6000."),
+        ({"budget": None}, ""),
     ],
 )
-def test_a_way_to_less_is_told_where_the_floor_decides(tmp_path, caplog, settings, is_told):
+def test_a_way_to_another_cost_is_told_where_there_is_one(tmp_path, caplog, settings, told):
     monitor = BoundaryUncertaintyMonitor(**settings)
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), loader(*blobs(600)))
-    assert "of the work of training" in caplog.text
-    assert ("Small data needs as many; `every_n_epochs=5`" in caplog.text) == is_told
+    (line,) = (one for one in caplog.messages if "A check is" in one)
+    assert line.partition("for its batches are large.")[2] == told
+
+
+def test_a_trial_tells_no_share(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        trainer(tmp_path, BoundaryUncertaintyMonitor(), fast_dev_run=True).fit(Classifier(), loader(*blobs(600)))
+    (line,) = (one for one in caplog.messages if "A check is" in one)
+    assert re.search(r"A check is \d+ forward passes \(\d+ a sample\)\.$", line)
 
 
 class Stream(torch.utils.data.IterableDataset):

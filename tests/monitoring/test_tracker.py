@@ -48,12 +48,12 @@ def test_it_says_what_to_keep_and_when_to_stop(scores, settings, kept, stopped):
 @pytest.mark.parametrize(
     ("settings", "last", "reason"),
     [
-        ({"patience": 1}, 0.1, "expected accuracy and boundary uncertainty did not improve in the last 1 checks."),
-        ({"patience": 1, "rule": "trust_score"}, 0.1, "trust score did not improve in the last 1 checks."),
+        ({"patience": 1}, 0.1, "expected accuracy and boundary uncertainty did not improve in the last check."),
+        ({"patience": 1, "rule": "trust_score"}, 0.1, "trust score did not improve in the last check."),
         (
             {"patience": 1, "rule": "expected_accuracy", "smoothing": 0.5},
             0.1,
-            "smoothed expected accuracy did not improve in the last 1 checks.",
+            "smoothed expected accuracy did not improve in the last check.",
         ),
         (
             {"rule": "expected_accuracy", "stopping_threshold": 0.8},
@@ -326,7 +326,7 @@ def test_a_number_as_budget_that_leaves_hardly_a_cluster_is_warned_of(settings, 
 
 
 @pytest.mark.filterwarnings("ignore:The other samples tell no more")
-@pytest.mark.parametrize(("n_classes", "is_warned"), [(60, False), (61, True)])
+@pytest.mark.parametrize(("n_classes", "is_warned"), [(40, False), (41, True)])
 def test_nearly_as_many_labels_as_samples_are_warned_of(n_classes, is_warned):
     said = []
     samples = Samples(blobs()[0], torch.arange(120) % n_classes, torch.arange(120), 120)
@@ -358,10 +358,10 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
     first, resumed = Tracker(Settings()), Tracker(Settings())
     first.begin(0.0, None, {})
     first.add(0, VALUES)
-    assert first.cost().startswith("Boundary uncertainty took ")
+    assert first.cost().startswith("Boundary uncertainty took at least ")
     resumed.load_state_dict(first.state_dict())
     resumed.begin(0.0, None, {})
-    assert resumed.cost().startswith("Since the run resumed, boundary uncertainty took ")
+    assert resumed.cost().startswith("Since the run resumed, boundary uncertainty took at least ")
 
 
 def test_saving_is_a_part_of_the_cost(monkeypatch):
@@ -373,7 +373,8 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
         pass
     assert tracker.saving_seconds == 3.0
     expected = (
-        "Boundary uncertainty took 13.0 s (preparation 10.0 s, checks 0.0 s, saving 3.0 s) beside 27.0 s of training"
+        "Boundary uncertainty took at least 13.0 s (preparation 10.0 s, checks 0.0 s, saving 3.0 s) beside 27.0 s of"
+        " training"
     )
     assert tracker.cost() == f"{expected}: 48%."
 

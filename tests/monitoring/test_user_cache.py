@@ -184,12 +184,16 @@ def test_a_trial_run_and_what_took_no_time_leave_nothing(tmp_path, folder, monke
     assert not folder.exists()
 
 
-def test_a_loop_of_one_s_own_finds_it_too(folder):
+def test_a_loop_of_one_s_own_finds_it_too(folder, caplog):
     inputs, labels = blobs()
     stoppers = [BoundaryUncertaintyStopper(inputs, labels, n_neighbors=20) for _ in range(2)]
     model = nn.Linear(4, 3)
-    for stopper in stoppers:
-        stopper.check(model)
+    with caplog.at_level("INFO", logger="bu_torch"):
+        for stopper in stoppers:
+            stopper.check(model)
+    (file,) = folder.iterdir()
+    assert f"The preparation is kept for the next run, with copies of samples: {file}." in caplog.messages
+    assert f"An earlier run has prepared the same: {file}." in caplog.messages
     assert stoppers[0].history == stoppers[1].history
     assert [stopper._tracker.found_in is None for stopper in stoppers] == [True, False]
 
