@@ -475,25 +475,13 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 f" probabilities of the classes. {self._cost_of_a_check(trainer, samples, n_draws, n_operations)}"
             )
             cache = None if trainer.fast_dev_run else as_file(self.cache)
-            if isinstance(cache, Path) and cache.exists():
-                rank_zero_info(f"Loading neighbours and perturbed inputs from {cache}.")
             fingerprint = self._tracker.prepare(
                 samples,
                 module=self._network(trainer, pl_module),
                 cache=cache,
                 has_progress_bar=trainer.progress_bar_callback is not None,
             )
-            if self._tracker.found_in is not None:
-                rank_zero_info(
-                    f"An earlier run has prepared the same: {self._tracker.found_in}. `cache=None` computes it anew."
-                )
-            if self._tracker.kept_in is not None:
-                off = "`cache=None` or `BU_TORCH_CACHE=off`" if cache == "auto" else "`cache=None`"
-                rank_zero_info(
-                    f"The preparation is kept for the next run, with copies of samples: {self._tracker.kept_in}."
-                    f" {off} keeps nothing."
-                )
-            for line in (self._tracker.space(), self._tracker.balance()):
+            for line in (self._tracker.cache(), self._tracker.space(), self._tracker.balance()):
                 if line:
                     rank_zero_info(line)
         inputs = self._tracker.perturbed_inputs

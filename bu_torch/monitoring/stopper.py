@@ -224,10 +224,8 @@ class BoundaryUncertaintyStopper(Settings):
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
         fingerprint = tracker.prepare(samples, module=module, cache=as_file(self.cache), has_progress_bar=True)
-        if tracker.found_in is not None:
-            _log.info("An earlier run has prepared the same: %s.", tracker.found_in)
-        if tracker.kept_in is not None:
-            _log.info("The preparation is kept for the next run, with copies of samples: %s.", tracker.kept_in)
+        if line := tracker.cache():
+            _log.info(line)
         tracker.to(device_of(model, tracker.perturbed_inputs))
         if not tracker.go_on(fingerprint, tracker.is_restored):
             self._best = BestWeights()

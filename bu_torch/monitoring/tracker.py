@@ -86,8 +86,8 @@ class Tracker:
         setup_seconds: What the preparation took, in seconds.
         check_seconds: What the checks took so far, in seconds.
         saving_seconds: What it took so far to save what is kept, in seconds.
-        found_in: The file in the user's cache folder that `prepare` has read; None where it has computed.
-        kept_in: The file that `prepare` has written, there or elsewhere; None where there is none.
+        found_in: The file that `prepare` has read; None where it has computed.
+        kept_in: The file that `prepare` has written; None where there is none.
         is_restored: Whether `prepare` could take what a resumed state holds for it; False for damage.
     """
 
@@ -134,6 +134,7 @@ class Tracker:
         self.is_restored = True
         self.found_in: Path | None = None
         self.kept_in: Path | None = None
+        self._is_cache_shared = False
         self._has_warned = False
         self._space: Literal["inputs", "patches", "tokens"] | None = None
         self._record: Record | None = None
@@ -230,9 +231,11 @@ class Tracker:
                 if found.refusal:
                     self.warn(f"{found.refusal} `cache=None` or `BU_TORCH_CACHE=off` does not try.")
             else:
-                is_new = file is not None and not file.exists()
+                self.found_in = file if file is not None and file.exists() else None
                 fit_or_load(signals, samples.inputs, samples.labels, file, **options)
-                self.kept_in = file if is_new and file is not None and file.exists() else None
+                if self.found_in is None and file is not None and file.exists():
+                    self.kept_in = file
+            self._is_cache_shared = cache == "auto"
             self._signals = signals
             self._keep_space(signals, samples.inputs)
         self._rows = samples.rows
@@ -364,6 +367,21 @@ class Tracker:
         if self._signals is None:
             raise RuntimeError("This Tracker has no samples yet: call `prepare` first.")
         return self._signals
+
+    def cache(self) -> str:
+        """What of the preparation was found or is kept, and where, in words; "" where neither."""
+        if self.found_in is not None:
+            return (
+                f"Boundary uncertainty found what an earlier run has prepared: {self.found_in}. `cache=None` computes"
+                " it anew."
+            )
+        if self.kept_in is None:
+            return ""
+        off = "`cache=None` or `BU_TORCH_CACHE=off`" if self._is_cache_shared else "`cache=None`"
+        return (
+            f"Boundary uncertainty keeps its preparation for the next run, with copies of samples: {self.kept_in}."
+            f" {off} keeps nothing."
+        )
 
     def balance(self) -> str:
         """How classes count in what is measured, where that is worth a word; else ""."""

@@ -41,13 +41,15 @@ def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
     first = fit(tmp_path, stopping())
     (file,) = folder.iterdir()
     assert os.name == "nt" or (folder.stat().st_mode | file.stat().st_mode) & 0o077 == 0  # for no other user to read
-    assert "An earlier run" not in log.text
-    kept = f"The preparation is kept for the next run, with copies of samples: {file}. `cache=None` or"
+    assert "an earlier run" not in log.text
+    kept = (
+        f"keeps its preparation for the next run, with copies of samples: {file}. `cache=None` or `BU_TORCH_CACHE=off`"
+    )
     assert kept in log.text
     log.clear()
     second = fit(tmp_path, stopping(patience=3))  # which has nothing to do with it
-    assert f"An earlier run has prepared the same: {file}. `cache=None` computes it anew." in log.text
-    assert "is kept for the next run" not in log.text
+    assert f"found what an earlier run has prepared: {file}. `cache=None` computes it anew." in log.text
+    assert "for the next run" not in log.text
     assert second.history == first.history
     assert second.tracker._about == first.tracker._about
     assert list(folder.iterdir()) == [file]
@@ -192,8 +194,8 @@ def test_a_loop_of_one_s_own_finds_it_too(folder, caplog):
         for stopper in stoppers:
             stopper.check(model)
     (file,) = folder.iterdir()
-    assert f"The preparation is kept for the next run, with copies of samples: {file}." in caplog.messages
-    assert f"An earlier run has prepared the same: {file}." in caplog.messages
+    assert f"keeps its preparation for the next run, with copies of samples: {file}." in caplog.text
+    assert f"found what an earlier run has prepared: {file}." in caplog.text
     assert stoppers[0].history == stoppers[1].history
     assert [stopper._tracker.found_in is None for stopper in stoppers] == [True, False]
 
@@ -235,8 +237,8 @@ def test_a_file_of_ones_own_is_named_when_it_is_written(tmp_path, folder, log):
     assert f"copies of samples: {file}. `cache=None` keeps nothing." in log.text
     log.clear()
     fit(tmp_path, stopping(cache=str(file)))
-    assert "is kept for the next run" not in log.text
-    assert f"Loading neighbours and perturbed inputs from {file}." in log.text
+    assert "for the next run" not in log.text
+    assert f"found what an earlier run has prepared: {file}." in log.text
     assert not folder.exists()
 
 
