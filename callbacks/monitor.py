@@ -37,7 +37,7 @@ from bu_torch.callbacks._training_loss import training_loss
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
 from bu_torch.data import IGNORED, Samples, UnreadableError, fewer_of, seeded, split_batch
 from bu_torch.monitoring.averaging import put_back
-from bu_torch.monitoring.budget import AUTO, Plan, count_operations, plan, share_of_training
+from bu_torch.monitoring.budget import AUTO, Plan, count_operations, share_of_training
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.rules import STANDARD_ERROR
 from bu_torch.monitoring.settings import MeasurementSettings, as_file
@@ -499,26 +499,25 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             f": {share:.1%} of the work of training between two checks, counted in passes; of its time it is less, for"
             " its batches are large."
         )
-        n_visited = self._n_visited(trainer, samples.n_training)
         if is_pair(self.reference):
             return told
         if isinstance(self.budget, float | int):
-            by_default = plan(
-                samples.n_training, n_visited, n_operations, budget="auto",
-                n_draws=self.n_draws, max_samples=self.max_samples, n_neighbors=self.n_neighbors,
-            )  # fmt: skip
+            by_default = self._planned(trainer, samples.n_training, n_operations, has_default_budget=True)
             more = by_default.n_samples * by_default.n_draws
             return f"{told} `budget='auto'` would make {more}." if more > n_passes else told
-        is_floor = self.budget == "auto" and n_passes > AUTO * n_visited
-        if share < _MUCH or not is_floor or self.n_draws is not None:
-            return told
+        is_floor = self.budget == "auto" and n_passes > AUTO * self._n_visited(trainer, samples.n_training)
+        less = self._way_to_less(n_draws) if is_floor and share >= _MUCH else ""
+        return f"{told} {less}" if less else told
+
+    def _way_to_less(self, n_draws: int) -> str:
+        """What makes checks take less where the floor of small data decides, in words; "" where nothing is left to."""
+        if self.n_draws is not None:
+            return ""
         if self.max_samples is not None:
-            less = "Fewer samples are perturbed more often: `n_draws=1` takes fewer passes." if n_draws > 1 else ""
-        elif self.every_n_train_steps is not None:
-            less = "Small data needs as many; a larger `every_n_train_steps` checks less often."
-        else:
-            less = "Small data needs as many; `every_n_epochs=5` checks less often." if self.every_n_epochs == 1 else ""
-        return f"{told} {less}".rstrip()
+            return "Fewer samples are perturbed more often: `n_draws=1` takes fewer passes." if n_draws > 1 else ""
+        if self.every_n_train_steps is not None:
+            return "Small data needs as many; a larger `every_n_train_steps` checks less often."
+        return "Small data needs as many; `every_n_epochs=5` checks less often." if self.every_n_epochs == 1 else ""
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Nothing to do here: the stopping callback starts its patience anew."""
@@ -567,13 +566,16 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         made = self._tracker.plan = self._tracker.plan or self._planned(trainer, samples.n_training, n_operations)
         return fewer_of(samples, made.n_samples, self.seed), made.n_draws
 
-    def _planned(self, trainer: "Trainer", n_training: int, n_operations: int) -> Plan:
+    def _planned(
+        self, trainer: "Trainer", n_training: int, n_operations: int, *, has_default_budget: bool = False
+    ) -> Plan:
         takes_all = self.max_samples is None and is_pair(self.reference)
         return self._tracker.planned(
             n_training,
             self._n_visited(trainer, n_training),
             n_operations,
             max_samples=n_training if takes_all else None,
+            has_default_budget=has_default_budget,
         )
 
     def _n_visited(self, trainer: "Trainer", n_training: int) -> int:

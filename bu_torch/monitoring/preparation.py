@@ -17,12 +17,12 @@ from bu_torch.monitoring.signals import Signals
 _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 
 
-class InUserCache(NamedTuple):
-    """What became of a preparation in the user's cache folder: found, kept, refused, or none of the three."""
+class Cached(NamedTuple):
+    """What became of a preparation on disk: found, kept, refused, or none of the three."""
 
     found_in: Path | None = None
     kept_in: Path | None = None
-    refusal: str = ""  # why it cannot be kept, in words
+    refusal: str = ""  # why it cannot be kept in the user's cache folder, in words
 
 
 def fit_or_find(
@@ -33,7 +33,7 @@ def fit_or_find(
     sample_weight: Tensor | None = None,
     has_progress_bar: bool = False,
     is_saved: bool = True,
-) -> InUserCache:
+) -> Cached:
     """Read what an earlier run has left in the user's cache folder, or fit and leave it there.
 
     Nothing is kept of what depends on code of the user's or on features of a network, nor of what took no time. A space
@@ -60,7 +60,7 @@ def fit_or_find(
 
 def _fit_or_find(
     signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None, is_saved: bool
-) -> InUserCache:
+) -> Cached:
     samples, file = (inputs, labels, sample_weight), None
     boundary = signals.boundary
     is_of_user = callable(boundary.feature_extractor) or callable(boundary.perturbation)
@@ -75,7 +75,7 @@ def _fit_or_find(
             pass
         else:
             user_cache.count_as_used(file)
-            return InUserCache(found_in=file)
+            return Cached(found_in=file)
     started = time.perf_counter()
     signals.fit(*samples)
     is_dear = time.perf_counter() - started > user_cache.LEAST_SECONDS
@@ -85,10 +85,10 @@ def _fit_or_find(
             signals.save(file)
             user_cache.make_private(file)
         except OSError as error:
-            return InUserCache(refusal=f"The preparation cannot be kept in {file.parent}: {error}.")
+            return Cached(refusal=f"The preparation cannot be kept in {file.parent}: {error}.")
         user_cache.make_room(file.parent)
-        return InUserCache(kept_in=file if file.exists() else None)  # one that is written at once may push it out
-    return InUserCache()
+        return Cached(kept_in=file if file.exists() else None)  # one that is written at once may push it out
+    return Cached()
 
 
 def fit_or_load(
@@ -100,7 +100,7 @@ def fit_or_load(
     sample_weight: Tensor | None = None,
     has_progress_bar: bool = False,
     is_saved: bool = True,
-) -> Signals:
+) -> Cached:
     """Read what an earlier run saved in `cache`, or fit and save it there.
 
     Args:
@@ -113,14 +113,15 @@ def fit_or_load(
         is_saved: Write the cache if it is not there.
 
     Returns:
-        The fitted `signals`.
+        The file that it was read from, or that it is kept in.
 
     Raises:
         ValueError: As for `Signals.fit` and `Signals.load`.
         TypeError: As for `Signals.fit`.
     """
     if cache is not None and cache.exists():
-        return signals.load(cache, inputs, labels, sample_weight)
+        signals.load(cache, inputs, labels, sample_weight)
+        return Cached(found_in=cache)
     with _bar(signals, inputs, has_progress_bar):
         signals.fit(inputs, labels, sample_weight)
     if cache is not None and is_saved:
@@ -128,7 +129,9 @@ def fit_or_load(
             signals.save(cache)
         except OSError as error:
             warnings.warn(f"The cache {cache} cannot be written: {error}. It is not kept.", stacklevel=2)
-    return signals
+        else:
+            return Cached(kept_in=cache)
+    return Cached()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from bu_torch._evaluation_mode import warn_of_probabilities
 from bu_torch._inputs import as_labels
 from bu_torch.balance import class_shares, rare_class
 from bu_torch.data import IGNORED, Samples
+from bu_torch.monitoring import user_cache
 from bu_torch.monitoring.averaging import WeightAverage
 from bu_torch.monitoring.budget import MAX_DRAWS, Plan, plan
 from bu_torch.monitoring.decision import Reason, Verdict, decide
@@ -134,7 +135,6 @@ class Tracker:
         self.is_restored = True
         self.found_in: Path | None = None
         self.kept_in: Path | None = None
-        self._is_cache_shared = False
         self._has_warned = False
         self._space: Literal["inputs", "patches", "tokens"] | None = None
         self._record: Record | None = None
@@ -146,7 +146,15 @@ class Tracker:
         if self.selection is not None:
             self.selection.rule.reset()
 
-    def planned(self, n_training: int, n_visited: int, n_operations: int, *, max_samples: int | None = None) -> Plan:
+    def planned(
+        self,
+        n_training: int,
+        n_visited: int,
+        n_operations: int,
+        *,
+        max_samples: int | None = None,
+        has_default_budget: bool = False,
+    ) -> Plan:
         """How many samples to look at, by the settings alone.
 
         Args:
@@ -154,12 +162,13 @@ class Tracker:
             n_visited: How many of them an epoch of one process visits.
             n_operations: Of a forward pass of one sample (`bu_torch.monitoring.budget.count_operations`).
             max_samples: Used instead of `settings.max_samples`.
+            has_default_budget: Plan as if `settings.budget` were "auto".
         """
         return plan(
             n_training,
             n_visited,
             n_operations,
-            budget=self.settings.budget,
+            budget="auto" if has_default_budget else self.settings.budget,
             n_draws=self.settings.n_draws,
             max_samples=self.settings.max_samples if max_samples is None else max_samples,
             n_neighbors=self.settings.n_neighbors,
@@ -226,16 +235,12 @@ class Tracker:
                 "is_saved": is_saved,
             }
             if cache == "auto":
-                found = fit_or_find(signals, samples.inputs, samples.labels, **options)
-                self.found_in, self.kept_in = found.found_in, found.kept_in
-                if found.refusal:
-                    self.warn(f"{found.refusal} `cache=None` or `BU_TORCH_CACHE=off` does not try.")
+                cached = fit_or_find(signals, samples.inputs, samples.labels, **options)
             else:
-                self.found_in = file if file is not None and file.exists() else None
-                fit_or_load(signals, samples.inputs, samples.labels, file, **options)
-                if self.found_in is None and file is not None and file.exists():
-                    self.kept_in = file
-            self._is_cache_shared = cache == "auto"
+                cached = fit_or_load(signals, samples.inputs, samples.labels, file, **options)
+            self.found_in, self.kept_in = cached.found_in, cached.kept_in
+            if cached.refusal:
+                self.warn(f"{cached.refusal} `cache=None` or `BU_TORCH_CACHE=off` does not try.")
             self._signals = signals
             self._keep_space(signals, samples.inputs)
         self._rows = samples.rows
@@ -377,7 +382,8 @@ class Tracker:
             )
         if self.kept_in is None:
             return ""
-        off = "`cache=None` or `BU_TORCH_CACHE=off`" if self._is_cache_shared else "`cache=None`"
+        is_shared = self.kept_in.parent == user_cache.folder()
+        off = "`cache=None` or `BU_TORCH_CACHE=off`" if is_shared else "`cache=None`"
         return (
             f"Boundary uncertainty keeps its preparation for the next run, with copies of samples: {self.kept_in}."
             f" {off} keeps nothing."

@@ -396,7 +396,8 @@ def fit_signals(
             raise ValueError("`signals` must be fitted on the samples of `dataset`, or on none, got other samples.")
         return signals
     path = None if cache is None else Path(cache)
-    return fit_or_load(signals, inputs, labels, path, sample_weight=samples.weights)
+    fit_or_load(signals, inputs, labels, path, sample_weight=samples.weights)
+    return signals
 
 
 def as_ranking_rule(rule: RuleName | Rule) -> Rule:
