@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bu_torch._printing import cleaned
 from bu_torch.callbacks._lightning import FITTING, Library, library_of, measured_module
+from bu_torch.callbacks._optimizers import evaluation_weights
 from bu_torch.callbacks._own_files import OwnFiles
 from bu_torch.monitoring.best_weights import BestWeights
 from bu_torch.monitoring.catalogue import SIGNALS
@@ -236,7 +237,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def _save_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
         self._is_saving = True
         try:
-            with self.owner.tracker.averaged(trainer.lightning_module):
+            with evaluation_weights(trainer), self.owner.tracker.averaged(trainer.lightning_module):
                 super()._save_checkpoint(trainer, filepath)
         finally:
             self._is_saving = False
@@ -421,7 +422,7 @@ class MemoryKeeperMixin(Companion, Checkpoint):
     def _offer(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         standing = self.standing_of(trainer)
         if self.best.would_keep(standing):  # otherwise the weights need not change places
-            with self.owner.tracker.saving(), self.owner.tracker.averaged(pl_module):
+            with self.owner.tracker.saving(), evaluation_weights(trainer), self.owner.tracker.averaged(pl_module):
                 self.best.offer(standing, measured_module(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:

@@ -74,6 +74,7 @@ def adopt_imported_trees() -> None:
 class Library(NamedTuple):
     """The classes of one tree that are subclassed, or asked for by `isinstance`."""
 
+    lightning_module: Any
     callback: Any
     checkpoint: Any
     early_stopping: Any
@@ -81,6 +82,7 @@ class Library(NamedTuple):
     timer: Any
     stochastic_weight_averaging: Any
     weight_averaging: Any
+    dummy_logger: Any  # which takes all that a logger is told, and writes nothing
     distributed_sampler_wrapper: Any  # which Lightning puts around a user's sampler to share it out
 
 
@@ -127,6 +129,7 @@ def _library(tree: str) -> Library:
         raise MisconfigurationException(str(error)) from error
     callbacks = import_module(f"{tree}.callbacks")
     return Library(
+        lightning_module=sys.modules[tree].LightningModule,
         callback=callbacks.Callback,
         checkpoint=callbacks.Checkpoint,
         early_stopping=callbacks.EarlyStopping,
@@ -134,5 +137,6 @@ def _library(tree: str) -> Library:
         timer=callbacks.Timer,
         stochastic_weight_averaging=callbacks.StochasticWeightAveraging,
         weight_averaging=callbacks.WeightAveraging,
+        dummy_logger=import_module(f"{tree}.loggers.logger").DummyLogger,
         distributed_sampler_wrapper=import_module(f"{_TREES[tree]}.utilities.distributed").DistributedSamplerWrapper,
     )

@@ -30,8 +30,10 @@ from bu_torch.callbacks._lightning import (
     measured_module,
 )
 from bu_torch.callbacks._names import suffix_of
+from bu_torch.callbacks._optimizers import evaluation_weights
 from bu_torch.callbacks._processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
+from bu_torch.callbacks._silence import silence
 from bu_torch.callbacks._training_data import announce_subset, batch_hooks, read_pair, read_training_data
 from bu_torch.callbacks._training_loss import training_loss
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
@@ -289,9 +291,10 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 "Boundary uncertainty measures the average of WeightAveraging, which a checkpoint would hold. Checks"
                 " before its first update neither count nor are kept."
             )
-        self._tracker.update_average(pl_module, trainer.current_epoch, trainer.global_step)
-        with self._tracker.averaged(pl_module):
-            values = self._measure(trainer, pl_module)
+        with evaluation_weights(trainer):
+            self._tracker.update_average(pl_module, trainer.current_epoch, trainer.global_step)
+            with self._tracker.averaged(pl_module):
+                values = self._measure(trainer, pl_module)
         is_counted = not self._waits_for_average
         self._tracker.add(trainer.current_epoch, values, trainer.global_step, is_counted=is_counted)
         self._has_checked = True
@@ -732,7 +735,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         is_wrapped = type(trainer.strategy).__name__ in _WRAPPING and module is pl_module
         forward: Any = trainer.model if is_wrapped else module
         try:
-            with evaluation_mode(module), precision.forward_context():
+            with silence(trainer, pl_module), evaluation_mode(module), precision.forward_context():
                 outputs = [forward(precision.convert_input(batch.to(dtype))) for batch in batches]
             parts = [
                 logits_of(output, len(batch), "`forward`", self.output_key)

@@ -21,6 +21,7 @@ from bu_torch.callbacks._companions import (
 from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
+from bu_torch.callbacks._optimizers import leave_training
 from bu_torch.callbacks.monitor import RAW_WEIGHTS, SHARDED, BoundaryUncertaintyMonitor, told
 from bu_torch.checkpoints import why_unreadable
 from bu_torch.monitoring.rules import as_rule
@@ -317,6 +318,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def _restore(self, trainer: "Trainer") -> str:
         """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""
+        leave_training(trainer)
         module = trainer.lightning_module
         path = cleaned(self.best_model_path)
         if type(trainer.strategy).__name__ in SHARDED:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from bu_torch._evaluation_mode import is_expanded
@@ -38,7 +39,8 @@ class WeightAverage:
 
     What is averaged are the trainable parameters and the buffers of floating-point numbers that a `state_dict` holds,
     the running statistics of BatchNorm among them. All else is as the module has it: whole numbers, frozen parameters,
-    which enter from the first check after they are unfrozen, and what is infinite from the start, as masks are.
+    which enter from the first check after they are unfrozen, buffers that have held nothing but 0 and 1 at every check,
+    as masks that prune weights do, and what is infinite from the start, as masks of attention are.
     Averages are matched by name; where the shape of a weight changes, its average begins anew. They are kept in the
     dtype of the weight. `torch.optim.swa_utils.AveragedModel` needs a copy of the whole module, matches by position and
     begins at its first update, so it is not used.
@@ -71,9 +73,13 @@ class WeightAverage:
         for name in frozen:
             del found[name]
         ends = _ends(found)
+        masks = self._masks(module, found, ends)
+        found = {name: tensor for name, tensor in found.items() if name not in masks}
+        ends = {name: one for name, one in ends.items() if name not in masks}
         self.is_current = not any(
-            isinstance(found[name], nn.Parameter) and (math.isnan(low) or (name in self._averages and not is_finite))
-            for name, (low, is_finite) in ends.items()
+            isinstance(found[name], nn.Parameter)
+            and (math.isnan(one.low) or (name in self._averages and not one.is_finite))
+            for name, one in ends.items()
         )
         if not self.is_current:
             return False
@@ -87,10 +93,28 @@ class WeightAverage:
         with torch.inference_mode(False), torch.no_grad():
             self._averages = {
                 name: self._updated(self._averages.get(name), found[name].detach())
-                for name, (_, is_finite) in ends.items()
-                if is_finite
+                for name, one in ends.items()
+                if one.is_finite
             }
         return True
+
+    def _masks(self, module: nn.Module, found: Mapping[str, Tensor], ends: Mapping[str, "_Ends"]) -> set[str]:
+        """Names of buffers that have held nothing but 0 and 1 so far: what lies in between would be no mask.
+
+        Running statistics, which begin at 0 and 1, are none.
+        """
+        norms = [part for part in module.modules() if isinstance(part, _NormBase)]
+        statistics = {id(one) for part in norms for one in (part.running_mean, part.running_var)}
+        held = {
+            name: found[name]
+            for name, one in ends.items()
+            if {one.low, one.high} <= {0.0, 1.0}
+            and name not in self._averages
+            and not isinstance(found[name], nn.Parameter)
+            and id(found[name]) not in statistics
+        }
+        are_masks = _each([((values == 0) | (values == 1)).all() for values in held.values()])
+        return {name for name, is_mask in zip(held, are_masks, strict=True) if is_mask}
 
     def _place(self, weight: Tensor) -> torch.device:
         return weight.device if self.device is None else torch.device(self.device)
@@ -221,16 +245,13 @@ def _chunks(weight: Tensor) -> Iterable[tuple[int, int]]:
 
 
 def _weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
-    """Parameters and buffers of those kinds that can be averaged, by name; of several in one place of memory one.
-
-    Masks that prune weights stay as the module has them, for in between they would be none.
-    """
+    """Parameters and buffers of those kinds that can be averaged, by name; of several in one place of memory one."""
     owners = dict(module.named_modules(remove_duplicate=False))
     parameters = {name: one for name, one in module.named_parameters(remove_duplicate=False) if not is_lazy(one)}
     buffers = {
         name: one
         for name, one in module.named_buffers(remove_duplicate=False)
-        if not is_lazy(one) and not name.endswith("_mask") and _is_saved(owners, name)
+        if not is_lazy(one) and _is_saved(owners, name)
     }
     found: dict[Any, tuple[str, Tensor]] = {}
     for name, tensor in sorted({**parameters, **buffers}.items(), key=lambda pair: _is_frozen(pair[1])):
@@ -260,16 +281,26 @@ def _is_frozen(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
 
-def _ends(tensors: Mapping[str, Tensor]) -> dict[str, tuple[float, bool]]:
-    """By name, the least value, NaN where there is one, and whether all are finite; waits for the device once."""
-    if not tensors:
-        return {}
-    first = next(iter(tensors.values())).device
-    ends = torch.stack([_least_and_largest(tensor.detach()).to(first, torch.float64) for tensor in tensors.values()])
-    return {
-        name: (low, math.isfinite(low) and math.isfinite(high))
-        for name, (low, high) in zip(tensors, ends.tolist(), strict=True)
-    }
+class _Ends(NamedTuple):
+    """The least value of a tensor, NaN if it holds one, and the largest."""
+
+    low: float
+    high: float
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+def _ends(tensors: Mapping[str, Tensor]) -> dict[str, _Ends]:
+    """The ends of each tensor, by name; waits for the device once."""
+    ends = _each([_least_and_largest(tensor.detach()).double() for tensor in tensors.values()])
+    return {name: _Ends(*pair) for name, pair in zip(tensors, ends, strict=True)}
+
+
+def _each(results: list[Tensor]) -> list[Any]:
+    """Python's numbers of tensors of one shape; waits for the device of the first of them once."""
+    return torch.stack([one.to(results[0].device) for one in results]).tolist() if results else []
 
 
 def _least_and_largest(tensor: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
+from bu_torch._evaluation_mode import RestoringError
+
 _log = logging.getLogger(__name__)
 
 MAX_DRAWS = 12
@@ -97,6 +99,8 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
         with warnings.catch_warnings(), _slow_transformers(), counter, recurrent.watched(module, counter):
             warnings.simplefilter("ignore")  # of hooks that the counter registers
             forward()
+    except RestoringError:
+        raise
     except Exception as error:  # the user's code may raise anything, and is asked again where that matters
         _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)
         return of_weights

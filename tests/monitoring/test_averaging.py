@@ -467,6 +467,47 @@ def test_masks_that_prune_stay_masks():
         assert torch.equal(module[0].weight_mask, mask)
 
 
+class TestMasks:
+    """Buffers of 0 and 1 are spared by what they hold, whatever their name, also after a resume."""
+
+    @pytest.fixture
+    def module(self):
+        module = nn.BatchNorm1d(4)
+        module.register_buffer("gates", torch.tensor([0.0, 1.0, 1.0, 0.0]))
+        module.register_buffer("soft_mask", torch.tensor([0.25, 1.0]))
+        return module
+
+    @pytest.mark.parametrize("is_resumed", [False, True])
+    def test_zeros_and_ones_stay_so_at_every_check(self, module, is_resumed):
+        average = WeightAverage(0.5)
+        for gates in ([0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]):
+            module.gates.copy_(torch.tensor(gates))
+            average.update(module)
+            if is_resumed:
+                state = average.state_dict()
+                average = WeightAverage(0.5)
+                average.load_state_dict(state)
+                assert average.update(module, is_again=True)
+            with average.inside(module):
+                assert module.gates.tolist() == gates
+        assert "gates" not in average.state_dict()["n_checks"]
+
+    def test_others_are_averaged(self, module):
+        average = WeightAverage(0.5)
+        average.update(module)
+        assert average.state_dict()["n_checks"] == dict.fromkeys(
+            ("weight", "bias", "running_mean", "running_var", "soft_mask"), 1
+        )
+        with torch.no_grad():
+            module.running_mean += 1
+            module.gates[0] = 0.5  # is a mask no longer
+        average.update(module)
+        with average.inside(module):
+            assert module.running_mean.tolist() == pytest.approx([10 / 11] * 4)
+            assert module.gates.tolist() == [0.5, 1, 1, 0]
+        assert average.state_dict()["n_checks"]["gates"] == 1
+
+
 def test_an_average_goes_on_in_the_dtype_that_a_run_resumes_in():
     module, average = network(), WeightAverage(0.5)
     average.update(module)
