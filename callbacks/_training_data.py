@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from bu_torch import data
 from bu_torch._evaluation_mode import preserved_buffers
 from bu_torch.callbacks._lightning import MisconfigurationException, library_of
-from bu_torch.callbacks._silence import silence
 from bu_torch.data import Keys, Samples
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def batch_hooks(trainer: "Trainer", pl_module: "LightningModule") -> Callable[[A
         return None
 
     def transform(batch: Any) -> Any:
-        with silence(trainer, pl_module), preserved_buffers(pl_module):
+        with preserved_buffers(pl_module):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
             return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -223,7 +223,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _begin(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         started = time.perf_counter()
-        with seeded(self.seed):  # what is drawn at random, by a `perturbation` say, is the same each time
+        # What is drawn at random, by a `perturbation` say, is the same each time. And `forward` may log.
+        with seeded(self.seed), silence(trainer, pl_module):
             self._prepare(trainer, pl_module)
         self._suffix = suffix_of(
             self, [one for one in trainer.callbacks if isinstance(one, BoundaryUncertaintyMonitor)]

@@ -253,10 +253,11 @@ class Nested(Model):
         return self.net.net(x)
 
 
+@pytest.mark.parametrize("feature_extractor", [None, "module"])
 @pytest.mark.parametrize("kind", [Gate, StepGate, Nested])
-def test_what_forward_logs_is_that_of_training_alone(tmp_path, kind):
+def test_what_forward_logs_is_that_of_training_alone(tmp_path, kind, feature_extractor):
     epochs = {}
-    for callbacks in ((), (BoundaryUncertaintyMonitor(cache=None),)):
+    for callbacks in ((), (BoundaryUncertaintyMonitor(cache=None, feature_extractor=feature_extractor),)):
         found = epochs[bool(callbacks)] = []
 
         class Look(Callback):
