@@ -70,10 +70,10 @@ class BoundaryUncertainty:
             samples nearest to it (`perturb_toward_neighbors`). None takes the first for vectors (N, d) and the second
             for inputs of more dimensions, such as images (N, C, H, W). `"tokens"`, for token ids (N, L), puts tokens of
             a near text in place of some (`exchange_tokens`). For what else cannot be moved along a straight line
-            (graphs as tensors), a callable of the inputs (N, ...), the distance of each to its nearest
-            neighbour (N,) in the space where neighbours are found, and a `torch.Generator` on the CPU with `seed`, that
-            gives inputs of the same shape; called once a draw. Integer inputs stay integers with both. (Ha et al.,
-            section 4.2.2, leave the operation open where inputs are no vectors.)
+            (graphs as tensors), a callable of the inputs (N, ...), the distance of each to its nearest neighbour (N,)
+            in the space where neighbours are found, and a `torch.Generator` on the CPU with `seed`, that gives inputs
+            of the same shape; called once a draw, and again in place of what was kept. Integer inputs stay integers
+            with both. (Ha et al., section 4.2.2, leave the operation open where inputs are no vectors.)
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
         class_weight: How often samples of each class count, in scikit-learn's words: `"balanced"` for all classes
