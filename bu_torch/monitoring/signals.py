@@ -433,7 +433,8 @@ class Signals:
         weights = self._weights_of(labels, sample_weight)
         wanted = self._of(inputs, labels, weights)
         arrays = read_cache(path, wanted, self._as_samples(labels), is_own=is_own)
-        return self._take(arrays, inputs, labels, weights, str(arrays.pop("space")))
+        space = str(arrays.pop("space"))
+        return self._take(arrays, inputs, labels, weights, self.boundary.settled_space or space)
 
     def settle_space(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
         """Choose the space of neighbours for a `fit` or `load` of the same samples, which then do not choose.
