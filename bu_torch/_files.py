@@ -1,24 +1,50 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all, and read without following or waiting for anything else."""
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """A new empty file to write to in place of `path`, which it becomes on leaving without an exception.
 
     It lies beside `path` under a name that nobody can foresee, and is created exclusively: threads, processes and
     machines that share the folder never write to one file, and a link planted there is not followed. Folders are made.
+    The umask takes its share of `mode`, as of any new file's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}.part")
-    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the umask decides, as for any new file
+    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     try:
         yield part
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def regular_file(path: str | Path, *, is_own: bool = False) -> Iterator[BinaryIO]:
+    """Open a regular file to read. A pipe is not waited for.
+
+    Args:
+        path: The file.
+        is_own: Refuse links, and files of other users.
+
+    Raises:
+        OSError: If it is no regular file, or cannot be read.
+        PermissionError: If another user owns it.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (getattr(os, "O_NOFOLLOW", 0) if is_own else 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        if is_own and hasattr(os, "getuid") and found.st_uid != os.getuid():
+            raise PermissionError(errno.EACCES, "another user owns it", str(path))
+        yield file

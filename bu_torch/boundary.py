@@ -36,7 +36,7 @@ from bu_torch.space import FeatureSpace, standardization, standardize
 from bu_torch.space_choice import choose_space
 from bu_torch.tokens import check_tokens
 
-FITTED = ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_")
+_FITTED = ("perturbed_inputs", "labels", "neighbors", "nearest_distance", "bayes_pairs", "mean_", "scale_")
 _DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels", "_pair_of_draw")
 PERTURBATIONS = ("random", "neighbors", "tokens")
 Perturbation = Literal["random", "neighbors", "tokens"] | Callable[[Tensor, Tensor, torch.Generator], Tensor]
@@ -70,10 +70,10 @@ class BoundaryUncertainty:
             samples nearest to it (`perturb_toward_neighbors`). None takes the first for vectors (N, d) and the second
             for inputs of more dimensions, such as images (N, C, H, W). `"tokens"`, for token ids (N, L), puts tokens of
             a near text in place of some (`exchange_tokens`). For what else cannot be moved along a straight line
-            (graphs as tensors), a callable of the inputs (N, ...), the distance of each to its nearest
-            neighbour (N,) in the space where neighbours are found, and a `torch.Generator` on the CPU with `seed`, that
-            gives inputs of the same shape; called once a draw. Integer inputs stay integers with both. (Ha et al.,
-            section 4.2.2, leave the operation open where inputs are no vectors.)
+            (graphs as tensors), a callable of the inputs (N, ...), the distance of each to its nearest neighbour (N,)
+            in the space where neighbours are found, and a `torch.Generator` on the CPU with `seed`, that gives inputs
+            of the same shape; called once a draw, and again in place of what was kept. Integer inputs stay integers
+            with both. (Ha et al., section 4.2.2, leave the operation open where inputs are no vectors.)
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
         class_weight: How often samples of each class count, in scikit-learn's words: `"balanced"` for all classes
@@ -87,8 +87,7 @@ class BoundaryUncertainty:
         labels: (N,) int64.
         neighbors: (N, n_neighbors) int64.
         bayes_pairs: (N, 2) int64, ascending.
-        space_name_: `"inputs"`, `"patches"`, `"tokens"`, `"module"` or `"custom"`: the space of neighbours; "" after
-            `load` where it was chosen.
+        space_name_: `"inputs"`, `"patches"`, `"tokens"`, `"module"` or `"custom"`: the space of neighbours.
         skills_: How well left-out labels are predicted in each space that was compared, 1 is certain and 0 chance.
         weights: How often each sample counts, (N,) float64 with mean 1; None where all count alike.
         mean_, scale_: Of the standardisation, (d,) float64; a constant feature has scale 1.
@@ -476,12 +475,10 @@ class BoundaryUncertainty:
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place; the perturbed inputs too."""
         self._check_fitted()
-        for name in (*FITTED, *_DERIVED):
+        for name in (*_FITTED, *_DERIVED):
             setattr(self, name, getattr(self, name).to(device))
         if self.weights is not None:
             self.weights = self.weights.to(device)
-        if hasattr(self, "nearest_distance"):
-            self.nearest_distance = self.nearest_distance.to(device)
         return self
 
     def _perturb_at_random(self, inputs: Tensor, generator: torch.Generator) -> list[Tensor]:
@@ -500,16 +497,14 @@ class BoundaryUncertainty:
             draws.append(check_perturbed(flat + step, flat).reshape(inputs.shape))
         return draws
 
-    def _restore(self, tensors: dict[str, Tensor], weights: Tensor | None, inputs: Tensor | None = None) -> Self:
-        """Take what `fit` computed from elsewhere; with the samples, perturbed inputs are drawn anew."""
+    def _restore(self, tensors: dict[str, Tensor], weights: Tensor | None, inputs: Tensor, space: str) -> Self:
+        """Take what `fit` computed from elsewhere; perturbed inputs are drawn anew, from the same samples and seed."""
         self.weights = weights
         self._unsettle()
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
-        self.space_name_ = ""
-        if inputs is not None:
-            self.space_name_ = "module"
-            self._perturb(inputs)
+        self.space_name_ = space
+        self._perturb(inputs)
         return self._index()
 
     def _index(self) -> Self:

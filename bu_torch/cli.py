@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from bu_torch._printing import cleaned, say
 from bu_torch._version import __version__
@@ -15,7 +15,15 @@ _COMMANDS = {
     "rank": ("rank checkpoints without validation data", "bu_torch.ranking.command:add_rank"),
     "report": ("write a page that shows a run", "bu_torch.report.commands:add_report"),
     "watch": ("show a run while it goes on", "bu_torch.report.commands:add_watch"),
+    "cache": ("show or delete what trainings keep for later ones", "bu_torch.monitoring.command:add_cache"),
 }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with an argument without its control characters; its commands' parsers are of this class."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(cleaned(message))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, or 1 where what was asked for cannot be done, which is said in a line on stderr.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    parser = argparse.ArgumentParser(prog="bu-torch", description=__doc__)
+    parser = _Parser(prog="bu-torch", description=__doc__)
     parser.add_argument("--version", action="version", version=f"bu-torch {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (summary, place) in _COMMANDS.items():

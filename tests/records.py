@@ -73,7 +73,7 @@ def header(classes=None, n_classes=None, **settings):
             "seed": 0,
             **settings,
         },
-        "versions": {"bu_torch": "0.1.0", "python": "3.11.2", "torch": "2.9.1", "lightning": "2.6.0"},
+        "versions": {"bu_torch": "0.1.0", "python": "3.11.2", "torch": "2.10.0", "lightning": "2.6.0"},
         "data": {
             "n_samples": 2500,
             "n_draws": 4,

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 
@@ -136,6 +137,14 @@ def test_the_oldest_versions_tested_are_the_oldest_allowed():
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert pinned.keys() == allowed.keys()
     assert all(f"{version}.".startswith(f"{allowed[name]}.") for name, version in pinned.items())
+
+
+@pytest.mark.parametrize("has_a_known_hole", ["torch 2.9.1", "lightning 2.6.5", "pytorch-lightning 2.6.5"])
+def test_versions_that_a_crafted_checkpoint_can_harm_are_not_allowed(has_a_known_hole):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    name, version = has_a_known_hole.split()
+    (required,) = [one for one in map(Requirement, project["dependencies"]) if one.name == name]
+    assert version not in required.specifier
 
 
 def names_of_imports(block):

@@ -176,7 +176,7 @@ def test_no_file_keeps_features_of_a_network(tmp_path):
     with pytest.raises(ValueError, match="features of `module`, which may have changed"):
         Signals(20, n_draws=1, feature_extractor="module", module=Net()).fit(images, labels).save(tmp_path / "no.npz")
     Signals(20, n_draws=1).fit(images, labels).save(tmp_path / "cache.npz")
-    assert Signals(20, n_draws=1).load(tmp_path / "cache.npz", images, labels).boundary.space_name_ == ""
+    assert Signals(20, n_draws=1).load(tmp_path / "cache.npz", images, labels).boundary.space_name_ == "patches"
 
 
 def test_feature_maps_are_no_images():

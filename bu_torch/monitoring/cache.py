@@ -1,5 +1,7 @@
 """The file that `Signals.save` writes: which arrays it holds, and which values they may have.
 
+No inputs are among them: perturbed ones are drawn again, from the samples and the seed.
+
 Its fingerprint says what it was made of, but does not vouch for that: a disk may break, and anyone can copy a
 fingerprint. So shapes and types are read before the arrays are, and values are checked before they are used.
 """
@@ -10,22 +12,26 @@ import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from bu_torch._files import whole_file
+from bu_torch._files import regular_file, whole_file
 from bu_torch._printing import cleaned
 
-_FINGERPRINT = "fingerprint"
+_FINGERPRINT = "bu_torch_fingerprint"  # the first array: its name begins the file, which tells ours from others'
+_HEAD = (b"PK\x03\x04", 30, f"{_FINGERPRINT}.npy".encode())  # the name of the first member is at a fixed place
+_PRIVATE = 0o600
 _LONGEST_HEADER = 4096  # bytes; NumPy writes 128
 _BLOCK_ELEMENTS = 2**22
 _SUM_TOLERANCE = 0.01  # what float32 may make of the votes of a large cluster
 _SKILL_TOLERANCE = 1e-6
+_SPACES = ("inputs", "patches", "tokens", "custom")
+_WORDS = (np.dtype("<U6"), np.dtype("<U7"))  # as long as those
 _SINGLE, _DOUBLE, _INTEGER = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64))
 
 
-# What cannot be computed again once a network whose features were the space has been trained on.
+# What takes long, or cannot be computed again once a network whose features were the space has been trained on.
 PREPARED = (
     "neighbors",
     "nearest_distance",
@@ -43,15 +49,11 @@ class Samples(NamedTuple):
     """The samples and settings that the arrays of a file must fit.
 
     Args:
-        shape: Of the inputs, (N, ...).
-        dtype: Of the inputs.
         labels: (N,) int64.
         n_neighbors: Size M of a cluster.
         n_draws: Moved copies D of each sample.
     """
 
-    shape: tuple[int, ...]
-    dtype: np.dtype
     labels: np.ndarray
     n_neighbors: int
     n_draws: int
@@ -71,27 +73,41 @@ class _DamageError(ValueError):
 
 
 def write_cache(path: Path, fingerprint: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays and the fingerprint of what they were made of, whole or not at all."""
+    """Write arrays and the fingerprint of what they were made of, whole or not at all, for no other user to read."""
     content: dict[str, Any] = {_FINGERPRINT: np.array(fingerprint), **arrays}
-    with whole_file(path) as part, part.open("wb") as file:
+    with whole_file(path, _PRIVATE) as part, part.open("wb") as file:
         np.savez(file, **content)
 
 
-def read_cache(path: str | Path, fingerprint: str, samples: Samples) -> dict[str, np.ndarray]:
+def is_cache(file: BinaryIO) -> bool:
+    """Tell by the first bytes of a file if `write_cache` wrote it, or began to."""
+    signature, place, name = _HEAD
+    head = file.read(place + len(name))
+    return not head or (head.startswith(signature) and head[place:] == name)
+
+
+def read_cache(path: str | Path, fingerprint: str, samples: Samples, *, is_own: bool = False) -> dict[str, np.ndarray]:
     """The arrays of a file that was made of `samples`; takes no more memory than they need.
+
+    Args:
+        path: The file.
+        fingerprint: Of samples and settings.
+        samples: Those.
+        is_own: Refuse links, and files of other users.
 
     Raises:
         FileNotFoundError: If there is no such file.
+        PermissionError: If it cannot be opened, or is another user's.
         ValueError: If the file is none of ours or damaged, or has another fingerprint.
     """
     line = _Array((), (np.array(fingerprint).dtype,), "a fingerprint", lambda found: np.array(True))
     arrays: dict[str, np.ndarray] = {}
     try:
-        with zipfile.ZipFile(path) as file:
+        with regular_file(path, is_own=is_own) as content, zipfile.ZipFile(content) as file:
             found = str(_read(file, _FINGERPRINT, line))
             if found == fingerprint:
                 arrays = {name: _read(file, name, expected) for name, expected in _layout(samples).items()}
-    except (FileNotFoundError, MemoryError):
+    except (FileNotFoundError, PermissionError, MemoryError):
         raise
     except Exception as error:  # what a damaged zip raises is not documented
         said = error if isinstance(error, _DamageError) else type(error).__name__
@@ -114,12 +130,6 @@ def check_prepared(arrays: Mapping[str, np.ndarray], samples: Samples) -> None:
         ValueError: Says what is wrong.
     """
     layout = _layout(samples)
-    layout["nearest_distance"] = _Array(
-        (len(samples.labels),),
-        (_SINGLE, _DOUBLE),
-        "finite distances >= 0",
-        lambda found: np.isfinite(found) & (found >= 0),
-    )
     for name in PREPARED:
         expected, found = layout[name], arrays.get(name)
         if found is None or found.shape != expected.shape or found.dtype not in expected.dtypes:
@@ -139,7 +149,6 @@ def _layout(samples: Samples) -> dict[str, _Array]:
     labels = samples.labels
     classes = np.unique(labels)
     n_samples, n_classes, n_perturbed = len(labels), len(classes), samples.n_draws * len(labels)
-    of_features = (math.prod(samples.shape[1:]),)
     distances = _Array(
         (n_perturbed, n_classes),
         (_SINGLE, _DOUBLE),
@@ -154,7 +163,7 @@ def _layout(samples: Samples) -> dict[str, _Array]:
         lambda found: np.isfinite(found) & (found <= 1 + _SKILL_TOLERANCE),
     )
     return {
-        "perturbed_inputs": _Array((samples.n_draws, *samples.shape), (samples.dtype,), "finite numbers", np.isfinite),
+        "space": _Array((), _WORDS, f"one of {', '.join(_SPACES)}", lambda found: np.isin(found, _SPACES)),
         "labels": _Array((n_samples,), (_INTEGER,), "the labels of the samples", partial(np.equal, labels)),
         "neighbors": _Array(
             (n_samples, samples.n_neighbors),
@@ -168,8 +177,12 @@ def _layout(samples: Samples) -> dict[str, _Array]:
             "two classes of the labels for each sample, the lower first",
             lambda found: np.isin(found, classes).all(axis=1) & (found[:, 0] < found[:, 1]),
         ),
-        "mean_": _Array(of_features, (_DOUBLE,), "finite numbers", np.isfinite),
-        "scale_": _Array(of_features, (_DOUBLE,), "finite numbers > 0", lambda found: np.isfinite(found) & (found > 0)),
+        "nearest_distance": _Array(
+            (n_samples,),
+            (_SINGLE, _DOUBLE),
+            "finite distances >= 0",
+            lambda found: np.isfinite(found) & (found >= 0),
+        ),
         "class_distances": distances,
         "left_out_distances": distances,
         "votes": shares._replace(shape=(n_samples, n_classes)),

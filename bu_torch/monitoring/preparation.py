@@ -22,7 +22,7 @@ class Cached(NamedTuple):
 
     found_in: Path | None = None
     kept_in: Path | None = None
-    refusal: str = ""  # why it cannot be kept in the user's cache folder, in words
+    refusal: str = ""  # why a file of the user's cache folder is not read or not kept, in words
 
 
 def fit_or_find(
@@ -48,7 +48,7 @@ def fit_or_find(
         is_saved: Leave it there if it is not.
 
     Returns:
-        The file that it was read from, the file that it is kept in for the next run, or why it cannot be kept.
+        The file that it was read from, the file that it is kept in for the next run, or why there is none.
 
     Raises:
         ValueError: As for `Signals.fit`.
@@ -61,16 +61,19 @@ def fit_or_find(
 def _fit_or_find(
     signals: Signals, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None, is_saved: bool
 ) -> Cached:
-    samples, file = (inputs, labels, sample_weight), None
+    samples, file, refusal = (inputs, labels, sample_weight), None, ""
     boundary = signals.boundary
     is_of_user = callable(boundary.feature_extractor) or callable(boundary.perturbation)
-    if not is_of_user and user_cache.folder() is not None:
+    is_wanted = not is_of_user and not user_cache.is_off()
+    if is_wanted and user_cache.folder() is not None:
         space = boundary.given_space(inputs) or signals.settle_space(*samples)
         if space != "module":
             file = user_cache.file_of(signals.fingerprint_of(*samples), space, inputs.device.type)
     if file is not None:
         try:
-            signals.load(file, *samples)
+            signals.load(file, *samples, is_own=True)
+        except PermissionError as error:
+            refusal = f"The cache file {file} is not read ({error.strerror}); its contents are computed anew."
         except (OSError, ValueError):  # not there, not to be read, or damaged: it is made anew
             pass
         else:
@@ -79,16 +82,24 @@ def _fit_or_find(
     started = time.perf_counter()
     signals.fit(*samples)
     is_dear = time.perf_counter() - started > user_cache.LEAST_SECONDS
-    if file is not None and is_saved and is_dear and signals.n_bytes <= user_cache.MOST_BYTES_EACH:
-        try:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            signals.save(file)
-            user_cache.make_private(file)
-        except OSError as error:
-            return Cached(refusal=f"The preparation cannot be kept in {file.parent}: {error}.")
-        user_cache.make_room(file.parent)
-        return Cached(kept_in=file if file.exists() else None)  # one that is written at once may push it out
-    return Cached()
+    if not (is_wanted and is_saved and is_dear and not boundary.is_of_module):
+        return Cached(refusal=refusal)
+    return _keep(signals, file, refusal)
+
+
+def _keep(signals: Signals, file: Path | None, refusal: str) -> Cached:
+    """Leave a preparation in the user's cache folder for the next run."""
+    if file is None:
+        return Cached(refusal="The preparation is not kept for the next run: no home folder is known.")
+    if signals.n_bytes > user_cache.MOST_BYTES_EACH:
+        return Cached(refusal=refusal)
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        signals.save(file)
+    except OSError as error:
+        return Cached(refusal=f"{refusal} The preparation cannot be kept in {file.parent}: {error}.".strip())
+    user_cache.make_room(file.parent)
+    return Cached(kept_in=file if file.exists() else None, refusal=refusal)  # one written at once may push it out
 
 
 def fit_or_load(

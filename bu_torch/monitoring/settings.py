@@ -49,9 +49,9 @@ class MeasurementSettings:
         cache: What is computed before the first epoch is kept for the next run on the same samples. `"auto"` keeps it
             in the user's cache folder, or in that which the environment variable `BU_TORCH_CACHE` names (`off` for
             none), unless a callable of yours or features of the network are part of it. It takes at most a GiB, and
-            what was used longest ago goes first. A path is a file (npz) of your own: read where it exists, written
-            otherwise, and refused where it was made of other samples or settings. None keeps nothing. Not used in a
-            `fast_dev_run`.
+            what was used longest ago, or not for 30 days, goes first. No inputs are among it. A path is a file (npz) of
+            your own: read where it exists, written otherwise, and refused where it was made of other samples or
+            settings. None keeps nothing. Not used in a `fast_dev_run`.
         feature_extractor: The space of neighbours and distances between samples, while samples are perturbed in input
             space. `"inputs"`, standardised; `"patches"` for images, `bu_torch.patches.PatchFeatures`; `"tokens"` for
             token ids, `bu_torch.tokens.TokenFeatures`; `"module"`, the inputs of the network's last `nn.Linear`, with

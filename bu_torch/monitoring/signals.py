@@ -15,7 +15,7 @@ from bu_torch import functional
 from bu_torch._classes import PresentClasses
 from bu_torch._inputs import as_features, as_labels
 from bu_torch.balance import ClassWeight, weights_of
-from bu_torch.boundary import FITTED, BoundaryUncertainty, FeatureExtractor, Perturbation
+from bu_torch.boundary import BoundaryUncertainty, FeatureExtractor, Perturbation
 from bu_torch.copies import copies
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.expected_accuracy import standard_error_of_gain
@@ -27,7 +27,7 @@ from bu_torch.monitoring.details import Details, describe
 from bu_torch.perturbation import keeps_integers
 from bu_torch.trust import TrustScore
 
-_FORMAT = 9  # of the file, to be raised when what it holds, or how that is computed, changes
+_FORMAT = 10  # of the file, to be raised when what it holds, or how that is computed, changes
 _PROBE = 64
 _LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
 _MOST_COPIES = 0.5
@@ -275,11 +275,7 @@ class Signals:
 
         Perturbed inputs are not among it: they follow from the samples.
         """
-        self._check_fitted()
-        tensors = {name: getattr(self.boundary, name) for name in PREPARED if name not in (*_OWN, *_SKILLS)}
-        tensors |= {name: getattr(self, f"_{name}")[:, : len(self._classes)] for name in _OWN}
-        tensors |= {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in _SKILLS}
-        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        return {name: tensor.detach().cpu().clone() for name, tensor in self._prepared().items()}
 
     def restore(self, prepared: Mapping[str, Any], features: Any, labels: Any, sample_weight: Any = None) -> Self:
         """Take what `prepared` gave in place of `fit(features, labels, sample_weight)`.
@@ -292,22 +288,21 @@ class Signals:
         if unknown := sorted(set(prepared) - set(PREPARED)):
             raise ValueError(f"`prepared` must hold {', '.join(PREPARED)}, got {', '.join(unknown)[:100]} besides.")
         arrays = {name: value.detach().numpy() for name, value in prepared.items() if isinstance(value, Tensor)}
-        check_prepared(arrays, self._as_samples(inputs, labels))
-        return self._take(arrays, inputs, labels, self._weights_of(labels, sample_weight))
+        check_prepared(arrays, self._as_samples(labels))
+        return self._take(arrays, inputs, labels, self._weights_of(labels, sample_weight), "module")
 
-    def _as_samples(self, inputs: Tensor, labels: Tensor) -> Samples:
-        dtype = inputs.new_empty(0).cpu().numpy().dtype
-        n_neighbors, n_draws = self.boundary.n_neighbors, self.boundary.n_draws
-        return Samples(tuple(inputs.shape), dtype, labels.cpu().numpy(), n_neighbors, n_draws)
+    def _as_samples(self, labels: Tensor) -> Samples:
+        return Samples(labels.cpu().numpy(), self.boundary.n_neighbors, self.boundary.n_draws)
 
-    def _take(self, arrays: dict[str, np.ndarray], inputs: Tensor, labels: Tensor, weights: Tensor | None) -> Self:
+    def _take(
+        self, arrays: dict[str, np.ndarray], inputs: Tensor, labels: Tensor, weights: Tensor | None, space: str
+    ) -> Self:
         """Complete these from arrays that have been checked."""
         for name in _SKILLS:
             setattr(self, name, float(arrays.pop(name)))
         tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
         of_boundary = {name: tensor for name, tensor in tensors.items() if name not in _OWN}
-        is_whole = "perturbed_inputs" in of_boundary
-        self.boundary._restore({**of_boundary, "labels": labels}, weights, None if is_whole else inputs)
+        self.boundary._restore({**of_boundary, "labels": labels}, weights, inputs, space)
         self._classes = PresentClasses(self.boundary.labels)
         for name in _OWN:
             setattr(self, f"_{name}", tensors[name])
@@ -399,44 +394,47 @@ class Signals:
         if self.boundary.is_of_module:
             raise ValueError("These Signals are of features of `module`, which may have changed since: fit them anew.")
         arrays = {name: tensor.cpu().numpy() for name, tensor in self._prepared().items()}
-        arrays |= {name: np.array(getattr(self, name)) for name in _SKILLS}
+        arrays |= {"labels": self.boundary.labels.cpu().numpy(), "space": np.array(self.boundary.space_name_)}
         write_cache(Path(path), self._fingerprint, arrays)
 
     @property
     def n_bytes(self) -> int:
-        """Size of a file that `save` would write, but for its headers."""
-        self._check_fitted()
+        """Size of a file that `save` would write, but for its headers and the labels."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._prepared().values())
 
     def _prepared(self) -> dict[str, Tensor]:
-        tensors = {name: getattr(self.boundary, name) for name in FITTED}
-        return tensors | {name: getattr(self, f"_{name}")[:, : len(self._classes)] for name in _OWN}
+        self._check_fitted()
+        tensors = {name: getattr(self.boundary, name) for name in PREPARED if name not in (*_OWN, *_SKILLS)}
+        tensors |= {name: getattr(self, f"_{name}")[:, : len(self._classes)] for name in _OWN}
+        return tensors | {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in _SKILLS}
 
-    def load(self, path: str | Path, features: Any, labels: Any, sample_weight: Any = None) -> Self:
-        """Take what `save` wrote in place of `fit(features, labels)`.
+    def load(
+        self, path: str | Path, features: Any, labels: Any, sample_weight: Any = None, *, is_own: bool = False
+    ) -> Self:
+        """Take what `save` wrote in place of `fit(features, labels)`; perturbed inputs are drawn again.
 
         Args:
             path: The file.
             features: As for `fit`; the file must have been made of the same.
             labels: As for `fit`.
             sample_weight: As for `fit`.
+            is_own: Refuse links, and files of other users.
 
         Returns:
             The fitted estimator, on the device of the features.
 
         Raises:
             FileNotFoundError: If there is no such file.
+            PermissionError: If it cannot be opened, or is another user's.
             ValueError: If the file is none of ours or damaged, or was made of other samples or settings.
         """
         inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
         weights = self._weights_of(labels, sample_weight)
         wanted = self._of(inputs, labels, weights)
-        arrays = read_cache(path, wanted, self._as_samples(inputs, labels))
-        space = self.boundary.settled_space or self.boundary.given_space(inputs)
-        self._take(arrays, inputs, labels, weights)
-        self.boundary.space_name_ = space
-        return self
+        arrays = read_cache(path, wanted, self._as_samples(labels), is_own=is_own)
+        space = str(arrays.pop("space"))
+        return self._take(arrays, inputs, labels, weights, self.boundary.settled_space or space)
 
     def settle_space(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
         """Choose the space of neighbours for a `fit` or `load` of the same samples, which then do not choose.

@@ -1,6 +1,7 @@
 """The same decision for a training loop of one's own."""
 
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import device_of, read_logits
 from bu_torch._inputs import check_integer
+from bu_torch._printing import say
 from bu_torch.data import choose_among_whole, whole_samples
 from bu_torch.monitoring.best_weights import BestWeights
 from bu_torch.monitoring.budget import count_operations
@@ -226,7 +228,7 @@ class BoundaryUncertaintyStopper(Settings):
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
         fingerprint = tracker.prepare(samples, module=module, cache=as_file(self.cache), has_progress_bar=True)
         if line := tracker.cache():
-            _log.info(line)
+            self._tell(line)
         tracker.to(device_of(model, tracker.perturbed_inputs))
         if not tracker.go_on(fingerprint, tracker.is_restored):
             self._best = BestWeights()
@@ -236,3 +238,10 @@ class BoundaryUncertaintyStopper(Settings):
             )
         settings = {one.name: getattr(self, one.name) for one in fields(Settings)}
         tracker.begin(started, None if self.folder is None else Path(self.folder), settings)
+
+    def _tell(self, line: str) -> None:
+        """Log a line on the cache. That a file was written is told on stderr if the log does not show it."""
+        if self._tracker.kept_in is None or _log.isEnabledFor(logging.INFO):
+            _log.info(line)
+        else:
+            say(line, sys.stderr)

@@ -240,7 +240,7 @@ class Tracker:
                 cached = fit_or_load(signals, samples.inputs, samples.labels, file, **options)
             self.found_in, self.kept_in = cached.found_in, cached.kept_in
             if cached.refusal:
-                self.warn(f"{cached.refusal} `cache=None` or `BU_TORCH_CACHE=off` does not try.")
+                self.warn(f"{cached.refusal} To turn the cache off: `cache=None` or `BU_TORCH_CACHE=off`.")
             self._signals = signals
             self._keep_space(signals, samples.inputs)
         self._rows = samples.rows
@@ -385,8 +385,8 @@ class Tracker:
         is_shared = self.kept_in.parent == user_cache.folder()
         off = "`cache=None` or `BU_TORCH_CACHE=off`" if is_shared else "`cache=None`"
         return (
-            f"Boundary uncertainty keeps its preparation for the next run, with copies of samples: {self.kept_in}."
-            f" {off} keeps nothing."
+            "Boundary uncertainty kept neighbours, distances, class probabilities and labels of"
+            f" {len(self.signals.boundary.labels)} samples for later runs: {self.kept_in}. To change it: {off}."
         )
 
     def balance(self) -> str:

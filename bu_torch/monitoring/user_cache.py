@@ -5,9 +5,12 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from platformdirs import user_cache_path
 
+from bu_torch._files import regular_file
+from bu_torch.monitoring.cache import is_cache
 from bu_torch.monitoring.record import versions
 
 VARIABLE = "BU_TORCH_CACHE"
@@ -16,19 +19,42 @@ _OFF = ("", "0", "off", "none", "false", "no")
 _MOST_BYTES = 2**30  # of all files together; those that were used last are kept
 MOST_BYTES_EACH = 2**28  # of a preparation that is kept
 _OLD = 86_400  # seconds after which a part of a file is one that its writer has left
-# Files of this package, whole and (as `whole_file` names them) in parts: others' in the folder are left alone.
-_OWN = re.compile(r"[0-9a-f]{64}\.npz|[0-9a-f]{50}\.[0-9a-f]{16}\.part")
+_MOST_AGE = 30 * 86_400  # seconds since a file was last used
+_NAME = "bu-torch-"
+# By name, files of this package, whole and (as `whole_file` names them) in parts. Their first bytes must say so too.
+_OWN = re.compile(rf"{_NAME}([0-9a-f]{{64}}\.npz|[0-9a-f]{{41}}\.[0-9a-f]{{16}}\.part)")
+
+
+class Entry(NamedTuple):
+    """A file of this package in a folder, which `bu-torch cache` shows."""
+
+    used: float  # when, as `time.time` has it
+    size: int
+    file: Path
+
+    @property
+    def is_left(self) -> bool:
+        """True for a part of a file that its writer has left."""
+        return self.file.suffix == ".part" and time.time() - self.used > _OLD
+
+
+def is_off() -> bool:
+    """True if `BU_TORCH_CACHE` says that nothing is kept."""
+    return os.environ.get(VARIABLE, "on").strip().lower() in _OFF
 
 
 def folder() -> Path | None:
-    """Where files are kept: the folder that `BU_TORCH_CACHE` names, or the platform's; None where there is none."""
+    """Where files are kept: the folder that `BU_TORCH_CACHE` names, or the platform's; None if there is none."""
     named = os.environ.get(VARIABLE)
-    if named is None:
-        return user_cache_path("bu-torch", appauthor=False)
-    try:
-        return None if named.strip().lower() in _OFF else Path(named).expanduser()
-    except RuntimeError:  # of a user that there is not
+    if is_off():
         return None
+    try:
+        if named is not None:
+            return Path(named).expanduser()
+        found = user_cache_path("bu-torch", appauthor=False)
+    except RuntimeError:  # no home folder is known, or no such user
+        return None
+    return found if found.is_absolute() else None
 
 
 def file_of(fingerprint: str, space: str, device: str) -> Path | None:
@@ -38,39 +64,38 @@ def file_of(fingerprint: str, space: str, device: str) -> Path | None:
     """
     place = folder()
     name = hashlib.sha256(repr((fingerprint, space, device, sorted(versions().items()))).encode()).hexdigest()
-    return None if place is None else place / f"{name}.npz"
+    return None if place is None else place / f"{_NAME}{name}.npz"
 
 
-def make_private(file: Path) -> None:
-    """Let no other user read a file, which holds samples; where that cannot be, it is deleted.
-
-    Raises:
-        OSError: If it cannot be.
-    """
+def entries(place: Path) -> list[Entry]:
+    """Files of this package and this user in a folder, those first that were used last; others' are left alone."""
+    found = []
     try:
-        file.chmod(0o600)
-    except FileNotFoundError:  # another process has made room
-        return
-    except OSError:
-        _delete(file)
-        raise
+        named = [file for file in place.iterdir() if _OWN.fullmatch(file.name)]
+    except OSError:  # a folder that cannot be listed
+        return []
+    for file in named:
+        try:
+            with regular_file(file, is_own=True) as content:
+                status = os.fstat(content.fileno())
+                if is_cache(content):
+                    found.append(Entry(status.st_mtime, status.st_size, file))
+        except OSError:  # deleted by another process, or none of ours
+            continue
+    return sorted(found, reverse=True)
 
 
 def make_room(place: Path) -> None:
-    """Delete the files of this package in a folder that were used longest ago, until all together are small enough."""
-    try:
-        found = [(_used_and_size(file), file) for file in place.iterdir() if _OWN.fullmatch(file.name)]
-    except OSError:  # a folder that cannot be listed
-        return
+    """Delete the files of this package that have not been used for long, until all together are small enough."""
     total = 0
-    for (used, size), file in sorted(found, reverse=True):
-        if file.suffix == ".part":
-            is_kept = time.time() - used < _OLD
+    for entry in entries(place):
+        if entry.file.suffix == ".part":
+            is_kept = not entry.is_left
         else:
-            is_kept = total + size <= _MOST_BYTES
-            total += size if is_kept else 0
+            is_kept = total + entry.size <= _MOST_BYTES and time.time() - entry.used <= _MOST_AGE
+            total += entry.size if is_kept else 0
         if not is_kept:
-            _delete(file)
+            delete(entry.file)
 
 
 def count_as_used(path: Path) -> None:
@@ -81,16 +106,10 @@ def count_as_used(path: Path) -> None:
         return
 
 
-def _delete(file: Path) -> None:
+def delete(file: Path) -> bool:
+    """Delete a file; False if that cannot be, as on some systems while another process reads it."""
     try:
         file.unlink(missing_ok=True)
-    except OSError:  # open in another process, on some systems
-        return
-
-
-def _used_and_size(file: Path) -> tuple[float, int]:
-    try:
-        status = file.stat()
-    except OSError:  # another process has deleted it
-        return 0.0, 0
-    return status.st_mtime, status.st_size
+    except OSError:
+        return False
+    return True

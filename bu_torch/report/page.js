@@ -56,7 +56,7 @@
     async function look() {
       try {
         const headers = { Accept: "application/json", ...(tag && { "If-None-Match": tag }) };
-        const answer = await fetch("/", { headers, cache: "no-store" });
+        const answer = await fetch(location.pathname, { headers, cache: "no-store" });
         if (answer.status === 200) {
           tag = answer.headers.get("ETag");
           replace(await answer.json());

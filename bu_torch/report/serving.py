@@ -1,8 +1,10 @@
 """The page of a run that goes on, served to this machine alone."""
 
 import hashlib
+import hmac
 import ipaddress
 import re
+import secrets
 import sys
 import threading
 import time
@@ -38,6 +40,7 @@ _FORBIDDEN = (
     "This page answers requests for localhost and 127.0.0.1 alone.\n"
     "Where it is reached under another name, start it with `bu-torch watch --allow-host NAME`.\n"
 )
+_NO_PAGE = "Open the whole address that `bu-torch watch` prints: it ends in a token that is new each time.\n"
 
 
 def watch(
@@ -49,15 +52,16 @@ def watch(
 ) -> None:
     """Serve the page of the newest record in a folder, until interrupted; it refreshes itself while the run goes on.
 
-    The page is at the loopback address, so that no other machine reads it (other users of this one can). It answers
-    only requests for `localhost` or the loopback address, so that no page of another site in the same browser reads it.
+    The page is at the loopback address, so that no other machine reads it. Its path is a random token, so that no other
+    user of this machine does. It answers only requests for `localhost` or the loopback address, so that no page of
+    another site in the same browser reads it.
 
     Args:
         folder: Any folder above a record; there may be none in it yet.
         port: Where to listen; 0 takes one that is free.
         allowed_hosts: Other names under which the page is reached, through a proxy: `host` with any port, or
             `host:port`.
-        on_start: Told the address once the page can be opened.
+        on_start: Told the address, with the token, once the page can be opened.
 
     Raises:
         FileNotFoundError: If there is no such folder.
@@ -83,7 +87,7 @@ class PageServer(ThreadingHTTPServer):
             any port, or `host:port`.
 
     Attributes:
-        address: Of the page.
+        address: Of the page, with a random token as its path.
 
     Raises:
         OSError: If the port is taken.
@@ -103,7 +107,8 @@ class PageServer(ThreadingHTTPServer):
         self._next_look = 0.0
         self._shown = message("No check yet", "")
         super().__init__((_ADDRESS, port), _Handler)
-        self.address = f"http://{_ADDRESS}:{self.server_port}/"
+        self.path = f"/{secrets.token_urlsafe()}/"
+        self.address = f"http://{_ADDRESS}:{self.server_port}{self.path}"
 
     def allows(self, host: str) -> bool:
         """Whether a request for this host, as its header names it, is for this page.
@@ -145,7 +150,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers for `/` alone: with the page, or to its own script with what has changed."""
+    """Answers for one secret path alone: with the page, or to its own script with what has changed."""
 
     server: PageServer
     server_version = "bu-torch"
@@ -158,8 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or not self.server.allows(hosts[0]):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", _FORBIDDEN)
             return
-        if self.path.partition("?")[0] != "/":
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "There is one page here: /\n")
+        path = self.path.partition("?")[0]
+        if not hmac.compare_digest(path.encode("utf-8", "replace"), self.server.path.encode()):
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", _NO_PAGE)
             return
         shown = self.server.shown()
         if self.headers.get("Accept") != "application/json":

@@ -326,8 +326,7 @@ class TestWeightAveraging:
         for is_first in (True, False):
             own, averaging = real(restore_best_weights=False), StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=2)
             fit_for_real(tmp_path / str(is_first), *([own, averaging] if is_first else [averaging, own]))
-            # Not as weights alone: torch 2.6 keeps a function among the states of the scheduler of these averages.
-            saved = torch.load(own.best_model_path, weights_only=False)["state_dict"]
+            saved = torch.load(own.best_model_path, weights_only=True)["state_dict"]
             module = Plain()
             module.load_state_dict(saved)
             assert read_again(tmp_path, module) == pytest.approx(

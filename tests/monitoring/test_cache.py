@@ -1,6 +1,8 @@
 """Files of `Signals` with the right fingerprint and wrong contents."""
 
 import io
+import os
+import stat
 import tracemalloc
 import zipfile
 
@@ -80,7 +82,7 @@ CLUSTERS = r"must hold different rows in \[0, 120\) for each sample, its own fir
 PAIRS = "must hold two classes of the labels for each sample, the lower first, got 1 of 120 wrong"
 DISTANCES = "must hold distances >= 0, got 1 of 240 wrong"
 SHARES = "must hold shares >= 0 with sum 1 in each row, got 1 of {} wrong"
-INPUTS = "must hold finite .* 1 of 960"
+NEAREST = "must hold finite distances >= 0, got 1 of 120 wrong"
 WRONG_VALUES = {
     "a neighbour below 0": ("neighbors", at((5, 3), -1), CLUSTERS),
     "a neighbour beyond the samples": ("neighbors", at((5, 3), N), CLUSTERS),
@@ -94,12 +96,10 @@ WRONG_VALUES = {
     "a class below 0": ("bayes_pairs", at((4, 0), -1), PAIRS),
     "a class beyond all": ("bayes_pairs", at((4, 1), J), PAIRS),
     "a class of the largest number": ("bayes_pairs", at((4, 1), 2**63 - 1), PAIRS),
-    "an input that is NaN": ("perturbed_inputs", at((1, 3, 2), np.nan), INPUTS),
-    "an infinite input": ("perturbed_inputs", at((0, 3, 2), -np.inf), INPUTS),
-    "an infinite mean": ("mean_", at(1, np.inf), "must hold finite numbers, got 1 of 4 wrong"),
-    "a scale of 0": ("scale_", at(1, 0.0), "must hold finite numbers > 0, got 1 of 4 wrong"),
-    "a negative scale": ("scale_", at(1, -1.0), "must hold finite numbers > 0, got 1 of 4 wrong"),
-    "a scale that is NaN": ("scale_", at(1, np.nan), "must hold finite numbers > 0, got 1 of 4 wrong"),
+    "a space of another name": ("space", lambda array: np.array("nowhere"), "must hold one of inputs, .*, got 1 of 1"),
+    "an infinite nearest distance": ("nearest_distance", at(1, np.inf), NEAREST),
+    "a negative nearest distance": ("nearest_distance", at(1, -1.0), NEAREST),
+    "a nearest distance that is NaN": ("nearest_distance", at(1, np.nan), NEAREST),
     "a distance that is NaN": ("class_distances", at((9, 1), np.nan), DISTANCES),
     "a negative distance": ("left_out_distances", at((9, 1), -0.5), DISTANCES),
     "a vote that is NaN": ("votes", at((3, 0), np.nan), SHARES.format(120)),
@@ -126,22 +126,22 @@ WRONG_KINDS = {
     "of floats": ("neighbors", as_type(float), r"must be int64 of shape \(120, 10\), got float64"),
     "of smaller integers": ("bayes_pairs", as_type(np.int32), "must be int64 .*, got int32"),
     "of bytes in the other order": ("labels", as_type(">i8"), "must be int64 .*, got >i8"),
-    "of the other precision": ("perturbed_inputs", as_type(float), "must be float32 .*, got float64"),
+    "of the other precision": ("votes", as_type(float), "must be float32 .*, got float64"),
     "of half precision": ("class_distances", as_type(np.float16), "must be float32 or float64 .*float16"),
     "complex": ("votes", as_type(complex), "must be float32 .*, got complex128"),
     "of words": ("vote_skill", lambda array: np.array("good"), "must be float64 .*, got <U4"),
-    "of objects": ("mean_", as_type(object), "must be float64 .*, got object"),
-    "a record": ("scale_", lambda array: np.zeros(4, dtype=[("a", "f8")]), "must be float64 .*, got .*a"),
+    "of objects": ("bayes_pairs", as_type(object), "must be int64 .*, got object"),
+    "a record": ("nearest_distance", lambda array: np.zeros(N, dtype=[("a", "f8")]), "must be float32 .*, got .*a"),
     "a skill for each sample": ("vote_skill", lambda array: np.zeros(N), r"must .* got .* \(120,\)"),
     "a row too few": ("neighbors", lambda array: array[1:], r"must .* got int64 of shape \(119, 10\)"),
     "a column too few": ("neighbors", lambda array: array[:, 1:], r"must .* got int64 of shape \(120, 9\)"),
     "a class too few": ("votes", lambda array: array[:, 1:], r"must .* got float32 of shape \(120, 2\)"),
-    "a draw too few": ("perturbed_inputs", lambda array: array[1:], r".* got .* \(1, 120, 4\)"),
-    "inputs laid flat": ("perturbed_inputs", np.ravel, r".* got .* \(960,\)"),
+    "a space of many letters": ("space", lambda array: np.array("x" * 9), "must be <U6 or <U7 .* got <U9"),
+    "votes laid flat": ("votes", np.ravel, r".* got .* \(360,\)"),
     "probabilities of one draw": ("probabilities", lambda array: array[:N], r".* got .* \(120, 3\)"),
     "distances to more classes": ("left_out_distances", lambda array: np.c_[array, array], r".* got .* \(240, 6\)"),
     "three to a pair": ("bayes_pairs", lambda array: np.c_[array, array[:, 1]], r".* got .* \(120, 3\)"),
-    "means of fewer features": ("mean_", lambda array: array[1:], r"must .* got .* \(3,\)"),
+    "a distance too few": ("nearest_distance", lambda array: array[1:], r"must .* got .* \(119,\)"),
 }
 
 
@@ -158,7 +158,7 @@ def test_a_class_without_samples_is_in_no_pair(tmp_path):
     refuse(path, f"`bayes_pairs` {PAIRS}", ABSENT)
 
 
-@pytest.mark.parametrize("name", ["fingerprint", "neighbors", "regression_skill"])
+@pytest.mark.parametrize("name", ["bu_torch_fingerprint", "neighbors", "regression_skill"])
 def test_an_array_that_is_missing_is_damage(tmp_path, arrays, name):
     np.savez(tmp_path / "cache.npz", **{other: array for other, array in arrays.items() if other != name})
     refuse(tmp_path / "cache.npz", f"`{name}` is missing")
@@ -188,7 +188,7 @@ def test_a_header_that_lies_is_damage(tmp_path, arrays, content, said, compressi
     refuse(tmp_path / "cache.npz", said)
 
 
-@pytest.mark.parametrize("name", ["fingerprint", "perturbed_inputs"])
+@pytest.mark.parametrize("name", ["bu_torch_fingerprint", "class_distances"])
 def test_what_inflates_to_much_more_takes_no_memory(tmp_path, arrays, name):
     n_bytes = 2**26
     content = header((n_bytes // 4,)) + bytes(n_bytes)
@@ -212,7 +212,7 @@ def test_a_file_that_is_cut_off_or_none_of_ours_is_damaged(tmp_path, arrays, sha
     refuse(path, "BadZipFile|ValueError|EOFError")
 
 
-@pytest.mark.parametrize("name", ["perturbed_inputs", "vote_skill"])
+@pytest.mark.parametrize("name", ["class_distances", "vote_skill"])
 def test_a_bit_that_flips_on_the_disk_is_damage(tmp_path, arrays, name):
     path = tmp_path / "cache.npz"
     np.savez(path, **arrays)
@@ -237,6 +237,10 @@ def moved(inputs, distance, generator):
     return inputs.flip(0)
 
 
+def drawn(inputs, distance, generator):
+    return inputs + distance.view(-1, 1) * torch.randn(inputs.shape, generator=generator)
+
+
 KINDS = {
     "float64": (X.double(), Y, {}),
     "integers": ((X * 100).long(), Y, {}),
@@ -247,6 +251,15 @@ KINDS = {
     "a class of one sample": (X, torch.where(torch.arange(N) == 5, 2, Y % 2), {}),
     "extracted in the other precision": (X, Y, {"feature_extractor": torch.Tensor.double}),
     "few components": (X, Y, {"n_components": 2}),
+    "moved toward neighbours": (X, Y, {"perturbation": "neighbors"}),
+    "images that are moved at random, in a space that is chosen": (X.view(N, 1, 2, 2), Y, {"perturbation": "random"}),
+    "patches of images that are moved at random": (
+        X.repeat(1, 9).view(N, 1, 6, 6),
+        Y,
+        {"perturbation": "random", "feature_extractor": "patches"},
+    ),
+    "tokens": ((X * 5 + 50).long().clamp(min=0), Y, {"perturbation": "tokens"}),
+    "moved by a callable that draws": (X, Y, {"perturbation": drawn}),
     "one sample many times": (X[:1].expand(N, -1), Y, {}),
     "as many neighbours as samples": (X, Y, {"n_neighbors": N}),
 }
@@ -262,10 +275,11 @@ def test_whatever_is_fitted_is_read_again_to_the_bit(tmp_path, features, labels,
     again = unfitted(**settings).load(path, features, labels)
     for name in ("class_distances", "left_out_distances", "votes", "probabilities"):
         assert torch.equal(getattr(again, name), getattr(signals, name))
-    for name in ("perturbed_inputs", "labels", "neighbors", "bayes_pairs", "mean_", "scale_"):
+    for name in ("perturbed_inputs", "labels", "neighbors", "nearest_distance", "bayes_pairs", "mean_", "scale_"):
         found, expected = getattr(again.boundary, name), getattr(signals.boundary, name)
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
+    assert again.boundary.space_name_ == signals.boundary.space_name_
     assert (again.vote_skill, again.regression_skill) == (signals.vote_skill, signals.regression_skill)
 
 
@@ -278,3 +292,47 @@ def test_a_measurement_of_more_logits_than_classes_leaves_the_file_as_it_is(tmp_
     again = unfitted().load(tmp_path / "cache.npz", X, Y)
     assert again.class_distances.shape == (D * N, J)
     assert again.measure(logits).values == values
+
+
+def test_no_input_is_in_a_file(tmp_path):
+    """Neither as it is nor moved: of each, no two numbers that follow each other are found."""
+    path = tmp_path / "cache.npz"
+    signals = unfitted().fit(X, Y)
+    signals.save(path)
+    content = path.read_bytes()
+    assert signals.votes.numpy().tobytes() in content
+    for rows in (X, signals.perturbed_inputs, signals.boundary.standardize(X)):
+        assert not [row for row in rows.numpy() if row[:2].tobytes() in content or row[2:].tobytes() in content]
+
+
+def at_random(inputs, distance, generator):
+    return inputs + distance.view(-1, 1) * torch.randn(inputs.shape)
+
+
+def test_a_callable_that_does_not_draw_from_its_generator_is_refused(tmp_path):
+    unfitted(perturbation=at_random).fit(X, Y).save(tmp_path / "cache.npz")
+    with pytest.raises(ValueError, match="was made of other samples or settings"):
+        unfitted(perturbation=at_random).load(tmp_path / "cache.npz", X, Y)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes are those of POSIX")
+def test_no_other_user_may_read_a_file_not_even_while_it_is_written(tmp_path, monkeypatch):
+    modes, savez = [], np.savez
+
+    def save(file, **arrays):
+        savez(file, **arrays)
+        modes.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+
+    monkeypatch.setattr(np, "savez", save)
+    before = os.umask(0)
+    try:
+        unfitted().fit(X, Y).save(tmp_path / "cache.npz")
+    finally:
+        os.umask(before)
+    assert [*modes, stat.S_IMODE((tmp_path / "cache.npz").stat().st_mode)] == [0o600, 0o600]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "cache.npz")
+    refuse(tmp_path / "cache.npz", "OSError")

@@ -3,10 +3,13 @@
 import contextlib
 import os
 import re
+import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import platformdirs
 import pytest
 import torch
@@ -43,13 +46,14 @@ def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
     assert os.name == "nt" or (folder.stat().st_mode | file.stat().st_mode) & 0o077 == 0  # for no other user to read
     assert "an earlier run" not in log.text
     kept = (
-        f"keeps its preparation for the next run, with copies of samples: {file}. `cache=None` or `BU_TORCH_CACHE=off`"
+        f"kept neighbours, distances, class probabilities and labels of 120 samples for later runs: {file}. To change"
+        " it: `cache=None` or `BU_TORCH_CACHE=off`."
     )
     assert kept in log.text
     log.clear()
     second = fit(tmp_path, stopping(patience=3))  # which has nothing to do with it
     assert f"found what an earlier run has prepared: {file}. `cache=None` computes it anew." in log.text
-    assert "for the next run" not in log.text
+    assert "for later runs" not in log.text
     assert second.history == first.history
     assert second.tracker._about == first.tracker._about
     assert list(folder.iterdir()) == [file]
@@ -194,10 +198,76 @@ def test_a_loop_of_one_s_own_finds_it_too(folder, caplog):
         for stopper in stoppers:
             stopper.check(model)
     (file,) = folder.iterdir()
-    assert f"keeps its preparation for the next run, with copies of samples: {file}." in caplog.text
+    assert f"labels of 120 samples for later runs: {file}." in caplog.text
     assert f"found what an earlier run has prepared: {file}." in caplog.text
     assert stoppers[0].history == stoppers[1].history
     assert [stopper._tracker.found_in is None for stopper in stoppers] == [True, False]
+
+
+def test_a_loop_of_one_s_own_says_on_stderr_what_it_has_kept_once(folder, capfd):
+    for n_lines in (1, 0):
+        BoundaryUncertaintyStopper(*blobs(), n_neighbors=20).check(nn.Linear(4, 3))
+        out, said = capfd.readouterr()
+        (file,) = folder.iterdir()
+        assert said.count(f"and labels of 120 samples for later runs: {file}. To change it: `cache=None` or") == n_lines
+        assert out == ""
+
+
+@pytest.mark.parametrize("file", ["auto", "mine.npz"])
+def test_no_sample_is_in_what_a_run_leaves(tmp_path, folder, file):
+    inputs, labels = blobs()
+    cache = file if file == "auto" else str(tmp_path / file)
+    stopper = BoundaryUncertaintyStopper(inputs, labels, n_neighbors=20, cache=cache)
+    stopper.check(nn.Linear(4, 3))
+    moved = stopper._tracker.perturbed_inputs.numpy()
+    torch.save(stopper.state_dict(), tmp_path / "state.pt")
+    content = stopper._tracker.kept_in.read_bytes() + (tmp_path / "state.pt").read_bytes()
+    assert not [row for rows in (inputs.numpy(), moved) for row in rows if row.tobytes() in content]
+
+
+def test_without_a_home_folder_nothing_is_kept_and_a_line_says_so(tmp_path, folder, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("BU_TORCH_CACHE")
+    for place in (refuse, lambda *_, **__: Path("~/.cache/bu-torch")):
+        monkeypatch.setattr(user_cache, "user_cache_path", place)
+        monkeypatch.chdir(tmp_path)
+        with pytest.warns(UserWarning, match=r"not kept for the next run: no home folder is known\. To turn .* off"):
+            assert len(fit(tmp_path, stopping()).history) == 2
+        assert not (tmp_path / "~").exists()
+
+
+def test_a_file_of_another_user_is_not_read(tmp_path, folder, monkeypatch):
+    first = fit(tmp_path, stopping())
+    (file,) = folder.iterdir()
+    monkeypatch.setattr(os, "getuid", lambda: file.stat().st_uid + 1, raising=False)
+    with pytest.warns(UserWarning, match=re.escape(f"The cache file {file} is not read (another user owns it)")):
+        again = fit(tmp_path, stopping())
+    assert again.tracker.found_in is None
+    assert again.tracker.kept_in == file
+    assert again.history == first.history
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "link to a file of ours"])
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_what_is_no_regular_file_is_not_read(tmp_path, folder, kind):
+    fit(tmp_path, stopping())
+    (file,) = folder.iterdir()
+    if kind == "link to a file of ours":
+        file.rename(tmp_path / "elsewhere")
+    else:
+        file.unlink()
+        (tmp_path / "elsewhere").write_text("precious")
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere").read_bytes()
+    again = fit(tmp_path, stopping())
+    assert (again.tracker.found_in, again.tracker.kept_in) == (None, file)
+    assert stat.S_ISREG(file.lstat().st_mode)
+    assert (tmp_path / "elsewhere").read_bytes() == before
 
 
 def test_a_damaged_file_is_made_anew(tmp_path, folder):
@@ -216,28 +286,17 @@ def test_a_folder_that_cannot_be_written_to_does_no_harm_and_is_named(tmp_path, 
     with pytest.warns(UserWarning, match=re.escape(f"The preparation cannot be kept in {folder}")):
         assert len(fit(tmp_path, stopping()).history) == 2
     stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20)
-    with pytest.warns(UserWarning, match="BU_TORCH_CACHE=off` does not try"):
+    with pytest.warns(UserWarning, match="To turn the cache off: `cache=None` or `BU_TORCH_CACHE=off`"):
         stopper.check(nn.Linear(4, 3))
-
-
-def test_what_others_could_read_is_not_kept(tmp_path, folder, monkeypatch):
-    def refuse(path, mode):
-        raise PermissionError("no modes here")
-
-    monkeypatch.setattr(Path, "chmod", refuse)
-    with pytest.warns(UserWarning, match="cannot be kept in .*: no modes here"):
-        callback = fit(tmp_path, stopping())
-    assert callback.tracker.kept_in is None
-    assert list(folder.iterdir()) == []
 
 
 def test_a_file_of_ones_own_is_named_when_it_is_written(tmp_path, folder, log):
     file = tmp_path / "mine.npz"
     fit(tmp_path, stopping(cache=str(file)))
-    assert f"copies of samples: {file}. `cache=None` keeps nothing." in log.text
+    assert f"labels of 120 samples for later runs: {file}. To change it: `cache=None`." in log.text
     log.clear()
     fit(tmp_path, stopping(cache=str(file)))
-    assert "for the next run" not in log.text
+    assert "for later runs" not in log.text
     assert f"found what an earlier run has prepared: {file}." in log.text
     assert not folder.exists()
 
@@ -264,6 +323,33 @@ def test_files_of_others_and_parts_that_are_written_stay(tmp_path, folder, monke
         os.utime(old, (0, 0))  # its writer is long gone
         assert fit(tmp_path, stopping()).tracker.kept_in is None  # nothing is announced that is not there
         assert sorted(folder.iterdir()) == sorted([mine, new])
+
+
+def test_a_file_of_another_program_stays_whatever_its_name(tmp_path, folder, monkeypatch):
+    folder.mkdir()
+    monkeypatch.setattr(user_cache, "_MOST_BYTES", 0)
+    names = [f"{'0' * 64}.npz", f"bu-torch-{'0' * 64}.npz", f"bu-torch-{'0' * 41}.{'0' * 16}.part"]
+    others = [folder / name for name in names]
+    for file in others:
+        np.savez(file.open("wb"), weights=np.zeros(9))
+        os.utime(file, (0, 0))
+    (folder / f"bu-torch-{'1' * 64}.npz").mkdir()
+    assert fit(tmp_path, stopping()).tracker.kept_in is None
+    assert sorted(folder.iterdir()) == sorted([*others, folder / f"bu-torch-{'1' * 64}.npz"])
+
+
+def test_what_is_not_used_for_thirty_days_goes_with_the_next_write(tmp_path, folder):
+    fit(tmp_path, stopping())
+    fit(tmp_path, stopping(seed=1))
+    used, unused = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)
+    for file in (used, unused):
+        os.utime(file, (time.time() - 31 * 86_400,) * 2)
+    assert fit(tmp_path, stopping()).tracker.found_in == used
+    assert unused in folder.iterdir()
+    fit(tmp_path, stopping(seed=2))
+    assert unused not in folder.iterdir()
+    assert used in folder.iterdir()
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_what_was_used_longest_ago_makes_room(tmp_path, folder, monkeypatch):

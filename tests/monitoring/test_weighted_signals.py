@@ -177,7 +177,7 @@ class TestFile:
             warnings.simplefilter("ignore")  # there is little to be told from so few
             for kwargs in ({}, {"class_weight": "balanced"}):
                 signals = Signals(n_neighbors=5, n_draws=2, seed=3, **kwargs).fit(features, labels)
-                assert signals._fingerprint == "dd8cc87cfd2dedb9b6d0dcb233a536e22b7ec0284564b6bdb4cab238ec0a7593", (
+                assert signals._fingerprint == "32ca8a1a0be76862b27f1fc84cc9590bc3786854c4de6176a11b2b0d0bedbee6", (
                     kwargs
                 )
 

@@ -3,10 +3,12 @@
 import contextlib
 import http.client
 import json
+import re
 import signal
 import subprocess
 import sys
 import threading
+import urllib.parse
 import urllib.request
 
 import pytest
@@ -34,8 +36,9 @@ def running(server):
         thread.join()
 
 
-def ask(server, path="/", method="GET", **headers):
+def ask(server, path=None, method="GET", **headers):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    path = urllib.parse.urlsplit(server.address).path if path is None else path
     connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
     answer = connection.getresponse()
     text = answer.read().decode()
@@ -97,7 +100,7 @@ def test_this_machine_by_name_also_at_the_other_end_of_a_tunnel(server, host):
 @pytest.mark.parametrize("hosts", [[], ["localhost", "attacker.com"], ["attacker.com", "localhost"]])
 def test_a_request_must_name_one_host(server, hosts):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    connection.putrequest("GET", "/", skip_host=True)
+    connection.putrequest("GET", urllib.parse.urlsplit(server.address).path, skip_host=True)
     for host in hosts:
         connection.putheader("Host", host)
     connection.endheaders()
@@ -144,17 +147,44 @@ def test_allowed_hosts_of_another_type(tmp_path, hosts):
         PageServer(tmp_path, allowed_hosts=hosts)
 
 
-@pytest.mark.parametrize("path", ["/boundary_uncertainty.csv", "/../../etc/passwd", "/favicon.ico", "/x?/", "/%2e%2e/"])
-def test_there_is_one_page(server, tmp_path, path):
+OTHER_PATHS = [
+    "/",
+    "/boundary_uncertainty.csv",
+    "/../../etc/passwd",
+    "/favicon.ico",
+    "/x?/",
+    "/%2e%2e/",
+    "/?token=",
+    "/%C3%A4",
+]
+
+
+@pytest.mark.parametrize("path", [*OTHER_PATHS, "{token}x", "{token}/", "/x{token}", "{token}boundary_uncertainty.csv"])
+@pytest.mark.parametrize("accept", ["text/html", "application/json"])
+def test_there_is_one_page_and_none_without_the_token(server, tmp_path, path, accept):
     records.write_run(tmp_path, n_checks=2, n_classes=2)
-    answer, text = ask(server, path)
-    assert answer.status == 404
+    path = path.format(token=server.path)
+    answer, text = ask(server, path, Accept=accept)
+    assert answer.status == 403
+    assert "`bu-torch watch` prints" in text
+    assert "was kept" not in text
     assert "root:" not in text
+    assert server.path.strip("/") not in text
+    assert ask(server, f"{server.path}?any")[0].status == 200
+
+
+def test_the_token_is_long_and_another_one_each_time(tmp_path):
+    paths = []
+    for _ in range(3):
+        with PageServer(tmp_path) as server:
+            paths.append(urllib.parse.urlsplit(server.address).path)
+    assert len(set(paths)) == 3
+    assert all(re.fullmatch(r"/[A-Za-z0-9_-]{43}/", path) for path in paths)
 
 
 def test_it_listens_to_this_machine_alone_and_nothing_can_be_written(server):
     assert server.socket.getsockname()[0] == "127.0.0.1"
-    assert server.address == f"http://127.0.0.1:{server.server_port}/"
+    assert server.address.startswith(f"http://127.0.0.1:{server.server_port}/")
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert ask(server, method=method)[0].status == 501
     answer, text = ask(server, method="HEAD")
