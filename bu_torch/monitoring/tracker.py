@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import warn_of_probabilities
 from bu_torch._inputs import as_labels
-from bu_torch.balance import class_shares, rare_class
+from bu_torch.balance import ClassWeight, class_shares, rare_class
 from bu_torch.data import IGNORED, Samples
 from bu_torch.monitoring import user_cache
 from bu_torch.monitoring.averaging import WeightAverage
@@ -189,6 +189,7 @@ class Tracker:
         cache: Path | Literal["auto"] | None = None,
         has_progress_bar: bool = False,
         is_saved: bool = True,
+        class_weight: ClassWeight | None = None,
     ) -> str:
         """Compute all that does not depend on the network.
 
@@ -199,6 +200,7 @@ class Tracker:
                 None for none.
             has_progress_bar: Show a progress bar after a few seconds.
             is_saved: Write the cache if it is not there.
+            class_weight: Weights of the classes, if `settings.class_weight` is None.
 
         Returns:
             Fingerprint of samples and settings, for `go_on`.
@@ -214,7 +216,7 @@ class Tracker:
         self._warn_of_small_budget(samples)
         samples, n_draws = self._within_memory(samples)
         self._warn_of_many_classes(samples)
-        signals = self.settings.make_signals(n_draws, module)
+        signals = self.settings.make_signals(n_draws, module, class_weight)
         boundary = signals.boundary
         if self.history:  # as it was chosen when the run began
             boundary.known_space = self._space
