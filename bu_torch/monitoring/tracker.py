@@ -401,8 +401,8 @@ class Tracker:
             return drawn
         label, share = rare
         return (
-            f"{drawn}{drawn and ' '}Class {label} is {share:.1%} of what training draws, and counts as much in the"
-            " accuracy that is measured: `class_weight='balanced'` counts all classes alike."
+            f"{drawn}{drawn and ' '}Class {label} is {share:.1%} of what training draws, and has that weight in expected"
+            " accuracy. To change it: `class_weight='balanced'` counts all classes alike."
         )
 
     def space(self) -> str:
