@@ -148,3 +148,42 @@ def test_losses_that_disagree_give_no_weights():
     one, other = (nn.CrossEntropyLoss(torch.tensor(weights)) for weights in (WEIGHTS, [1.0, 2.0, 4.0]))
     assert weights_of_losses(nn.ModuleList([one, nn.CrossEntropyLoss()]), 3) == WEIGHTS
     assert weights_of_losses(nn.ModuleList([one, other]), 3) is None
+
+
+class Moved(pl.LightningModule):
+    """Has its boundary where the epoch says."""
+
+    def __init__(self, thresholds):
+        super().__init__()
+        self.thresholds = thresholds
+        self.threshold = nn.Parameter(torch.zeros(()))
+
+    def on_train_epoch_start(self):
+        with torch.no_grad():
+            self.threshold.fill_(self.thresholds[self.current_epoch])
+
+    def forward(self, x):
+        return torch.stack((torch.zeros(len(x)), x[:, 0] - self.threshold), dim=1)
+
+    def training_step(self, batch, batch_idx):
+        return 0 * self(batch[0]).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(("share", "is_said"), [(0.2, True), (0.5, False)])
+def test_a_class_that_loses_by_what_is_kept_is_named_at_the_end(tmp_path, log, share, is_said):
+    labels = (torch.arange(400) < share * 400).long()
+    features = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+    features[:, 0] += 2 * labels
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, averaging=None, rule="expected_accuracy")
+    trainer(tmp_path, stopping, max_epochs=2).fit(Moved([2.0, 1.0]), loader(features, labels))
+    said = [line for line in log.messages if "is recognised at" in line]
+    assert len(said) == is_said
+    if is_said:
+        assert re.match(
+            r"Class 1 is recognised at \d\d% of its perturbed samples in the kept epoch 0, and at \d\d% in epoch 1\. To"
+            " change it: `class_weight='balanced'`.",
+            said[0],
+        )
