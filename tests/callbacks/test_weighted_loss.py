@@ -72,12 +72,15 @@ class TestTheLossOfTheModule:
         plain, _ = fit(tmp_path, Wider, BoundaryUncertaintyMonitor(**FEW, class_weight=[1.0] * 3))
         assert found.history == plain.history
 
-    def test_is_the_same_when_a_run_resumes(self, tmp_path, log, recwarn):
+    @pytest.mark.parametrize("weights", [WEIGHTS, [1.0, 1.0, 3.0]])
+    def test_is_that_of_the_checkpoint_when_a_run_resumes(self, tmp_path, log, recwarn, weights):
+        """They are a buffer of the loss, which Lightning loads."""
         first, _ = fit(tmp_path, OfModule, BoundaryUncertaintyStopping(**FEW))
         again = BoundaryUncertaintyStopping(**FEW)
-        trainer(tmp_path, again, max_epochs=4).fit(OfModule(), loader(X, Y), ckpt_path=first.best_model_path)
+        trainer(tmp_path, again, max_epochs=4).fit(OfModule(weights), loader(X, Y), ckpt_path=first.best_model_path)
         assert [check["epoch"] for check in again.history] == [0, 1, 2, 3]
         assert again.tracker.n_not_compared == 0
+        assert lines(log)[1] == lines(log)[0]
         assert not [one for one in recwarn if "cannot be compared" in str(one.message)]
 
 
