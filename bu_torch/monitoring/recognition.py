@@ -1,4 +1,4 @@
-"""Which class loses by what is kept: what a check recognises of each, beside the check that is best for all alike."""
+"""Recall of each class, at the kept check and at the check that is best for all classes alike."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from bu_torch.functional.boundary import sum_by_pair
 
-# A loss is worth a line from here on, and beyond two standard errors.
+# A loss is worth a line from here on, and beyond two standard errors: then classes that count alike also have a better
+# mean recall on test data, and data of equal classes give no line, with and without wrong labels.
 _MATERIAL = 0.05  # of a class
 _MATERIAL_MEAN = 0.01  # over the classes
 
@@ -20,8 +21,8 @@ class Recalls:
     """Recall of each class at one check.
 
     Attributes:
-        epoch: Of the check.
-        step: Of the check; None if it is not known.
+        epoch: Epoch of the check.
+        step: Step of the check; None if it is not known.
         labelled: Share of the perturbed samples of each class that are predicted as labelled, (C,).
         expected: The same by label probabilities in place of labels, which a network that memorises wrong labels does
             not raise.
@@ -40,11 +41,11 @@ class Recalls:
 
 @dataclass
 class Recognition:
-    """Recall of the classes, at the kept check and at the one that would be kept if classes counted alike.
+    """Recall at the kept check, and at the check with the best mean over the classes.
 
     Attributes:
-        kept: Of the kept check; None before the first.
-        balanced: Of the check with the largest mean expected recall; None likewise.
+        kept: Recall at the kept check; None before the first.
+        balanced: Recall at the check with the largest mean expected recall; None likewise.
     """
 
     kept: Recalls | None = None
@@ -68,11 +69,11 @@ class Recognition:
             self.balanced = recalls
 
     def line(self, check: Mapping[str, Any], classes: Tensor, counts: Tensor) -> str:
-        """The class that the kept check recognises worst beside the balanced one, in words; "" if none loses much.
+        """Name the class that loses most by the kept check; "" if no class loses much.
 
         Args:
-            check: Which is kept; "" if it is not the one that was added so.
-            classes: That have samples, (C,).
+            check: Kept one. If it is not `kept`, nothing is said.
+            classes: Classes that have samples, (C,).
             counts: Samples of each, (C,).
         """
         kept, balanced = self.kept, self.balanced
@@ -85,8 +86,8 @@ class Recognition:
         before, after = kept.labelled[loser], balanced.labelled[loser]
         share = (before + after) / 2
         error = math.sqrt(share * (1 - share) / float(counts[loser]))
-        is_material = min(gains[loser], after - before) >= max(_MATERIAL, 2 * error)
-        if not is_material or balanced.mean - kept.mean < _MATERIAL_MEAN:
+        is_material = gains[loser] >= _MATERIAL and balanced.mean - kept.mean >= _MATERIAL_MEAN
+        if not is_material or after - before < max(_MATERIAL, 2 * error):
             return ""
         places = (f"epoch {kept.epoch}", f"epoch {balanced.epoch}")
         if kept.epoch == balanced.epoch:

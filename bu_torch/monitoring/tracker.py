@@ -623,10 +623,10 @@ class Tracker:
         return "no finite check counted"
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:
-        """Which class loses much by what is kept, in words; "" if none, or if classes are weighted.
+        """Name a class that loses much by what is kept; "" if none does, or if classes are weighted.
 
         Args:
-            check: The kept one, of `history`.
+            check: Kept entry of `history`.
         """
         if self._signals is None or self._signals.boundary.class_weight is not None:
             return ""
