@@ -14,7 +14,9 @@ from bu_torch._inputs import as_tensor
 # `weight` of torch's losses.
 ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
 
-_RARE = 0.1  # share of a class that is worth a word, if it is less than half of an equal share
+# Of an equal share. Below it, the check that is kept recognised such a class clearly less often than with classes
+# that count alike; nearer to an equal share hardly less often.
+_RARE = 0.5
 
 
 def check_class_weight(class_weight: Any) -> ClassWeight | None:
@@ -114,11 +116,11 @@ def class_shares(labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def rare_class(labels: Tensor, weights: Tensor | None) -> tuple[int, float] | None:
-    """The rarest class and its share, where that is below a tenth and below half of an equal share; else None."""
+    """The rarest class and its share, if that is below half of an equal share; else None."""
     present, shares = class_shares(labels, weights)
     rarest = int(shares.argmin())
     share = float(shares[rarest])
-    return (int(present[rarest]), share) if share < min(_RARE, 0.5 / len(present)) else None
+    return (int(present[rarest]), share) if share < _RARE / len(present) else None
 
 
 def as_weights(sample_weight: Any, n_samples: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from bu_torch._evaluation_mode import dtype_of, evaluation_mode, joined, logits_of
-from bu_torch._inputs import check_integer
+from bu_torch._inputs import as_labels, check_integer
 from bu_torch.callbacks._dashboards import dashboards
 from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._lightning import (
@@ -29,6 +29,7 @@ from bu_torch.callbacks._lightning import (
     library_of,
     measured_module,
 )
+from bu_torch.callbacks._loss_weights import LossWeights
 from bu_torch.callbacks._names import suffix_of
 from bu_torch.callbacks._optimizers import evaluation_weights
 from bu_torch.callbacks._processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
@@ -173,6 +174,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._passes_alone = True  # whether this process may call `forward` without the others
         self._witness: Witness | None = None
         self._n_watched = 0  # batches
+        self._loss_weights = LossWeights()  # in the first process, which alone prepares
         self._waits_for_average = False  # at the last check
         self._has_checked = False  # in the hook that runs
         self._steps_before = 0  # the batch that runs
@@ -239,6 +241,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self._tracker.average is None:
             given["averaging"] = None
+        if self._loss_weights.found is not None:
+            given["class_weight"] = self._loss_weights.found
         self._tracker.begin(started, record_folder(trainer), given)
         for dashboard in [] if self._suffix else dashboards(trainer):
             dashboard.lay_out()
@@ -257,6 +261,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 self._watch(trainer, pl_module, batch)
                 seconds = time.perf_counter() - started
             self._tracker.leave_out(seconds)
+
+    def on_before_backward(self, trainer: "Trainer", pl_module: "LightningModule", loss: Tensor) -> None:
+        is_asked = self.class_weight is None and self._tracker.is_prepared
+        if is_asked and (line := self._loss_weights.compare(loss, lambda: self._tracker.n_classes)):
+            rank_zero_info(line)
 
     def on_train_batch_end(
         self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int
@@ -478,12 +487,17 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 f"Boundary uncertainty prepares the training samples ({shape}): neighbours, distances to each class,"
                 f" probabilities of the classes. {self._cost_of_a_check(trainer, samples, n_draws, n_operations)}"
             )
+            if self.class_weight is None:
+                labels = as_labels(samples.labels, len(samples.inputs))
+                if line := self._loss_weights.find(pl_module, int(labels.max()) + 1):
+                    rank_zero_info(line)
             cache = None if trainer.fast_dev_run else as_file(self.cache)
             fingerprint = self._tracker.prepare(
                 samples,
                 module=self._network(trainer, pl_module),
                 cache=cache,
                 has_progress_bar=trainer.progress_bar_callback is not None,
+                class_weight=self._loss_weights.found,
             )
             for line in (self._tracker.cache(), self._tracker.space(), self._tracker.balance()):
                 if line:

@@ -278,6 +278,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             f" its {'averaged ' if self._tracker.average is not None else ''}weights are {how}in the model"
             f"{where}. {self.stopping_reason.rstrip('.')}.{longer} {self._tracker.cost()}"
         )
+        if line := self._tracker.unrecognised(kept):
+            rank_zero_info(line)
 
     def _place(self, check: dict[str, Any]) -> str:
         if self.every_n_train_steps is not None and "step" in check:

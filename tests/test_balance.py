@@ -133,15 +133,20 @@ class TestSampleWeight:
     ("shares", "weights", "expected"),
     [
         ([95, 5], None, (1, 0.05)),
-        ([85, 15], None, None),
+        ([90, 10], None, (1, 0.1)),
+        ([76, 24], None, (1, 0.24)),
+        ([74, 26], None, None),
+        ([74, 26], [1.0, 0.5], (1, 13 / 87)),
         ([95, 5], [1.0, 19.0], None),
         ([50, 50], [1.0, 0.05], (1, 0.05 / 1.05)),
         ([30, 30, 0, 3], None, (3, 3 / 63)),
-        ([10] * 12, None, None),  # a twelfth each: as many classes cannot have a tenth
+        ([42, 42, 16], None, (2, 0.16)),
+        ([41, 41, 18], None, None),
+        ([10] * 12, None, None),
         ([10] * 12 + [2], None, (12, 2 / 122)),
     ],
 )
-def test_a_rare_class_is_one_in_ten_and_half_of_its_equal_share(shares, weights, expected):
+def test_a_rare_class_has_less_than_half_of_an_equal_share(shares, weights, expected):
     labels = torch.repeat_interleave(torch.arange(len(shares)), torch.tensor(shares))
     found = rare_class(labels, None if weights is None else torch.tensor(weights, dtype=torch.float64)[labels])
     assert found == (None if expected is None else (expected[0], pytest.approx(expected[1])))

@@ -67,7 +67,8 @@ class MeasurementSettings:
             None takes the first for vectors (N, d) and the second for images and other inputs of more dimensions.
         class_weight: How often samples of each class count in all that is measured, in scikit-learn's words:
             `"balanced"` for all classes alike, a dict of weights by class, or one weight for each class (as a loss has
-            them). None takes samples as training draws them.
+            them). None takes samples as training draws them; the callbacks then take the class weights of the module's
+            loss, if it has some.
         averaging: Largest weight of the past in an exponential moving average of the network's weights at the checks,
             0 <= averaging < 1; at the first checks it is smaller, n / (n + 10) after n. What is measured, and kept, is
             that average, and training goes on without it. None measures the network as each check finds it.
@@ -138,8 +139,13 @@ class MeasurementSettings:
         """These settings alone, of an object that has others besides."""
         return cls(**{field.name: getattr(other, field.name) for field in fields(cls)})
 
-    def make_signals(self, n_draws: int, module: nn.Module | None = None) -> Signals:
-        """`Signals` of these settings, still to be fitted; `module` as for `BoundaryUncertainty`."""
+    def make_signals(
+        self, n_draws: int, module: nn.Module | None = None, class_weight: ClassWeight | None = None
+    ) -> Signals:
+        """`Signals` of these settings, still to be fitted; `module` as for `BoundaryUncertainty`.
+
+        `class_weight` is taken if the settings have none.
+        """
         return Signals(
             self.n_neighbors,
             n_draws,
@@ -147,7 +153,7 @@ class MeasurementSettings:
             feature_extractor=self.feature_extractor,
             n_components=self.n_components,
             perturbation=self.perturbation,
-            class_weight=self.class_weight,
+            class_weight=class_weight if self.class_weight is None else self.class_weight,
             module=module,
         )
 

@@ -24,6 +24,7 @@ from bu_torch.labels import LabelProbabilities, LabelRegression
 from bu_torch.monitoring.cache import PREPARED, Samples, check_prepared, read_cache, write_cache
 from bu_torch.monitoring.catalogue import SIGNALS, Reading
 from bu_torch.monitoring.details import Details, describe
+from bu_torch.monitoring.recognition import recalls_of
 from bu_torch.perturbation import keeps_integers
 from bu_torch.trust import TrustScore
 
@@ -55,6 +56,12 @@ class Measurement:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.values, self.predictions))
+
+    def recalls(self) -> Tensor:
+        """Recall of the C classes that have samples, by labels and by label probabilities, (2 * C,) float64."""
+        reading, classes = self._reading, self._signals._classes
+        of_labels = classes.columns(reading.labels)
+        return recalls_of(reading.columns, of_labels, reading.label_probabilities, reading.weights, len(classes))
 
     def details(self, n_doubtful: int = 50) -> Details:
         """What is behind the values, by pair of classes and by sample; waits for the device.

@@ -29,6 +29,7 @@ class State(NamedTuple):
     prepared: dict[str, Any] | None
     space: Literal["inputs", "patches", "tokens"] | None
     average: dict[str, Any] | None
+    recalls: dict[str, list[Any]]
 
 
 def read_state(state: Any, most_draws: int) -> State:
@@ -60,6 +61,7 @@ def read_state(state: Any, most_draws: int) -> State:
         space=_read_space(_read(state, "space", str, None)),
         prepared=_read_prepared(_read(state, "prepared", dict, None)),
         average=_read_average(_read(state, "average", dict, None)),
+        recalls=_read_recalls(_read(state, "recalls", dict, {})),
     )
 
 
@@ -124,6 +126,20 @@ def _read_prepared(prepared: dict[str, Any] | None) -> dict[str, Any] | None:
         is_plain = tensor.dtype in _PREPARED and _holds_all(tensor)
         _check(is_plain, "`prepared` of plain tensors that hold their values", tensor.dtype)
     return prepared
+
+
+def _read_recalls(recalls: dict[str, Any]) -> dict[str, list[Any]]:
+    """Recall of each class at the kept check and at the one that is best for all classes alike."""
+    for name, recall in recalls.items():
+        _check(name in ("kept", "balanced") and isinstance(recall, list) and len(recall) == 3, "`recalls`", recall)
+        epoch, step, values = recall
+        _check(_is_count(epoch) and (step is None or _is_count(step)), "`recalls` of a check", recall)
+        is_plain = isinstance(values, Tensor) and values.dtype == torch.float64 and _holds_all(values)
+        _check(
+            is_plain and values.ndim == 2 and len(values) == 2 and values.shape[1] > 0, "`recalls` as shares", values
+        )
+        _check(bool(((values >= 0) & (values <= 1 + 1e-6)).all()), "`recalls` as shares", values)
+    return recalls
 
 
 def _read_average(average: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -145,6 +145,9 @@ class BoundaryUncertaintyStopper(Settings):
         if not self._best.weights:
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
         model.load_state_dict(self._best.weights)
+        kept = self._tracker.kept
+        if kept is not None and (line := self._tracker.unrecognised(kept)):
+            _log.info(line)
         self._tracker.end(
             self.stopping_reason or "Training ended.",
             kept_epoch=self.best_epoch,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bu_torch._evaluation_mode import warn_of_probabilities
 from bu_torch._inputs import as_labels
-from bu_torch.balance import class_shares, rare_class
+from bu_torch.balance import ClassWeight, class_shares, rare_class
 from bu_torch.data import IGNORED, Samples
 from bu_torch.monitoring import user_cache
 from bu_torch.monitoring.averaging import WeightAverage
@@ -22,6 +22,7 @@ from bu_torch.monitoring.budget import MAX_DRAWS, Plan, plan
 from bu_torch.monitoring.decision import Reason, Verdict, decide
 from bu_torch.monitoring.details import Details
 from bu_torch.monitoring.preparation import fit_or_find, fit_or_load
+from bu_torch.monitoring.recognition import Recognition
 from bu_torch.monitoring.record import Record, check_line, end_line, header_line, row
 from bu_torch.monitoring.rules import STANDARD_ERROR, SelectionRule, Standing
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
@@ -129,6 +130,7 @@ class Tracker:
         self.saving_seconds = 0.0
         self._signals = None
         self._measurement: Measurement | None = None
+        self._recognition = Recognition()
         self._predictions = self._best_predictions = torch.empty(0, dtype=torch.int64)
         self._fingerprint = None
         self._prepared: Mapping[str, Any] | None = None
@@ -189,6 +191,7 @@ class Tracker:
         cache: Path | Literal["auto"] | None = None,
         has_progress_bar: bool = False,
         is_saved: bool = True,
+        class_weight: ClassWeight | None = None,
     ) -> str:
         """Compute all that does not depend on the network.
 
@@ -199,6 +202,7 @@ class Tracker:
                 None for none.
             has_progress_bar: Show a progress bar after a few seconds.
             is_saved: Write the cache if it is not there.
+            class_weight: Weights of the classes, if `settings.class_weight` is None.
 
         Returns:
             Fingerprint of samples and settings, for `go_on`.
@@ -214,7 +218,7 @@ class Tracker:
         self._warn_of_small_budget(samples)
         samples, n_draws = self._within_memory(samples)
         self._warn_of_many_classes(samples)
-        signals = self.settings.make_signals(n_draws, module)
+        signals = self.settings.make_signals(n_draws, module, class_weight)
         boundary = signals.boundary
         if self.history:  # as it was chosen when the run began
             boundary.known_space = self._space
@@ -399,8 +403,8 @@ class Tracker:
             return drawn
         label, share = rare
         return (
-            f"{drawn}{drawn and ' '}Class {label} is {share:.1%} of what training draws, and counts as much in the"
-            " accuracy that is measured: `class_weight='balanced'` counts all classes alike."
+            f"{drawn}{drawn and ' '}Class {label} is {share:.1%} of what training draws, and has that weight in"
+            " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike."
         )
 
     def space(self) -> str:
@@ -477,7 +481,12 @@ class Tracker:
         self._measurement = self.signals.measure(logits, before, best)
         self._predictions = self._measurement.predictions
         values = {**self._measurement.values, STANDARD_ERROR: self._measurement.standard_error}
-        return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))
+        scalars = torch.stack(list(values.values()))
+        if self.selection is None:
+            return dict(zip(values, scalars.tolist(), strict=True))
+        measured = torch.cat((scalars, self._measurement.recalls())).tolist()
+        self._recognition.take(measured[len(values) :])
+        return dict(zip(values, measured[: len(values)], strict=True))
 
     def add(
         self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
@@ -504,7 +513,10 @@ class Tracker:
         self.history.append(entry)
         if self.selection is not None:
             self.selection.complete(self.compared)
+            before = self._standing.largest
             self._decide(entry)
+            if self.last_standing is not None:
+                self._recognition.add(epoch, step, is_kept=self._standing.largest > before)
         if not is_counted:
             self._compare_nothing_before()
         self._warn_of_worse_than_chance()  # last, for a warning may be made an error
@@ -609,6 +621,17 @@ class Tracker:
         if self.selection is not None and all(self.selection.score(entry) is None for entry in self.compared):
             return f"all checks were of epochs before `start_from_epoch={self.selection.start_from_epoch}`"
         return "no finite check counted"
+
+    def unrecognised(self, check: Mapping[str, Any]) -> str:
+        """Name a class that loses much by what is kept; "" if none does, or if classes are weighted.
+
+        Args:
+            check: Kept entry of `history`.
+        """
+        if self._signals is None or self._signals.boundary.class_weight is not None:
+            return ""
+        classes, counts = torch.unique(self._signals.boundary.labels, return_counts=True)
+        return self._recognition.line(check, classes, counts)
 
     def details(self) -> Details | None:
         """What the last check saw behind its numbers, until `end_check`; None where it was not measured here."""
@@ -717,6 +740,8 @@ class Tracker:
             "samples": self._fingerprint,
             "n_not_compared": self.n_not_compared,
         }
+        if recalls := self._recognition.state_dict():
+            state["recalls"] = recalls
         if self._prepared is not None:
             state["prepared"] = dict(self._prepared)
         if self._space is not None:
@@ -740,6 +765,8 @@ class Tracker:
         self.n_not_compared = state.n_not_compared
         self._predictions, self._best_predictions = state.predictions, state.best_predictions
         self._prepared = state.prepared
+        self._recognition = Recognition()
+        self._recognition.load_state_dict(state.recalls)
         self._space = state.space
         if self.average is not None and state.average is not None:
             self.average.load_state_dict(state.average)
@@ -774,6 +801,7 @@ class Tracker:
     def _compare_nothing_before(self) -> None:
         self._predictions, self._best_predictions = self._predictions[:0], self._best_predictions[:0]
         self.n_not_compared = len(self.history)
+        self._recognition = Recognition()
         self.verdict, self._standing = Verdict(), Standing()
         if self.selection is not None:
             self.selection.rule.reset()

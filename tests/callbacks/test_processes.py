@@ -178,20 +178,23 @@ class Stepped(Classifier):
     def training_step(self, batch, batch_idx):
         return super().training_step(({prepare}, batch[1]), batch_idx)
 
-stopping, kept = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, class_weight="balanced"), Weights()
+stopping, kept = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, class_weight={given!r}), Weights()
 made = trainer(folder, stopping, kept, max_epochs=2, strategy="ddp", devices=2)
 module, error = Stepped(), ""
+if {given!r} is None:
+    module.loss = torch.nn.CrossEntropyLoss(torch.tensor([1.0, 4.0, 2.0]))
 try:
     made.fit(module, data)
 except Exception as raised:
     error = f"{{type(raised).__name__}}: {{raised}}"
 again = []
 if made.global_rank == 0 and not error:
-    signals = Signals(n_neighbors=20, n_draws=2, class_weight="balanced").fit(features, labels, weights)
+    signals = Signals(n_neighbors=20, n_draws=2, class_weight={given!r} or [1.0, 4.0, 2.0])
+    signals.fit(features, labels, weights)
     before = None
     for state in kept.of_epoch:
         one = Classifier()
-        one.load_state_dict(state)
+        one.load_state_dict(state, strict=False)  # without the loss
         one.eval()
         with torch.no_grad():
             values, before = signals.measure(one(signals.perturbed_inputs), before)
@@ -204,8 +207,9 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_two_processes_count_what_a_sampler_draws_as_one_does(tmp_path):
-    _, ranks = run(tmp_path, WEIGHTED, prepare="batch[0]")
+@pytest.mark.parametrize("given", ["balanced", None])
+def test_two_processes_count_what_a_sampler_draws_and_a_loss_weighs_as_one_does(tmp_path, given):
+    _, ranks = run(tmp_path, WEIGHTED, prepare="batch[0]", given=given)
     first, second = ranks
     assert first["error"] == second["error"] == ""
     assert first["history"] == second["history"]
@@ -228,7 +232,7 @@ def test_two_processes_count_what_a_sampler_draws_as_one_does(tmp_path):
 )
 def test_other_units_in_training_are_seen_behind_ddp(tmp_path, prepare, messages):
     """Which calls the module with the arguments of `training_step` first."""
-    _, ranks = run(tmp_path, WEIGHTED, prepare=prepare)
+    _, ranks = run(tmp_path, WEIGHTED, prepare=prepare, given="balanced")
     assert len(ranks) == 2
     for one, message in zip(ranks, messages, strict=True):
         assert one["error"].startswith("MisconfigurationException: In training the network gets other inputs")

@@ -1,0 +1,138 @@
+"""Recall of each class, at the kept check and at the check that is best for all classes alike."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional.boundary import sum_by_pair
+
+# A loss is worth a line from here on, and beyond two standard errors: then classes that count alike also have a better
+# mean recall on test data, and data of equal classes give no line, with and without wrong labels.
+_MATERIAL = 0.05  # of a class
+_MATERIAL_MEAN = 0.01  # over the classes
+
+
+@dataclass(frozen=True)
+class Recalls:
+    """Recall of each class at one check.
+
+    Attributes:
+        epoch: Epoch of the check.
+        step: Step of the check; None if it is not known.
+        labelled: Share of the perturbed samples of each class that are predicted as labelled, (C,).
+        expected: The same by label probabilities in place of labels, which a network that memorises wrong labels does
+            not raise.
+    """
+
+    epoch: int
+    step: int | None
+    labelled: list[float]
+    expected: list[float]
+
+    @property
+    def mean(self) -> float:
+        """Expected accuracy with classes that count alike."""
+        return sum(self.expected) / len(self.expected)
+
+
+@dataclass
+class Recognition:
+    """Recall at the kept check, and at the check with the best mean over the classes.
+
+    Attributes:
+        kept: Recall at the kept check; None before the first.
+        balanced: Recall at the check with the largest mean expected recall; None likewise.
+    """
+
+    kept: Recalls | None = None
+    balanced: Recalls | None = None
+    _last: list[float] = field(default_factory=list)  # measured, and not added yet
+
+    def take(self, measured: list[float]) -> None:
+        """Keep what `recalls_of` gave for the check that is added next."""
+        self._last = measured
+
+    def add(self, epoch: int, step: int | None, *, is_kept: bool) -> None:
+        """Add a check that counts, if it was measured here."""
+        measured, self._last = self._last, []
+        if not measured or not all(map(math.isfinite, measured)):
+            return
+        half = len(measured) // 2
+        recalls = Recalls(epoch, step, measured[:half], measured[half:])
+        if is_kept:
+            self.kept = recalls
+        if self.balanced is None or recalls.mean > self.balanced.mean:
+            self.balanced = recalls
+
+    def line(self, check: Mapping[str, Any], classes: Tensor, counts: Tensor) -> str:
+        """Name the class that loses most by the kept check; "" if no class loses much.
+
+        Args:
+            check: Kept one. If it is not `kept`, nothing is said.
+            classes: Classes that have samples, (C,).
+            counts: Samples of each, (C,).
+        """
+        kept, balanced = self.kept, self.balanced
+        if kept is None or balanced is None or (kept.epoch, kept.step) != (check["epoch"], check.get("step")):
+            return ""
+        if not len(kept.expected) == len(balanced.expected) == len(classes):
+            return ""
+        gains = [after - before for before, after in zip(kept.expected, balanced.expected, strict=True)]
+        loser = max(range(len(gains)), key=gains.__getitem__)
+        before, after = kept.labelled[loser], balanced.labelled[loser]
+        share = (before + after) / 2
+        error = math.sqrt(share * (1 - share) / float(counts[loser]))
+        is_material = gains[loser] >= _MATERIAL and balanced.mean - kept.mean >= _MATERIAL_MEAN
+        if not is_material or after - before < max(_MATERIAL, 2 * error):
+            return ""
+        places = (f"epoch {kept.epoch}", f"epoch {balanced.epoch}")
+        if kept.epoch == balanced.epoch:
+            places = (f"step {kept.step}", f"step {balanced.step}")
+        return (
+            f"Class {int(classes[loser])} is recognised at {before:.0%} of its perturbed samples in the kept"
+            f" {places[0]}, and at {after:.0%} in {places[1]}. To change it: `class_weight='balanced'`."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and tensors."""
+        return {
+            name: [recalls.epoch, recalls.step, torch.tensor([recalls.labelled, recalls.expected], dtype=torch.float64)]
+            for name, recalls in (("kept", self.kept), ("balanced", self.balanced))
+            if recalls is not None
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        for name, (epoch, step, values) in state.items():
+            setattr(self, name, Recalls(epoch, step, *values.tolist()))
+
+
+def recalls_of(
+    columns: Tensor, of_labels: Tensor, probabilities: Tensor, weights: Tensor | None, n_classes: int
+) -> Tensor:
+    """Recall of each class by labels, then by label probabilities, (2 * C,) float64; waits for no device.
+
+    Args:
+        columns: For each prediction the column of its class, (D * N,); C or more for a class without samples.
+        of_labels: For each sample the column of its label, (N,).
+        probabilities: Class probabilities at the perturbed samples, (D * N, C).
+        weights: How often each sample counts, (N,); None for alike.
+        n_classes: C.
+    """
+    labels = of_labels.repeat(len(columns) // len(of_labels))
+    if weights is None:
+        counted = torch.ones_like(labels, dtype=torch.float64)
+        mass = probabilities.sum(dim=0, dtype=torch.float64)
+    else:
+        counted = weights.double().repeat(len(columns) // len(of_labels))
+        mass = (counted.to(probabilities.dtype) @ probabilities).double()
+    known = columns.clamp(max=n_classes - 1)
+    is_known = columns < n_classes
+    own = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * is_known * counted
+    hits = sum_by_pair((columns == labels) * counted, labels, n_classes)
+    by_label = hits / sum_by_pair(counted, labels, n_classes)
+    return torch.cat((by_label, sum_by_pair(own, known, n_classes) / mass))

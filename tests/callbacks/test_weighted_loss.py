@@ -1,0 +1,192 @@
+"""A loss that weighs its classes: the callbacks measure with its weights, or say that they do not."""
+
+import re
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from problems import Classifier, blobs, loader, same, trainer, weights_of
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+from bu_torch.callbacks._loss_weights import weights_in_graph, weights_of_losses
+
+X, Y = blobs()
+WEIGHTS = [1.0, 4.0, 2.0]
+FEW = {"n_neighbors": 10, "n_draws": 1}
+
+
+class OfModule(Classifier):
+    """Has its loss as a part."""
+
+    def __init__(self, weights=WEIGHTS):
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(None if weights is None else torch.tensor(weights))
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self(batch[0]), batch[1])
+
+
+class OfFunction(Classifier):
+    """Calls the function with weights."""
+
+    def training_step(self, batch, batch_idx):
+        return cross_entropy(self(batch[0]), batch[1], weight=torch.tensor(WEIGHTS))
+
+
+def fit(folder, module, callback, **kwargs):
+    pl.seed_everything(3, verbose=False)
+    module = module()
+    trainer(folder, *([] if callback is None else [callback]), max_epochs=2, **kwargs).fit(module, loader(X, Y))
+    return callback, weights_of(module)
+
+
+def lines(log):
+    return [line for line in log.messages if "weighs the classes" in line]
+
+
+class TestTheLossOfTheModule:
+    def test_weighs_what_is_measured(self, tmp_path, log):
+        found, _ = fit(tmp_path, OfModule, BoundaryUncertaintyMonitor(**FEW))
+        assert lines(log) == [
+            "Boundary uncertainty weighs the classes by 1, 4, 2, as the module's loss does. To change it:"
+            " `class_weight=[1.0] * 3` counts all samples alike."
+        ]
+        given, _ = fit(tmp_path, OfModule, BoundaryUncertaintyMonitor(**FEW, class_weight=WEIGHTS))
+        plain, _ = fit(tmp_path, OfModule, BoundaryUncertaintyMonitor(**FEW, class_weight=[1.0] * 3))
+        assert len(lines(log)) == 1
+        assert found.history == given.history
+        assert found.history != plain.history
+        assert found.class_weight is None
+
+    @pytest.mark.parametrize("weights", [None, [2.0] * 3, [1.0, 0.0, 1.0], [1.0, 4.0, 2.0, 1.0]])
+    def test_without_weights_of_these_classes_changes_nothing(self, tmp_path, log, weights):
+        class Wider(OfModule):
+            def __init__(self):
+                super().__init__(weights)
+                self.net[-1] = nn.Linear(16, 3 if weights is None else len(weights))
+
+        found, _ = fit(tmp_path, Wider, BoundaryUncertaintyMonitor(**FEW))
+        assert lines(log) == []
+        plain, _ = fit(tmp_path, Wider, BoundaryUncertaintyMonitor(**FEW, class_weight=[1.0] * 3))
+        assert found.history == plain.history
+
+    @pytest.mark.parametrize("weights", [WEIGHTS, [1.0, 1.0, 3.0]])
+    def test_is_that_of_the_checkpoint_when_a_run_resumes(self, tmp_path, log, recwarn, weights):
+        """They are a buffer of the loss, which Lightning loads."""
+        first, _ = fit(tmp_path, OfModule, BoundaryUncertaintyStopping(**FEW))
+        again = BoundaryUncertaintyStopping(**FEW)
+        trainer(tmp_path, again, max_epochs=4).fit(OfModule(weights), loader(X, Y), ckpt_path=first.best_model_path)
+        assert [check["epoch"] for check in again.history] == [0, 1, 2, 3]
+        assert again.tracker.n_not_compared == 0
+        assert lines(log)[1] == lines(log)[0]
+        assert not [one for one in recwarn if "cannot be compared" in str(one.message)]
+
+
+def test_weights_that_only_the_function_gets_are_told_once(tmp_path, log):
+    fit(tmp_path, OfFunction, BoundaryUncertaintyMonitor(**FEW))
+    assert lines(log) == [
+        "The loss weighs the classes by 1, 4, 2, boundary uncertainty by 1, 1, 1. To change it: pass the weights of the"
+        " loss as `class_weight=`."
+    ]
+    fit(tmp_path, OfFunction, BoundaryUncertaintyMonitor(**FEW, class_weight=[1.0] * 3))
+    assert len(lines(log)) == 1
+
+
+def test_a_weighted_loss_that_training_does_not_use_is_told(tmp_path, log):
+    class Validates(OfModule):
+        def training_step(self, batch, batch_idx):
+            return cross_entropy(self(batch[0]), batch[1])
+
+    fit(tmp_path, Validates, BoundaryUncertaintyMonitor(**FEW))
+    assert re.match("The loss weighs the classes by 1, 1, 1, boundary uncertainty by 1, 4, 2.", lines(log)[1])
+
+
+@pytest.mark.parametrize("module", [OfModule, OfFunction])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_training_is_the_same_to_the_bit(tmp_path, log, module, is_compiled):
+    def made():
+        one = module()
+        if is_compiled:
+            one.net.compile(backend="aot_eager")
+        return one
+
+    trained = []
+    for callback in (None, BoundaryUncertaintyStopping(**FEW, restore_best_weights=False)):
+        torch._dynamo.reset()
+        trained.append(fit(tmp_path, made, callback)[1])
+    assert same(*trained)
+    assert len(lines(log)) == 1
+
+
+class TestWeightsInTheGraph:
+    @pytest.mark.parametrize(
+        ("loss", "expected"),
+        [
+            (lambda x, y: cross_entropy(x, y), [1.0] * 3),
+            (lambda x, y: cross_entropy(x, y, weight=torch.tensor(WEIGHTS), label_smoothing=0.1) / 2, WEIGHTS),
+            (lambda x, y: cross_entropy(x, y, weight=torch.ones(3)) + cross_entropy(x, y), [1.0] * 3),
+            (lambda x, y: cross_entropy(x, y, weight=torch.tensor(WEIGHTS)) + cross_entropy(x, y), None),
+            (lambda x, y: cross_entropy(x, y, weight=torch.tensor([1.0, 0.0, 1.0])), None),
+            (lambda x, y: (x - y.unsqueeze(1)).square().mean(), None),
+            (lambda x, y: x.detach().sum(), None),
+        ],
+    )
+    def test_are_those_that_the_loss_was_given(self, loss, expected):
+        logits = torch.randn(120, 3, requires_grad=True)
+        assert weights_in_graph(loss(logits * 1, Y), 3) == expected
+
+    def test_of_one_logit_weigh_the_second_class(self):
+        logits = torch.randn(120, requires_grad=True)
+        pos_weight = torch.tensor([19.0])
+        loss = binary_cross_entropy_with_logits(logits, (Y > 0).float(), pos_weight=pos_weight)
+        assert weights_in_graph(loss, 2) == [1.0, 19.0]
+        assert weights_in_graph(loss, 3) is None
+        assert weights_of_losses(nn.BCEWithLogitsLoss(pos_weight=pos_weight), 2) == [1.0, 19.0]
+        assert weights_of_losses(nn.BCEWithLogitsLoss(pos_weight=pos_weight), 3) is None
+
+
+def test_losses_that_disagree_give_no_weights():
+    one, other = (nn.CrossEntropyLoss(torch.tensor(weights)) for weights in (WEIGHTS, [1.0, 2.0, 4.0]))
+    assert weights_of_losses(nn.ModuleList([one, nn.CrossEntropyLoss()]), 3) == WEIGHTS
+    assert weights_of_losses(nn.ModuleList([one, other]), 3) is None
+
+
+class Moved(pl.LightningModule):
+    """Has its boundary where the epoch says."""
+
+    def __init__(self, thresholds):
+        super().__init__()
+        self.thresholds = thresholds
+        self.threshold = nn.Parameter(torch.zeros(()))
+
+    def on_train_epoch_start(self):
+        with torch.no_grad():
+            self.threshold.fill_(self.thresholds[self.current_epoch])
+
+    def forward(self, x):
+        return torch.stack((torch.zeros(len(x)), x[:, 0] - self.threshold), dim=1)
+
+    def training_step(self, batch, batch_idx):
+        return 0 * self(batch[0]).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(("share", "is_said"), [(0.2, True), (0.5, False)])
+def test_a_class_that_loses_by_what_is_kept_is_named_at_the_end(tmp_path, log, share, is_said):
+    labels = (torch.arange(400) < share * 400).long()
+    features = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+    features[:, 0] += 2 * labels
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, averaging=None, rule="expected_accuracy")
+    trainer(tmp_path, stopping, max_epochs=2).fit(Moved([2.0, 1.0]), loader(features, labels))
+    said = [line for line in log.messages if "is recognised at" in line]
+    assert len(said) == is_said
+    if is_said:
+        assert re.match(
+            r"Class 1 is recognised at \d\d% of its perturbed samples in the kept epoch 0, and at \d\d% in epoch 1\. To"
+            " change it: `class_weight='balanced'`.",
+            said[0],
+        )
