@@ -25,7 +25,6 @@ from bu_torch.callbacks.monitor import RAW_WEIGHTS, SHARDED, BoundaryUncertainty
 from bu_torch.checkpoints import why_unreadable
 from bu_torch.monitoring.rules import as_rule
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
-from bu_torch.monitoring.tracker import REMOVED_RULE, refuse_removed_rule
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -215,12 +214,15 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
-        # Lightning skips a state whose key it does not know. The key holds the rule's name, so that the state of a
-        # removed rule is looked for here.
-        if trainer.state.fn == FITTING:
-            for key in map(str, checkpoint.get("callbacks", {})):
-                if key.startswith(type(self).__qualname__) and repr(REMOVED_RULE) in key:
-                    self._refuse_rule(REMOVED_RULE)
+        # Lightning skips a state whose key it does not know, and the key holds the rule's name. The state of another
+        # rule is passed on under today's key: the tracker warns of what has changed, or refuses a removed rule.
+        states = checkpoint.get("callbacks", {})
+        if trainer.state.fn == FITTING and self.state_key not in states:
+            claimed = {one.state_key for one in trainer.callbacks}
+            own = f"{type(self).__qualname__}{{"
+            left = [key for key in states if str(key).startswith(own) and key not in claimed]
+            if left:
+                states[self.state_key] = states.pop(left[0])
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         rank_zero_warn("Patience and the best epoch start anew.")
@@ -301,12 +303,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     def score_name(self) -> str:
         """The entry of `history` that decides."""
         return self._tracker.score_name
-
-    def _refuse_rule(self, name: Any) -> None:
-        try:
-            refuse_removed_rule(name)
-        except ValueError as error:
-            raise MisconfigurationException(str(error)) from error
 
     def _kept(self) -> dict[str, Any] | None:
         """The check that the keeper holds."""

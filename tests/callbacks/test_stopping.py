@@ -1,6 +1,7 @@
 import copy
 import math
 import signal
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -150,10 +151,31 @@ def test_a_run_of_the_rule_that_is_no_more_gives_one_clear_error(tmp_path):
     content = torch.load(path, weights_only=True)
     states = content["callbacks"]
     content["callbacks"] = {key.replace("'boundary_uncertainty'", "'consensus'"): states[key] for key in states}
-    assert content["callbacks"].keys() != states.keys()
+    (key,) = (key for key in content["callbacks"] if key.startswith("Scripted{"))
+    content["callbacks"][key]["settings"]["rule"] = "consensus"
     torch.save(content, path)
     with pytest.raises(MisconfigurationException, match="began with `rule='consensus'`, which is no more"):
         run(tmp_path, [0.1, 0.2, 0.3], max_epochs=3, ckpt_path=path)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_run_that_resumes_with_another_rule_says_that_it_begins_anew(tmp_path, beside):
+    """Also if another callback keeps its rule, whose best epoch goes on."""
+    last = ModelCheckpoint(tmp_path / "user", save_last=True)
+    other = [Scripted([0.1, 0.9, 0.2], rule=Gain(), restore_best_weights=False) for _ in range(2)] if beside else []
+    run(tmp_path, [0.9, 0.1], *other[:1], last, max_epochs=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        path = tmp_path / "user" / "last.ckpt"
+        stopping, _, _ = run(tmp_path, [0, 0, 0.2, 0.3], *other[1:], max_epochs=4, rule="trust_score", ckpt_path=path)
+    (said,) = (str(one.message) for one in caught if "The run resumes" in str(one.message))
+    assert said == (
+        "The run resumes with rule='trust_score' where it had rule='boundary_uncertainty': its scores cannot be"
+        " compared with those before, so patience and the best epoch start anew."
+    )
+    assert [entry["epoch"] for entry in stopping.history] == [0, 1, 2, 3]
+    assert (stopping.best_epoch, stopping.best_score) == (3, 0.6)
+    assert [one.best_epoch for one in other] == [1] * len(other)
 
 
 def test_expected_accuracy_and_boundary_uncertainty_of_averages_are_the_default(tmp_path, log):
