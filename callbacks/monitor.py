@@ -360,7 +360,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         self._dismiss()
-        self._tracker.end(told(exception))
+        self._tracker.end(describe_exception(exception))
 
     def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         self._tracker.release()
@@ -871,11 +871,11 @@ def record_folder(trainer: "Trainer") -> Path | None:
     return Path(folder)
 
 
-def told(exception: BaseException) -> str:
+def describe_exception(exception: BaseException) -> str:
     """Why training ended early, in words."""
     if isinstance(exception, KeyboardInterrupt):
         return "Training was interrupted (KeyboardInterrupt)."
-    return f"Training failed: {type(exception).__name__}: {exception}"
+    return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
 
 
 def _embeds(module: torch.nn.Module) -> bool:

@@ -21,7 +21,7 @@ from bu_torch.callbacks._companions import (
 from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
-from bu_torch.callbacks.monitor import RAW_WEIGHTS, SHARDED, BoundaryUncertaintyMonitor, told
+from bu_torch.callbacks.monitor import RAW_WEIGHTS, SHARDED, BoundaryUncertaintyMonitor, describe_exception
 from bu_torch.checkpoints import why_unreadable
 from bu_torch.monitoring.rules import as_rule
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
@@ -387,7 +387,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def _reason(self, trainer: "Trainer", exception: BaseException | None) -> str:
         if exception is not None:
-            return told(exception)
+            return describe_exception(exception)
         if self._bearer is not None and self._bearer.has_stopped:
             return self._bearer.why_stopped
         for callback in trainer.callbacks:

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from problems import Classifier, Gain, blobs, loader, same, trainer, weights_of
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping
@@ -279,6 +279,13 @@ class TestEnds:
         assert stopping.stopping_reason == "Training failed: ValueError: boom"
         assert f"not in the model, its checkpoint is {stopping.best_model_path}. Training failed" in log.text
         assert Path(stopping.best_model_path).exists()
+
+    def test_an_exception_without_a_text_goes_by_its_name(self, tmp_path):
+        stopping = Scripted(self.script)
+        fitted = trainer(tmp_path, self.interrupt(SIGTERMException()), stopping, max_epochs=10)
+        with pytest.raises(SIGTERMException):
+            fitted.fit(Classifier(), loader(*blobs()))
+        assert stopping.stopping_reason == "Training failed: SIGTERMException."
 
     @pytest.mark.filterwarnings("ignore:No check is made in 4 epochs")
     @pytest.mark.parametrize(
