@@ -439,11 +439,21 @@ class MemoryKeeperMixin(Companion, Checkpoint):
 
 
 class ConcluderMixin(Companion):
-    """Kept last in the trainer's list, so that all others have seen and saved the weights as training left them."""
+    """Puts the kept weights back when training ends, after all other callbacks have saved those of training.
+
+    It is kept last in the trainer's list.
+    """
 
     def __init__(self, owner: "BoundaryUncertaintyStopping", default_checkpoint: Any = None) -> None:
         self.owner = owner
         self.default_checkpoint = default_checkpoint
+
+    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        # The module's own hook, which exports it perhaps, comes next. What writes files beside training has written
+        # them all in `on_fit_end`.
+        is_written = not isinstance(trainer.strategy.checkpoint_io, self.library.async_checkpoint_io)
+        if self.owner in trainer.callbacks and is_written:
+            self.owner.conclude(trainer)
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self.owner in trainer.callbacks:

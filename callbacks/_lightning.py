@@ -81,6 +81,7 @@ class Library(NamedTuple):
     timer: Any
     stochastic_weight_averaging: Any
     weight_averaging: Any
+    async_checkpoint_io: Any
     distributed_sampler_wrapper: Any  # which Lightning puts around a user's sampler to share it out
 
 
@@ -134,5 +135,6 @@ def _library(tree: str) -> Library:
         timer=callbacks.Timer,
         stochastic_weight_averaging=callbacks.StochasticWeightAveraging,
         weight_averaging=callbacks.WeightAveraging,
+        async_checkpoint_io=import_module(f"{tree}.plugins.io").AsyncCheckpointIO,
         distributed_sampler_wrapper=import_module(f"{_TREES[tree]}.utilities.distributed").DistributedSamplerWrapper,
     )

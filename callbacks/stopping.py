@@ -202,7 +202,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                 ) from error
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Nothing yet: a companion calls `conclude` when all other callbacks have ended."""
+        """Do nothing: a companion calls `conclude` when all other callbacks have ended."""
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         """Likewise."""
@@ -324,6 +324,9 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         if self._keeper is None or not self._keeper.is_best_there:
             rank_zero_warn(f"The checkpoint of the kept epoch is gone: {path}.")
             return "not "
+        for optimizer in trainer.optimizers:
+            if hasattr(optimizer, "train") and hasattr(optimizer, "eval"):
+                optimizer.eval()  # it changes the weights: here, for a hook may call it when they are put back
         is_own = self._keeper.is_best_own
         if isinstance(self._keeper, MemoryKeeperMixin):
             weights = self._keeper.best.weights

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from problems import Classifier, Gain, blobs, loader, same, trainer, weights_of
 
@@ -308,6 +309,55 @@ class TestEnds:
         assert stopping.stopping_reason == "There was no training batch."
         with pytest.warns(UserWarning, match="No check is made in 1 epochs with `every_n_epochs=4`"):
             run(tmp_path, self.script, every_n_epochs=4, max_epochs=1)
+
+    @pytest.mark.parametrize("how", ["file", "memory", "late"])
+    def test_which_hook_sees_the_kept_weights(self, tmp_path, how):
+        """The module's `on_train_end`, which may export it, and all `on_fit_end`; others may save the last before."""
+        seen = {}
+
+        class Seeing(Classifier):
+            def on_train_end(self):
+                seen["module"] = weights_of(self)
+
+        look = LambdaCallback(
+            on_train_end=lambda t, m: seen.update(callback=weights_of(m)),
+            on_fit_end=lambda t, m: seen.update(fit_end=weights_of(m)),
+        )
+        last = {"file": [ModelCheckpoint(tmp_path / "user", save_last=True)]}.get(how, [])
+        options = {"memory": {"enable_checkpointing": False}, "late": {"plugins": [AsyncCheckpointIO()]}}.get(how, {})
+        _, module, weights = run(
+            tmp_path, self.script, look, *last, max_epochs=4, module=Seeing(), trainer_kwargs=options
+        )
+        assert same(seen["callback"], weights[3])
+        assert same(seen["module"], weights[3 if how == "late" else 1])
+        assert same(module.state_dict(), weights[1])
+        assert how == "late" or same(seen["fit_end"], weights[1])
+        for one in last:
+            assert same(torch.load(one.last_model_path, weights_only=True)["state_dict"], weights[3])
+
+    def test_an_optimiser_with_modes_does_not_change_what_is_put_back(self, tmp_path):
+        class WithModes(torch.optim.SGD):
+            is_training = True
+
+            def train(self):
+                self.is_training = True
+
+            @torch.no_grad()
+            def eval(self):
+                if self.is_training:
+                    for weight in self.param_groups[0]["params"]:
+                        weight.mul_(0.5)
+                self.is_training = False
+
+        class Module(Classifier):
+            def configure_optimizers(self):
+                return WithModes(self.parameters(), lr=self.lr)
+
+            def on_train_end(self):
+                self.trainer.optimizers[0].eval()
+
+        _, module, weights = run(tmp_path, self.script, max_epochs=4, module=Module())
+        assert same(module.state_dict(), weights[1])
 
     def test_restoring_can_be_declined(self, tmp_path):
         stopping, module, weights = run(tmp_path, self.script, max_epochs=4, restore_best_weights=False)
