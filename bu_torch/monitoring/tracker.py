@@ -154,7 +154,6 @@ class Tracker:
         n_operations: int,
         *,
         max_samples: int | None = None,
-        has_default_budget: bool = False,
     ) -> Plan:
         """How many samples to look at, by the settings alone.
 
@@ -163,13 +162,12 @@ class Tracker:
             n_visited: How many of them an epoch of one process visits.
             n_operations: Of a forward pass of one sample (`bu_torch.monitoring.budget.count_operations`).
             max_samples: Used instead of `settings.max_samples`.
-            has_default_budget: Plan as if `settings.budget` were "auto".
         """
         return plan(
             n_training,
             n_visited,
             n_operations,
-            budget="auto" if has_default_budget else self.settings.budget,
+            budget=self.settings.budget,
             n_draws=self.settings.n_draws,
             max_samples=self.settings.max_samples if max_samples is None else max_samples,
             n_neighbors=self.settings.n_neighbors,
@@ -699,15 +697,20 @@ class Tracker:
         """What the header of the record did not know yet."""
         return {"n_not_compared": self.n_not_compared} if self.n_not_compared else {}
 
+    @property
+    def training_seconds(self) -> float:
+        """Time since `begin` without checks, saving, and what others took, in seconds."""
+        beside = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
+        return time.perf_counter() - self._began - beside
+
     def cost(self) -> str:
         """What this training has cost beside training itself, in words; of a resumed one, since then.
 
         At least so much: what a trainer does for its hooks and with what is logged is not known here.
         """
         parts = {"preparation": self.setup_seconds, "checks": self.check_seconds, "saving": self.saving_seconds}
-        after_setup = self.check_seconds + self.saving_seconds
-        seconds = time.perf_counter() - self._began - self._seconds_elsewhere - after_setup
-        share = (self.setup_seconds + after_setup) / max(seconds, 1e-9)
+        seconds = self.training_seconds
+        share = sum(parts.values()) / max(seconds, 1e-9)
         told = ", ".join(f"{name} {spent:.1f} s" for name, spent in parts.items() if spent or name != "saving")
         total = sum(round(spent, 1) for spent in parts.values())  # of the parts as they are told
         start = "Since the run resumed, boundary" if self._has_resumed else "Boundary"
