@@ -459,6 +459,7 @@ class ConcluderMixin(Companion):
         if self.owner in trainer.callbacks:
             self.owner.conclude(trainer)
             self._set_default_checkpoint_aside(trainer)
+            self._leave_first_place(trainer)
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         if self.owner in trainer.callbacks:
@@ -470,6 +471,15 @@ class ConcluderMixin(Companion):
         trainer.callbacks = [
             StandIn(self.owner, one) if one is self.default_checkpoint else one for one in trainer.callbacks
         ]
+
+    def _leave_first_place(self, trainer: "Trainer") -> None:
+        """Put the keepers behind the user's own checkpoint callbacks, if this process was spawned.
+
+        Its parent, whose list lacks all companions, takes the best path of the first checkpoint callback here for that
+        of the first one there.
+        """
+        if self.default_checkpoint is None and hasattr(trainer.strategy.launcher, "get_extra_results"):
+            trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, KeeperMixin))
 
 
 class StandInMixin(Companion):
