@@ -440,16 +440,27 @@ class MemoryKeeperMixin(Companion, Checkpoint):
 
 
 class ConcluderMixin(Companion):
-    """Kept last in the trainer's list, so that all others have seen and saved the weights as training left them."""
+    """Puts the kept weights back when training ends, after all other callbacks have saved those of training.
+
+    It is kept last in the trainer's list.
+    """
 
     def __init__(self, owner: "BoundaryUncertaintyStopping", default_checkpoint: Any = None) -> None:
         self.owner = owner
         self.default_checkpoint = default_checkpoint
 
+    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        # The module's own hook, which exports it perhaps, comes next. What writes files beside training has written
+        # them all in `on_fit_end`.
+        is_written = not isinstance(trainer.strategy.checkpoint_io, self.library.async_checkpoint_io)
+        if self.owner in trainer.callbacks and is_written:
+            self.owner.conclude(trainer)
+
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self.owner in trainer.callbacks:
             self.owner.conclude(trainer)
             self._set_default_checkpoint_aside(trainer)
+            self._leave_first_place(trainer)
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         if self.owner in trainer.callbacks:
@@ -461,6 +472,15 @@ class ConcluderMixin(Companion):
         trainer.callbacks = [
             StandIn(self.owner, one) if one is self.default_checkpoint else one for one in trainer.callbacks
         ]
+
+    def _leave_first_place(self, trainer: "Trainer") -> None:
+        """Put the keepers behind the user's own checkpoint callbacks, if this process was spawned.
+
+        Its parent, whose list lacks all companions, takes the best path of the first checkpoint callback here for that
+        of the first one there.
+        """
+        if self.default_checkpoint is None and hasattr(trainer.strategy.launcher, "get_extra_results"):
+            trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, KeeperMixin))
 
 
 class StandInMixin(Companion):

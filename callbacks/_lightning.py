@@ -83,6 +83,7 @@ class Library(NamedTuple):
     stochastic_weight_averaging: Any
     weight_averaging: Any
     dummy_logger: Any  # which takes all that a logger is told, and writes nothing
+    async_checkpoint_io: Any
     distributed_sampler_wrapper: Any  # which Lightning puts around a user's sampler to share it out
 
 
@@ -138,5 +139,6 @@ def _library(tree: str) -> Library:
         stochastic_weight_averaging=callbacks.StochasticWeightAveraging,
         weight_averaging=callbacks.WeightAveraging,
         dummy_logger=import_module(f"{tree}.loggers.logger").DummyLogger,
+        async_checkpoint_io=import_module(f"{tree}.plugins.io").AsyncCheckpointIO,
         distributed_sampler_wrapper=import_module(f"{_TREES[tree]}.utilities.distributed").DistributedSamplerWrapper,
     )

@@ -125,9 +125,9 @@ def users_sampler(sampler: Any, trainer: "Trainer") -> Any:
     return sampler
 
 
-def announce_subset(samples: Samples) -> None:
-    """Say how many are looked at, unless all are."""
-    if samples.is_stratified is not None:
-        kind = "stratified random" if samples.is_stratified else "random"
-        n_samples = len(samples.inputs)
-        rank_zero_info(f"Boundary uncertainty looks at a {kind} {n_samples} of {samples.n_training} training samples.")
+def describe(samples: Samples) -> str:
+    """Say how many are looked at, and of how many."""
+    if samples.is_stratified is None:
+        return f"{len(samples.inputs)} samples"
+    kind = "stratified random" if samples.is_stratified else "random"
+    return f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"

@@ -35,12 +35,12 @@ from bu_torch.callbacks._optimizers import evaluation_weights
 from bu_torch.callbacks._processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._silence import silence
-from bu_torch.callbacks._training_data import announce_subset, batch_hooks, read_pair, read_training_data
+from bu_torch.callbacks._training_data import batch_hooks, describe, read_pair, read_training_data
 from bu_torch.callbacks._training_loss import training_loss
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
 from bu_torch.data import IGNORED, Samples, UnreadableError, fewer_of, seeded, split_batch
 from bu_torch.monitoring.averaging import put_back
-from bu_torch.monitoring.budget import AUTO, Plan, count_operations, share_of_training
+from bu_torch.monitoring.budget import Plan, count_operations, describe_slow_check
 from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.monitoring.rules import STANDARD_ERROR
 from bu_torch.monitoring.settings import MeasurementSettings, as_file
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
-_MUCH = 0.25  # of the work of training, for a check
 _MOST_WATCHED = 5  # batches, until the network has been called
 _MOVE = (
     "Move what prepares the inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
@@ -319,7 +318,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         train_loss = training_loss(trainer, is_within_epoch=is_within_epoch)
         if not trainer.barebones:  # which logs nothing, and warns where one tries
             self._log(trainer, pl_module, step if is_within_epoch else None)
+        is_first = self.check_seconds == 0
         self._tracker.end_check(started, details, train_loss)
+        if is_first and (line := describe_slow_check(self.check_seconds, self._tracker.training_seconds)):
+            every = "every_n_epochs" if self.every_n_train_steps is None else "every_n_train_steps"
+            rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{every}=`.")
 
     def _log(self, trainer: "Trainer", pl_module: "LightningModule", step: int | None) -> None:
         """Log the last check: with the epoch's other values, or at a step of its own."""
@@ -373,7 +376,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         self._dismiss()
-        self._tracker.end(told(exception))
+        self._tracker.end(describe_exception(exception))
 
     def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         self._tracker.release()
@@ -481,11 +484,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         samples = read.pop()  # which alone holds them, so that those that are left out are free
         with self._explained([samples.labels]):
             samples, n_draws = self._plan(trainer, samples, n_operations)
-            announce_subset(samples)
-            shape = " x ".join(str(size) for size in samples.inputs.shape)
+            draws = "1 draw" if n_draws == 1 else f"{n_draws} draws"
             rank_zero_info(
-                f"Boundary uncertainty prepares the training samples ({shape}): neighbours, distances to each class,"
-                f" probabilities of the classes. {self._cost_of_a_check(trainer, samples, n_draws, n_operations)}"
+                f"Boundary uncertainty looks at {describe(samples)}, {draws} each, {self._describe_schedule()}."
             )
             if self.class_weight is None:
                 labels = as_labels(samples.labels, len(samples.inputs))
@@ -506,36 +507,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         inputs = inputs if trainer.world_size == 1 else inputs.cpu()
         return inputs, self._tracker.plan, (fingerprint, self._tracker.is_restored, self._tracker.n_samples)
 
-    def _cost_of_a_check(self, trainer: "Trainer", samples: Samples, n_draws: int, n_operations: int) -> str:
-        """What a check costs, and what would change that, in words."""
-        n_passes = n_draws * len(samples.inputs)
-        told = f"A check is {n_passes} forward passes ({n_draws} a sample)"
-        if trainer.fast_dev_run:
-            return f"{told}."
-        share = share_of_training(n_passes, self._n_trained(trainer, samples.n_training))
-        told += (
-            f": {share:.1%} of the work of training between two checks, counted in passes; of its time it is less, for"
-            " its batches are large."
-        )
-        if is_pair(self.reference):
-            return told
-        if isinstance(self.budget, float | int):
-            by_default = self._planned(trainer, samples.n_training, n_operations, has_default_budget=True)
-            more = by_default.n_samples * by_default.n_draws
-            return f"{told} `budget='auto'` would make {more}." if more > n_passes else told
-        is_floor = self.budget == "auto" and n_passes > AUTO * self._n_visited(trainer, samples.n_training)
-        less = self._way_to_less(n_draws) if is_floor and share >= _MUCH else ""
-        return f"{told} {less}" if less else told
-
-    def _way_to_less(self, n_draws: int) -> str:
-        """What makes checks take less where the floor of small data decides, in words; "" where nothing is left to."""
-        if self.n_draws is not None:
-            return ""
-        if self.max_samples is not None:
-            return "Fewer samples are perturbed more often: `n_draws=1` takes fewer passes." if n_draws > 1 else ""
+    def _describe_schedule(self) -> str:
+        n, unit = self.every_n_epochs, "epoch"
         if self.every_n_train_steps is not None:
-            return "Small data needs as many; a larger `every_n_train_steps` checks less often."
-        return "Small data needs as many; `every_n_epochs=5` checks less often." if self.every_n_epochs == 1 else ""
+            n, unit = self.every_n_train_steps, "step"
+        return f"after every {unit}" if n == 1 else f"every {n} {unit}s"
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Nothing to do here: the stopping callback starts its patience anew."""
@@ -584,16 +560,13 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         made = self._tracker.plan = self._tracker.plan or self._planned(trainer, samples.n_training, n_operations)
         return fewer_of(samples, made.n_samples, self.seed), made.n_draws
 
-    def _planned(
-        self, trainer: "Trainer", n_training: int, n_operations: int, *, has_default_budget: bool = False
-    ) -> Plan:
+    def _planned(self, trainer: "Trainer", n_training: int, n_operations: int) -> Plan:
         takes_all = self.max_samples is None and is_pair(self.reference)
         return self._tracker.planned(
             n_training,
             self._n_visited(trainer, n_training),
             n_operations,
             max_samples=n_training if takes_all else None,
-            has_default_budget=has_default_budget,
         )
 
     def _n_visited(self, trainer: "Trainer", n_training: int) -> int:
@@ -608,18 +581,6 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches
             n_batches = min(n_batches, math.ceil(self.every_n_train_steps / max(steps_of_batch, 1e-9)))
         return n_batches
-
-    def _n_trained(self, trainer: "Trainer", n_training: int) -> int:
-        """Samples that all processes pass between two checks, each as often as it is drawn."""
-        loader = trainer.train_dataloader
-        batch_size = getattr(loader, "batch_size", None)
-        if batch_size is None:
-            return n_training * self.every_n_epochs
-        n_passed = self._n_batches(trainer) * batch_size
-        with contextlib.suppress(TypeError, AttributeError, NotImplementedError):  # a stream has no length
-            n_passed = min(n_passed, len(loader.sampler))
-        n_passed = n_training if math.isinf(n_passed) else n_passed * trainer.world_size
-        return int(n_passed) * self.every_n_epochs
 
     # Reading the network.
 
@@ -889,11 +850,11 @@ def record_folder(trainer: "Trainer") -> Path | None:
     return Path(folder)
 
 
-def told(exception: BaseException) -> str:
+def describe_exception(exception: BaseException) -> str:
     """Why training ended early, in words."""
     if isinstance(exception, KeyboardInterrupt):
         return "Training was interrupted (KeyboardInterrupt)."
-    return f"Training failed: {type(exception).__name__}: {exception}"
+    return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
 
 
 def _embeds(module: torch.nn.Module) -> bool:

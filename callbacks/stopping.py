@@ -22,11 +22,10 @@ from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
 from bu_torch.callbacks._optimizers import leave_training
-from bu_torch.callbacks.monitor import RAW_WEIGHTS, SHARDED, BoundaryUncertaintyMonitor, told
+from bu_torch.callbacks.monitor import RAW_WEIGHTS, SHARDED, BoundaryUncertaintyMonitor, describe_exception
 from bu_torch.checkpoints import why_unreadable
 from bu_torch.monitoring.rules import as_rule
 from bu_torch.monitoring.settings import MeasurementSettings, Settings
-from bu_torch.monitoring.tracker import REMOVED_RULE, refuse_removed_rule
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -204,7 +203,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                 ) from error
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Nothing yet: a companion calls `conclude` when all other callbacks have ended."""
+        """Do nothing: a companion calls `conclude` when all other callbacks have ended."""
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         """Likewise."""
@@ -216,12 +215,15 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
-        # Lightning skips a state whose key it does not know. The key holds the rule's name, so that the state of a
-        # removed rule is looked for here.
-        if trainer.state.fn == FITTING:
-            for key in map(str, checkpoint.get("callbacks", {})):
-                if key.startswith(type(self).__qualname__) and repr(REMOVED_RULE) in key:
-                    self._refuse_rule(REMOVED_RULE)
+        # Lightning skips a state whose key it does not know, and the key holds the rule's name. The state of another
+        # rule is passed on under today's key: the tracker warns of what has changed, or refuses a removed rule.
+        states = checkpoint.get("callbacks", {})
+        if trainer.state.fn == FITTING and self.state_key not in states:
+            claimed = {one.state_key for one in trainer.callbacks}
+            own = f"{type(self).__qualname__}{{"
+            left = [key for key in states if str(key).startswith(own) and key not in claimed]
+            if left:
+                states[self.state_key] = states.pop(left[0])
 
     def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         rank_zero_warn("Patience and the best epoch start anew.")
@@ -305,12 +307,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         """The entry of `history` that decides."""
         return self._tracker.score_name
 
-    def _refuse_rule(self, name: Any) -> None:
-        try:
-            refuse_removed_rule(name)
-        except ValueError as error:
-            raise MisconfigurationException(str(error)) from error
-
     def _kept(self) -> dict[str, Any] | None:
         """The check that the keeper holds."""
         standing = None if self._keeper is None else self._keeper.best_model_score
@@ -320,7 +316,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def _restore(self, trainer: "Trainer") -> str:
         """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""
-        leave_training(trainer)
         module = trainer.lightning_module
         path = cleaned(self.best_model_path)
         if type(trainer.strategy).__name__ in SHARDED:
@@ -332,6 +327,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         if self._keeper is None or not self._keeper.is_best_there:
             rank_zero_warn(f"The checkpoint of the kept epoch is gone: {path}.")
             return "not "
+        leave_training(trainer)
         is_own = self._keeper.is_best_own
         if isinstance(self._keeper, MemoryKeeperMixin):
             weights = self._keeper.best.weights
@@ -395,7 +391,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def _reason(self, trainer: "Trainer", exception: BaseException | None) -> str:
         if exception is not None:
-            return told(exception)
+            return describe_exception(exception)
         if self._bearer is not None and self._bearer.has_stopped:
             return self._bearer.why_stopped
         for callback in trainer.callbacks:

@@ -25,7 +25,8 @@ _UNBOUNDED_DRAWS = 4  # of data that the floor does not reach, where nothing bou
 _LEAST_FLOOR, _MOST_FLOOR = 500, 6000
 _FLOOR_OPERATIONS = 6e8
 _OPERATIONS_BESIDE = 40_000  # of a pass: what a check does with its logits takes as long on one core
-_PASSES_OF_A_STEP = 3  # forward and backward, for a sample
+_SLOW = 0.5  # seconds of a check that are worth a word,
+_MUCH = 0.25  # if they are so much of the training between two checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +75,14 @@ def plan(
     return Plan(n_samples, n_draws)
 
 
-def share_of_training(n_passes: int, n_trained: int) -> float:
-    """Forward passes of one check as a share of those of training, which takes three for each sample it is given."""
-    return n_passes / (_PASSES_OF_A_STEP * max(n_trained, 1))
+def describe_slow_check(check_seconds: float, training_seconds: float) -> str:
+    """Say what a check takes beside the training before it; "" if that is little of either."""
+    if check_seconds < max(_SLOW, _MUCH * training_seconds):
+        return ""
+    return (
+        f"A check of boundary uncertainty takes {check_seconds:.1f} s, and the training before it took"
+        f" {training_seconds:.1f} s."
+    )
 
 
 def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:

@@ -138,6 +138,7 @@ class Tracker:
         self.found_in: Path | None = None
         self.kept_in: Path | None = None
         self._has_warned = False
+        self._n_columns = 0  # of the logits that were measured here
         self._space: Literal["inputs", "patches", "tokens"] | None = None
         self._record: Record | None = None
         self._about: dict[str, Any] = {"data": {}, "classes": None}
@@ -155,7 +156,6 @@ class Tracker:
         n_operations: int,
         *,
         max_samples: int | None = None,
-        has_default_budget: bool = False,
     ) -> Plan:
         """How many samples to look at, by the settings alone.
 
@@ -164,13 +164,12 @@ class Tracker:
             n_visited: How many of them an epoch of one process visits.
             n_operations: Of a forward pass of one sample (`bu_torch.monitoring.budget.count_operations`).
             max_samples: Used instead of `settings.max_samples`.
-            has_default_budget: Plan as if `settings.budget` were "auto".
         """
         return plan(
             n_training,
             n_visited,
             n_operations,
-            budget="auto" if has_default_budget else self.settings.budget,
+            budget=self.settings.budget,
             n_draws=self.settings.n_draws,
             max_samples=self.settings.max_samples if max_samples is None else max_samples,
             n_neighbors=self.settings.n_neighbors,
@@ -478,6 +477,7 @@ class Tracker:
             known.to(logits.device) if len(known) == len(logits) else None
             for known in (self._predictions, self._best_predictions)
         )
+        self._n_columns = logits.shape[1]
         self._measurement = self.signals.measure(logits, before, best)
         self._predictions = self._measurement.predictions
         values = {**self._measurement.values, STANDARD_ERROR: self._measurement.standard_error}
@@ -532,20 +532,29 @@ class Tracker:
     def _warn_of_worse_than_chance(self) -> None:
         """Say once that the network predicts what the labels contradict, which no training aims at."""
         n_classes = self._about["data"].get("n_present", 0)
-        if self._has_warned or not n_classes or len(self.history) < _SETTLED:
+        if self._has_warned or not n_classes:
             return
+        accuracy, n_checks = self.history[-1]["expected_accuracy"], len(self.history)
         last = [entry["expected_accuracy"] for entry in self.history[-_SETTLED:]]
         is_rising = last[-1] > last[0]  # as that of a network that still learns
-        if all(accuracy < _BELOW_CHANCE / n_classes for accuracy in last) and not is_rising:
-            self._has_warned = True
+        is_too_wide = n_checks == 1 and self._n_columns > self.n_classes
+        is_settled = n_checks >= _SETTLED and not is_rising
+        if not (is_too_wide or is_settled) or not all(one < _BELOW_CHANCE / n_classes for one in last):
+            return
+        self._has_warned = True
+        if is_too_wide:
             self.warn(
-                f"Expected accuracy is {self.history[-1]['expected_accuracy']:.2f} after {len(self.history)} checks,"
-                f" worse than chance with {n_classes} classes. Does `training_step` change the labels, or does"
-                " `forward` give something other than one logit for each class of the labels? Then nothing that"
-                " is measured says"
-                " anything of what is trained. What is done to labels belongs into the dataset or"
-                " `on_after_batch_transfer`."
+                f"The network gives {self._n_columns} columns, and the labels have {n_classes} classes. Expected"
+                f" accuracy is {accuracy:.2f} at the first check, worse than chance. If `forward` returns an embedding,"
+                " let it return the logits, one for each class; `output_key=` names them in a tuple or a dict."
             )
+            return
+        self.warn(
+            f"Expected accuracy is {accuracy:.2f} after {n_checks} checks, worse than chance with {n_classes} classes."
+            " Does `training_step` change the labels, or does `forward` give something other than one logit for each"
+            " class of the labels? If so, the scores do not describe the trained network. Change labels in the dataset"
+            " or in `on_after_batch_transfer`."
+        )
 
     @property
     def compared(self) -> list[dict[str, Any]]:
@@ -711,20 +720,25 @@ class Tracker:
         """What the header of the record did not know yet."""
         return {"n_not_compared": self.n_not_compared} if self.n_not_compared else {}
 
+    @property
+    def training_seconds(self) -> float:
+        """Time since `begin` without checks, saving, and what others took, in seconds."""
+        beside = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
+        return time.perf_counter() - self._began - beside
+
     def cost(self) -> str:
         """What this training has cost beside training itself, in words; of a resumed one, since then.
 
         At least so much: what a trainer does for its hooks and with what is logged is not known here.
         """
-        after_setup = self.check_seconds + self.saving_seconds
-        seconds = time.perf_counter() - self._began - self._seconds_elsewhere - after_setup
-        spent = self.setup_seconds + after_setup
-        saving = f", saving {self.saving_seconds:.1f} s" if self.saving_seconds else ""
+        parts = {"preparation": self.setup_seconds, "checks": self.check_seconds, "saving": self.saving_seconds}
+        seconds = self.training_seconds
+        share = sum(parts.values()) / max(seconds, 1e-9)
+        told = ", ".join(f"{name} {spent:.1f} s" for name, spent in parts.items() if spent or name != "saving")
+        total = sum(round(spent, 1) for spent in parts.values())  # of the parts as they are told
         start = "Since the run resumed, boundary" if self._has_resumed else "Boundary"
         return (
-            f"{start} uncertainty took at least {spent:.1f} s (preparation {self.setup_seconds:.1f} s, checks"
-            f" {self.check_seconds:.1f} s{saving}) beside {seconds:.1f} s of training:"
-            f" {spent / max(seconds, 1e-9):.0%}."
+            f"{start} uncertainty took at least {total:.1f} s ({told}) beside {seconds:.1f} s of training: {share:.0%}."
         )
 
     # What a resumed training needs.

@@ -5,10 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from problems import Classifier, blobs, loader, trainer
 
+from bu_torch import BoundaryUncertaintyStopping
 from bu_torch.callbacks._processes import share
 
 COMMON = """
@@ -318,28 +322,51 @@ def test_shares_are_equally_long_and_hold_every_row(n, world_size):
 SPAWN = (
     COMMON
     + """
+from lightning.pytorch.callbacks import ModelCheckpoint
 from bu_torch.report import read_record
 if __name__ == "__main__":
     torch.manual_seed(0)
     features, labels = blobs(n=120)
     stopping = BoundaryUncertaintyStopping(n_neighbors=20, patience=1)
-    made = trainer(folder, stopping, max_epochs=3, strategy="ddp_spawn", devices=2)
+    own = [ModelCheckpoint(folder / "own", filename="{{epoch}}")] * {n_own}
+    made = trainer(folder, stopping, *own, max_epochs=3, strategy="ddp_spawn", devices=2)
     module = Classifier()
     made.fit(module, loader(features, labels))
-    path = Path(made.checkpoint_callback.best_model_path)
+    record = read_record(folder / "checkpoints")
+    path = record.end.best_model_path
     saved = torch.load(path, weights_only=True)
-    record = read_record(path.parent)
-    done(0, kept=saved["epoch"], told=record.end.kept_epoch, checks=len(record.checks),
+    done(0, path=path, best=made.checkpoint_callback.best_model_path,
+         kept=saved["epoch"], told=record.end.kept_epoch, checks=len(record.checks),
          same=all(torch.equal(value, module.state_dict()[name]) for name, value in saved["state_dict"].items()))
 """
 )
 
 
 @pytest.mark.slow
-def test_after_a_spawn_the_weights_the_path_and_the_record_are_there(tmp_path):
-    found, ranks = run(tmp_path, SPAWN)
+@pytest.mark.parametrize("n_own", [0, 1])
+def test_after_a_spawn_the_weights_the_path_and_the_record_are_there(tmp_path, n_own):
+    """The path is that of the user's own `ModelCheckpoint`, which saves each epoch, if there is one."""
+    found, ranks = run(tmp_path, SPAWN, n_own=n_own)
     assert found.returncode == 0, found.stderr
     (parent,) = ranks
     assert parent["same"]
     assert parent["kept"] == parent["told"]
     assert parent["checks"] > parent["kept"]
+    assert parent["best"] == (str(tmp_path / "own" / f"epoch={parent['checks'] - 1}.ckpt") if n_own else parent["path"])
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ()])
+def test_a_launcher_that_sends_results_back_finds_the_first_checkpoint_of_the_user(tmp_path, names):
+    """Which is the one that the parent process has; without any, that is Lightning's own, which gets our path."""
+    theirs = [ModelCheckpoint(tmp_path / name, every_n_epochs=n + 1) for n, name in enumerate(names)]
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20)
+    made = trainer(tmp_path, stopping, *theirs, max_epochs=2)
+    made.strategy._launcher = SimpleNamespace(
+        launch=lambda function, *args, trainer, **kwargs: function(*args, **kwargs), get_extra_results=dict
+    )
+    made.fit(Classifier(), loader(*blobs()))
+    paths = [one.best_model_path for one in made.checkpoint_callbacks]
+    own = [one.best_model_path for one in theirs]
+    assert paths[: len(theirs)] == own
+    assert stopping.best_model_path == paths[len(theirs)]
+    assert made.checkpoint_callback.best_model_path == (own or [stopping.best_model_path])[0]

@@ -1,6 +1,7 @@
 import copy
 import math
 import signal
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from problems import Classifier, Gain, blobs, loader, same, trainer, weights_of
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping
@@ -150,10 +152,31 @@ def test_a_run_of_the_rule_that_is_no_more_gives_one_clear_error(tmp_path):
     content = torch.load(path, weights_only=True)
     states = content["callbacks"]
     content["callbacks"] = {key.replace("'boundary_uncertainty'", "'consensus'"): states[key] for key in states}
-    assert content["callbacks"].keys() != states.keys()
+    (key,) = (key for key in content["callbacks"] if key.startswith("Scripted{"))
+    content["callbacks"][key]["settings"]["rule"] = "consensus"
     torch.save(content, path)
     with pytest.raises(MisconfigurationException, match="began with `rule='consensus'`, which is no more"):
         run(tmp_path, [0.1, 0.2, 0.3], max_epochs=3, ckpt_path=path)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_run_that_resumes_with_another_rule_says_that_it_begins_anew(tmp_path, beside):
+    """Also if another callback keeps its rule, whose best epoch goes on."""
+    last = ModelCheckpoint(tmp_path / "user", save_last=True)
+    other = [Scripted([0.1, 0.9, 0.2], rule=Gain(), restore_best_weights=False) for _ in range(2)] if beside else []
+    run(tmp_path, [0.9, 0.1], *other[:1], last, max_epochs=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        path = tmp_path / "user" / "last.ckpt"
+        stopping, _, _ = run(tmp_path, [0, 0, 0.2, 0.3], *other[1:], max_epochs=4, rule="trust_score", ckpt_path=path)
+    (said,) = (str(one.message) for one in caught if "The run resumes" in str(one.message))
+    assert said == (
+        "The run resumes with rule='trust_score' where it had rule='boundary_uncertainty': its scores cannot be"
+        " compared with those before, so patience and the best epoch start anew."
+    )
+    assert [entry["epoch"] for entry in stopping.history] == [0, 1, 2, 3]
+    assert (stopping.best_epoch, stopping.best_score) == (3, 0.6)
+    assert [one.best_epoch for one in other] == [1] * len(other)
 
 
 def test_expected_accuracy_and_boundary_uncertainty_of_averages_are_the_default(tmp_path, log):
@@ -258,6 +281,13 @@ class TestEnds:
         assert f"not in the model, its checkpoint is {stopping.best_model_path}. Training failed" in log.text
         assert Path(stopping.best_model_path).exists()
 
+    def test_an_exception_without_a_text_goes_by_its_name(self, tmp_path):
+        stopping = Scripted(self.script)
+        fitted = trainer(tmp_path, self.interrupt(SIGTERMException()), stopping, max_epochs=10)
+        with pytest.raises(SIGTERMException):
+            fitted.fit(Classifier(), loader(*blobs()))
+        assert stopping.stopping_reason == "Training failed: SIGTERMException."
+
     @pytest.mark.filterwarnings("ignore:No check is made in 4 epochs")
     @pytest.mark.parametrize(
         ("script", "kwargs", "n_checks", "why"),
@@ -279,6 +309,31 @@ class TestEnds:
         assert stopping.stopping_reason == "There was no training batch."
         with pytest.warns(UserWarning, match="No check is made in 1 epochs with `every_n_epochs=4`"):
             run(tmp_path, self.script, every_n_epochs=4, max_epochs=1)
+
+    @pytest.mark.parametrize("how", ["file", "memory", "late"])
+    def test_which_hook_sees_the_kept_weights(self, tmp_path, how):
+        """The module's `on_train_end`, which may export it, and all `on_fit_end`; others may save the last before."""
+        seen = {}
+
+        class Seeing(Classifier):
+            def on_train_end(self):
+                seen["module"] = weights_of(self)
+
+        look = LambdaCallback(
+            on_train_end=lambda t, m: seen.update(callback=weights_of(m)),
+            on_fit_end=lambda t, m: seen.update(fit_end=weights_of(m)),
+        )
+        last = {"file": [ModelCheckpoint(tmp_path / "user", save_last=True)]}.get(how, [])
+        options = {"memory": {"enable_checkpointing": False}, "late": {"plugins": [AsyncCheckpointIO()]}}.get(how, {})
+        _, module, weights = run(
+            tmp_path, self.script, look, *last, max_epochs=4, module=Seeing(), trainer_kwargs=options
+        )
+        assert same(seen["callback"], weights[3])
+        assert same(seen["module"], weights[3 if how == "late" else 1])
+        assert same(module.state_dict(), weights[1])
+        assert how == "late" or same(seen["fit_end"], weights[1])
+        for one in last:
+            assert same(torch.load(one.last_model_path, weights_only=True)["state_dict"], weights[3])
 
     def test_restoring_can_be_declined(self, tmp_path):
         stopping, module, weights = run(tmp_path, self.script, max_epochs=4, restore_best_weights=False)

@@ -1,4 +1,3 @@
-import re
 import warnings
 
 import pytest
@@ -9,7 +8,8 @@ from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.monitoring.budget import Plan, count_operations, plan, share_of_training
+from bu_torch.monitoring import budget
+from bu_torch.monitoring.budget import Plan, count_operations, describe_slow_check, plan
 from bu_torch.monitoring.stopper import BoundaryUncertaintyStopper
 
 ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 40}
@@ -152,8 +152,16 @@ def test_an_embedding_counts_by_what_is_multiplied_with_it():
     assert count_operations(tied) == 2 * 30_000 * 8
 
 
-def test_the_share_is_of_three_passes_a_sample():
-    assert share_of_training(4600, 2300) == pytest.approx(2 / 3)
+@pytest.mark.parametrize(
+    ("check", "training", "told"),
+    [
+        (0.8, 1.2, "A check of boundary uncertainty takes 0.8 s, and the training before it took 1.2 s."),
+        (0.8, 3.3, ""),
+        (0.4, 0.1, ""),
+    ],
+)
+def test_a_check_is_slow_in_seconds_and_beside_training(check, training, told):
+    assert describe_slow_check(check, training) == told
 
 
 def images(n=1300):
@@ -179,8 +187,8 @@ def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, ca
         trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
     assert monitor.tracker.plan == Plan(500, 1)
     assert monitor.tracker.n_samples == 500
-    assert "looks at a stratified random 500 of 1300 training samples" in caplog.text
-    assert "A check is 500 forward passes (1 a sample): 12.8% of the work of training" in caplog.text
+    expected = "looks at a stratified random 500 of 1300 training samples, 1 draw each, after every epoch."
+    assert expected in caplog.text
 
 
 class Told(torch.utils.data.Dataset):
@@ -253,65 +261,29 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
 
 
 @pytest.mark.parametrize(
-    ("settings", "loading", "share"),
-    [
-        ({}, {}, 2 * 600 / 1800),
-        ({"every_n_epochs": 2}, {}, 2 * 600 / 3600),
-        ({"every_n_train_steps": 4}, {}, 2 * 600 / (3 * 4 * 50)),
-        ({"reference": blobs(150)}, {}, 2 * 150 / 1800),
-        ({}, {"sampler": torch.utils.data.WeightedRandomSampler(torch.ones(600), 3000)}, 2 * 600 / 9000),
-    ],
-    ids=["an epoch", "two epochs", "steps", "a reference", "a long epoch"],
-)
-def test_the_line_tells_the_share_of_what_is_trained(tmp_path, caplog, settings, loading, share):
-    monitor = BoundaryUncertaintyMonitor(n_draws=2, budget=None, **settings)
-    data = torch.utils.data.DataLoader(TensorDataset(*blobs(600)), batch_size=50, **loading)
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), data)
-    assert f"(2 a sample): {share:.1%} of the work of training" in caplog.text
-
-
-NEEDED = "Small data needs as many;"
-
-
-@pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({}, f" {NEEDED} `every_n_epochs=5` checks less often."),
-        ({"every_n_epochs": 2}, ""),  # as it says already
-        ({"every_n_train_steps": 6}, f" {NEEDED} a larger `every_n_train_steps` checks less often."),
-        ({"max_samples": 300}, " Fewer samples are perturbed more often: `n_draws=1` takes fewer passes."),
-        ({"reference": blobs(600)}, ""),
-        ({"n_draws": 2}, ""),
-        ({"budget": 0.9}, " `budget='auto'` would make 6000."),
-        ({"budget": None}, ""),
+        ({}, "600 samples, 10 draws each, after every epoch."),
+        ({"every_n_epochs": 2, "n_draws": 1}, "600 samples, 1 draw each, every 2 epochs."),
+        ({"every_n_train_steps": 6, "n_draws": 2}, "600 samples, 2 draws each, every 6 steps."),
+        ({"reference": blobs(150), "n_draws": 2}, "150 samples, 2 draws each, after every epoch."),
     ],
 )
-def test_a_way_to_another_cost_is_told_where_there_is_one(tmp_path, caplog, settings, told):
-    monitor = BoundaryUncertaintyMonitor(**settings)
+def test_one_line_tells_the_plan(tmp_path, caplog, settings, told):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
-        trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), loader(*blobs(600)))
-    (line,) = (one for one in caplog.messages if "A check is" in one)
-    assert line.partition("for its batches are large.")[2] == told
+        trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=2).fit(Classifier(), loader(*blobs(600)))
+    (line,) = (one for one in caplog.messages if "looks at" in one)
+    assert line == f"Boundary uncertainty looks at {told}"
 
 
-def test_a_trial_tells_no_share(tmp_path, caplog):
+@pytest.mark.parametrize(("settings", "name"), [({}, "every_n_epochs"), ({"every_n_train_steps": 2}, None)])
+def test_slow_checks_are_told_of_once(tmp_path, monkeypatch, caplog, settings, name):
+    monkeypatch.setattr(budget, "_SLOW", 0)
+    monkeypatch.setattr(budget, "_MUCH", 0)
     with caplog.at_level("INFO", logger="lightning.pytorch"):
-        trainer(tmp_path, BoundaryUncertaintyMonitor(), fast_dev_run=True).fit(Classifier(), loader(*blobs(600)))
-    (line,) = (one for one in caplog.messages if "A check is" in one)
-    assert re.search(r"A check is \d+ forward passes \(\d+ a sample\)\.$", line)
-
-
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        yield from zip(*blobs(600), strict=True)
-
-
-def test_of_a_stream_the_share_is_of_what_was_read(tmp_path, caplog):
-    monitor = BoundaryUncertaintyMonitor(n_draws=2, budget=None)
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), torch.utils.data.DataLoader(Stream(), batch_size=50))
-    assert "(2 a sample): 66.7% of the work of training" in caplog.text
+        trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=3).fit(Classifier(), loader(*blobs(600)))
+    (line,) = (one for one in caplog.messages if "A check of boundary uncertainty takes" in one)
+    assert line.endswith(f" s. To change it: `n_draws=`, `max_samples=`, `{name or next(iter(settings))}=`.")
 
 
 def test_what_is_counted_is_not_warned_of():

@@ -354,6 +354,20 @@ def test_worse_than_chance_is_warned_of_where_it_does_not_get_better(accuracies,
     assert [f"Expected accuracy is {accuracies[-1]:.2f}" in one for one in said] == [True] * is_warned
 
 
+@pytest.mark.parametrize(
+    ("n_columns", "accuracy", "is_warned"), [(16, 0.06, True), (16, 0.3, False), (4, 0.2, True), (3, 0.06, False)]
+)
+def test_more_columns_than_classes_that_predict_worse_than_chance_are_warned_of_at_once(n_columns, accuracy, is_warned):
+    tracker, _ = prepared()
+    said = []
+    tracker.warn = said.append
+    logits = torch.randn(len(tracker.perturbed_inputs), n_columns, generator=torch.Generator().manual_seed(0))
+    tracker.add(0, tracker.measure(logits) | {"expected_accuracy": accuracy})
+    tracker.add(1, VALUES | {"expected_accuracy": 0.9})
+    start = f"The network gives {n_columns} columns, and the labels have 3 classes. Expected accuracy is {accuracy:.2f}"
+    assert [one.startswith(start) for one in said] == [True] * is_warned
+
+
 def test_a_resumed_training_tells_what_it_has_cost_since_then():
     first, resumed = Tracker(Settings()), Tracker(Settings())
     first.begin(0.0, None, {})
@@ -377,6 +391,12 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
         " training"
     )
     assert tracker.cost() == f"{expected}: 48%."
+
+
+def test_the_parts_of_the_cost_add_up_to_its_sum():
+    tracker = Tracker(Settings())
+    tracker.setup_seconds, tracker.check_seconds, tracker.saving_seconds = 0.94, 0.64, 0.14
+    assert "took at least 1.6 s (preparation 0.9 s, checks 0.6 s, saving 0.1 s) beside" in tracker.cost()
 
 
 def test_a_state_of_before_the_margin_goes_on_and_its_checks_have_no_equals():
