@@ -116,6 +116,7 @@ HANDLED = {
 
 
 @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
+@pytest.mark.filterwarnings("ignore:The network gives 3 columns")
 @pytest.mark.parametrize("data", list(HANDLED.values()), ids=list(HANDLED))
 def test_odd_samples_are_measured(tmp_path, data):
     assert is_measured(fit(tmp_path, data))
@@ -226,6 +227,7 @@ class TestOutputs:
         ],
         ids=["half", "tiny", "an array", "by name", "an attribute", "wider than the labels"],
     )
+    @pytest.mark.filterwarnings("ignore:The network gives 7 columns")
     def test_odd_logits_are_measured(self, tmp_path, output):
         assert is_measured(fit(tmp_path, loader(X, Y), Lenient(output)))
 
