@@ -27,12 +27,12 @@ from quality import Case, Split
 from torch import Tensor, nn
 
 from bu_torch import functional, perturb, perturb_toward_neighbors
-from bu_torch.graph import NeighborGraph
-from bu_torch.labels import LabelProbabilities, LabelRegression
-from bu_torch.layers import LayerFeatures
-from bu_torch.patches import PatchFeatures
-from bu_torch.space import FeatureSpace, standardization, standardize
-from bu_torch.space_choice import left_out_skill
+from bu_torch.estimators.labels import LabelProbabilities, LabelRegression
+from bu_torch.estimators.space_choice import left_out_skill
+from bu_torch.neighbors.graph import NeighborGraph
+from bu_torch.space.features import FeatureSpace, standardization, standardize
+from bu_torch.space.layers import LayerFeatures
+from bu_torch.space.patches import PatchFeatures
 
 DEFAULT = "0.3-0.7 of the way to one of 5"
 CHOICE = ("inputs", "patches", "module")  # of the default

@@ -48,7 +48,7 @@ from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor
-from bu_torch.monitoring.settings import AVERAGING
+from bu_torch.run.settings import AVERAGING
 
 IMAGES = Path("/usr/share/datasets/fashion-mnist")
 EMOJI = "emoji"  # the data of the kinds that need `--emoji`; behind it the side in pixels

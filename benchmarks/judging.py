@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import rivals
 
-from bu_torch.monitoring.rules import AccuracyAndUncertainty
+from bu_torch.rule.rules import AccuracyAndUncertainty
 
 PATIENCE = 20
 AVERAGE = "averaged_"  # begins the names of what is read of averages of weights

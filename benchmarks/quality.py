@@ -66,9 +66,9 @@ from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor, Signals
-from bu_torch.monitoring.averaging import WeightAverage
-from bu_torch.monitoring.rules import STANDARD_ERROR, AccuracyAndUncertainty, SelectionRule
-from bu_torch.monitoring.settings import AVERAGING
+from bu_torch.rule.rules import STANDARD_ERROR, AccuracyAndUncertainty, SelectionRule
+from bu_torch.run.averaging import WeightAverage
+from bu_torch.run.settings import AVERAGING
 
 FOLDER = Path(__file__).parent
 DATA = {file.name.partition(".csv")[0]: file for file in sorted((FOLDER / "data").rglob("*.csv*"))}

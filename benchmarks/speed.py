@@ -44,8 +44,8 @@ from bu_torch import (
 from bu_torch.functional import boundary as stages
 from bu_torch.functional.omission import cluster_counts, omission_of_counts
 from bu_torch.functional.parzen import bandwidth_of_scaled
-from bu_torch.monitoring.averaging import WeightAverage
-from bu_torch.monitoring.settings import AVERAGING
+from bu_torch.run.averaging import WeightAverage
+from bu_torch.run.settings import AVERAGING
 
 N_NEIGHBORS = 40
 # N, d, J: growing samples, features and classes around the shape of the letter data

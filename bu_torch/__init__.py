@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from bu_torch import evaluation as evaluation
     from bu_torch import functional as functional
     from bu_torch import report as report
-    from bu_torch.anchors import BisectionAnchorUncertainty, GradientAnchorUncertainty
-    from bu_torch.boundary import BoundaryUncertainty
     from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-    from bu_torch.checkpoints import Checkpoint, load_checkpoint
-    from bu_torch.graph import NeighborGraph
-    from bu_torch.labels import LabelProbabilities, LabelRegression, LabelVotes
-    from bu_torch.layers import LayerFeatures
-    from bu_torch.monitoring.rules import Rule, SelectionRule
-    from bu_torch.monitoring.signals import Measurement, Signals
-    from bu_torch.monitoring.stopper import BoundaryUncertaintyStopper
-    from bu_torch.patches import PatchFeatures
-    from bu_torch.perturbation import exchange_tokens, perturb, perturb_toward_neighbors
-    from bu_torch.prototypes import PrototypeClassifier
+    from bu_torch.estimators.boundary import BoundaryUncertainty
+    from bu_torch.estimators.labels import LabelProbabilities, LabelRegression, LabelVotes
+    from bu_torch.estimators.trust import KNNConfidence, TrustScore
+    from bu_torch.neighbors.graph import NeighborGraph
+    from bu_torch.neighbors.prototypes import PrototypeClassifier
+    from bu_torch.papers.anchors import BisectionAnchorUncertainty, GradientAnchorUncertainty
+    from bu_torch.perturbation.moves import exchange_tokens, perturb, perturb_toward_neighbors
+    from bu_torch.ranking.checkpoints import Checkpoint, load_checkpoint
     from bu_torch.ranking.ranking import Candidate, Ranking, rank_checkpoints, rank_models
     from bu_torch.ranking.scoring import BoundaryUncertaintyScorer
     from bu_torch.ranking.soup import Soup, average_checkpoints, greedy_soup
-    from bu_torch.space import FeatureSpace
-    from bu_torch.tokens import TokenFeatures
-    from bu_torch.trust import KNNConfidence, TrustScore
+    from bu_torch.rule.rules import Rule, SelectionRule
+    from bu_torch.run.stopper import BoundaryUncertaintyStopper
+    from bu_torch.signals.measuring import Measurement, Signals
+    from bu_torch.space.features import FeatureSpace
+    from bu_torch.space.layers import LayerFeatures
+    from bu_torch.space.patches import PatchFeatures
+    from bu_torch.space.tokens import TokenFeatures
 
 __all__ = [
     "BisectionAnchorUncertainty",
@@ -79,25 +79,25 @@ __all__ = [
 # Where each name is found, once more for the interpreter, which skips the imports above.
 _PACKAGES = ("callbacks", "evaluation", "functional", "report")
 _MODULES = {
-    "anchors": ("BisectionAnchorUncertainty", "GradientAnchorUncertainty"),
-    "boundary": ("BoundaryUncertainty",),
+    "papers.anchors": ("BisectionAnchorUncertainty", "GradientAnchorUncertainty"),
+    "estimators.boundary": ("BoundaryUncertainty",),
     "callbacks": ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopping"),
-    "checkpoints": ("Checkpoint", "load_checkpoint"),
-    "graph": ("NeighborGraph",),
-    "labels": ("LabelProbabilities", "LabelRegression", "LabelVotes"),
-    "layers": ("LayerFeatures",),
-    "monitoring.rules": ("Rule", "SelectionRule"),
-    "monitoring.stopper": ("BoundaryUncertaintyStopper",),
-    "patches": ("PatchFeatures",),
-    "perturbation": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
-    "prototypes": ("PrototypeClassifier",),
+    "ranking.checkpoints": ("Checkpoint", "load_checkpoint"),
+    "neighbors.graph": ("NeighborGraph",),
+    "estimators.labels": ("LabelProbabilities", "LabelRegression", "LabelVotes"),
+    "space.layers": ("LayerFeatures",),
+    "rule.rules": ("Rule", "SelectionRule"),
+    "run.stopper": ("BoundaryUncertaintyStopper",),
+    "space.patches": ("PatchFeatures",),
+    "perturbation.moves": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
+    "neighbors.prototypes": ("PrototypeClassifier",),
     "ranking.ranking": ("Candidate", "Ranking", "rank_checkpoints", "rank_models"),
     "ranking.scoring": ("BoundaryUncertaintyScorer",),
-    "monitoring.signals": ("Measurement", "Signals"),
+    "signals.measuring": ("Measurement", "Signals"),
     "ranking.soup": ("Soup", "average_checkpoints", "greedy_soup"),
-    "space": ("FeatureSpace",),
-    "tokens": ("TokenFeatures",),
-    "trust": ("KNNConfidence", "TrustScore"),
+    "space.features": ("FeatureSpace",),
+    "space.tokens": ("TokenFeatures",),
+    "estimators.trust": ("KNNConfidence", "TrustScore"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

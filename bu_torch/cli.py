@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from bu_torch._printing import cleaned, say
 from bu_torch._version import __version__
+from bu_torch.internal.printing import cleaned, say
 
 # Each command, what it does, and the function that adds its options, `run` among them.
 _COMMANDS = {
     "rank": ("rank checkpoints without validation data", "bu_torch.ranking.command:add_rank"),
     "report": ("write a page that shows a run", "bu_torch.report.commands:add_report"),
     "watch": ("show a run while it goes on", "bu_torch.report.commands:add_watch"),
-    "cache": ("show or delete what trainings keep for later ones", "bu_torch.monitoring.command:add_cache"),
+    "cache": ("show or delete what trainings keep for later ones", "bu_torch.run.command:add_cache"),
 }
 
 

@@ -2,6 +2,6 @@
 
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-from bu_torch.monitoring.stopper import BoundaryUncertaintyStopper
+from bu_torch.run.stopper import BoundaryUncertaintyStopper
 
 __all__ = ["BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopper", "BoundaryUncertaintyStopping"]

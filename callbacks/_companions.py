@@ -19,12 +19,12 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch._printing import cleaned
 from bu_torch.callbacks._lightning import FITTING, Library, library_of, measured_module
 from bu_torch.callbacks._optimizers import evaluation_weights
 from bu_torch.callbacks._own_files import OwnFiles
-from bu_torch.monitoring.best_weights import BestWeights
-from bu_torch.monitoring.catalogue import SIGNALS
+from bu_torch.internal.printing import cleaned
+from bu_torch.run.best_weights import BestWeights
+from bu_torch.signals.catalogue import SIGNALS
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer

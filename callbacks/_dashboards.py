@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.details import Details, Histogram
-from bu_torch.monitoring.record import HISTOGRAMS
+from bu_torch.run.record import HISTOGRAMS
+from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.details import Details, Histogram
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from bu_torch.monitoring.settings import MeasurementSettings
+from bu_torch.run.settings import MeasurementSettings
 
 _MEASURED = [field.name for field in fields(MeasurementSettings) if field.name not in ("cache", "averaging_device")]
 _MEASURED += ["every_n_epochs", "every_n_train_steps", "reference", "input_key", "label_key"]

@@ -1,4 +1,4 @@
-"""Finding the training samples of a trainer, which `bu_torch.data` reads without touching the trainer's own loader."""
+"""Samples of a trainer, which `samples.reading` reads without touching the trainer's own loader."""
 
 import math
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, IterableDataset
 
-from bu_torch import data
-from bu_torch._evaluation_mode import preserved_buffers
 from bu_torch.callbacks._lightning import MisconfigurationException, library_of
-from bu_torch.data import Keys, Samples
+from bu_torch.internal.network import preserved_buffers
+from bu_torch.samples import reading
+from bu_torch.samples.reading import Keys, Samples
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -30,7 +30,7 @@ def read_training_data(
     reference: Any = None,
     transform: Callable[[Any], Any] | None = None,
 ) -> Samples:
-    """Read the trainer's training samples, or those of `reference`, as `bu_torch.data.read_loader` does.
+    """Read the trainer's training samples, or those of `reference`, as `bu_torch.samples.reading.read_loader` does.
 
     Args:
         trainer: In training. A limit on its batches leaves out samples of a loader in order, but none of `reference`.
@@ -50,7 +50,7 @@ def read_training_data(
     loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
     if reference is not None:
         is_loader = isinstance(reference, DataLoader)
-        loader = reference if is_loader else DataLoader(reference, batch_size=data.READ_BATCH)
+        loader = reference if is_loader else DataLoader(reference, batch_size=reading.READ_BATCH)
         n_batches, name = math.inf, "`reference`"
     if not isinstance(loader, DataLoader):
         raise MisconfigurationException(
@@ -59,7 +59,7 @@ def read_training_data(
         )
     limit = most or _STREAM_SAMPLES
     try:
-        samples = data.read_loader(
+        samples = reading.read_loader(
             loader,
             how_many,
             seed=seed,
@@ -70,7 +70,7 @@ def read_training_data(
             transform=transform,
             looks_for_augmentation=reference is None,
         )
-    except data.UnreadableError as error:
+    except reading.UnreadableError as error:
         raise MisconfigurationException(f"{name}: {error} {_WAY_OUT}") from error
     if isinstance(loader.dataset, IterableDataset) and samples.n_training >= limit:
         rank_zero_info(
@@ -88,7 +88,7 @@ def read_training_data(
 
 def read_pair(pair: tuple[Any, Any], how_many: Callable[[int], int], seed: int, keep_integers: bool) -> Samples:
     """Inputs and labels that the user gave, checked, as many as are wanted."""
-    return data.choose_among_whole(data.whole_samples(*pair, keep_integers=keep_integers), how_many, seed)
+    return reading.choose_among_whole(reading.whole_samples(*pair, keep_integers=keep_integers), how_many, seed)
 
 
 def batch_hooks(trainer: "Trainer", pl_module: "LightningModule") -> Callable[[Any], Any] | None:

@@ -16,8 +16,6 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from bu_torch._evaluation_mode import dtype_of, evaluation_mode, joined, logits_of
-from bu_torch._inputs import as_labels, check_integer
 from bu_torch.callbacks._dashboards import dashboards
 from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._lightning import (
@@ -38,15 +36,17 @@ from bu_torch.callbacks._silence import silence
 from bu_torch.callbacks._training_data import batch_hooks, describe, read_pair, read_training_data
 from bu_torch.callbacks._training_loss import training_loss
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
-from bu_torch.data import IGNORED, Samples, UnreadableError, fewer_of, seeded, split_batch
-from bu_torch.monitoring.averaging import put_back
-from bu_torch.monitoring.budget import Plan, count_operations, describe_slow_check
-from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.rules import STANDARD_ERROR
-from bu_torch.monitoring.settings import MeasurementSettings, as_file
-from bu_torch.monitoring.state import read_weights
-from bu_torch.monitoring.tracker import Tracker
-from bu_torch.perturbation import keeps_integers
+from bu_torch.internal.inputs import as_labels, check_integer
+from bu_torch.internal.network import dtype_of, evaluation_mode, joined, logits_of
+from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.run.averaging import put_back
+from bu_torch.run.budget import Plan, count_operations, describe_slow_check
+from bu_torch.run.settings import MeasurementSettings, as_file
+from bu_torch.run.state import read_weights
+from bu_torch.run.tracker import Tracker
+from bu_torch.samples.reading import IGNORED, Samples, UnreadableError, fewer_of, seeded, split_batch
+from bu_torch.signals.catalogue import SIGNALS
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -125,7 +125,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         input_key: Key of the inputs where a batch is a dict; their place, an integer, where it is a tuple of more than
             two.
         label_key: Likewise of the labels.
-        **settings: `bu_torch.monitoring.settings.MeasurementSettings` says what each is: `n_neighbors`, `n_draws`,
+        **settings: `bu_torch.run.settings.MeasurementSettings` says what each is: `n_neighbors`, `n_draws`,
             `max_samples`, `budget`, `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`,
             `class_weight`, `averaging` (None: the network is measured as each check finds it), `averaging_device`,
             `output_key`.

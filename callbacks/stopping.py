@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from bu_torch._inputs import check_flag
-from bu_torch._printing import cleaned
 from bu_torch.callbacks._companions import (
     KeeperMixin,
     MemoryKeeperMixin,
@@ -23,9 +21,11 @@ from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
 from bu_torch.callbacks._optimizers import leave_training
 from bu_torch.callbacks.monitor import RAW_WEIGHTS, SHARDED, BoundaryUncertaintyMonitor, describe_exception
-from bu_torch.checkpoints import why_unreadable
-from bu_torch.monitoring.rules import as_rule
-from bu_torch.monitoring.settings import MeasurementSettings, Settings
+from bu_torch.internal.inputs import check_flag
+from bu_torch.internal.printing import cleaned
+from bu_torch.ranking.checkpoints import why_unreadable
+from bu_torch.rule.rules import as_rule
+from bu_torch.run.settings import MeasurementSettings, Settings
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -66,7 +66,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         verbose: Log a line when the score improves, and one when a checkpoint is saved or is not the best, in the words
             of `EarlyStopping` and `ModelCheckpoint`.
         log_rank_zero_only: With `verbose`, log the improvement in the first process alone.
-        **settings: `bu_torch.monitoring.settings.Settings` says what each is: `patience`, `min_delta`,
+        **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
             `min_delta_mode`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `smoothing`, `rule`; and all of
             `BoundaryUncertaintyMonitor`.
 

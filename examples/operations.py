@@ -24,8 +24,9 @@ from sklearn.svm import SVC
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, anchors
+from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty
 from bu_torch.functional import parzen
+from bu_torch.papers import anchors
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -28,8 +28,8 @@ from bu_torch import (
     Signals,
     TrustScore,
 )
-from bu_torch._inputs import check_flag, check_integer, check_number
-from bu_torch.monitoring.settings import MeasurementSettings, Settings
+from bu_torch.internal.inputs import check_flag, check_integer, check_number
+from bu_torch.run.settings import MeasurementSettings, Settings
 
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % 2

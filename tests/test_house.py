@@ -1,4 +1,4 @@
-"""Imports run one way: functional, estimators, monitoring, then {callbacks, ranking, report}, then examples."""
+"""Imports run one way, in the order of `LEVELS`."""
 
 import ast
 import inspect
@@ -15,15 +15,33 @@ FILES = [*ROOT.glob("bu_torch/**/*.py"), *ROOT.glob("callbacks/**/*.py")]
 HEAVY = {"lightning", "pytorch_lightning", "faiss", "scipy", "sklearn", "plotly", "matplotlib", "torchvision"}
 
 
+LEVELS = (
+    ("functional", "_version"),
+    ("internal",),
+    ("samples", "neighbors"),
+    ("space",),
+    ("perturbation",),
+    ("estimators", "papers"),
+    ("signals", "evaluation"),
+    ("rule",),
+    ("run",),
+    ("callbacks", "ranking", "report"),
+    ("cli", "__main__", "examples", "benchmarks", "tests"),
+)
+
+
 def room(module):
     """Level in the house of a module of the project; None for others."""
-    parts = module.split(".")
-    if parts[0] in ("examples", "benchmarks", "tests"):
-        return 4
-    if parts[0] != "bu_torch":
-        return None
-    levels = {"functional": 0, "monitoring": 2, "callbacks": 3, "ranking": 3, "report": 3, "cli": 4, "__main__": 4}
-    return levels.get(parts[1] if len(parts) > 1 else "", 1)
+    first, *rest = module.split(".")
+    if first == "bu_torch":
+        first = rest[0] if rest else ""
+    return next((level for level, rooms in enumerate(LEVELS) if first in rooms), None)
+
+
+def test_every_folder_has_its_place_and_nothing_else_stands_at_the_top():
+    folders = {file.relative_to(ROOT).parts[1] for file in ROOT.glob("bu_torch/*/__init__.py")}
+    assert folders | {"callbacks"} == {name for rooms in LEVELS[:-1] for name in rooms} - {"_version"}
+    assert {file.name for file in ROOT.glob("bu_torch/*.py")} == {"__init__.py", "__main__.py", "_version.py", "cli.py"}
 
 
 def module_of(file):
@@ -47,7 +65,7 @@ def test_imports_run_one_way(file):
     assert "util" not in file.name
     own = room(module_of(file))
     if file == ROOT / "bu_torch" / "__init__.py":
-        own = 4  # the shop window: it shows everything, lazily
+        own = len(LEVELS)  # the shop window: it shows everything, lazily
     for name in imports(file):
         level = room(name)
         assert level is None or level <= own, f"{file} imports {name}"

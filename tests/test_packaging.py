@@ -110,7 +110,7 @@ NO_LIGHTNING = """
 import sys, bu_torch
 print([name for name in ("lightning", "faiss", "plotly", "matplotlib") if name in sys.modules])
 from bu_torch import BoundaryUncertaintyStopper, Rule, SelectionRule, Signals
-from bu_torch.monitoring.tracker import Tracker
+from bu_torch.run.tracker import Tracker
 import torch
 stopper = BoundaryUncertaintyStopper(torch.randn(100, 3), torch.arange(100) % 2)
 stopper.check(torch.nn.Linear(3, 2))

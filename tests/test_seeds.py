@@ -14,8 +14,8 @@ from bu_torch import (
     Signals,
     TokenFeatures,
 )
-from bu_torch._inputs import scikit_learn_seed
 from bu_torch.evaluation import cross_validation_error, generalization_interval, holdout_error, select_alpha
+from bu_torch.internal.inputs import scikit_learn_seed
 
 X, Y = blobs()
 IDS = (X.abs() * 5).long()

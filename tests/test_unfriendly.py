@@ -17,8 +17,8 @@ from bu_torch import (
     perturb,
     rank_models,
 )
-from bu_torch._inputs import as_features, as_labels
 from bu_torch.callbacks import BoundaryUncertaintyStopper
+from bu_torch.internal.inputs import as_features, as_labels
 
 X, Y = blobs()
 M = 10

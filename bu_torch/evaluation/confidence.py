@@ -7,8 +7,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features, as_labels, check_integer, check_number, check_seed, scikit_learn_seed
 from bu_torch.evaluation._cells import CellSearch
+from bu_torch.internal.inputs import (
+    as_flat_features,
+    as_labels,
+    check_integer,
+    check_number,
+    check_seed,
+    scikit_learn_seed,
+)
 
 Method = Literal["cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford"]
 

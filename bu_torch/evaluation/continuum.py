@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features, as_labels, check_integer
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_integer
 
 _FAR = 40.0  # standard deviations beyond which float64 holds no normal density
 
@@ -412,7 +412,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
         >>> sigma_epsilon_of_neighbors([0.0, 2.0] * 50, torch.zeros(100, 1), sigma_delta=1.0, n_neighbors=99)
         tensor(0.1005, dtype=torch.float64)
     """
-    from bu_torch.graph import nearest  # the other estimators need torch alone
+    from bu_torch.neighbors.graph import nearest  # the other estimators need torch alone
 
     z = _measurements(z)
     features = as_flat_features(features).to(z.device)

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from bu_torch._inputs import check_integer
 from bu_torch.evaluation.confidence import Interval, Method, generalization_interval
-from bu_torch.layers import LayerFeatures
-from bu_torch.space import principal_components
+from bu_torch.internal.inputs import check_integer
+from bu_torch.space.features import principal_components
+from bu_torch.space.layers import LayerFeatures
 
 
 def network_interval(

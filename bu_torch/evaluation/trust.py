@@ -6,8 +6,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch._inputs import as_flat_features, as_labels, as_tensor, check_integer, scikit_learn_seed
-from bu_torch.trust import TrustScore
+from bu_torch.estimators.trust import TrustScore
+from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, scikit_learn_seed
 
 _ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
 

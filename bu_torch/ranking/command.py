@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from bu_torch._printing import cleaned, say
-from bu_torch.monitoring.rules import RANKING_RULE, RULE_NAMES
-from bu_torch.monitoring.signals import Signals
+from bu_torch.internal.printing import cleaned, say
 from bu_torch.ranking.ranking import Ranking, find_checkpoints, rank_checkpoints
 from bu_torch.ranking.soup import Soup, greedy_soup
+from bu_torch.rule.rules import RANKING_RULE, RULE_NAMES
+from bu_torch.signals.measuring import Signals
 
 _DESCRIPTION = """\
 Rank checkpoints by what the stopping callback measures, on the training samples alone, without validation data.

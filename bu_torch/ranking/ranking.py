@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bu_torch._evaluation_mode import read_logits, warn_of_probabilities
-from bu_torch._files import whole_file
-from bu_torch._inputs import as_features, as_labels, check_integer
-from bu_torch._printing import cleaned
-from bu_torch.checkpoints import SUFFIXES, holding, load_checkpoint
-from bu_torch.data import IGNORED, Keys, read_samples, whole_pair
-from bu_torch.monitoring.preparation import fit_or_load
-from bu_torch.monitoring.rules import RANKING_RULE, Rule, RuleName, as_rule
-from bu_torch.monitoring.signals import Signals
-from bu_torch.perturbation import keeps_integers
+from bu_torch.internal.files import whole_file
+from bu_torch.internal.inputs import as_features, as_labels, check_integer
+from bu_torch.internal.network import read_logits, warn_of_probabilities
+from bu_torch.internal.printing import cleaned
+from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.ranking.checkpoints import SUFFIXES, holding, load_checkpoint
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
+from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName, as_rule
+from bu_torch.run.preparation import fit_or_load
+from bu_torch.samples.reading import IGNORED, Keys, read_samples, whole_pair
+from bu_torch.signals.measuring import Signals
 
 Paths = str | Path | Iterable[str | Path]
 # Between two checks of one run, not of one classifier.

@@ -5,13 +5,13 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-from bu_torch._inputs import as_features, check_integer, check_seed
 from bu_torch.functional.checks import check_choice
-from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.signals import Signals
+from bu_torch.internal.inputs import as_features, check_integer, check_seed
 from bu_torch.ranking.estimators import encode, estimator_logits
 from bu_torch.ranking.ranking import MEASURED, measure_model
-from bu_torch.subset import stratified_rows
+from bu_torch.samples.subset import stratified_rows
+from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.measuring import Signals
 
 _MOST_FITTED = 4
 _BATCH = 4096

@@ -9,11 +9,9 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from bu_torch._files import whole_file
-from bu_torch._inputs import check_integer
-from bu_torch.checkpoints import Checkpoint, holding, load_checkpoint
-from bu_torch.monitoring.rules import RANKING_RULE, Rule, RuleName
-from bu_torch.monitoring.signals import Signals
+from bu_torch.internal.files import whole_file
+from bu_torch.internal.inputs import check_integer
+from bu_torch.ranking.checkpoints import Checkpoint, holding, load_checkpoint
 from bu_torch.ranking.ranking import (
     Candidate,
     Paths,
@@ -24,6 +22,8 @@ from bu_torch.ranking.ranking import (
     measure_model,
     score,
 )
+from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName
+from bu_torch.signals.measuring import Signals
 
 # Of a Lightning checkpoint, what does not tell of the one epoch that it was saved in.
 _KEPT_ENTRIES = (

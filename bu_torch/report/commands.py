@@ -4,7 +4,7 @@ import argparse
 import contextlib
 from pathlib import Path
 
-from bu_torch._printing import cleaned, say
+from bu_torch.internal.printing import cleaned, say
 from bu_torch.report.comparing import write_comparison
 from bu_torch.report.page import write_report
 from bu_torch.report.reading import find_records, read_record

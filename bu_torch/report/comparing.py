@@ -8,7 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.report.drawing import (
     BLUE,
     BROWN,
@@ -32,6 +31,7 @@ from bu_torch.report.record import Record
 from bu_torch.report.sections import contents, figure_section, header, shown_value, table_section
 from bu_torch.report.text import duration, escaped, figure
 from bu_torch.report.verdict import Verdict, headline, scores
+from bu_torch.signals.catalogue import SIGNALS
 
 _COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, CYAN, PINK, LIME, BROWN, GREY)
 _PANELS = ("expected_accuracy", "boundary_uncertainty", "trust_score")

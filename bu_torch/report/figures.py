@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from bu_torch.monitoring.catalogue import SIGNALS
 from bu_torch.report.drawing import (
     BELOW,
     BLUE,
@@ -33,6 +32,7 @@ from bu_torch.report.drawing import (
 from bu_torch.report.record import Histogram, Record
 from bu_torch.report.text import escaped, figure, shortened
 from bu_torch.report.verdict import Verdict, rule_label, scores, shown_details
+from bu_torch.signals.catalogue import SIGNALS
 
 # Of sizes that leave each to be seen where they coincide.
 _RULE_MARKS = {

@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from bu_torch._files import whole_file
+from bu_torch.internal.files import whole_file
 from bu_torch.report.drawing import THEMES, plotly_script
 from bu_torch.report.figures import figures
 from bu_torch.report.record import Record

@@ -20,10 +20,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from bu_torch.monitoring.record import FORMAT, FORMAT_OF_EPOCHS
 from bu_torch.report.lines import Place, count_lines, is_torn, last_line, read_line, skip_lines, spread_lines
 from bu_torch.report.record import Details, Doubt, End, Histogram, Record
 from bu_torch.report.verdict import Verdict
+from bu_torch.run.record import FORMAT, FORMAT_OF_EPOCHS
 
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
 _REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")

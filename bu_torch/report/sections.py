@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from bu_torch._version import __version__
-from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.rules import RULE_NAMES
 from bu_torch.report.drawing import Figure
 from bu_torch.report.figures import class_name, drawing_step
 from bu_torch.report.record import Doubt, Record
@@ -22,6 +20,8 @@ from bu_torch.report.verdict import (
     scores,
     shown_details,
 )
+from bu_torch.rule.rules import RULE_NAMES
+from bu_torch.signals.catalogue import SIGNALS
 
 _MOST_PAIRS = 10
 _MOST_OTHERS = 100

@@ -4,7 +4,7 @@ import html
 import math
 from typing import Any
 
-from bu_torch._printing import cleaned
+from bu_torch.internal.printing import cleaned
 
 
 def escaped(value: Any, most: int = 2000) -> str:

@@ -5,9 +5,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.rules import DEFAULT_RULE, RULE_NAMES, RULES, RuleName, SelectionRule, as_rule
 from bu_torch.report.record import Details, Record
+from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, RULES, RuleName, SelectionRule, as_rule
+from bu_torch.signals.catalogue import SIGNALS
 
 # Of rules that only older versions have: the column of the table that holds their score.
 _SCORES = {"consensus": "replacements"}

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, Signals
 from bu_torch.callbacks.monitor import RAW_WEIGHTS
-from bu_torch.monitoring.averaging import WeightAverage
 from bu_torch.report import read_record
+from bu_torch.run.averaging import WeightAverage
 
 N_STEPS = 4  # an epoch
 PAST = 0.6

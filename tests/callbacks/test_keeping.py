@@ -17,7 +17,7 @@ from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.callbacks import _companions
 from bu_torch.callbacks._left_out import changed_by_training, listed
 from bu_torch.callbacks._own_files import OwnFiles
-from bu_torch.monitoring.decision import Verdict, decide
+from bu_torch.rule.decision import Verdict, decide
 
 
 class Stopping(BoundaryUncertaintyStopping):

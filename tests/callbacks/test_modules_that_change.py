@@ -12,9 +12,9 @@ from lightning.pytorch.loggers import CSVLogger
 from problems import blobs, loader, same, trainer
 from torch import nn
 
-from bu_torch._evaluation_mode import RestoringError, evaluation_mode
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
-from bu_torch.monitoring.budget import count_operations
+from bu_torch.internal.network import RestoringError, evaluation_mode
+from bu_torch.run.budget import count_operations
 
 averaging = pytest.mark.parametrize("averaging", [0.7, None])
 

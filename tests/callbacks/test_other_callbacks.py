@@ -19,9 +19,9 @@ from problems import Classifier, blobs, loader, trainer
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks import monitor as monitor_module
 from bu_torch.callbacks._names import suffix_of
-from bu_torch.monitoring import tracker as tracker_module
 from bu_torch.report import read_record
 from bu_torch.report.verdict import Verdict
+from bu_torch.run import tracker as tracker_module
 
 
 class ScriptMixin:

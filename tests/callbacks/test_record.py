@@ -16,9 +16,9 @@ from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.monitoring.record import Record
 from bu_torch.report import read_record
 from bu_torch.report.page import content
+from bu_torch.run.record import Record
 
 
 def fit(folder, callback, *others, ckpt_path=None, **kwargs):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bu_torch
-from bu_torch.monitoring.rules import SelectionRule
+from bu_torch.rule.rules import SelectionRule
 
 FOLDER = Path(__file__).parents[2] / "examples" / "recipes"
 

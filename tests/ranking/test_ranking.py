@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping, Rule, SelectionRule, Signals, rank_checkpoints, rank_models
-from bu_torch.subset import stratified_rows
+from bu_torch.samples.subset import stratified_rows
 
 
 @pytest.fixture(scope="module")

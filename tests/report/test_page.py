@@ -16,12 +16,12 @@ import records
 
 from bu_torch import SelectionRule
 from bu_torch.cli import main
-from bu_torch.monitoring.catalogue import SIGNALS
-from bu_torch.monitoring.rules import RULE_NAMES
 from bu_torch.report import drawing as drawing_module
 from bu_torch.report import figures, read_record, render, sections, write_report
 from bu_torch.report.page import content
 from bu_torch.report.text import cleaned, duration, escaped, figure
+from bu_torch.rule.rules import RULE_NAMES
+from bu_torch.signals.catalogue import SIGNALS
 
 MARKUP = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{main}}\u202e\x00\ud800"
 

@@ -13,11 +13,11 @@ import records
 
 from bu_torch import SelectionRule
 from bu_torch.cli import main
-from bu_torch.monitoring import details
 from bu_torch.report import figures, read_record, reading, render
 from bu_torch.report.drawing import plotly_script
 from bu_torch.report.page import content
 from bu_torch.report.verdict import Verdict
+from bu_torch.signals import details
 
 HEAD = "epoch,boundary_uncertainty,trust_score\n"
 CHECK = {"kind": "check", "epoch": 0, "ceiling": 0.3, "pairs": [], "histograms": {}, "doubtful": []}

@@ -1,0 +1,1 @@
+"""Estimators that fit once and score many networks."""

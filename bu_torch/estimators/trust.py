@@ -1,0 +1,304 @@
+"""Trust score: does the classifier agree with the neighbours? And the simpler question how many of them agree."""
+
+import math
+import warnings
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from bu_torch import functional
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_integer
+from bu_torch.neighbors.graph import is_large, near_groups, nearest, resolve_backend
+
+_TOLERANCE = 0.05  # of distances where there are too many for an exact search
+_FEW_MEMBERS = 2000  # of a class, which are all asked
+
+
+class TrustScore:
+    """Trust score of any classifier's predictions: fit once on the labelled samples, then score many classifiers.
+
+    Jiang et al. (2018), Algorithms 1 and 2: distance to the nearest class other than the predicted one, over distance
+    to the predicted class. Samples may be filtered out of their class first:
+
+    - `"density"` is the paper's Algorithm 1: in each class, the alpha-fraction of samples with the largest k-NN radius
+      leaves, where a sample is its own first neighbour, as in the paper's balls. (google/TrustScore counts likewise but
+      interpolates the quantile; alibi leaves the sample itself out.)
+    - `"disagreement"` is the paper's Remark 2, which it does not specify: over all classes together, the alpha-fraction
+      of samples with the largest share of other labels among their k nearest other samples leaves; of equal shares the
+      largest radius leaves first, and a sample whose neighbours all agree stays. (Both others let a sample vote for
+      itself. google/TrustScore ranks the whole table of class probabilities, not those of the labels, and takes its
+      rows from there, so that nothing need leave and samples may repeat; alibi ranks the largest class probability, so
+      that a sample stays whose neighbours agree on another label than its own.)
+
+    Both remove at most floor(alpha n) samples. Distances are to the nearest sample of a class, as in Algorithm 2; both
+    others take the second nearest, so that a training sample does not find itself, which `left_out` is for here, and
+    add 1e-12 to the divisor. They are exact up to the size that `NeighborGraph` names, samples times points times
+    features. Beyond it about one in twenty is more than 5 % too large, among those to the nearest classes up to one in
+    ten, and some are several times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
+
+    Args:
+        filtering: None, `"density"` or `"disagreement"`.
+        alpha: Fraction of samples to filter out, 0 <= alpha < 1.
+        n_neighbors: k of the filters, >= 1.
+
+    Attributes:
+        class_sizes_: Samples left in each class, (J,) int64; J is the largest label + 1.
+        kept_: Whether each sample of `fit` was kept, (N,) bool.
+
+    Example:
+        >>> trust = TrustScore().fit(torch.tensor([[0.0], [4.0]]), torch.tensor([0, 1]))
+        >>> trust.score(torch.tensor([[1.0]]), torch.tensor([0]))
+        tensor([3.])
+    """
+
+    class_sizes_: Tensor
+    kept_: Tensor
+    _classes: list[Tensor]
+    _place: Tensor
+
+    def __init__(
+        self,
+        filtering: Literal["density", "disagreement"] | None = None,
+        alpha: float = 0.0,
+        n_neighbors: int = 10,
+    ) -> None:
+        if filtering not in (None, "density", "disagreement"):
+            raise ValueError(f"`filtering` must be None, 'density' or 'disagreement', got {filtering!r}.")
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+            raise TypeError(f"`alpha` must be a number with 0 <= alpha < 1, got {alpha!r}.")
+        if not 0 <= alpha < 1:
+            raise ValueError(f"`alpha` must satisfy 0 <= alpha < 1, got {alpha}.")
+        self.filtering = filtering
+        self.alpha = alpha
+        self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
+
+    def fit(self, features: Any, labels: Any) -> Self:
+        """Keep the (high-density) samples of each class.
+
+        A class without samples, from the start or after filtering, is infinitely far: it is named in a warning where
+        filtering emptied it.
+
+        Args:
+            features: Labelled samples, shape (N, d), tensor or array of numbers, finite. Distances are Euclidean in
+                this space: raw inputs, standardised features, an embedding.
+            labels: Classes, shape (N,), integers >= 0.
+
+        Returns:
+            The fitted estimator, on the device of the features.
+
+        Raises:
+            ValueError: If shapes do not fit, features are not finite, or `"disagreement"` has fewer than
+                n_neighbors + 1 samples to look at.
+            TypeError: If an argument is not made of real numbers.
+        """
+        features = as_flat_features(features)
+        labels = as_labels(labels, features.shape[0]).to(features.device)
+        n_classes = int(labels.max()) + 1
+        self.kept_ = self._filter(features, labels, n_classes)
+        rows_of_class = [torch.nonzero((labels == c) & self.kept_).flatten() for c in range(n_classes)]
+        self._classes = [features[rows] for rows in rows_of_class]
+        self.class_sizes_ = torch.tensor([len(members) for members in self._classes], device=features.device)
+        self._place = torch.full((len(labels), 2), -1, device=features.device)  # of each sample: class, row among it
+        for label, rows in enumerate(rows_of_class):
+            self._place[rows, 0] = label
+            self._place[rows, 1] = torch.arange(len(rows), device=features.device)
+        present = torch.bincount(labels, minlength=n_classes) > 0
+        emptied = torch.nonzero(present & (self.class_sizes_ == 0)).flatten().tolist()
+        if emptied:
+            warnings.warn(
+                f"Filtering ({self.filtering!r}, alpha={self.alpha}) left no sample of classes {emptied}: they count as"
+                " infinitely far, and predicting them scores 0. A smaller `alpha` keeps them.",
+                stacklevel=2,
+            )
+        return self
+
+    def class_distances(self, features: Any, left_out: Any = None) -> Tensor:
+        """Distance to the nearest kept sample of each class.
+
+        Args:
+            features: Points to score, shape (n, d) with the d of `fit`, tensor or array of numbers, finite.
+            left_out: For each point the sample of `fit` that counts as missing (the one it was made from, say), shape
+                (n,), integer rows of `fit`'s features; None for none.
+
+        Returns:
+            Shape (n, J), inf for an empty class; dtype and device of the features.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If the features have another number of columns than in `fit`, or are not finite, or `left_out`
+                does not name one sample a point.
+        """
+        if not hasattr(self, "_classes"):
+            raise RuntimeError("This TrustScore is not fitted yet: call `fit` first.")
+        features = as_flat_features(features, n_features=self._classes[0].shape[1])
+        place = None
+        if left_out is not None:
+            left_out = as_labels(left_out, features.shape[0], "left_out", are_classes=False).to(self._place.device)
+            if int(left_out.max()) >= len(self._place):
+                raise ValueError(f"`left_out` must hold rows in [0, {len(self._place)}), got {int(left_out.max())}.")
+            place = self._place[left_out].to(features.device)
+        distances = features.new_full((features.shape[0], len(self._classes)), math.inf)
+        is_exact = not is_large(int(self.class_sizes_.sum()), features.shape[1], features.shape[0])
+        groups = None
+        for label, members in enumerate(self._classes):
+            if len(members):
+                exclude = None if place is None else torch.where(place[:, 0] == label, place[:, 1], -1)
+                exact = is_exact or len(members) < _FEW_MEMBERS
+                if groups is None and not exact and resolve_backend("auto", features.device) == "faiss":
+                    groups = near_groups(features, 1)
+                members = members.to(features)
+                found = nearest(members, features, 1, exclude=exclude, exact=exact, tolerance=_TOLERANCE, groups=groups)
+                distances[:, label] = found.distances[:, 0].to(features.dtype)
+        return distances
+
+    def score(self, features: Any, predictions: Any) -> Tensor:
+        """Trust score of each prediction.
+
+        Args:
+            features: Points that were classified, shape (n, d). Samples of `fit` find themselves, and score inf as
+                labelled; for those, `class_distances` with `left_out` and `bu_torch.functional.trust_score`.
+            predictions: Predicted classes, shape (n,), integers >= 0. A class that `fit` never saw is an empty one.
+
+        Returns:
+            Shape (n,), in [0, inf], dtype and device of the features; above 1 the prediction is the nearest class.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If shapes do not fit or features are not finite.
+            TypeError: If an argument is not made of real numbers.
+        """
+        distances = self.class_distances(features)
+        predictions = as_labels(predictions, distances.shape[0], "predictions").to(distances.device)
+        distances = widen_distances(distances, int(predictions.max()) + 1)
+        return functional.trust_score(distances, predictions, validate_args=False)
+
+    def _filter(self, features: Tensor, labels: Tensor, n_classes: int) -> Tensor:
+        kept = torch.ones_like(labels, dtype=torch.bool)
+        if self.filtering is None:
+            return kept
+        if self.filtering == "disagreement":
+            disagreement, radius = self._disagreement(features, labels)
+            order = _lexicographic_order(disagreement, radius)
+            n_removed = min(math.floor(self.alpha * len(labels)), int((disagreement > 0).sum()))
+            kept[order[len(labels) - n_removed :]] = False
+            return kept
+        too_small = []
+        for label in range(n_classes):
+            members = torch.nonzero(labels == label).flatten()
+            if 0 < len(members) < self.n_neighbors:
+                too_small.append(label)
+            elif len(members):
+                kept[members] = self._is_dense(features[members])
+        if too_small:
+            warnings.warn(
+                f"Classes {too_small} have fewer than n_neighbors={self.n_neighbors} samples: no density can be"
+                " estimated there, so all their samples are kept.",
+                stacklevel=3,
+            )
+        return kept
+
+    def _is_dense(self, features: Tensor) -> Tensor:
+        """Algorithm 1 within one class: which samples have a k-NN radius of at most the (1 - alpha)-quantile."""
+        n_samples = len(features)
+        if self.n_neighbors == 1:  # a sample is its own first neighbour: every radius is 0
+            return torch.ones(n_samples, dtype=torch.bool, device=features.device)
+        radius = _radius(features, self.n_neighbors - 1)[0]
+        largest_kept = radius.sort().values[n_samples - math.floor(self.alpha * n_samples) - 1]
+        return radius <= largest_kept
+
+    def _disagreement(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Share of other labels among the k nearest other samples, (N,), and the distance to the k-th, (N,)."""
+        if len(features) <= self.n_neighbors:
+            raise ValueError(
+                f"`features` must hold more than n_neighbors={self.n_neighbors} samples to filter by disagreement,"
+                f" got {len(features)}."
+            )
+        radius, rows = _radius(features, self.n_neighbors)
+        return (labels[rows] != labels.unsqueeze(1)).double().mean(dim=1), radius
+
+
+class KNNConfidence:
+    """Share of the nearest labelled samples that carry the predicted label: a baseline of the trust score.
+
+    Args:
+        n_neighbors: How many samples are asked, >= 1.
+
+    Example:
+        >>> knn = KNNConfidence(2).fit(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 1, 1]))
+        >>> knn.score(torch.tensor([[0.0], [4.0]]), torch.tensor([1, 1]))
+        tensor([0.5000, 1.0000])
+    """
+
+    _features: Tensor
+    _labels: Tensor
+
+    def __init__(self, n_neighbors: int = 10) -> None:
+        self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
+
+    def fit(self, features: Any, labels: Any) -> Self:
+        """Keep the labelled samples.
+
+        Args:
+            features: Labelled samples, shape (N, d) with N >= n_neighbors, tensor or array of numbers, finite.
+            labels: Classes, shape (N,), integers >= 0.
+
+        Returns:
+            The fitted estimator, on the device of the features.
+
+        Raises:
+            ValueError: If shapes do not fit, features are not finite, or there are fewer samples than neighbours.
+            TypeError: If an argument is not made of real numbers.
+        """
+        features = as_flat_features(features)
+        labels = as_labels(labels, len(features)).to(features.device)
+        if len(features) < self.n_neighbors:
+            raise ValueError(
+                f"`features` must hold at least n_neighbors={self.n_neighbors} samples, got {len(features)}."
+            )
+        self._features, self._labels = features, labels
+        return self
+
+    def score(self, features: Any, predictions: Any) -> Tensor:
+        """Share of the neighbours that agree with each prediction.
+
+        Args:
+            features: Points that were classified, shape (n, d).
+            predictions: Predicted classes, shape (n,), integers >= 0.
+
+        Returns:
+            Shape (n,), in [0, 1], dtype and device of the features.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If shapes do not fit or features are not finite.
+            TypeError: If an argument is not made of real numbers.
+        """
+        if not hasattr(self, "_features"):
+            raise RuntimeError("This KNNConfidence is not fitted yet: call `fit` first.")
+        features = as_flat_features(features, n_features=self._features.shape[1])
+        predictions = as_labels(predictions, len(features), "predictions").to(features.device)
+        rows = nearest(self._features.to(features), features, self.n_neighbors, exact=None).rows
+        agrees = self._labels.to(features.device)[rows] == predictions.unsqueeze(1)
+        return agrees.to(features.dtype).mean(dim=1)
+
+
+def widen_distances(class_distances: Tensor, n_classes: int) -> Tensor:
+    """Class distances (n, J) with columns of inf, empty classes, up to `n_classes`; never narrower."""
+    missing = n_classes - class_distances.shape[1]
+    if missing <= 0:  # padding by nothing would copy
+        return class_distances
+    return torch.nn.functional.pad(class_distances, (0, missing), value=math.inf)
+
+
+def _radius(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Distance to the k-th nearest other sample, (N,), and the k nearest others, (N, k)."""
+    own = torch.arange(len(features), device=features.device)
+    found = nearest(features, features, k, exclude=own, exact=None)
+    return found.distances[:, -1], found.rows
+
+
+def _lexicographic_order(first: Tensor, second: Tensor) -> Tensor:
+    """Order of the samples by `first`, equal ones by `second`, ascending."""
+    order = second.argsort(stable=True)
+    return order[first[order].argsort(stable=True)]

@@ -1,0 +1,190 @@
+"""The rough generative classifier that says between which two classes a sample lies."""
+
+import math
+import warnings
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional import top_pairs
+from bu_torch.internal.classes import PresentClasses
+from bu_torch.internal.inputs import (
+    as_flat_features,
+    as_labels,
+    check_integer,
+    check_seed,
+    check_two_classes,
+    safe_unit,
+    scikit_learn_seed,
+)
+from bu_torch.neighbors.k_means import lloyd, log_device
+
+_BLOCK_ELEMENTS = 2**19  # distances at once, 4 MB
+_SMALL = 1e-8  # times the squares that a squared distance is the difference of
+_MAX_SAMPLES = 10_000  # of one class, for K-means
+_MOST_PROTOTYPES = 39
+_LLOYD_STEPS = 25  # to compare; FAISS's default
+
+
+class PrototypeClassifier:
+    """Class-wise K-means prototypes; a class scores minus the distance to its nearest prototype.
+
+    Ha et al. (2021), Eq. 35 and Algorithm 2. The number of prototypes of a class minimises Akaike's information
+    criterion of K-means as a mixture of K spherical Gaussians of one width, among 1, 3, ..., 39:
+    N_j d ln(2 pi s2) + N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d). Only K <= N_j / 2 (or K = 1) whose
+    sum of squared errors is positive compete. To compare them, FAISS's K-means starts at the first K of the same points
+    (k-means++ draws each after those before it); the prototypes are those of scikit-learn's. Of a class with more than
+    10,000 samples, a random 10,000 are looked at.
+
+    Args:
+        n_prototypes: Prototypes of a class, or `"aic"` to choose for each class. A class never gets more than its
+            number of distinct samples.
+        seed: Seed of K-means, 0 <= seed < 2**64.
+
+    Attributes:
+        n_prototypes_: Prototypes of each class, (J,) int64, 0 for a class without samples; J is the largest label + 1.
+        prototypes_: One tensor (n_prototypes_[j], d) a class.
+
+    Example:
+        >>> features = torch.tensor([[0.0], [0.1], [1.0], [1.1], [5.0], [5.1]])
+        >>> classifier = PrototypeClassifier(n_prototypes=1).fit(features, torch.tensor([0, 0, 1, 1, 2, 2]))
+        >>> classifier.top_pairs(torch.tensor([[0.2], [4.0]])).tolist()
+        [[0, 1], [1, 2]]
+    """
+
+    n_prototypes_: Tensor
+    _classes: PresentClasses
+    _present: list[Tensor]  # prototypes of the classes that have samples
+
+    def __init__(self, n_prototypes: int | Literal["aic"] = "aic", seed: int = 0) -> None:
+        self.n_prototypes = n_prototypes if n_prototypes == "aic" else check_integer("n_prototypes", n_prototypes, 1)
+        self.seed = check_seed(seed)
+
+    def fit(self, features: Any, labels: Any) -> Self:
+        """Find the prototypes of each class.
+
+        Args:
+            features: Samples, shape (N, d), tensor or array of numbers, finite. Distances are Euclidean in this space.
+            labels: Classes, shape (N,), integers >= 0; at least two different ones. A class without samples is
+                infinitely far from everything.
+
+        Returns:
+            The fitted classifier, on the device of the features.
+
+        Raises:
+            ValueError: If shapes do not fit, features are not finite, or there are fewer than two classes.
+            TypeError: If an argument is not made of real numbers.
+        """
+        features = as_flat_features(features)
+        labels = as_labels(labels, features.shape[0]).to(features.device)
+        check_two_classes(labels)
+        self._classes = PresentClasses(labels)
+        log_device(features.device)
+        self._present = [self._fit_class(features[labels == c]) for c in self._classes.classes.tolist()]
+        counts = torch.tensor([[len(prototypes) for prototypes in self._present]], device=features.device)
+        self.n_prototypes_ = self._classes.spread(counts, 0).squeeze(0)
+        return self
+
+    @property
+    def prototypes_(self) -> list[Tensor]:
+        """One tensor (n_prototypes_[j], d) a class."""
+        none = self._present[0][:0]
+        of_class = dict(zip(self._classes.classes.tolist(), self._present, strict=True))
+        return [of_class.get(label, none) for label in range(self._classes.n_classes)]
+
+    def class_distances(self, features: Any) -> Tensor:
+        """Distance to the nearest prototype of each class.
+
+        Args:
+            features: Samples, shape (n, d) with the d of `fit`.
+
+        Returns:
+            Shape (n, J), inf for a class without samples; dtype and device of the features.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If the features have another number of columns than in `fit`.
+        """
+        return self._classes.spread(self._present_distances(features), math.inf)
+
+    def top_pairs(self, features: Any) -> Tensor:
+        """Likely Bayes pair of each sample: the two classes with the nearest prototype.
+
+        Args:
+            features: Samples, shape (n, d) with the d of `fit`.
+
+        Returns:
+            Shape (n, 2), int64, ascending; ties go to the lowest class.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If the features have another number of columns than in `fit`.
+        """
+        columns = top_pairs(-self._present_distances(features))
+        return self._classes.classes.to(columns.device)[columns]
+
+    def _present_distances(self, features: Any) -> Tensor:
+        """Distances to the classes that have samples alone, (n, C)."""
+        if not hasattr(self, "_present"):
+            raise RuntimeError("This PrototypeClassifier is not fitted yet: call `fit` first.")
+        features = as_flat_features(features, n_features=self._present[0].shape[1])
+        unit = safe_unit(features, *self._present) if features.dtype == torch.float64 else 1.0
+        prototypes = torch.cat(self._present).to(features.device).double() / unit
+        of_class = [len(prototypes) for prototypes in self._present]
+        # In float64 |x|^2 - 2 x.y + |y|^2, one product of matrices, is exact enough but for the smallest distances.
+        centre = prototypes.median(dim=0).values
+        prototypes -= centre
+        norms = prototypes.square().sum(dim=1)
+        distances = features.new_empty((features.shape[0], len(self._present)))
+        n_at_a_time = max(1, _BLOCK_ELEMENTS // max(prototypes.shape))
+        for block, found in zip(features.split(n_at_a_time), distances.split(n_at_a_time), strict=True):
+            points = block.double() / unit - centre
+            norm = points.square().sum(dim=1, keepdim=True)
+            squared = torch.addmm(norms, points, prototypes.T, alpha=-2).add_(norm)
+            is_small = squared.amin(dim=1) < _SMALL * (norm.squeeze(1) + norms.max())
+            differences = torch.cdist(points[is_small], prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+            squared[is_small] = differences.square_()
+            nearest = torch.stack([part.amin(dim=1) for part in squared.split(of_class, dim=1)], dim=1)
+            found.copy_(nearest.clamp_(min=0).sqrt_().mul_(unit))
+        return distances
+
+    def _fit_class(self, features: Tensor) -> Tensor:
+        if len(features) > _MAX_SAMPLES:
+            order = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.seed))
+            features = features[order[:_MAX_SAMPLES].to(features.device)]
+        n_distinct = len(torch.unique(features, dim=0))
+        if self.n_prototypes != "aic":
+            return self._k_means(features, min(self.n_prototypes, n_distinct))
+        # With as many prototypes as distinct samples the SSE is 0, and such K do not compete.
+        most = min(_MOST_PROTOTYPES, len(features) // 2, n_distinct - 1)
+        return self._k_means(features, self._best_number(features, most) if most > 1 else 1)
+
+    def _best_number(self, features: Tensor, most: int) -> int:
+        """Of 1, 3, ..., `most` prototypes the number with the smallest criterion."""
+        from sklearn.cluster import kmeans_plusplus
+
+        scaled = features / safe_unit(features)
+        points = (scaled - scaled.mean(dim=0)).float().cpu().numpy()
+        centers, _ = kmeans_plusplus(points, most, random_state=scikit_learn_seed(self.seed))
+        errors = {k: lloyd(points, centers[:k], _LLOYD_STEPS)[1] for k in range(1, most + 1, 2)}
+        competing = {k: _aic(features.shape, k, sse) for k, sse in errors.items() if sse > 0}
+        return min(competing, key=lambda k: competing[k], default=1)
+
+    def _k_means(self, features: Tensor, k: int) -> Tensor:
+        from sklearn.cluster import KMeans
+        from sklearn.exceptions import ConvergenceWarning
+
+        unit = safe_unit(features)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = KMeans(n_clusters=k, n_init=1, random_state=scikit_learn_seed(self.seed))
+            model.fit((features / unit).cpu().numpy())
+        return torch.as_tensor(model.cluster_centers_).to(features) * unit
+
+
+def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:
+    n_samples, n_features = shape
+    variance = sse / (n_samples * n_features)
+    fit = n_samples * n_features * (math.log(2 * math.pi * variance) + 1) + 2 * n_samples * math.log(k)
+    return fit + 2 * (k * n_features + 1)

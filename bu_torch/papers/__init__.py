@@ -1,0 +1,1 @@
+"""Earlier estimators of boundary uncertainty, for comparison."""

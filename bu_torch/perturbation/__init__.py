@@ -1,0 +1,1 @@
+"""Small moves of samples."""

@@ -1,0 +1,270 @@
+"""Weights in files: read without executing anything in them, and held by a module for as long as it is looked at."""
+
+import copy
+import inspect
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch.internal.network import preserved_random_state
+from bu_torch.internal.printing import cleaned
+
+SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # what is looked for in a folder
+_STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's
+_LIGHTNING = "pytorch-lightning_version"
+_UNQUESTIONED = 2**28  # bytes that a file may claim beyond what it holds
+_LEAST_BYTES = 4  # of an element, in arithmetic
+_WAY_OUT = "Pass a module instance, or a function of no argument that gives one."
+
+
+class Checkpoint(NamedTuple):
+    """What a file of weights holds, as plain data and tensors on the CPU.
+
+    Args:
+        path: The file.
+        state_dict: Weights by name.
+        epoch: The epoch that the file tells; None if it tells none.
+        step: Optimiser steps until then (`global_step`), likewise.
+        content: All that the file holds, by name, `state_dict` among it.
+    """
+
+    path: Path
+    state_dict: dict[str, Any]
+    epoch: int | None
+    step: int | None
+    content: dict[str, Any]
+
+
+def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoint:
+    """Read a checkpoint of Lightning, a `state_dict` saved by `torch.save`, or a safetensors file.
+
+    Nothing in the file is executed: it may hold tensors, numbers, strings and containers of them, and the classes that
+    `torch.serialization.add_safe_globals` has been told of. Any other class is refused.
+
+    Args:
+        path: The file. Weights are found under `state_dict` (Lightning), `model_state_dict` or `model`, or are the file
+            itself; one whose name ends in `.safetensors` needs the package safetensors.
+        weights_only: False unpickles whatever the file holds, which can run any code: for files you trust.
+
+    Returns:
+        The checkpoint, its tensors on the CPU.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ImportError: If safetensors is needed and not installed.
+        ValueError: If the file is damaged, holds other classes, holds no weights, or holds tensors that have no values
+            or that `expand` made far larger than the file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no checkpoint `{path}`{' but a folder' if path.is_dir() else ''}.")
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read(path, weights_only)
+    if not isinstance(content, Mapping):
+        raise ValueError(f"`{path}` must hold a checkpoint or a state_dict, got {type(content).__name__}.")
+    found = next((content[name] for name in _STATES if isinstance(content.get(name), Mapping)), content)
+    names = [name for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)]
+    extra = [name for name in found if name not in names and not str(name).endswith("_extra_state")]
+    if not names or extra:
+        what = f"the entry {extra[0]!r}, which is no tensor" if extra else "no tensor"
+        raise ValueError(
+            f"`{path}` must hold weights by name, under `state_dict` or one of {', '.join(_STATES[1:])} or as the file"
+            f" itself, got {what}."
+        )
+    _check_values(path, {name: value for name, value in found.items() if type(value) in (Tensor, nn.Parameter)})
+    counts = (content.get(name) for name in ("epoch", "global_step"))
+    epoch, step = (count if isinstance(count, int) and not isinstance(count, bool) else None for count in counts)
+    return Checkpoint(path, dict(found), epoch, step, dict(content))
+
+
+@contextmanager
+def holding(
+    module: nn.Module | Callable[..., nn.Module], checkpoint: Checkpoint, device: torch.device | str | None = None
+) -> Iterator[nn.Module]:
+    """A module with the weights of a checkpoint; one that was given has its own back on leaving, to the bit.
+
+    Args:
+        module: A module, a class of modules, which is built from the hyperparameters in the file if there are any, or a
+            callable of no argument.
+        checkpoint: What it is to hold.
+        device: Where a module that is built goes.
+
+    Raises:
+        TypeError: If `module` is nothing of the kind.
+        ValueError: If the weights do not fit, or the hyperparameters do not fit the class.
+    """
+    if isinstance(module, nn.Module):
+        with _put_back(module):
+            yield _fill(module, checkpoint)
+        return
+    if not callable(module):
+        raise TypeError(
+            "`module` must be a torch.nn.Module, a class of them, or a callable of no argument,"
+            f" got {type(module).__name__}."
+        )
+    with preserved_random_state():
+        built = _build(module, checkpoint) if inspect.isclass(module) else module()
+        if not isinstance(built, nn.Module):
+            raise TypeError(f"`module` must give a torch.nn.Module, got {type(built).__name__}.")
+        _call_hook(built, "configure_model", checkpoint)
+    filled = _fill(built, checkpoint)
+    yield filled if device is None else filled.to(device)
+
+
+def _read(path: Path, weights_only: bool) -> Any:
+    _refuse_compressed(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch says of a file before it refuses it
+            return torch.load(path, map_location="cpu", weights_only=weights_only)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged or crafted file may raise anything
+        if weights_only and (foreign := _foreign_class(error)):
+            raise ValueError(
+                f"`{path}` holds an object of {foreign}, which is not read, for unpickling it can run any code. If"
+                " you trust the file, pass `weights_only=False` (on the command line `--no-weights-only`); if you"
+                " trust the class alone, allow it by `torch.serialization.add_safe_globals`."
+            ) from error
+        if "TorchScript" in str(error):
+            raise ValueError(f"`{path}` is a TorchScript archive, that is a program: save its state_dict.") from error
+        raise ValueError(
+            f"`{path}` is no file that `torch.save` wrote, or it is damaged or holds more than weights:"
+            f" {why_unreadable(error)}."
+        ) from error
+
+
+def why_unreadable(error: Exception) -> str:
+    """What `torch.load` or `load_state_dict` had against a file, in one line."""
+    said = re.sub(r"\s+", " ", str(error))
+    if foreign := _foreign_class(error):
+        return f"it holds an object of {foreign}"
+    if "weights_only" in said or "Weights only" in said:
+        return f"it is a pickle that cannot be read without running what is in it ({type(error).__name__})"
+    return f"{cleaned(said.split('. ')[0][:300])} ({type(error).__name__})"
+
+
+def _foreign_class(error: Exception) -> str:
+    """The class that torch refuses to unpickle; "" if that is not the reason."""
+    found = re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", re.sub(r"\s+", " ", str(error)))
+    return "" if found is None else cleaned(found[1])[:200]
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Raise where a few bytes may inflate to many: `torch.save` compresses nothing."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            is_compressed = any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return  # of another kind, or damaged, which torch says
+    if is_compressed:
+        raise ValueError(
+            f"`{path}` is compressed, as no file of `torch.save` is: unpack it, and save its content anew."
+        )
+
+
+def _read_safetensors(path: Path) -> Any:
+    try:
+        load_file = import_module("safetensors.torch").load_file
+    except ImportError as error:
+        raise ImportError(f"`{path}` needs the package safetensors: pip install safetensors.") from error
+    try:
+        return load_file(path)
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"`{path}` is no safetensors file, or it is damaged: {error}.") from error
+
+
+def _check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise where a tensor holds no values, or repeats a few so often that a copy would take all memory.
+
+    Checkpoints do hold expanded buffers: so the bound is generous. It counts all tensors together.
+    """
+    excess, seen = {}, set()
+    for name, value in tensors.items():
+        if value.is_meta:
+            raise ValueError(f"`{path}` must hold the values of its weights, got {name!r} without, on the meta device.")
+        if value.layout == torch.strided and not value.is_nested:
+            storage = value.untyped_storage()
+            n_held = 0 if storage.data_ptr() in seen else storage.nbytes() // value.element_size()
+            seen.add(storage.data_ptr())  # values that go by several names are held once
+            excess[name] = max(0, value.numel() - n_held) * max(_LEAST_BYTES, value.element_size())
+    if sum(excess.values()) > max(_UNQUESTIONED, 4 * path.stat().st_size):
+        name = max(excess, key=lambda name: excess[name])
+        shape, n_bytes = tuple(tensors[name].shape), tensors[name].untyped_storage().nbytes()
+        raise ValueError(
+            f"`{path}` must hold the values of its weights, got {name!r} of shape {shape}, expanded from {n_bytes}"
+            " bytes: save a contiguous copy of it."
+        )
+
+
+def _build(build: Callable[..., Any], checkpoint: Checkpoint) -> Any:
+    """A module of the class `build`, with the hyperparameters of the file as Lightning passes them on."""
+    saved = checkpoint.content.get("hyper_parameters") or {}
+    if not isinstance(saved, Mapping) or "_instantiator" in saved:
+        # Lightning's command line saves import paths, which a crafted file could choose.
+        raise ValueError(f"`{checkpoint.path}` tells no plain hyperparameters to build the module from. {_WAY_OUT}")
+    parameters = inspect.signature(build).parameters
+    name = str(checkpoint.content.get("hparams_name"))
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        known = dict(saved)
+    else:
+        known = {key: value for key, value in saved.items() if key in parameters}
+    if saved and name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+        known = {name: dict(saved)}
+    try:
+        return build(**known)
+    except TypeError as error:
+        raise ValueError(
+            f"`module` {getattr(build, '__name__', build)} cannot be built from the hyperparameters in"
+            f" `{checkpoint.path}` ({', '.join(known) or 'none'}): {error}. {_WAY_OUT}"
+        ) from error
+
+
+def _fill(module: nn.Module, checkpoint: Checkpoint) -> nn.Module:
+    content = {**checkpoint.content, "state_dict": checkpoint.state_dict}
+    _call_hook(module, "on_load_checkpoint", checkpoint, content)  # which may change the weights that are loaded
+    state_dict = content["state_dict"]
+    try:
+        module.load_state_dict(state_dict, strict=getattr(module, "strict_loading", True))
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = " ".join(lines[1:] or lines)
+        raise ValueError(f"`{checkpoint.path}` does not fit {type(module).__name__}: {said[:300]}") from error
+    return module
+
+
+def _call_hook(module: nn.Module, name: str, checkpoint: Checkpoint, *arguments: Any) -> None:
+    """Call what Lightning calls of a module before it loads weights, if they are Lightning's."""
+    hook: Any = getattr(module, name, None)
+    if _LIGHTNING in checkpoint.content and callable(hook):
+        hook(*arguments)
+
+
+@contextmanager
+def _put_back(module: nn.Module) -> Iterator[None]:
+    """On leaving, the module holds the same parameters and buffers, with the values that they had."""
+    holders: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (held, dict(held)) for submodule in module.modules() for held in (submodule._parameters, submodule._buffers)
+    ]
+    values = {tensor: tensor.detach().clone() for _, held in holders for tensor in held.values() if tensor is not None}
+    extra = {name: copy.deepcopy(value) for name, value in module.state_dict().items() if name.endswith("_extra_state")}
+    try:
+        yield
+    finally:
+        for held, before in holders:
+            held.clear()
+            held.update(before)
+        with torch.no_grad():
+            for tensor, value in values.items():
+                tensor.copy_(value)
+        if extra:
+            module.load_state_dict(extra, strict=False)

@@ -1,0 +1,1 @@
+"""Rules that score checks, and the decision to stop."""

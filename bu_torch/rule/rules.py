@@ -1,0 +1,404 @@
+"""Rules: which epoch is kept. A rule scores a check, and the epoch with the largest score, or its equal, is kept."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from numbers import Real
+from typing import Any, Literal, NamedTuple, get_args
+
+from bu_torch.internal.inputs import check_integer
+from bu_torch.signals.catalogue import SIGNALS
+
+RuleName = Literal["accuracy_and_uncertainty", "expected_accuracy", "boundary_uncertainty", "trust_score"]
+DEFAULT_RULE: RuleName = "accuracy_and_uncertainty"
+RANKING_RULE: RuleName = "expected_accuracy"  # of single checkpoints, whose weights are no average
+RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
+History = Sequence[dict[str, Any]]
+_LARGEST_CLUSTER = 0.05  # of all samples
+STANDARD_ERROR = "standard_error"  # entry of a check: of its expected accuracy less the highest before
+# Columns of a history or a record that no rule may be named after, beside the signals and their smoothed values.
+_RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD_ERROR)
+
+
+class Rule:
+    """Scores a check by some of its signals; the epoch with the largest score is kept, or the latest of its equals.
+
+    A subclass is a rule of your own, and an instance of it goes where a rule's name goes (`rule=`). It sets `name` and
+    `signals`, and defines `score`. A rule that keeps the latest of equal epochs defines `margin`. One with parameters
+    also defines `settings`; one that depends on the number of samples, `adapt`. A rule that remembers something also
+    defines `reset`, `state_dict` and `load_state_dict`, and serves one callback only.
+
+    Attributes:
+        name: What checkpoints, records and messages call the rule. Two callbacks of one trainer must have rules of
+            different names, and a rule may not have the name of a signal or of another column of a record.
+        signals: Names of the signals that `score` looks at (`bu_torch.Signals.NAMES`). They are smoothed where
+            `smoothing` is on.
+        title: The rule's name in words, for plots and pages; by default its name with spaces.
+        unit: What a score is measured in, and so `min_delta` and `stopping_threshold`; "" for a plain number.
+
+    Example:
+        >>> class Cautious(Rule):
+        ...     name = "cautious"
+        ...     signals = ("expected_accuracy", "prediction_changes")
+        ...
+        ...     def score(self, values):
+        ...         return values["expected_accuracy"] - 0.1 * values["prediction_changes"]
+        >>> Cautious().score({"expected_accuracy": 0.75, "prediction_changes": 0.5})
+        0.7
+    """
+
+    name: str
+    signals: tuple[str, ...]
+    unit: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name in words."""
+        return self.name.replace("_", " ")
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """The score of a check.
+
+        Args:
+            values: The signals looked at, by name; none is NaN or infinite.
+
+        Returns:
+            A number, larger is better. An epoch whose score is NaN or infinite is not kept.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `score`.")
+
+    def margin(self, values: Mapping[str, float], standard_error: float) -> float:
+        """How far below the highest score so far a check is still its equal, and kept in its place.
+
+        Patience counts from the highest score, not from its equals. The margin must follow from the arguments and the
+        settings alone: it is asked for again of earlier checks.
+
+        Args:
+            values: As for `score`.
+            standard_error: Of the difference between this check's expected accuracy and the highest before; 0 where
+                both predict alike.
+
+        Returns:
+            A number in the unit of the score; 0, the default, for none: of equal scores the first is kept.
+        """
+        return 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """What scores depend on besides the signals, as plain data; with other ones, a resumed run starts anew."""
+        return {}
+
+    def adapt(self, n_samples: int, n_neighbors: int) -> None:
+        """Take note of what is measured, before the first check is scored; nothing to note by default.
+
+        Args:
+            n_samples: How many samples a check looks at.
+            n_neighbors: How many of them make a cluster.
+        """
+
+    def reset(self) -> None:
+        """Forget all checks: a training or a replay begins."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the rule remembers of the checks so far: plain numbers, strings, tensors and containers of them."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+
+
+class SignalRule(Rule):
+    """Scores by one signal, of which larger values are better."""
+
+    def __init__(self, signal: str) -> None:
+        if signal not in SIGNALS or not SIGNALS[signal].is_larger_better:
+            raise ValueError(f"`signal` must be one of which larger values are better, got {signal!r}.")
+        self.name = signal
+        self.signals = (signal,)
+
+    @property
+    def title(self) -> str:
+        return SIGNALS[self.name].title
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """The signal."""
+        return values[self.name]
+
+
+class AccuracyAndUncertainty(Rule):
+    """Expected accuracy, and a little boundary uncertainty.
+
+    The expected accuracy is largest where moving the boundary gains nothing: where both classes are equally likely
+    along it, which is what the boundary uncertainty looks for. Near the largest, expected accuracy is flat, and
+    boundary uncertainty tells which of almost equal epochs has its boundary in the right place; alone, it cannot tell
+    that the boundary leaves a part out.
+
+    Boundary uncertainty looks at clusters of M neighbours, and needs them to be small parts of the N samples. So its
+    weight falls with M / N, to zero where a cluster holds 5 % of all samples: with 40 neighbours, up to 800 samples
+    expected accuracy decides alone.
+
+    The samples are a draw of what there is, so a difference within half a standard error tells nothing. Breiman et al.
+    (1984) take the simplest of models within one; here the latest is taken, which has learnt longest.
+    A whole one is worse on texts and under much label noise (docs/limits.md, "What the margin does").
+
+    Args:
+        weight: Of the boundary uncertainty, where clusters are very small.
+        n_standard_errors: A check within so many standard errors of the highest score is its equal, >= 0.
+    """
+
+    name = "accuracy_and_uncertainty"
+    signals = ("expected_accuracy", "boundary_uncertainty")
+
+    def __init__(self, weight: float = 0.05, n_standard_errors: float = 0.5) -> None:
+        self.weight = weight
+        self.n_standard_errors = n_standard_errors
+        self._locality = 1.0
+
+    @property
+    def title(self) -> str:
+        return "expected accuracy and boundary uncertainty"
+
+    def adapt(self, n_samples: int, n_neighbors: int) -> None:
+        self._locality = max(0.0, 1 - n_neighbors / (_LARGEST_CLUSTER * n_samples))
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """The weighted sum."""
+        return values["expected_accuracy"] + self.weight * self._locality * values["boundary_uncertainty"]
+
+    def margin(self, values: Mapping[str, float], standard_error: float) -> float:
+        return self.n_standard_errors * standard_error
+
+    def settings(self) -> dict[str, Any]:
+        return {"weight": self.weight, "n_standard_errors": self.n_standard_errors}
+
+
+# Every rule that goes by a name, as a callable that makes it, for a rule may remember.
+RULES: dict[RuleName, Callable[..., Rule]] = {
+    "accuracy_and_uncertainty": AccuracyAndUncertainty,
+    "expected_accuracy": partial(SignalRule, "expected_accuracy"),
+    "boundary_uncertainty": partial(SignalRule, "boundary_uncertainty"),
+    "trust_score": partial(SignalRule, "trust_score"),
+}
+
+
+def as_rule(rule: Any) -> Rule:
+    """A rule by its name, or one of the user's own.
+
+    Raises:
+        ValueError: If the name is unknown, or the object's attributes are not those of a rule.
+        TypeError: If it is neither a name nor a rule.
+    """
+    if isinstance(rule, str):
+        if rule not in RULES:
+            names = ", ".join(map(repr, RULES))
+            raise ValueError(f"`rule` must be one of {names}, or a `bu_torch.Rule`, got {rule!r}.")
+        return RULES[rule]()
+    if not isinstance(rule, Rule):
+        raise TypeError(f"`rule` must be a name or a `bu_torch.Rule`, got {type(rule).__name__}.")
+    name, signals = getattr(rule, "name", None), getattr(rule, "signals", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"`rule.name` must be a string of letters, digits and underscores, got {name!r}.")
+    if not isinstance(signals, tuple) or not signals:
+        raise ValueError(f"`rule.signals` must be a tuple with at least one name, got {signals!r}.")
+    if unknown := [signal for signal in signals if signal not in SIGNALS]:
+        raise ValueError(f"`rule.signals` must be names among {', '.join(SIGNALS)}, got {unknown[0]!r}.")
+    if type(rule).score is Rule.score:
+        raise TypeError(f"`rule` must define `score`, which {type(rule).__name__} does not.")
+    is_taken = name in (*SIGNALS, *RULES, *_RESERVED) or name.endswith("_smoothed")
+    if is_taken and not (name in RULES and type(rule) is type(RULES[name]())):
+        raise ValueError(f"`rule.name` must not be the name of a signal, a rule or another column, got {name!r}.")
+    return rule
+
+
+class Standing(NamedTuple):
+    """Where a check stands among those before it, and all that the next one needs to know.
+
+    Args:
+        last: By what it compares: its score, NaN or infinite too, but where it is within the rule's margin of the
+            highest score: there it is the next number above the largest before. None for a check that does not count.
+        highest: The highest score that counts; -inf before the first.
+        largest: The largest `last`; a check that is to be kept has a larger one than all before it.
+    """
+
+    last: float | None = None
+    highest: float = -math.inf
+    largest: float = -math.inf
+
+
+class SelectionRule:
+    """Says of each check, from it and those before, whether its epoch is to be kept.
+
+    The kept epoch is the first with the largest score, or the latest within the rule's margin of it.
+
+    Args:
+        rule: `"accuracy_and_uncertainty"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a
+            `Rule`.
+        smoothing: Weight of the past in an exponential moving average of the signals that the rule looks at, corrected
+            for the start, 0 <= smoothing < 1.
+        start_from_epoch: Checks of earlier epochs are not kept, >= 0.
+
+    Attributes:
+        rule: The `Rule`.
+        score_name: The entry of a check that holds its score.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If an integer is none, or `rule` is no rule.
+
+    Example:
+        >>> rule = SelectionRule("trust_score")
+        >>> rule.replay([{"epoch": 0, "trust_score": 1.0}, {"epoch": 1, "trust_score": 3.0}])["epoch"]
+        1
+    """
+
+    def __init__(
+        self, rule: RuleName | Rule = DEFAULT_RULE, *, smoothing: float = 0.0, start_from_epoch: int = 0
+    ) -> None:
+        self.rule = as_rule(rule)
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"`smoothing` must be a number with 0 <= smoothing < 1, got {smoothing!r}.")
+        self.smoothing = smoothing
+        self.start_from_epoch = check_integer("start_from_epoch", start_from_epoch, 0)
+
+    @property
+    def score_name(self) -> str:
+        return self._looked_at(self.rule.name) if self.rule.name in SIGNALS else self.rule.name
+
+    @property
+    def title(self) -> str:
+        """What decides, in words."""
+        return f"smoothed {self.rule.title}" if self.smoothing else self.rule.title
+
+    @property
+    def added(self) -> list[str]:
+        """The entries that `complete` adds to a check."""
+        smoothed = [self._looked_at(name) for name in self.rule.signals if self.smoothing]
+        return smoothed if self.rule.name in SIGNALS else [*smoothed, self.rule.name]
+
+    def complete(self, history: History) -> None:
+        """Add to the last check what follows from it and those before.
+
+        Args:
+            history: Checks in order of their epochs, each with `epoch` and the signals looked at (NaN where one could
+                not be measured), all but the last completed before. The last one gets `<signal>_smoothed` where
+                `smoothing` is on, and the score of a rule that is no signal; NaN where a signal is not finite.
+
+        Raises:
+            KeyError: If a signal is missing.
+            TypeError: If the rule's score is no number.
+        """
+        entry = history[-1]
+        if self.smoothing:
+            for name in self.rule.signals:
+                values = [check[name] for check in history]
+                entry[self._looked_at(name)] = _moving_averages(values, self.smoothing)[-1]
+        if self.rule.name not in SIGNALS:
+            entry[self.rule.name] = self._scored(entry)
+
+    def score(self, entry: Mapping[str, Any]) -> float | None:
+        """The score of a completed check; None where its epoch is too early to count."""
+        return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
+
+    def kept(self, history: History) -> dict[str, Any] | None:
+        """The check whose epoch is kept among completed ones: the first of largest standing; None if none counts."""
+        kept, before = None, Standing()
+        for entry in history:
+            standing = self.stand(before, entry)
+            kept = entry if standing.largest > before.largest else kept
+            before = standing
+        return kept
+
+    def highest(self, history: History) -> dict[str, Any] | None:
+        """The first completed check of the highest score, which may not be the kept one; None if none counts."""
+        counted = [entry for entry in history if _is_finite(self.score(entry))]
+        return max(counted, key=lambda entry: entry[self.score_name], default=None)
+
+    def stand(self, before: Standing, entry: Mapping[str, Any]) -> Standing:
+        """Where a completed check stands, after the standing of the one before, or `Standing()`."""
+        score = self.score(entry)
+        if score is None or not _is_finite(score) or not self._is_highest(score, before.highest, entry):
+            return before._replace(last=score)
+        largest = max(score, math.nextafter(before.largest, math.inf))
+        return Standing(largest, max(score, before.highest), largest)
+
+    def standings(self, history: History) -> list[float | None]:
+        """By what each completed check compares: `Standing.last`."""
+        standings = [Standing()]
+        for entry in history:
+            standings.append(self.stand(standings[-1], entry))
+        return [standing.last for standing in standings[1:]]
+
+    def _is_highest(self, score: float, highest: float, entry: Mapping[str, Any]) -> bool:
+        """Whether a score exceeds the highest before it, or is its equal."""
+        if score > highest:
+            return True
+        if STANDARD_ERROR not in entry:  # of an older version
+            return False
+        margin = self._number("margin", self._values(entry), entry[STANDARD_ERROR])
+        return margin > 0 and score >= highest - margin
+
+    def replay(self, history: History) -> dict[str, Any] | None:
+        """What this rule would have kept of checks that another rule, or none, has judged; they are left as they are.
+
+        Args:
+            history: Checks in order of their epochs, each with `epoch` and the signals looked at.
+
+        Returns:
+            A completed copy of the check whose epoch is kept; None if none counts.
+
+        Raises:
+            KeyError: If a signal is missing.
+        """
+        return self.kept(self.judged(history))
+
+    def judged(self, history: History) -> list[dict[str, Any]]:
+        """Completed copies of all checks, as for `replay`."""
+        judged = [dict(entry) for entry in history]
+        if self.smoothing:
+            for name in self.rule.signals:
+                averages = _moving_averages([check[name] for check in judged], self.smoothing)
+                for entry, average in zip(judged, averages, strict=True):
+                    entry[self._looked_at(name)] = average
+        if self.rule.name not in SIGNALS:
+            self.rule.reset()
+            for entry in judged:
+                entry[self.rule.name] = self._scored(entry)
+        return judged
+
+    def _looked_at(self, signal: str) -> str:
+        return f"{signal}_smoothed" if self.smoothing else signal
+
+    def _values(self, entry: Mapping[str, Any]) -> dict[str, float]:
+        return {name: entry[self._looked_at(name)] for name in self.rule.signals}
+
+    def _scored(self, entry: Mapping[str, Any]) -> float:
+        values = self._values(entry)
+        if not all(math.isfinite(value) for value in values.values()):
+            return math.nan
+        return self._number("score", values)
+
+    def _number(self, method: str, *arguments: Any) -> float:
+        """What a method of the rule gives."""
+        name = f"`{type(self.rule).__name__}.{method}`"
+        try:
+            found = getattr(self.rule, method)(*arguments)
+        except KeyError as error:
+            raise KeyError(f"{name} reads {error}, which is not among its `signals`") from error
+        if isinstance(found, bool) or not isinstance(found, Real):
+            raise TypeError(f"{name} must give a number, got {type(found).__name__}.")
+        return float(found)
+
+
+def _is_finite(score: float | None) -> bool:
+    return score is not None and math.isfinite(score)
+
+
+def _moving_averages(values: list[float], weight_of_past: float) -> list[float]:
+    """Exponential moving average of the finite values, corrected for the start; NaN where a value is not finite."""
+    total = weight = 0.0
+    averages = []
+    for value in values:
+        if math.isfinite(value):
+            total = weight_of_past * total + (1 - weight_of_past) * value
+            weight = weight_of_past * weight + (1 - weight_of_past)
+        averages.append(total / weight if math.isfinite(value) else math.nan)
+    return averages

@@ -1,0 +1,310 @@
+"""An exponential moving average of a network's weights over its checks, which begins with a short memory."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+
+from bu_torch.internal.network import is_expanded
+
+_WARM_UP = 10  # checks
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+_CHUNK = 2**22  # values that are exchanged at a time, so that no second copy of a large weight is needed
+
+
+class Averaged(NamedTuple):
+    """The average of one parameter or buffer.
+
+    Args:
+        value: The average; while it is in the module, what training has there.
+        n_checks: How many have entered.
+    """
+
+    value: Tensor
+    n_checks: int
+
+
+class WeightAverage:
+    """The average of the weights that a module had at its checks; the last check counts most.
+
+    At each check the weights w enter the average a, after n checks before, as a <- p a + (1 - p) w, with
+    p = min(past, n / (n + 10)). So the average begins at the first check, not at the weights before training, and with
+    a short memory: while a network still learns fast, the checks before are far behind. (With p = past from the second
+    check on, trainings of 10 epochs kept worse weights than without any average, and those of 150 no better ones.)
+
+    What is averaged are the trainable parameters and the buffers of floating-point numbers that a `state_dict` holds,
+    the running statistics of BatchNorm among them. All else is as the module has it: whole numbers, frozen parameters,
+    which enter from the first check after they are unfrozen, buffers that have held nothing but 0 and 1 at every check,
+    as masks that prune weights do, and what is infinite from the start, as masks of attention are.
+    Averages are matched by name; where the shape of a weight changes, its average begins anew. They are kept in the
+    dtype of the weight. `torch.optim.swa_utils.AveragedModel` needs a copy of the whole module, matches by position and
+    begins at its first update, so it is not used.
+
+    Args:
+        past: The largest weight of the past, 0 <= past < 1.
+        device: Where to keep the average; None for where the weights are.
+    """
+
+    def __init__(self, past: float, device: torch.device | str | None = None) -> None:
+        self.past = past
+        self.device = device
+        self.is_current = False
+        self._averages: dict[str, Averaged] = {}
+        self._log: list[_Entry] = []  # of what is exchanged now
+
+    def update(self, module: nn.Module, *, is_again: bool = False) -> bool:
+        """Let the weights of a check enter; waits for the device once.
+
+        Args:
+            module: The network in training.
+            is_again: The same weights have entered already, before a resume.
+
+        Returns:
+            False where a parameter has become NaN or infinite. Such a check leaves the average as it was, and `inside`
+            leaves the module as it is until the next one.
+        """
+        found = _weights(module)
+        frozen = [name for name, tensor in found.items() if _is_frozen(tensor) and name not in self._averages]
+        for name in frozen:
+            del found[name]
+        ends = _ends(found)
+        masks = self._masks(module, found, ends)
+        found = {name: tensor for name, tensor in found.items() if name not in masks}
+        ends = {name: one for name, one in ends.items() if name not in masks}
+        self.is_current = not any(
+            isinstance(found[name], nn.Parameter)
+            and (math.isnan(one.low) or (name in self._averages and not one.is_finite))
+            for name, one in ends.items()
+        )
+        if not self.is_current:
+            return False
+        if is_again and self._averages:
+            self._averages = {
+                name: one._replace(value=one.value.to(self._place(found[name]), found[name].dtype))
+                for name, one in self._averages.items()
+                if name in found
+            }
+            return True
+        with torch.inference_mode(False), torch.no_grad():
+            self._averages = {
+                name: self._updated(self._averages.get(name), found[name].detach())
+                for name, one in ends.items()
+                if one.is_finite
+            }
+        return True
+
+    def _masks(self, module: nn.Module, found: Mapping[str, Tensor], ends: Mapping[str, "_Ends"]) -> set[str]:
+        """Names of buffers that have held nothing but 0 and 1 so far: what lies in between would be no mask.
+
+        Running statistics, which begin at 0 and 1, are none.
+        """
+        norms = [part for part in module.modules() if isinstance(part, _NormBase)]
+        statistics = {id(one) for part in norms for one in (part.running_mean, part.running_var)}
+        held = {
+            name: found[name]
+            for name, one in ends.items()
+            if {one.low, one.high} <= {0.0, 1.0}
+            and name not in self._averages
+            and not isinstance(found[name], nn.Parameter)
+            and id(found[name]) not in statistics
+        }
+        are_masks = _each([((values == 0) | (values == 1)).all() for values in held.values()])
+        return {name for name, is_mask in zip(held, are_masks, strict=True) if is_mask}
+
+    def _place(self, weight: Tensor) -> torch.device:
+        return weight.device if self.device is None else torch.device(self.device)
+
+    def _updated(self, before: Averaged | None, weight: Tensor) -> Averaged:
+        kept_on = self._place(weight)
+        if before is None or before.value.shape != weight.shape:
+            return Averaged(weight.to(kept_on, copy=True), 1)
+        past = min(self.past, before.n_checks / (before.n_checks + _WARM_UP))
+        value = before.value.to(kept_on, weight.dtype)
+        return Averaged(value.lerp_(weight.to(kept_on), 1 - past), before.n_checks + 1)
+
+    @contextmanager
+    def inside(self, module: nn.Module) -> Iterator[None]:
+        """Have the average in the module's own tensors; on leaving, all bits are as training left them.
+
+        What is read or saved meanwhile is the average, by whatever way through the module. Nothing happens before the
+        first update, after one that was refused, and where the average is inside already.
+        """
+        if not self.is_current or self.is_inside:
+            yield
+            return
+        try:
+            try:
+                weights = _weights(module)
+                for name, average in self._averages.items():
+                    if name in weights and _are_alike(weights[name], average.value):
+                        for start, stop in _chunks(weights[name]):
+                            _exchange(name, start, stop, weights[name].data, average.value, self._log)
+                yield
+            finally:
+                self._take_out(module)
+        finally:  # whatever is left, after a Ctrl-C in the line above
+            self._take_out(module)
+
+    def _take_out(self, module: nn.Module) -> None:
+        """Undo each exchange, in tensors that are found anew: hooks and `forward` may have moved them."""
+        weights = _weights(module) if self._log else {}
+        while self._log:
+            name, start, stop, before = self._log[-1]
+            weight, average = weights.get(name), self._averages[name].value
+            if weight is not None and _are_alike(weight, average):
+                if before is None:
+                    before = _part(average, start, stop), _part(weight.data, start, stop)
+                    self._log[-1] = (name, start, stop, before)
+                _write(weight.data, start, stop, before[0])
+                _write(average, start, stop, before[1])
+            self._log.pop()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the module holds the average now."""
+        return bool(self._log)
+
+    def put_aside(self) -> dict[str, Tensor]:
+        """While the average is inside: what training has in its place, by name."""
+        return {name: average.value for name, average in self._averages.items()} if self.is_inside else {}
+
+    def forget(self) -> None:
+        """Free the average: training has ended."""
+        if not self.is_inside:
+            self._averages, self.is_current = {}, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Averages by name, copied to the CPU, and how many checks are in each; only these while it is inside."""
+        weights = {} if self.is_inside else {n: one.value.cpu().clone() for n, one in self._averages.items()}
+        n_checks = {name: one.n_checks for name, one in self._averages.items()}
+        return {"past": self.past, "n_checks": n_checks, "weights": weights}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; with another weight of the past, the average begins anew."""
+        n_checks = state_dict["n_checks"] if state_dict["past"] == self.past else {}
+        weights = state_dict["weights"]
+        self._averages = {name: Averaged(weights[name].clone(), n) for name, n in n_checks.items() if name in weights}
+        self.is_current = False
+
+
+def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool = False) -> bool:
+    """Put the weights of training into a module that was loaded with their average.
+
+    Args:
+        module: As a checkpoint of the average has left it.
+        weights: What `WeightAverage.put_aside` gave when it was saved.
+        may_lack: Leave out what the module does not have.
+
+    Returns:
+        False where the module has no place for some of them: then it is left as it is.
+    """
+    found = _weights(module, once=False)
+    fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}
+    if any(name not in found or found[name].shape != weight.shape for name, weight in fitting.items()):
+        return False
+    for name, weight in reversed(fitting.items()):  # as they were exchanged back, for weights may share their memory
+        found[name].data.copy_(weight)
+    return True
+
+
+# A part of a weight and of its average that change places, and what they are to hold again if that is broken off.
+_Entry = tuple[str, int, int, tuple[Tensor, Tensor] | None]
+
+
+def _exchange(name: str, start: int, stop: int, weight: Tensor, average: Tensor, log: list[_Entry]) -> None:
+    """Exchange a part of two tensors; a Ctrl-C between two lines leaves in `log` what it takes to undo it."""
+    before = _part(weight, start, stop), _part(average, start, stop)
+    log.append((name, start, stop, before))
+    _write(weight, start, stop, before[1])
+    _write(average, start, stop, before[0])
+    log[-1] = (name, start, stop, None)
+
+
+def _part(tensor: Tensor, start: int, stop: int) -> Tensor:
+    return tensor.reshape(-1)[start:stop].clone()
+
+
+def _write(tensor: Tensor, start: int, stop: int, values: Tensor) -> None:
+    if tensor.is_contiguous():
+        tensor.view(-1)[start:stop].copy_(values)
+    else:
+        flat = tensor.reshape(-1)  # a copy
+        flat[start:stop].copy_(values)
+        tensor.copy_(flat.view(tensor.shape))
+
+
+def _chunks(weight: Tensor) -> Iterable[tuple[int, int]]:
+    """Parts so small that no second copy of a large weight is made."""
+    size = _CHUNK if weight.is_contiguous() else max(1, weight.numel())
+    return ((start, min(start + size, weight.numel())) for start in range(0, weight.numel(), size))
+
+
+def _weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
+    """Parameters and buffers of those kinds that can be averaged, by name; of several in one place of memory one."""
+    owners = dict(module.named_modules(remove_duplicate=False))
+    parameters = {name: one for name, one in module.named_parameters(remove_duplicate=False) if not is_lazy(one)}
+    buffers = {
+        name: one
+        for name, one in module.named_buffers(remove_duplicate=False)
+        if not is_lazy(one) and _is_saved(owners, name)
+    }
+    found: dict[Any, tuple[str, Tensor]] = {}
+    for name, tensor in sorted({**parameters, **buffers}.items(), key=lambda pair: _is_frozen(pair[1])):
+        if _can_be_averaged(tensor):
+            place = (tensor.device, tensor.data_ptr() or name, tensor.shape, tensor.stride())
+            found.setdefault(place if once else name, (name, tensor))
+    return dict(found.values())
+
+
+def _is_saved(owners: Mapping[str, nn.Module], name: str) -> bool:
+    """Whether a `state_dict` holds a buffer."""
+    owner, _, own_name = name.rpartition(".")
+    return own_name not in getattr(owners[owner], "_non_persistent_buffers_set", ())
+
+
+def _are_alike(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and first.dtype == second.dtype
+
+
+def _can_be_averaged(tensor: Tensor) -> bool:
+    is_plain = type(tensor.data) is Tensor and tensor.layout == torch.strided
+    is_plain = is_plain and not (tensor.is_meta or tensor.is_inference())
+    return tensor.dtype in _DTYPES and is_plain and not is_expanded(tensor)
+
+
+def _is_frozen(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+
+
+class _Ends(NamedTuple):
+    """The least value of a tensor, NaN if it holds one, and the largest."""
+
+    low: float
+    high: float
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+def _ends(tensors: Mapping[str, Tensor]) -> dict[str, _Ends]:
+    """The ends of each tensor, by name; waits for the device once."""
+    ends = _each([_least_and_largest(tensor.detach()).double() for tensor in tensors.values()])
+    return {name: _Ends(*pair) for name, pair in zip(tensors, ends, strict=True)}
+
+
+def _each(results: list[Tensor]) -> list[Any]:
+    """Python's numbers of tensors of one shape; waits for the device of the first of them once."""
+    return torch.stack([one.to(results[0].device) for one in results]).tolist() if results else []
+
+
+def _least_and_largest(tensor: Tensor) -> Tensor:
+    """(2,), NaN where there is one: unlike `isfinite`, this needs no second copy."""
+    if not tensor.numel():
+        return tensor.new_zeros(2, dtype=torch.float32)
+    return torch.stack(torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor))

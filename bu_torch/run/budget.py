@@ -1,0 +1,150 @@
+"""How many samples a check looks at: a price in forward passes, counted, never timed, so that runs repeat."""
+
+import dataclasses
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.flop_counter import FlopCounterMode
+
+from bu_torch.internal.network import RestoringError
+
+_log = logging.getLogger(__name__)
+
+MAX_DRAWS = 12
+AUTO = 0.15  # with the floor
+_UNBOUNDED_DRAWS = 4  # of data that the floor does not reach, where nothing bounds the price
+# Small data needs a floor, which a small network can afford: so many forward passes whatever the budget. For a network
+# in between, operations are bounded.
+_LEAST_FLOOR, _MOST_FLOOR = 500, 6000
+_FLOOR_OPERATIONS = 6e8
+_OPERATIONS_BESIDE = 40_000  # of a pass: what a check does with its logits takes as long on one core
+_SLOW = 0.5  # seconds of a check that are worth a word,
+_MUCH = 0.25  # if they are so much of the training between two checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How many reference samples a check looks at, and how often each is perturbed."""
+
+    n_samples: int
+    n_draws: int
+
+
+def plan(
+    n_training: int,
+    n_visited: int,
+    n_operations: int,
+    *,
+    budget: float | Literal["auto"] | None,
+    n_draws: int | None,
+    max_samples: int | None,
+    n_neighbors: int,
+) -> Plan:
+    """Spend at most `budget` forward passes for each sample of an epoch on one check.
+
+    Another sample says more than another draw of the same one, so further draws are made where all samples are in:
+    small data, where single predictions make the signals jump, has the most.
+
+    Args:
+        n_training: How many training samples there are.
+        n_visited: How many of them an epoch of one process visits.
+        n_operations: Floating-point operations of a forward pass of one sample.
+        budget: Forward passes of one check as a fraction of `n_visited`; `"auto"` for 0.15, or the floor of small data
+            where that is more; None for no bound.
+        n_draws: Draws that were asked for; None to choose, at most `MAX_DRAWS`.
+        max_samples: Reference samples that were asked for; None to choose.
+        n_neighbors: At least so many reference samples, for a cluster must fit.
+    """
+    n_samples = n_training if max_samples is None else min(n_training, max_samples)
+    if budget is None:
+        return Plan(n_samples, n_draws or min(MAX_DRAWS, max(_UNBOUNDED_DRAWS, _MOST_FLOOR // n_samples)))
+    affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)
+    floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, affordable))
+    passes = math.floor(max(AUTO * n_visited, floor) if budget == "auto" else budget * n_visited)
+    if n_draws is None:
+        n_draws = min(MAX_DRAWS, max(1, passes // n_samples))
+    if max_samples is None:
+        n_samples = min(n_samples, max(passes // n_draws, n_neighbors))
+    return Plan(n_samples, n_draws)
+
+
+def describe_slow_check(check_seconds: float, training_seconds: float) -> str:
+    """Say what a check takes beside the training before it; "" if that is little of either."""
+    if check_seconds < max(_SLOW, _MUCH * training_seconds):
+        return ""
+    return (
+        f"A check of boundary uncertainty takes {check_seconds:.1f} s, and the training before it took"
+        f" {training_seconds:.1f} s."
+    )
+
+
+def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:
+    """Floating-point operations of a forward pass of one sample: two for each weight, or more where more are counted.
+
+    A convolution uses each weight many times, an embedding a few of its rows. Recurrent layers, which torch cannot
+    count on every device, use each weight once in each step of the sequence.
+
+    Args:
+        module: The network; parameters that a lazy layer has not made yet do not count.
+        forward: Passes one sample through it; None where that cannot be done before training.
+    """
+    multiplied = [layer for layer in module.modules() if not isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+    weights = {id(weight): weight for layer in multiplied for weight in layer.parameters(recurse=False)}
+    of_weights = 2 * sum(weight.numel() for weight in weights.values() if not is_lazy(weight))
+    if forward is None:
+        return of_weights
+    counter, recurrent = FlopCounterMode(display=False), _RecurrentLayers()
+    try:
+        with warnings.catch_warnings(), _slow_transformers(), counter, recurrent.watched(module, counter):
+            warnings.simplefilter("ignore")  # of hooks that the counter registers
+            forward()
+    except RestoringError:
+        raise
+    except Exception as error:  # the user's code may raise anything, and is asked again where that matters
+        _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)
+        return of_weights
+    return max(of_weights, counter.get_total_flops() + recurrent.n_operations_missed)
+
+
+@contextmanager
+def _slow_transformers() -> Iterator[None]:
+    """A transformer's fused kernel, which no counter looks into, gives way to the layers that it is made of."""
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was)
+
+
+class _RecurrentLayers:
+    """Operations of recurrent layers that a counter has not seen."""
+
+    def __init__(self) -> None:
+        self.n_operations_missed = 0
+        self._n_before = 0
+
+    @contextmanager
+    def watched(self, module: nn.Module, counter: FlopCounterMode) -> Iterator[None]:
+        def before(layer: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            self._n_before = counter.get_total_flops()
+
+        def after(layer: nn.RNNBase, args: tuple[torch.Tensor, ...], output: object) -> None:
+            inputs = args[0].data if isinstance(args[0], nn.utils.rnn.PackedSequence) else args[0]
+            n_steps = inputs.numel() // layer.input_size  # of all samples
+            n_operations = 2 * n_steps * sum(weight.numel() for weight in layer.parameters())
+            self.n_operations_missed += max(0, n_operations - (counter.get_total_flops() - self._n_before))
+
+        with ExitStack() as hooks:
+            for layer in module.modules():
+                if isinstance(layer, nn.RNNBase):
+                    hooks.enter_context(layer.register_forward_pre_hook(before))
+                    hooks.enter_context(layer.register_forward_hook(after))
+            yield

@@ -1,0 +1,209 @@
+"""The record of checks that a run leaves beside its checkpoints: what it holds, and how it is written.
+
+`bu_torch.report` reads it.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import platform
+import warnings
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bu_torch.signals.details import Details
+
+FORMAT = 2  # of the lines beside the table, to be raised when what they hold changes its meaning
+FORMAT_OF_EPOCHS = 1  # which told checks apart by their epochs alone
+HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
+_NAME = "boundary_uncertainty"
+# A link or a pipe that has taken the place of the file is neither followed nor waited for.
+_APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+class Record:
+    """A CSV file with one row a check, each on disk before training goes on, so that a killed run keeps them all.
+
+    Beside it, under the same name with `.jsonl`, lies what does not fit a table: a line with the settings, one for each
+    check, and one for the end. An earlier file is never written over: the name gets a version, as those of Lightning's
+    checkpoints do. A run that resumes may end an epoch a second time: of two rows of the same epoch and step the later
+    one counts. A file that can no longer be written is given up with a warning; training goes on.
+
+    Args:
+        folder: Where to write; made if need be.
+        header: The first line beside the table, of `header_line`.
+        rows: Checks of the run that this one resumes, written first.
+        names: Columns that there are even if the first row, perhaps of a run with other settings, lacks them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        header: Mapping[str, Any],
+        rows: Iterable[Mapping[str, Any]],
+        names: Iterable[str] = (),
+    ) -> None:
+        self._columns: list[str] | None = None
+        self._names = tuple(names)
+        self.path: Path | None = None
+        self._made: set[tuple[int, int]] = set()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.path = _new_file(folder)
+            made = (file.stat() for file in (self.path, self.path.with_suffix(".jsonl")))
+            self._made = {(found.st_dev, found.st_ino) for found in made}
+        except OSError as error:
+            self._give_up(folder, error)
+        self.tell(header)
+        self._append(list(rows))
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one row; the first decides on the columns, beside those that were named."""
+        self._append([row])
+
+    def _append(self, rows: list[Mapping[str, Any]]) -> None:
+        if not rows:
+            return
+        is_first = self._columns is None
+        self._columns = self._columns or list(dict.fromkeys((*rows[0], *self._names)))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, extrasaction="ignore")
+        if is_first:
+            writer.writeheader()
+        writer.writerows(rows)
+        self._write(self.path, text.getvalue())
+
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """Write one line beside the table."""
+        try:
+            text = json.dumps(line, allow_nan=False, separators=(",", ":"))
+        except (ValueError, TypeError):  # seldom, and to look at each number takes as long as to write it
+            text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
+        self._write(None if self.path is None else self.path.with_suffix(".jsonl"), f"{text}\n")
+
+    def _write(self, path: Path | None, text: str) -> None:
+        if path is None:
+            return
+        try:
+            descriptor = os.open(path, _APPEND)
+            with os.fdopen(descriptor, "wb") as file:
+                found = os.fstat(descriptor)
+                if (found.st_dev, found.st_ino) not in self._made:
+                    raise OSError("another file has taken its place")
+                file.write(text.encode("utf-8", "backslashreplace"))
+                file.flush()
+                os.fsync(descriptor)
+        except OSError as error:
+            self._give_up(path, error)
+
+    def _give_up(self, path: Path, error: OSError) -> None:
+        self.path = None
+        warnings.warn(
+            f"The record of the checks cannot be written to {path}: {error}. Training goes on without it.",
+            stacklevel=2,
+        )
+
+
+def header_line(
+    settings: Mapping[str, Any], about: Mapping[str, Any], n_not_compared: int, setup_seconds: float
+) -> dict[str, Any]:
+    """The first line beside the table: what the run was asked for, and what it looks at."""
+    return {
+        "kind": "header",
+        "format": FORMAT,
+        "settings": {name: plain(value) for name, value in settings.items()},
+        "n_not_compared": n_not_compared,
+        "versions": versions(),
+        **about,
+        "setup_seconds": setup_seconds,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def check_line(entry: Mapping[str, Any], details: Details, rows: Tensor) -> dict[str, Any]:
+    """The line of a check: what is behind its row. `rows` are the samples' places in the data set."""
+    return {
+        "kind": "check",
+        "epoch": entry["epoch"],
+        "step": entry.get("step"),
+        "ceiling": details.ceiling,
+        "pairs": details.pairs,
+        "n_pairs_left_out": details.n_pairs_left_out,
+        "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
+        "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
+    }
+
+
+def end_line(reason: str, **kept: Any) -> dict[str, Any]:
+    """The last line: why training ended, and what was kept."""
+    return {"kind": "end", "reason": reason, **kept}
+
+
+def row(
+    entry: Mapping[str, Any],
+    seconds: float | None = None,
+    check_seconds: float | None = None,
+    train_loss: float | None = None,
+) -> dict[str, Any]:
+    """A check as the table has it; what it cost, and the training loss, are not known of checks before a resume."""
+    return {
+        "epoch": entry["epoch"],
+        "step": entry.get("step"),
+        "seconds": seconds,
+        "check_seconds": check_seconds,
+        "train_loss": train_loss,
+        **entry,
+    }
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON has it; of what JSON does not have, the name of its type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping | list):  # weights by class
+        return repr(value)[:100]
+    return str(value) if isinstance(value, Path) else type(value).__name__
+
+
+def versions() -> dict[str, str]:
+    """Of what a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in ("bu-torch", "torch", "lightning", "pytorch-lightning", "faiss-cpu", "scikit-learn", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _finite(value: Any) -> Any:
+    """The same with null in place of numbers that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _new_file(folder: Path) -> Path:
+    """A table whose name is free, with the file beside it; both are created exclusively: no link is followed."""
+    version = 0
+    while True:
+        path = folder / (f"{_NAME}-v{version}.csv" if version else f"{_NAME}.csv")
+        version += 1
+        both = (path, path.with_suffix(".jsonl"))
+        if any(os.path.lexists(file) for file in both):
+            continue
+        try:
+            for file in both:
+                file.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return path

@@ -1,0 +1,222 @@
+"""What can be set, each option once: the callbacks and the plain loop's stopper take these and check them alike."""
+
+from dataclasses import dataclass, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import nn
+
+from bu_torch.estimators.boundary import FeatureExtractor, Perturbation
+from bu_torch.functional.checks import check_choice
+from bu_torch.internal.inputs import check_flag, check_integer, check_number, check_seed
+from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
+from bu_torch.samples.balance import ClassWeight
+from bu_torch.signals.measuring import Signals
+
+AUTO: Literal["auto"] = "auto"
+AVERAGING = 0.7  # about the last three checks
+
+
+def as_file(cache: str | Path | None) -> Path | Literal["auto"] | None:
+    """The setting `cache` as `Tracker.prepare` takes it."""
+    if cache is None:
+        return None
+    return AUTO if cache == AUTO else Path(cache)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class MeasurementSettings:
+    """What a check looks at, and what it may cost.
+
+    Args:
+        n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
+            samples is refused.
+        n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws cost as
+            many more forward passes a check and make the numbers steadier. None chooses up to 12 within the budget:
+            the smaller the data, the more.
+        max_samples: Look at no more than so many training samples, a subset drawn with `seed`, stratified where labels
+            can be told without reading the samples; at least `n_neighbors`. None chooses within the budget. (Of an
+            `IterableDataset` the first `max_samples` are read, or 10,000.)
+        budget: Price of a check in forward passes, which several processes share: at most this fraction of the training
+            samples that an epoch visits, > 0, but no fewer than a cluster. It bounds what `n_draws` and `max_samples`
+            choose by themselves. To train on a sample costs two to three forward passes, so that 0.15 is below a tenth
+            of a training epoch. `"auto"` is 0.15, with a floor for small data: 6000 passes of a small network, fewer
+            where a pass takes more than 60,000 floating-point operations, and 500 from 1,160,000 on. None for no bound.
+            Counted, not timed: runs repeat.
+        seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
+        cache: What is computed before the first epoch is kept for the next run on the same samples. `"auto"` keeps it
+            in the user's cache folder, or in that which the environment variable `BU_TORCH_CACHE` names (`off` for
+            none), unless a callable of yours or features of the network are part of it. It takes at most a GiB, and
+            what was used longest ago, or not for 30 days, goes first. No inputs are among it. A path is a file (npz) of
+            your own: read where it exists, written otherwise, and refused where it was made of other samples or
+            settings. None keeps nothing. Not used in a `fast_dev_run`.
+        feature_extractor: The space of neighbours and distances between samples, while samples are perturbed in input
+            space. `"inputs"`, standardised; `"patches"` for images, `bu_torch.PatchFeatures`; `"tokens"` for
+            token ids, `bu_torch.TokenFeatures`; `"module"`, the inputs of the network's last `nn.Linear`, with
+            the weights that it has before training; or a callable from inputs (n, ...) to features (n, k), a frozen
+            module say; one that is trained with the network is used as it is before training. None takes the inputs
+            where they are vectors (N, d) of numbers, and else chooses the one in which left-out labels are predicted
+            best.
+        n_components: Measure distances among so many principal components only, >= 1, which is faster where inputs have
+            hundreds of values; None for all.
+        perturbation: How samples are perturbed: `"random"`, in a random direction by the distance to the nearest
+            neighbour; `"neighbors"`, a part of the way to a sample near by; `"tokens"`, for token ids, by tokens of a
+            text near by; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.
+            None takes the first for vectors (N, d) and the second for images and other inputs of more dimensions.
+        class_weight: How often samples of each class count in all that is measured, in scikit-learn's words:
+            `"balanced"` for all classes alike, a dict of weights by class, or one weight for each class (as a loss has
+            them). None takes samples as training draws them; the callbacks then take the class weights of the module's
+            loss, if it has some.
+        averaging: Largest weight of the past in an exponential moving average of the network's weights at the checks,
+            0 <= averaging < 1; at the first checks it is smaller, n / (n + 10) after n. What is measured, and kept, is
+            that average, and training goes on without it. None measures the network as each check finds it.
+        averaging_device: Where that average is kept; None for where the network is. It takes as much memory as the
+            weights that are trained.
+        output_key: Where the network's output holds its logits: a key or attribute of an output, or a place in a tuple.
+            None takes a tensor, or an output with `logits`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If an argument is of the wrong type.
+    """
+
+    n_neighbors: int = 40
+    n_draws: int | None = None
+    max_samples: int | None = None
+    budget: float | Literal["auto"] | None = "auto"
+    seed: int = 0
+    cache: str | Path | None = "auto"
+    feature_extractor: FeatureExtractor | None = None
+    n_components: int | None = None
+    perturbation: Perturbation | None = None
+    class_weight: ClassWeight | None = None
+    averaging: float | None = None
+    averaging_device: str | None = None
+    output_key: str | int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        self.n_neighbors = check_integer("n_neighbors", self.n_neighbors, 2)
+        self.n_draws = None if self.n_draws is None else check_integer("n_draws", self.n_draws, 1)
+        if self.max_samples is not None:
+            self.max_samples = check_integer("max_samples", self.max_samples, self.n_neighbors)
+        if isinstance(self.budget, str):
+            self.budget = check_choice("budget", self.budget, ("auto",))
+        elif self.budget is not None:
+            self.budget = check_number("budget", self.budget)
+            if self.budget <= 0:
+                raise ValueError(f"`budget` must be > 0, 'auto', or None for no bound, got {self.budget!r}.")
+        self.seed = check_seed(self.seed)
+        if self.cache is not None:
+            if not isinstance(self.cache, str | PathLike):
+                raise TypeError(f"`cache` must be a path, 'auto' or None, got {self.cache!r}.")
+            self.cache = self.cache if self.cache == AUTO else Path(self.cache)
+        if self.averaging is not None:
+            self.averaging = check_number("averaging", self.averaging, 0, below=1)
+        if self.averaging_device is not None:
+            self.averaging_device = _check_device("averaging_device", self.averaging_device)
+        is_key = isinstance(self.output_key, str | int) and not isinstance(self.output_key, bool)
+        if self.output_key is not None and not is_key:
+            raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")
+        boundary = self.make_signals(n_draws=1).boundary
+        self.n_components = boundary.space.n_components
+        self.class_weight = boundary.class_weight
+
+    def _refuse_too_few(self, n_samples: int, what: str) -> None:
+        """Raise a ValueError where `what`, the source of the samples, has fewer than a cluster takes."""
+        if n_samples < self.n_neighbors:
+            raise ValueError(
+                f"{what} has {n_samples} samples, fewer than a cluster of `n_neighbors={self.n_neighbors}`: pass more"
+                " samples, or a smaller `n_neighbors`."
+            )
+
+    @classmethod
+    def of(cls, other: "MeasurementSettings") -> Self:
+        """These settings alone, of an object that has others besides."""
+        return cls(**{field.name: getattr(other, field.name) for field in fields(cls)})
+
+    def make_signals(
+        self, n_draws: int, module: nn.Module | None = None, class_weight: ClassWeight | None = None
+    ) -> Signals:
+        """`Signals` of these settings, still to be fitted; `module` as for `BoundaryUncertainty`.
+
+        `class_weight` is taken if the settings have none.
+        """
+        return Signals(
+            self.n_neighbors,
+            n_draws,
+            self.seed,
+            feature_extractor=self.feature_extractor,
+            n_components=self.n_components,
+            perturbation=self.perturbation,
+            class_weight=class_weight if self.class_weight is None else self.class_weight,
+            module=module,
+        )
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Settings(MeasurementSettings):
+    """What is measured, and how it is decided; the first as for `MeasurementSettings`.
+
+    Args:
+        patience: Stop after so many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0
+            stops at the first check without improvement, and so does 1.
+        min_delta: An improvement must exceed the best by more than this to reset the patience, >= 0. What is kept does
+            not depend on it.
+        min_delta_mode: `"abs"`, or `"rel"` for a fraction of the magnitude of the best.
+        stopping_threshold: Stop as soon as the score exceeds this; None for never.
+        check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
+        start_from_epoch: Checks in earlier epochs are measured and logged but count neither for the patience nor as
+            best, >= 0.
+        smoothing: Weight of the past in an exponential moving average of what the rule looks at, 0 <= smoothing < 1, as
+            in TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
+            `<signal>_smoothed` beside the raw one. (`averaging` is of weights, and changes what is measured.)
+        rule: `"accuracy_and_uncertainty"`, expected accuracy with a little boundary uncertainty
+            (`bu_torch.rule.rules.AccuracyAndUncertainty`): the latest epoch within half a standard error of the
+            largest score is kept. Or `"expected_accuracy"`, `"boundary_uncertainty"` or `"trust_score"` alone: the
+            epoch with the largest value is kept. Or a `bu_torch.Rule` of your own, which
+            gives each check a score. What is expected at a perturbed sample are the class probabilities of
+            `Signals.probabilities`, computed once from the training labels: votes of the nearest samples, mixed with a
+            kernel regression on all. The expected accuracy is the mean probability of the predicted class.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If an argument is of the wrong type.
+    """
+
+    patience: int = 20
+    min_delta: float = 0.0
+    min_delta_mode: Literal["abs", "rel"] = "abs"
+    stopping_threshold: float | None = None
+    check_finite: bool = True
+    start_from_epoch: int = 0
+    smoothing: float = 0.0
+    rule: RuleName | Rule = DEFAULT_RULE
+    averaging: float | None = AVERAGING
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        self.patience = check_integer("patience", self.patience, 0)
+        self.min_delta = check_number("min_delta", self.min_delta, 0)
+        self.min_delta_mode = check_choice("min_delta_mode", self.min_delta_mode, ("abs", "rel"))
+        if self.stopping_threshold is not None:
+            self.stopping_threshold = check_number("stopping_threshold", self.stopping_threshold)
+        self.check_finite = check_flag("check_finite", self.check_finite)
+        self.start_from_epoch = check_integer("start_from_epoch", self.start_from_epoch, 0)
+        self.smoothing = check_number("smoothing", self.smoothing, 0, below=1)
+        as_rule(self.rule)
+
+
+def _check_device(name: str, device: Any) -> str:
+    """The name of a device that torch knows."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = torch.device("meta")  # which holds no values
+    if found.type == "meta":
+        raise ValueError(f"`{name}` must be a device such as 'cpu' or 'cuda:0', got {device!r}.")
+    return str(found)

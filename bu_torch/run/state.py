@@ -1,0 +1,181 @@
+"""The state of a tracker in a checkpoint, which may come from anywhere: checked before any of it is used."""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bu_torch.run.budget import Plan
+
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+_PREPARED = (torch.float32, torch.float64, torch.int64)
+_MOST_NAME = 100  # characters of a column
+
+
+class State(NamedTuple):
+    """What `Tracker.state_dict` gave, as the tracker holds it."""
+
+    history: list[dict[str, Any]]
+    n_not_compared: int
+    predictions: Tensor
+    best_predictions: Tensor
+    plan: Plan | None
+    asked: list[Any] | None
+    samples: str | None
+    settings: dict[str, Any] | None
+    rule: dict[str, Any]
+    prepared: dict[str, Any] | None
+    space: Literal["inputs", "patches", "tokens"] | None
+    average: dict[str, Any] | None
+    recalls: dict[str, list[Any]]
+
+
+def read_state(state: Any, most_draws: int) -> State:
+    """Check a state, and take it apart.
+
+    Args:
+        state: What a checkpoint holds in its place.
+        most_draws: So many draws a plan has at most.
+
+    Raises:
+        ValueError: If it is none; says what is wrong.
+    """
+    _check(isinstance(state, Mapping), "a dict", state)
+    history = [_read_check(entry) for entry in _read(state, "history", list, [])]
+    places = [(entry["epoch"], entry.get("step", -1)) for entry in history]
+    _check(all(a < b for a, b in itertools.pairwise(places)), "checks in order of their epochs and steps", places)
+    n_not_compared = _read(state, "n_not_compared", int, 0)
+    _check(0 <= n_not_compared <= len(history), "`n_not_compared` within the history", n_not_compared)
+    return State(
+        history=history,
+        n_not_compared=n_not_compared,
+        predictions=_read_predictions(state.get("predictions")),
+        best_predictions=_read_predictions(state.get("best_predictions")),
+        plan=_read_plan(state.get("plan"), most_draws),
+        asked=_read(state, "asked", list, None),
+        samples=_read(state, "samples", str, None),
+        settings=_read(state, "settings", dict, None),
+        rule=_read(state, "rule", dict, {}),
+        space=_read_space(_read(state, "space", str, None)),
+        prepared=_read_prepared(_read(state, "prepared", dict, None)),
+        average=_read_average(_read(state, "average", dict, None)),
+        recalls=_read_recalls(_read(state, "recalls", dict, {})),
+    )
+
+
+def read_weights(weights: Any) -> dict[str, Tensor]:
+    """Check weights by name that a checkpoint holds.
+
+    Raises:
+        ValueError: If they are something else.
+    """
+    _check(isinstance(weights, Mapping), "weights by name", weights)
+    for name, tensor in weights.items():
+        _check(isinstance(name, str) and isinstance(tensor, Tensor), "weights as tensors by name", name)
+        is_of_numbers = tensor.is_floating_point() or tensor.is_complex()
+        _check(is_of_numbers and _holds_all(tensor), "weights as plain tensors that hold their values", tensor.dtype)
+    return dict(weights)
+
+
+def _read(state: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = state.get(name)
+    if value is None:
+        return default
+    _check(isinstance(value, kind) and not isinstance(value, bool), f"`{name}` of type {kind.__name__}", value)
+    return value
+
+
+def _read_check(entry: Any) -> dict[str, Any]:
+    """A check of the history: its epoch and step, and numbers by name."""
+    _check(isinstance(entry, Mapping) and _is_count(entry.get("epoch")), "checks with an `epoch`", entry)
+    _check(_is_count(entry.get("step", 0)), "checks with a whole `step`, if any", entry)
+    check: dict[str, Any] = {name: entry[name] for name in ("epoch", "step") if name in entry}
+    for name, value in entry.items():
+        is_name = isinstance(name, str) and name.isidentifier() and len(name) <= _MOST_NAME
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        _check(is_name and is_number and (isinstance(value, float) or abs(value) < 2**53), "numbers by name", entry)
+        if name not in ("epoch", "step"):
+            check[name] = float(value)
+    return check
+
+
+def _read_predictions(predictions: Any) -> Tensor:
+    if predictions is None:
+        return torch.empty(0, dtype=torch.int64)
+    _check(isinstance(predictions, Tensor), "`predictions` as a tensor", predictions)
+    is_plain = predictions.layout == torch.strided and not predictions.is_nested and predictions.device.type == "cpu"
+    _check(is_plain and predictions.ndim == 1, "`predictions` as a plain tensor of one dimension", predictions.shape)
+    if not len(predictions):
+        return torch.empty(0, dtype=torch.int64)
+    holds_all = predictions.untyped_storage().nbytes() >= predictions.numel() * predictions.element_size()
+    _check(predictions.dtype in _INTEGERS and holds_all, "`predictions` that hold their integers", predictions.dtype)
+    return predictions.long()
+
+
+def _read_space(space: Any) -> Any:
+    _check(space in (None, "inputs", "patches", "tokens"), "`space` as 'inputs', 'patches' or 'tokens'", space)
+    return space
+
+
+def _read_prepared(prepared: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Tensors by name, of which only those that hold their values: what is in them is checked beside the samples."""
+    for name, tensor in (prepared or {}).items():
+        _check(isinstance(name, str) and isinstance(tensor, Tensor), "`prepared` as tensors by name", name)
+        is_plain = tensor.dtype in _PREPARED and _holds_all(tensor)
+        _check(is_plain, "`prepared` of plain tensors that hold their values", tensor.dtype)
+    return prepared
+
+
+def _read_recalls(recalls: dict[str, Any]) -> dict[str, list[Any]]:
+    """Recall of each class at the kept check and at the one that is best for all classes alike."""
+    for name, recall in recalls.items():
+        _check(name in ("kept", "balanced") and isinstance(recall, list) and len(recall) == 3, "`recalls`", recall)
+        epoch, step, values = recall
+        _check(_is_count(epoch) and (step is None or _is_count(step)), "`recalls` of a check", recall)
+        is_plain = isinstance(values, Tensor) and values.dtype == torch.float64 and _holds_all(values)
+        _check(
+            is_plain and values.ndim == 2 and len(values) == 2 and values.shape[1] > 0, "`recalls` as shares", values
+        )
+        _check(bool(((values >= 0) & (values <= 1 + 1e-6)).all()), "`recalls` as shares", values)
+    return recalls
+
+
+def _read_average(average: dict[str, Any] | None) -> dict[str, Any] | None:
+    if average is None:
+        return None
+    past, n_checks = average.get("past"), _read(average, "n_checks", dict, {})
+    _check(isinstance(past, float) and 0 <= past < 1, "an average with a weight of the past", past)
+    for name, number in n_checks.items():
+        _check(isinstance(name, str) and _is_count(number) and number >= 1, "an average of at least one check", number)
+    weights = read_weights(average.get("weights"))
+    are_finite = all(bool(weight.isfinite().all()) for weight in weights.values())
+    _check(are_finite, "an average of finite weights", "others")
+    return {"past": past, "n_checks": dict(n_checks), "weights": weights}
+
+
+def _holds_all(tensor: Tensor) -> bool:
+    """Whether a tensor is plain, on the CPU, and has a value of its own in memory for each element."""
+    is_plain = tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type == "cpu"
+    is_plain = is_plain and not tensor.requires_grad
+    return is_plain and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+
+
+def _read_plan(plan: Any, most_draws: int) -> Plan | None:
+    if plan is None:
+        return None
+    is_pair = isinstance(plan, tuple | list) and len(plan) == 2 and all(map(_is_count, plan))
+    _check(is_pair and plan[0] >= 1 and 1 <= plan[1] <= most_draws, f"a plan of at most {most_draws} draws", plan)
+    return Plan(*plan)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _check(condition: bool, expected: str, value: Any) -> None:
+    if not condition:
+        raise ValueError(
+            f"The checkpoint holds no state that this package wrote: expected {expected}, got {repr(value)[:100]}."
+        )

@@ -1,0 +1,250 @@
+"""The same decision for a training loop of one's own."""
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from bu_torch.internal.inputs import check_integer
+from bu_torch.internal.network import device_of, read_logits
+from bu_torch.internal.printing import say
+from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.run.best_weights import BestWeights
+from bu_torch.run.budget import count_operations
+from bu_torch.run.settings import Settings, as_file
+from bu_torch.run.tracker import Tracker
+from bu_torch.samples.reading import choose_among_whole, whole_samples
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, repr=False)
+class BoundaryUncertaintyStopper(Settings):
+    """Stop a plain PyTorch loop when the decision boundary gets no better, and keep the best epoch's weights.
+
+    Does for a loop of your own what `BoundaryUncertaintyStopping` does for a trainer: the same measurements, rule,
+    patience and record; the best weights are kept in memory. It needs no Lightning.
+
+    Args:
+        inputs: Training inputs, shape (N, ...) as the model takes them, N >= n_neighbors, tensor or array, finite.
+        labels: Their classes, shape (N,), integers >= 0, at least two different ones. Samples with the label -100,
+            which torch's losses ignore, are left out with a warning.
+        sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; None where it
+            draws all alike.
+        folder: Where to leave the record of the checks; None for none.
+        **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
+            `min_delta_mode`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `smoothing`, `rule`;
+            `n_neighbors`, `n_draws`, `max_samples`, `budget` (an epoch is taken to visit each of the N samples once),
+            `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`, `class_weight`, `averaging` (0.7),
+            `averaging_device`, `output_key`.
+
+    Attributes:
+        best_epoch: Epoch of the kept check, as `check` is told; None before the first that counts.
+        best_step: Step of the kept check, likewise; None where it is not known.
+        best_score: The rule's score there.
+        stopped_epoch: Epoch of the check that said to stop; None before.
+        stopping_reason: Why, in words; "" before.
+        history: One dict a check, as for `BoundaryUncertaintyStopping`.
+        setup_seconds: Time spent before the first check, in seconds.
+        check_seconds: Time spent in checks so far, in seconds.
+        record_path: The table of checks; "" where there is none.
+
+    Raises:
+        ValueError: If an argument is out of range or the samples are not fit for the method.
+        TypeError: If an argument is of the wrong type, or the samples are not made of numbers.
+
+    Example:
+        >>> import torch
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> labels = torch.arange(100) % 2
+        >>> inputs = torch.randn(100, 2, generator=generator) + labels.unsqueeze(1)
+        >>> model = torch.nn.Linear(2, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> stopper = BoundaryUncertaintyStopper(inputs, labels, patience=5)
+        >>> for epoch in range(100):
+        ...     optimizer.zero_grad()
+        ...     torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        ...     optimizer.step()
+        ...     if stopper.check(model):
+        ...         break
+        >>> stopper.restore(model)
+        >>> stopper.stopped_epoch - stopper.best_epoch
+        5
+    """
+
+    inputs: Any
+    labels: Any
+    sample_weight: Any = field(default=None, kw_only=True)
+    folder: str | Path | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._samples = whole_samples(
+            self.inputs, self.labels, self.sample_weight, keep_integers=keeps_integers(self.perturbation)
+        )
+        self._refuse_too_few(len(self._samples.inputs), "`inputs`")
+        if self.folder is not None and not isinstance(self.folder, str | Path):
+            raise TypeError(f"`folder` must be a path or None, got {type(self.folder).__name__}.")
+        self._tracker = Tracker(Settings.of(self))
+        self._best = BestWeights()
+        self.stopped_epoch: int | None = None
+        self.stopping_reason = ""
+
+    def check(self, model: Callable[[Tensor], Any], epoch: int | None = None, step: int | None = None) -> bool:
+        """Measure the model, keep its weights if they are the best so far, and say whether to stop.
+
+        The first call finds the nearest neighbours. The model is run in eval mode without gradient; its modes,
+        parameters and buffers and all random states are left as they were. An optimiser with `eval` and `train`, such
+        as a Schedule-Free one, must be in evaluation mode.
+
+        Args:
+            model: Any callable from inputs (n, ...) to logits (n, J), or to an output with `logits`. Weights are
+                averaged and kept of a `torch.nn.Module` alone; it holds its own again when the check is over.
+            epoch: Number of this epoch, larger than the last one's; None counts on from it.
+            step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch: then
+                `epoch` may be that of the last check, and None stands for it. None where checks are known by their
+                epochs.
+
+        Returns:
+            True where training may end: no score was higher than the highest for `patience` checks, or a threshold or
+            a value that is not finite ends it. Each later call says so again, until one finds a higher score.
+
+        Raises:
+            ValueError: If the model gives too few outputs, the samples are not fit for the method, or `epoch` or `step`
+                is not larger than the last.
+            TypeError: If the model does not give numbers, or `epoch` or `step` is no integer.
+        """
+        tracker = self._tracker
+        epoch, step = self._place(epoch, step)
+        if not tracker.is_prepared:
+            self._prepare(model)
+        started = time.perf_counter()
+        tracker.update_average(model, epoch, step)
+        with tracker.averaged(model):
+            inputs = tracker.perturbed_inputs
+            logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
+            tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
+            self._best.offer(tracker.last_standing, model)
+        tracker.end_check(started, tracker.details() if tracker.is_recorded else None)
+        self.stopping_reason = tracker.why_stopped(epoch, step)
+        self.stopped_epoch = epoch if tracker.verdict.should_stop else None
+        return tracker.verdict.should_stop
+
+    def restore(self, model: nn.Module) -> None:
+        """Load the kept epoch's weights into the model.
+
+        Raises:
+            RuntimeError: If no epoch has been kept, or the kept model was no module.
+        """
+        if not self._best.weights:
+            raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
+        model.load_state_dict(self._best.weights)
+        kept = self._tracker.kept
+        if kept is not None and (line := self._tracker.unrecognised(kept)):
+            _log.info(line)
+        self._tracker.end(
+            self.stopping_reason or "Training ended.",
+            kept_epoch=self.best_epoch,
+            kept_step=self.best_step,
+            stopped_epoch=self.stopped_epoch,
+        )
+
+    def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
+        """Epoch and step of the next check."""
+        last = self.history[-1] if self.history else {"epoch": -1}
+        if step is None:
+            following = last["epoch"] + 1
+        else:
+            step = check_integer("step", step, 0)
+            before = max((entry.get("step", -1) for entry in self.history), default=-1)
+            if step <= before:
+                raise ValueError(f"`step` must be larger than at the last check, {before}, got {step}.")
+            following = max(last["epoch"], 0)
+        epoch = following if epoch is None else check_integer("epoch", epoch, 0)
+        if epoch < following:
+            than = "larger than" if step is None else "at least"
+            raise ValueError(f"`epoch` must be {than} that of the last check, {last['epoch']}, got {epoch}.")
+        return epoch, step
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed loop needs, the kept weights included; plain numbers, strings and tensors."""
+        return {"checks": self._tracker.state_dict(), "keeper": self._best.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        With other settings or samples, patience and the best epoch start anew, with a warning.
+
+        Raises:
+            ValueError: If it was taken under a rule that is no more.
+        """
+        self._tracker.load_state_dict(state_dict["checks"])
+        if self._tracker.is_comparable:
+            self._best.load_state_dict(state_dict["keeper"])
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self._tracker.history
+
+    @property
+    def best_epoch(self) -> int | None:
+        kept = self._tracker.kept
+        return None if kept is None else kept["epoch"]
+
+    @property
+    def best_step(self) -> int | None:
+        kept = self._tracker.kept
+        return None if kept is None else kept.get("step")
+
+    @property
+    def best_score(self) -> float | None:
+        kept = self._tracker.kept
+        return None if kept is None else kept[self._tracker.score_name]
+
+    @property
+    def setup_seconds(self) -> float:
+        return self._tracker.setup_seconds
+
+    @property
+    def check_seconds(self) -> float:
+        return self._tracker.check_seconds
+
+    @property
+    def record_path(self) -> str:
+        return self._tracker.record_path
+
+    def _prepare(self, model: object) -> None:
+        tracker, started = self._tracker, time.perf_counter()
+        one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
+        if tracker.plan is None and isinstance(model, nn.Module):
+            forward = partial(read_logits, model, one, check_finite=False, output_key=self.output_key)
+            n_operations = count_operations(model, forward)
+        made = tracker.plan_checks(n_training, n_training, n_operations)
+        samples = choose_among_whole(self._samples, lambda n: made.n_samples, self.seed)
+        # Its features are a space where that is asked for: the first check mostly comes after some training.
+        module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
+        fingerprint = tracker.prepare(samples, module=module, cache=as_file(self.cache), has_progress_bar=True)
+        if line := tracker.cache():
+            self._tell(line)
+        tracker.to(device_of(model, tracker.perturbed_inputs))
+        if not tracker.go_on(fingerprint, tracker.is_restored):
+            self._best = BestWeights()
+            tracker.warn(
+                "The samples are not those that the loaded state was taken with: what is measured now cannot be"
+                " compared with the checks before, so patience and the best epoch start anew."
+            )
+        settings = {one.name: getattr(self, one.name) for one in fields(Settings)}
+        tracker.begin(started, None if self.folder is None else Path(self.folder), settings)
+
+    def _tell(self, line: str) -> None:
+        """Log a line on the cache. That a file was written is told on stderr if the log does not show it."""
+        if self._tracker.kept_in is None or _log.isEnabledFor(logging.INFO):
+            _log.info(line)
+        else:
+            say(line, sys.stderr)

@@ -1,0 +1,1 @@
+"""Which training samples are looked at, and how often each counts."""

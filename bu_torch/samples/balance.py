@@ -1,0 +1,140 @@
+"""How often each sample counts: what training draws, and weights of classes in scikit-learn's words."""
+
+import math
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bu_torch.internal.inputs import as_tensor
+
+# As in scikit-learn: by class, or so that all classes together weigh the same. A list has one for each class, as the
+# `weight` of torch's losses.
+ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
+
+# Of an equal share. Below it, the check that is kept recognised such a class clearly less often than with classes
+# that count alike; nearer to an equal share hardly less often.
+_RARE = 0.5
+
+
+def check_class_weight(class_weight: Any) -> ClassWeight | None:
+    """Return class weights as `"balanced"`, a dict in the order of its classes, a list, or None.
+
+    Raises:
+        TypeError: If they are none of these, nor one number for each class.
+        ValueError: If a class is no number >= 0, or a weight is not positive and finite.
+    """
+    if class_weight is None:
+        return None
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        return "balanced"
+    listed = class_weight.tolist() if hasattr(class_weight, "tolist") else class_weight
+    if not isinstance(listed, Mapping | list | tuple):
+        raise TypeError(
+            "`class_weight` must be 'balanced', a dict of weights by class, one weight for each class, or None, got"
+            f" {class_weight!r:.100}."
+        )
+    weights: dict[Any, Any] = dict(listed) if isinstance(listed, Mapping) else dict(enumerate(listed))
+    checked: dict[int, float] = {}
+    for label, weight in weights.items():
+        if isinstance(label, bool) or not isinstance(label, Integral) or label < 0:
+            raise ValueError(f"`class_weight` must have classes 0, 1, ... as its keys, got {label!r:.100}.")
+        is_number = isinstance(weight, Real) and not isinstance(weight, bool)
+        if not is_number or not (0 < weight < math.inf):
+            raise ValueError(
+                f"`class_weight` must hold positive, finite weights, got {weight!r:.100} for class {label}."
+            )
+        checked[int(label)] = float(weight)
+    if not checked:
+        raise ValueError("`class_weight` must hold at least one weight, got none.")
+    return dict(sorted(checked.items())) if isinstance(listed, Mapping) else list(checked.values())
+
+
+def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: Any = None) -> Tensor | None:
+    """How often each sample counts, with mean 1: the product of its own weight and that of its class.
+
+    Computed on the CPU, where sums are the same in each run.
+
+    Args:
+        labels: Classes, (N,) int64.
+        class_weight: As `check_class_weight` gives it. `"balanced"` makes all classes weigh the same together, whatever
+            the samples' own weights are.
+        sample_weight: Of each sample, (N,), tensor or array, positive and finite; None for 1.
+
+    Returns:
+        (N,) float64, on the device of the labels; None where all count alike.
+
+    Raises:
+        TypeError: If `sample_weight` is not made of real numbers.
+        ValueError: If it has another shape or a value that is not positive and finite, or if `class_weight` is a dict
+            that names a class without samples, or a list that ends before the last class.
+    """
+    weights = torch.ones(len(labels), dtype=torch.float64)
+    if sample_weight is not None:
+        weights = as_weights(sample_weight, len(labels)).cpu()
+        weights = weights / weights.max()
+    if class_weight is not None:
+        present, columns = torch.unique(labels.cpu(), return_inverse=True)
+        if class_weight == "balanced":
+            total = torch.zeros(len(present), dtype=torch.float64).index_add_(0, columns, weights)
+            of_class = total.sum() / (len(present) * total)
+        else:
+            of_class = torch.tensor(_listed(class_weight, present.tolist()), dtype=torch.float64)
+        weights = weights * of_class[columns]
+    if bool((weights == weights[0]).all()):
+        return None
+    weights = weights / weights.max()
+    return (weights / weights.mean()).to(labels.device)
+
+
+def _listed(class_weight: Literal["balanced"] | dict[int, float] | list[float], present: list[int]) -> list[float]:
+    """Weights of the classes that are there."""
+    if isinstance(class_weight, dict):
+        if unknown := sorted(set(class_weight) - set(present)):
+            raise ValueError(f"`class_weight` names classes that have no sample: {str(unknown)[:100]}.")
+        return [class_weight.get(label, 1.0) for label in present]
+    if present[-1] >= len(class_weight):
+        raise ValueError(
+            f"`class_weight` must list one weight for each class 0, ..., {present[-1]}, got {len(class_weight)}."
+        )
+    return [float(class_weight[label]) for label in present]
+
+
+def class_shares(labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The C classes that have samples, ascending, (C,) int64, and the share of each, (C,) float64 with sum 1.
+
+    Args:
+        labels: Classes, (N,) int64.
+        weights: How often each sample counts, (N,) float64, > 0; None where all count alike.
+    """
+    present, columns = torch.unique(labels.cpu(), return_inverse=True)
+    counted = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.cpu()
+    shares = torch.zeros(len(present), dtype=torch.float64).index_add_(0, columns, counted)
+    return present, shares / shares.sum()
+
+
+def rare_class(labels: Tensor, weights: Tensor | None) -> tuple[int, float] | None:
+    """The rarest class and its share, if that is below half of an equal share; else None."""
+    present, shares = class_shares(labels, weights)
+    rarest = int(shares.argmin())
+    share = float(shares[rarest])
+    return (int(present[rarest]), share) if share < _RARE / len(present) else None
+
+
+def as_weights(sample_weight: Any, n_samples: int) -> Tensor:
+    """Weights of samples as a tensor (N,), float64; raises as `weights_of` does."""
+    weights = as_tensor(sample_weight, "sample_weight").detach()
+    if weights.is_complex() or weights.dtype == torch.bool:
+        raise TypeError(f"`sample_weight` must be made of real numbers, got {weights.dtype}.")
+    if weights.shape != (n_samples,):
+        raise ValueError(f"`sample_weight` must have one weight a sample, ({n_samples},), got {tuple(weights.shape)}.")
+    weights = weights.double()
+    is_wrong = ~((weights > 0) & weights.isfinite())
+    if bool(is_wrong.any()):
+        raise ValueError(
+            f"`sample_weight` must be positive and finite, got {float(weights[is_wrong][0])} in"
+            f" {int(is_wrong.sum())} of {len(weights)}: leave samples out that do not count."
+        )
+    return weights

@@ -1,0 +1,1 @@
+"""Numbers that a check gives: one catalogue entry each."""

@@ -1,0 +1,233 @@
+"""The file that `Signals.save` writes: which arrays it holds, and which values they may have.
+
+No inputs are among them: perturbed ones are drawn again, from the samples and the seed.
+
+Its fingerprint says what it was made of, but does not vouch for that: a disk may break, and anyone can copy a
+fingerprint. So shapes and types are read before the arrays are, and values are checked before they are used.
+"""
+
+import io
+import math
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from bu_torch.internal.files import regular_file, whole_file
+from bu_torch.internal.printing import cleaned
+
+_FINGERPRINT = "bu_torch_fingerprint"  # the first array: its name begins the file, which tells ours from others'
+_HEAD = (b"PK\x03\x04", 30, f"{_FINGERPRINT}.npy".encode())  # the name of the first member is at a fixed place
+_PRIVATE = 0o600
+_LONGEST_HEADER = 4096  # bytes; NumPy writes 128
+_BLOCK_ELEMENTS = 2**22
+_SUM_TOLERANCE = 0.01  # what float32 may make of the votes of a large cluster
+_SKILL_TOLERANCE = 1e-6
+_SPACES = ("inputs", "patches", "tokens", "custom")
+_WORDS = (np.dtype("<U6"), np.dtype("<U7"))  # as long as those
+_SINGLE, _DOUBLE, _INTEGER = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64))
+
+
+# What takes long, or cannot be computed again once a network whose features were the space has been trained on.
+PREPARED = (
+    "neighbors",
+    "nearest_distance",
+    "bayes_pairs",
+    "class_distances",
+    "left_out_distances",
+    "votes",
+    "probabilities",
+    "vote_skill",
+    "regression_skill",
+)
+
+
+class Samples(NamedTuple):
+    """The samples and settings that the arrays of a file must fit.
+
+    Args:
+        labels: (N,) int64.
+        n_neighbors: Size M of a cluster.
+        n_draws: Moved copies D of each sample.
+    """
+
+    labels: np.ndarray
+    n_neighbors: int
+    n_draws: int
+
+
+class _Array(NamedTuple):
+    """What an array of the file must be; `is_right` says so of each of its entries or rows."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[np.dtype, ...]
+    content: str
+    is_right: Callable[[np.ndarray], np.ndarray]
+
+
+class _DamageError(ValueError):
+    """Says what is wrong with a file."""
+
+
+def write_cache(path: Path, fingerprint: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays and the fingerprint of what they were made of, whole or not at all, for no other user to read."""
+    content: dict[str, Any] = {_FINGERPRINT: np.array(fingerprint), **arrays}
+    with whole_file(path, _PRIVATE) as part, part.open("wb") as file:
+        np.savez(file, **content)
+
+
+def is_cache(file: BinaryIO) -> bool:
+    """Tell by the first bytes of a file if `write_cache` wrote it, or began to."""
+    signature, place, name = _HEAD
+    head = file.read(place + len(name))
+    return not head or (head.startswith(signature) and head[place:] == name)
+
+
+def read_cache(path: str | Path, fingerprint: str, samples: Samples, *, is_own: bool = False) -> dict[str, np.ndarray]:
+    """The arrays of a file that was made of `samples`; takes no more memory than they need.
+
+    Args:
+        path: The file.
+        fingerprint: Of samples and settings.
+        samples: Those.
+        is_own: Refuse links, and files of other users.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        PermissionError: If it cannot be opened, or is another user's.
+        ValueError: If the file is none of ours or damaged, or has another fingerprint.
+    """
+    line = _Array((), (np.array(fingerprint).dtype,), "a fingerprint", lambda found: np.array(True))
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        with regular_file(path, is_own=is_own) as content, zipfile.ZipFile(content) as file:
+            found = str(_read(file, _FINGERPRINT, line))
+            if found == fingerprint:
+                arrays = {name: _read(file, name, expected) for name, expected in _layout(samples).items()}
+    except (FileNotFoundError, PermissionError, MemoryError):
+        raise
+    except Exception as error:  # what a damaged zip raises is not documented
+        said = error if isinstance(error, _DamageError) else type(error).__name__
+        raise ValueError(
+            f"`{path}` is not a file that `Signals.save` wrote, or it is damaged ({said}): remove it, or name another"
+            " file."
+        ) from error
+    if not arrays:
+        raise ValueError(
+            f"`{path}` was made of other samples or settings, or by another version (fingerprint {cleaned(found[:12])},"
+            f" expected {fingerprint[:12]}): remove it, or name another file."
+        )
+    return arrays
+
+
+def check_prepared(arrays: Mapping[str, np.ndarray], samples: Samples) -> None:
+    """Raise unless these are the arrays of `PREPARED`, made of `samples`.
+
+    Raises:
+        ValueError: Says what is wrong.
+    """
+    layout = _layout(samples)
+    for name in PREPARED:
+        expected, found = layout[name], arrays.get(name)
+        if found is None or found.shape != expected.shape or found.dtype not in expected.dtypes:
+            got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
+            raise ValueError(f"`{name}` must be of shape {expected.shape}, got {got}.")
+        _check_content(name, found, expected)
+
+
+def _check_content(name: str, array: np.ndarray, expected: _Array) -> None:
+    is_right = expected.is_right(array)
+    if not is_right.all():
+        raise _DamageError(f"`{name}` must hold {expected.content}, got {(~is_right).sum()} of {is_right.size} wrong")
+
+
+def _layout(samples: Samples) -> dict[str, _Array]:
+    """The arrays of a file by name."""
+    labels = samples.labels
+    classes = np.unique(labels)
+    n_samples, n_classes, n_perturbed = len(labels), len(classes), samples.n_draws * len(labels)
+    distances = _Array(
+        (n_perturbed, n_classes),
+        (_SINGLE, _DOUBLE),
+        "distances >= 0",
+        lambda found: np.all(found >= 0, axis=1),
+    )
+    shares = _Array((n_perturbed, n_classes), (_SINGLE,), "shares >= 0 with sum 1 in each row", _are_shares)
+    skill = _Array(
+        (),
+        (_DOUBLE,),
+        "a finite number of at most 1",
+        lambda found: np.isfinite(found) & (found <= 1 + _SKILL_TOLERANCE),
+    )
+    return {
+        "space": _Array((), _WORDS, f"one of {', '.join(_SPACES)}", lambda found: np.isin(found, _SPACES)),
+        "labels": _Array((n_samples,), (_INTEGER,), "the labels of the samples", partial(np.equal, labels)),
+        "neighbors": _Array(
+            (n_samples, samples.n_neighbors),
+            (_INTEGER,),
+            f"different rows in [0, {n_samples}) for each sample, its own first",
+            _are_clusters,
+        ),
+        "bayes_pairs": _Array(
+            (n_samples, 2),
+            (_INTEGER,),
+            "two classes of the labels for each sample, the lower first",
+            lambda found: np.isin(found, classes).all(axis=1) & (found[:, 0] < found[:, 1]),
+        ),
+        "nearest_distance": _Array(
+            (n_samples,),
+            (_SINGLE, _DOUBLE),
+            "finite distances >= 0",
+            lambda found: np.isfinite(found) & (found >= 0),
+        ),
+        "class_distances": distances,
+        "left_out_distances": distances,
+        "votes": shares._replace(shape=(n_samples, n_classes)),
+        "probabilities": shares,
+        "vote_skill": skill,
+        "regression_skill": skill,
+    }
+
+
+def _read(file: zipfile.ZipFile, name: str, expected: _Array) -> np.ndarray:
+    """An array of the file. Its header is read first, for that may claim any size."""
+    member = f"{name}.npy"
+    if member not in file.namelist():
+        raise _DamageError(f"`{name}` is missing")
+    with file.open(member) as content:
+        header = io.BytesIO(content.read(_LONGEST_HEADER))
+    is_short = np.lib.format.read_magic(header) == (1, 0)
+    read_header = np.lib.format.read_array_header_1_0 if is_short else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(header)
+    if shape != expected.shape or dtype not in expected.dtypes:
+        wanted = " or ".join(map(str, expected.dtypes))
+        raise _DamageError(f"`{name}` must be {wanted} of shape {expected.shape}, got {dtype} of shape {shape}")
+    n_bytes, n_found = math.prod(shape) * dtype.itemsize, file.getinfo(member).file_size - header.tell()
+    if n_found != n_bytes:
+        raise _DamageError(f"`{name}` must hold {n_bytes} bytes, got {n_found}")
+    with file.open(member) as content:  # opened anew, for after a seek zipfile checks no sum
+        array = np.lib.format.read_array(content, allow_pickle=False)
+    _check_content(name, array, expected)
+    return array
+
+
+def _are_clusters(neighbors: np.ndarray) -> np.ndarray:
+    """Whether each row holds its own number first, and different ones of the others."""
+    n_samples = len(neighbors)
+    is_right = neighbors[:, 0] == np.arange(n_samples)
+    step = max(1, _BLOCK_ELEMENTS // neighbors.shape[1])
+    for start in range(0, n_samples, step):
+        block = slice(start, start + step)
+        members = np.sort(neighbors[block], axis=1)
+        is_right[block] &= (members[:, 0] >= 0) & (members[:, -1] < n_samples)
+        is_right[block] &= (members[:, 1:] != members[:, :-1]).all(axis=1)
+    return is_right
+
+
+def _are_shares(found: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = found.sum(axis=1)
+    return (found >= 0).all(axis=1) & (np.abs(total - 1) <= _SUM_TOLERANCE)

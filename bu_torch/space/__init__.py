@@ -1,0 +1,1 @@
+"""Where distance is measured: inputs, patches, tokens, layers."""

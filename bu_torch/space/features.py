@@ -1,0 +1,192 @@
+"""The space in which samples are near or far: standardised inputs, what an extractor makes of them, or a few axes."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bu_torch.functional.checks import check_choice
+from bu_torch.internal.inputs import (
+    as_flat_features,
+    as_tensor,
+    check_integer,
+    check_seed,
+    safe_unit,
+    scikit_learn_seed,
+)
+from bu_torch.internal.network import as_taken, evaluation_mode
+from bu_torch.space.patches import PatchFeatures
+from bu_torch.space.tokens import TokenFeatures
+
+_BATCH = 1024
+_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
+
+
+class FeatureSpace:
+    """Where distances are measured: features of the inputs, standardised, and optionally reduced by PCA.
+
+    Ha et al. (2021), section 4.2.2, leave the space open (for speech they measure distances between features and not
+    between waveforms). Distances between raw inputs of thousands of values say little and take long to search.
+
+    Args:
+        feature_extractor: Callable from inputs (n, ...) to features (n, k) or (n, ...): a function, or a frozen module,
+            which is run in eval mode, on its own device and in its own precision, without gradient. `"patches"` takes
+            `PatchFeatures` of images (n, C, H, W), `"tokens"` `TokenFeatures` of token ids (n, L), on one scale for all
+            axes; `"inputs"` and None take the inputs themselves.
+        n_components: Principal components of the standardised features to keep, >= 1; None for all features. No more
+            are kept than there are features or samples.
+        seed: Seed of the randomised PCA, 0 <= seed < 2**64.
+        module: In eval mode while features are extracted, and left as it was: an extractor may be a function that calls
+            it. So is the extractor itself, or what it is a method of.
+
+    Example:
+        >>> inputs = torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        >>> FeatureSpace(n_components=5).fit(inputs).transform(inputs).shape
+        torch.Size([50, 5])
+    """
+
+    mean_: Tensor
+    scale_: Tensor
+    components_: Tensor | None
+
+    def __init__(
+        self,
+        feature_extractor: Callable[[Tensor], Any] | Literal["inputs", "patches", "tokens"] | None = None,
+        n_components: int | None = None,
+        seed: int = 0,
+        module: nn.Module | None = None,
+    ) -> None:
+        if isinstance(feature_extractor, str):
+            check_choice("feature_extractor", feature_extractor, ("inputs", "patches", "tokens"))
+        elif feature_extractor is not None and not callable(feature_extractor):
+            raise TypeError(
+                "`feature_extractor` must be callable, (n, ...) -> (n, k), the name of a space, or None,"
+                f" got {type(feature_extractor).__name__}."
+            )
+        self.is_of_patches = feature_extractor == "patches"
+        self.is_of_tokens = feature_extractor == "tokens"
+        self.feature_extractor = None if isinstance(feature_extractor, str) else feature_extractor
+        self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
+        self.seed = check_seed(seed)
+        self.module = module
+
+    @property
+    def is_of_inputs(self) -> bool:
+        """Whether distances are those of the standardised inputs."""
+        is_named = self.is_of_patches or self.is_of_tokens
+        return self.feature_extractor is None and not is_named and self.n_components is None
+
+    def fit(self, inputs: Tensor) -> Self:
+        """Find mean, scale and principal components of the features of `inputs` (N, ...).
+
+        Raises:
+            TypeError: If the extractor does not give real numbers.
+            ValueError: If it does not give one row of finite features a sample.
+        """
+        self.fit_transform(inputs)
+        return self
+
+    def fit_transform(self, inputs: Tensor) -> Tensor:
+        """`fit` and `transform` of the same inputs, whose features are extracted once."""
+        if self.is_of_patches:
+            self._patches = PatchFeatures(seed=self.seed).fit(inputs)
+        if self.is_of_tokens:
+            self._tokens = TokenFeatures(seed=self.seed).fit(inputs)
+        flat = self.extract(inputs)
+        # The first axes of texts hold most of what there is to tell, the last ones mostly noise.
+        self.mean_, self.scale_ = common_standardization(flat) if self.is_of_tokens else standardization(flat)
+        self.components_ = None
+        if self.n_components is not None:
+            points = standardize(flat, self.mean_, self.scale_)
+            self.components_ = principal_components(points, min(self.n_components, *flat.shape), self.seed)[1]
+        return self._as_points(flat)
+
+    def transform(self, inputs: Tensor) -> Tensor:
+        """Inputs (n, ...) as points (n, k) of the space; float64 for float64 features and float32 for all others."""
+        return self._as_points(self.extract(inputs))
+
+    def _as_points(self, flat: Tensor) -> Tensor:
+        points = standardize(flat, self.mean_, self.scale_)
+        return points if self.components_ is None else points @ self.components_.T
+
+    def extract(self, inputs: Tensor) -> Tensor:
+        """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
+        if self.is_of_patches:
+            return self._patches.transform(inputs)
+        if self.is_of_tokens:
+            return self._tokens.transform(inputs)
+        if self.feature_extractor is None:
+            flat = inputs.flatten(1)
+            return flat if flat.is_floating_point() else flat.float()
+        with ExitStack() as stack:
+            for one in (self.module, getattr(self.feature_extractor, "__self__", None), self.feature_extractor):
+                stack.enter_context(evaluation_mode(one))
+            parts = [
+                as_tensor(self.feature_extractor(as_taken(self.feature_extractor, part)), "feature_extractor(inputs)")
+                for part in inputs.split(_BATCH)
+            ]
+        features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")
+        if len(features) != len(inputs):
+            raise ValueError(
+                f"`feature_extractor` must give one row a sample, got {len(features)} for {len(inputs)} samples."
+            )
+        return features
+
+
+def principal_components(
+    points: Tensor, n_components: int, seed: int = 0, *, exact: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Mean (d,) and leading principal axes (n_components, d) of points (n, d), of their dtype and on their device.
+
+    Scikit-learn approximates the axes of large data by random projections, drawn from `seed`, unless `exact`.
+    """
+    from sklearn.decomposition import PCA
+
+    pca = PCA(n_components, svd_solver="full" if exact else "auto", random_state=scikit_learn_seed(seed))
+    with np.errstate(invalid="ignore"):  # shares of a variance of 0, where all points are equal
+        pca.fit(points.cpu().numpy())
+    return torch.as_tensor(pca.mean_).to(points), torch.as_tensor(pca.components_).to(points)
+
+
+def moments(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each feature, (d,) float64."""
+    unit = _unit(flat)
+    blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
+    mean = torch.stack([(block.double() / unit).sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
+    deviation = (
+        torch.stack([(block.double() / unit - mean).square().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
+    ).sqrt()
+    return mean * unit, deviation * unit
+
+
+def standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each feature, (d,) float64; scale 1 for a constant feature."""
+    mean, scale = moments(flat)
+    is_constant = flat.amax(dim=0) == flat.amin(dim=0)
+    return mean, torch.where(is_constant | (scale == 0), torch.ones_like(scale), scale)
+
+
+def common_standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of each feature, (d,) float64, and one scale for all: their root mean square deviation; 1 if that is 0."""
+    mean, deviations = moments(flat)
+    unit = safe_unit(deviations)
+    scale = (deviations / unit).square().mean().sqrt() * unit
+    return mean, torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def _unit(flat: Tensor) -> Tensor:
+    """A power of two for each feature as whose multiples squares are in range: dividing by it is exact."""
+    if flat.dtype != torch.float64:  # squares of float32 are in range in float64
+        return torch.ones((), dtype=torch.float64, device=flat.device)
+    exponent = torch.frexp(flat.abs().amax(dim=0)).exponent
+    return torch.exp2(exponent.double().clamp(-1000, 1000))
+
+
+def standardize(inputs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Inputs (n, ...), flattened, minus mean over scale, (n, d); dtype of the inputs."""
+    flat = inputs.flatten(1)
+    blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
+    return torch.cat([((block.double() - mean) / scale).to(flat.dtype) for block in blocks])

@@ -1,0 +1,150 @@
+"""What a layer of a network makes of its inputs, as features for distances."""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch.internal.inputs import as_features, check_flag, check_integer
+from bu_torch.internal.network import as_taken, evaluation_mode
+from bu_torch.internal.progress import advance
+from bu_torch.space.features import principal_components
+
+
+class LayerFeatures:
+    """Features from inside a network: a layer's activations, read by a hook, or principal components of them.
+
+    Jiang et al. (2018), section 5.3, take trust scores in three such spaces: the logits, the fully connected layer
+    before them, and 20 principal components of that. The network runs in eval mode without gradients and is left as it
+    was.
+
+    Args:
+        model: The network; its `forward` takes a batch of inputs.
+        layer: `"logits"`, what `model` returns; `"penultimate"`, what goes into the `nn.Linear` that runs last; or the
+            name of a submodule (`model.named_modules()`), whose output is taken, that of its last call if there are
+            several. Activations are flattened to one row a sample.
+        n_components: Number of principal components to keep, >= 1; None for the activations themselves.
+        batch_size: Inputs in a forward pass, >= 1.
+        keep_integers: Whether the network takes integers (token ids) as they are.
+
+    Attributes:
+        mean_: Mean of the activations in `fit`, (d,); only with `n_components`.
+        components_: Principal axes, (n_components, d), dtype of the activations; only with `n_components`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> LayerFeatures(model).transform(torch.zeros(5, 2)).shape
+        torch.Size([5, 3])
+    """
+
+    mean_: Tensor
+    components_: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layer: str = "penultimate",
+        n_components: int | None = None,
+        batch_size: int = 1024,
+        *,
+        keep_integers: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+        named = dict(model.named_modules())
+        if layer not in ("logits", "penultimate") and layer not in named:
+            raise ValueError(
+                f"`layer` must be 'logits', 'penultimate' or one of {sorted(filter(None, named))}, got {layer!r}."
+            )
+        self.model = model
+        self.layer = layer
+        self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
+        self.batch_size = check_integer("batch_size", batch_size, 1)
+        self.keep_integers = check_flag("keep_integers", keep_integers)
+
+    def fit(self, inputs: Any) -> Self:
+        """Find the principal components on these inputs; nothing to do without `n_components`.
+
+        Args:
+            inputs: Inputs of the network, shape (N, ...), tensor or array of numbers, finite; the training samples.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            ValueError: If there are fewer samples or activations than components, or the layer did not run.
+            TypeError: If the inputs are not made of real numbers, or the layer gives no tensor.
+        """
+        if self.n_components is None:
+            return self
+        activations = self._activations(inputs)
+        if self.n_components > min(activations.shape):
+            raise ValueError(
+                f"`n_components` must be at most {min(activations.shape)}, the smaller of the numbers of samples and"
+                f" activations {tuple(activations.shape)}, got {self.n_components}."
+            )
+        mean, components = principal_components(activations.double(), self.n_components)
+        self.mean_, self.components_ = mean.to(activations), components.to(activations)
+        return self
+
+    def transform(self, inputs: Any) -> Tensor:
+        """Features of these inputs.
+
+        Args:
+            inputs: Inputs of the network, shape (n, ...), tensor or array of numbers, finite.
+
+        Returns:
+            Shape (n, d) or (n, n_components), dtype of the activations, on the device of the inputs.
+
+        Raises:
+            RuntimeError: If `n_components` is set and `fit` has not been called.
+            ValueError: If the layer did not run or does not give one row a sample.
+            TypeError: If the inputs are not made of real numbers, or the layer gives no tensor.
+        """
+        if self.n_components is None:
+            return self._activations(inputs)
+        if not hasattr(self, "components_"):
+            raise RuntimeError("This LayerFeatures is not fitted yet: call `fit` first.")
+        activations = self._activations(inputs)
+        return (activations - self.mean_.to(activations)) @ self.components_.to(activations).T
+
+    def _activations(self, inputs: Any) -> Tensor:
+        inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers)
+        seen: list[Any] = []
+        handles = [module.register_forward_hook(self._hook(seen), with_kwargs=True) for module in self._hooked()]
+        rows = []
+        try:
+            with evaluation_mode(self.model):
+                for batch in inputs.split(self.batch_size):
+                    seen.clear()
+                    self.model(as_taken(self.model, batch))
+                    rows.append(self._row(seen, len(batch)).to(inputs.device))
+                    advance()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return torch.cat(rows)
+
+    def _hooked(self) -> list[nn.Module]:
+        if self.layer == "penultimate":
+            return [module for module in self.model.modules() if isinstance(module, nn.Linear)]
+        return [self.model if self.layer == "logits" else self.model.get_submodule(self.layer)]
+
+    def _hook(self, seen: list[Any]) -> Any:
+        is_input = self.layer == "penultimate"
+
+        def remember(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            seen[:] = [(*given, *named.values())[0] if is_input else output]
+
+        return remember
+
+    def _row(self, seen: list[Any], n_samples: int) -> Tensor:
+        if not seen:
+            raise ValueError(f"`layer` must run in the forward pass, but {self.layer!r} did not: name another one.")
+        if not isinstance(seen[0], Tensor):
+            raise TypeError(f"`layer` must give a tensor, but {self.layer!r} gave {type(seen[0]).__name__}.")
+        if seen[0].ndim == 0 or seen[0].shape[0] != n_samples:
+            raise ValueError(
+                f"`layer` must give one row a sample, {n_samples}, but {self.layer!r} gave {tuple(seen[0].shape)}."
+            )
+        return seen[0].detach().reshape(n_samples, -1)

@@ -1,0 +1,122 @@
+"""Features of texts that no training is needed for: which tokens they hold, reduced to a few axes."""
+
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bu_torch.internal.inputs import as_features, check_integer, check_seed, scikit_learn_seed
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+_LEAST_TEXTS = 2  # that hold a token, for it to say which texts are near
+
+
+class TokenFeatures:
+    """Latent semantic features of token ids: weighted counts on a few axes (Deerwester et al. 1990).
+
+    A text is the counts of its tokens, log(1 + count), each times log(N / texts that hold the token), of length 1. The
+    axes are the first right singular vectors of these rows, found on the training texts. The order of tokens is not
+    looked at. Padding is a token like any other. Tokens that all texts hold or a single one are left out, as are those
+    that `fit` has not seen.
+
+    Args:
+        n_components: Number of axes, >= 1; where there are no more tokens, each has its own.
+        seed: Seed of the randomised decomposition, 0 <= seed < 2**64.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If an argument is no integer.
+
+    Example:
+        >>> tokens = torch.randint(30, (50, 8), generator=torch.Generator().manual_seed(0))
+        >>> TokenFeatures(n_components=10).fit(tokens).transform(tokens).shape
+        torch.Size([50, 10])
+    """
+
+    _known: Tensor  # ids, ascending, (V,) int64
+    _weights: Tensor  # (V,) float64
+    _axes: Tensor  # (V, k) float64
+
+    def __init__(self, n_components: int = 100, seed: int = 0) -> None:
+        self.n_components = check_integer("n_components", n_components, 1)
+        self.seed = check_seed(seed)
+
+    def fit(self, tokens: Any) -> Self:
+        """Find the weights of the tokens, and the axes.
+
+        Args:
+            tokens: Shape (N, L) or (N, ...), integers, tensor or array.
+
+        Raises:
+            ValueError: If they have one dimension.
+            TypeError: If the tokens are not integers.
+        """
+        flat = _as_tokens(tokens).flatten(1).cpu().long()
+        ids, places = torch.unique(flat, return_inverse=True)
+        ordered = places.sort(dim=1).values
+        is_first = torch.ones_like(ordered, dtype=torch.bool)
+        is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        n_texts = torch.bincount(ordered[is_first], minlength=len(ids))
+        is_known = (n_texts >= _LEAST_TEXTS) & (n_texts < len(flat))
+        self._known = ids[is_known]
+        self._weights = (len(flat) / n_texts[is_known].double()).log()
+        n_axes = min(self.n_components, len(flat))
+        is_reduced = len(self._known) > n_axes
+        self._axes = self._find_axes(flat, n_axes) if is_reduced else torch.eye(len(self._known)).double()
+        return self
+
+    def transform(self, tokens: Any) -> Tensor:
+        """Features of these texts.
+
+        Args:
+            tokens: Shape (n, ...), integers.
+
+        Returns:
+            Shape (n, k), float32, on the device of the tokens; zeros for a text none of whose tokens is known.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            TypeError: If the tokens are not integers.
+        """
+        if not hasattr(self, "_axes"):
+            raise RuntimeError("This TokenFeatures is not fitted yet: call `fit` first.")
+        tokens = _as_tokens(tokens)
+        flat = tokens.flatten(1).cpu().long()
+        if not len(self._known):
+            return torch.zeros(len(flat), 1, device=tokens.device)
+        return torch.as_tensor(self._counts(flat) @ self._axes.numpy()).float().to(tokens.device)
+
+    def _find_axes(self, flat: Tensor, n_axes: int) -> Tensor:
+        from sklearn.decomposition import TruncatedSVD
+
+        found = TruncatedSVD(n_axes, random_state=scikit_learn_seed(self.seed)).fit(self._counts(flat))
+        return torch.as_tensor(found.components_.T.copy()).double()
+
+    def _counts(self, flat: Tensor) -> "csr_matrix":
+        """Weighted counts of known tokens, rows of length 1, (n, V)."""
+        from scipy.sparse import csr_matrix
+
+        places = torch.searchsorted(self._known, flat).clamp(max=len(self._known) - 1)
+        is_known = self._known[places] == flat
+        rows, columns = is_known.nonzero()[:, 0].numpy(), places[is_known].numpy()
+        counts: Any = csr_matrix((np.ones(len(rows)), (rows, columns)), (len(flat), len(self._known)))
+        counts.sum_duplicates()
+        weighted = counts.log1p().multiply(self._weights.numpy()).tocsr()
+        length = np.sqrt(np.asarray(weighted.power(2).sum(axis=1)))  # (n, 1)
+        length[length == 0] = 1
+        return weighted.multiply(1 / length).tocsr()
+
+
+def _as_tokens(tokens: Any) -> Tensor:
+    tokens = as_features(tokens, "tokens", keep_integers=True)
+    check_tokens(tokens)
+    return tokens
+
+
+def check_tokens(tokens: Tensor, name: str = "tokens") -> None:
+    """Raise unless these are integers."""
+    if tokens.is_floating_point() or tokens.is_complex():
+        raise TypeError(f"`{name}` must be token ids, integers as `nn.Embedding` takes them, got {tokens.dtype}.")

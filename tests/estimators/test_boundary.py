@@ -1,0 +1,211 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from bu_torch import BoundaryUncertainty, NeighborGraph, PrototypeClassifier, Signals, functional
+
+
+def gaussians(n=400, d=3, distance=2.0, seed=0, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 2
+    features = torch.randn(n, d, generator=g, dtype=torch.float64)
+    features[:, 0] += distance * labels
+    return features.to(dtype), labels
+
+
+def linear(x):
+    return torch.stack((-x[:, 0], x[:, 0] - 2), dim=1)
+
+
+def test_fit_caches_the_steps_one_by_one(dtype):
+    features, labels = gaussians(dtype=dtype)
+    fitted = BoundaryUncertainty(n_neighbors=15, n_draws=2, seed=5).fit(features, labels)
+    standardized = (features - features.mean(dim=0)) / features.std(dim=0, correction=0)
+    graph = NeighborGraph(15).fit(standardized)
+    assert torch.equal(fitted.neighbors, graph.neighbors)
+    assert torch.equal(
+        fitted.bayes_pairs, PrototypeClassifier(seed=5).fit(standardized, labels).top_pairs(standardized)
+    )
+    assert fitted.perturbed_inputs.shape == (2, 400, 3)
+    assert fitted.perturbed_inputs.dtype == dtype
+    moved = (fitted.perturbed_inputs - features) / features.std(dim=0, correction=0)
+    torch.testing.assert_close(moved.norm(dim=2), graph.nearest_distance.expand(2, -1), atol=1e-5, rtol=1e-4)
+    assert not torch.equal(fitted.perturbed_inputs[0], fitted.perturbed_inputs[1])
+
+
+def test_score_is_the_function_of_the_logits_averaged_over_draws():
+    features, labels = gaussians()
+    fitted = BoundaryUncertainty(n_draws=3).fit(features, labels)
+    values = [
+        functional.boundary_uncertainty(linear(inputs), labels, fitted.neighbors, fitted.bayes_pairs)
+        for inputs in fitted.perturbed_inputs
+    ]
+    assert float(fitted.score(linear)) == pytest.approx(float(torch.stack(values).mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize("n_draws", [4, 7])
+def test_draws_measured_at_once_are_the_draws_one_by_one(n_draws, monkeypatch):
+    features, labels = gaussians(n=300)
+    labels = labels + 2 * (torch.arange(300) % 3 == 0)
+    model = nn.Linear(3, 4)
+    rows = [300 * n for n in (1, 3, 100)]  # of clusters in a call
+    found = []
+    for n_rows in rows:
+        monkeypatch.setattr("bu_torch.estimators.boundary._STACKED_ELEMENTS", 40 * n_rows)
+        signals = Signals(n_draws=n_draws).fit(features, labels)
+        logits = model(signals.perturbed_inputs)
+        values, _ = signals.measure(logits)
+        found.append((values["boundary_uncertainty"], values["omission"], signals.boundary.terms(logits)))
+        assert len(signals.boundary._members) == min(n_rows, 300 * n_draws)
+    (score, omission, terms), *others = found
+    assert len(terms) == n_draws
+    assert len(terms[0].values) > 3
+    for other_score, other_omission, other_terms in others:
+        torch.testing.assert_close(other_score, score, rtol=1e-12, atol=0)
+        torch.testing.assert_close(other_omission, omission, rtol=1e-12, atol=0)
+        for draw, other_draw in zip(terms, other_terms, strict=True):
+            for name, values in draw._asdict().items():
+                torch.testing.assert_close(getattr(other_draw, name), values, rtol=1e-12, atol=0, msg=name)
+
+
+def test_update_and_compute_give_the_score_in_any_order():
+    features, labels = gaussians()
+    fitted = BoundaryUncertainty(n_draws=2).fit(features, labels)
+    expected = fitted.score(linear)
+    inputs = fitted.perturbed_inputs.flatten(0, 1)
+    for index in torch.randperm(800).split(77):
+        fitted.update(linear(inputs[index]), index)
+    assert fitted.compute() == expected
+    assert fitted.compute() == expected
+    fitted.reset()
+    for n_missing in (800, 10):
+        with pytest.raises(RuntimeError, match=f"{n_missing} perturbed inputs have no logits"):
+            fitted.compute()
+        fitted.update(linear(inputs[:790]), torch.arange(790))
+
+
+def test_units_of_the_features_do_not_matter():
+    features, labels = gaussians(dtype=torch.float64)
+    factor, offset = torch.tensor([1e-4, 1.0, 1e5], dtype=torch.float64), torch.tensor([3.0, -700.0, 1e6])
+    value = BoundaryUncertainty().fit(features, labels).score(linear)
+    other = BoundaryUncertainty().fit(features * factor + offset, labels).score(lambda x: linear((x - offset) / factor))
+    assert float(other) == pytest.approx(float(value), abs=1e-6)
+
+
+def test_images_keep_their_shape():
+    features, labels = gaussians(d=12)
+    images = features.reshape(400, 3, 2, 2)
+    fitted = BoundaryUncertainty(n_draws=2, perturbation="random", feature_extractor="inputs").fit(images, labels)
+    flat = BoundaryUncertainty(n_draws=2).fit(features, labels)
+    assert fitted.perturbed_inputs.shape == (2, 400, 3, 2, 2)
+    assert torch.equal(fitted.perturbed_inputs.flatten(2), flat.perturbed_inputs)
+    assert fitted.score(lambda x: linear(x.flatten(1))) == flat.score(linear)
+
+
+def test_seed_decides_and_global_random_state_is_left_alone(random_states):
+    features, labels = gaussians()
+    before = random_states()
+    first = BoundaryUncertainty(seed=1).fit(features, labels)
+    first.score(linear)
+    again = BoundaryUncertainty(seed=1).fit(features, labels)
+    other = BoundaryUncertainty(seed=2).fit(features, labels)
+    assert random_states() == before
+    assert torch.equal(first.perturbed_inputs, again.perturbed_inputs)
+    assert not torch.equal(first.perturbed_inputs, other.perturbed_inputs)
+
+
+@pytest.mark.parametrize("classifier", [LogisticRegression(), RandomForestClassifier(30, random_state=0)])
+def test_scikit_learn_classifiers_are_scored(classifier):
+    features, labels = gaussians()
+    fitted = BoundaryUncertainty().fit(features.numpy(), labels.numpy())
+    classifier.fit(features.numpy(), labels.numpy())
+    by_probability = float(fitted.score(lambda x: np.log(classifier.predict_proba(x).clip(1e-3))))
+    assert 0 < by_probability <= 1
+    if isinstance(classifier, LogisticRegression):
+        assert by_probability > 0.5
+        assert float(fitted.score(classifier.decision_function)) == pytest.approx(by_probability, abs=0.01)
+    with pytest.warns(UserWarning, match="rows that sum to 1. These look like probabilities"):
+        fitted.score(classifier.predict_proba)
+    with pytest.warns(UserWarning, match="one column, so that class 1 is predicted everywhere"):
+        fitted.score(lambda x: classifier.predict_proba(x)[:, 1])
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_module_of_another_precision_is_scored(precision):
+    features, labels = gaussians(dtype=torch.float64)
+    fitted = BoundaryUncertainty(15).fit(features.numpy(), labels.numpy())
+    module = nn.Linear(3, 2)
+    module.weight.data = torch.tensor([[-1.0, 0, 0], [1, 0, 0]])
+    module.bias.data = torch.tensor([0.0, -2])
+    score = fitted.score(module.to(precision))
+    torch.testing.assert_close(score.double(), fitted.score(linear), atol=0.02, rtol=0)
+    assert fitted.omission(module).item() == pytest.approx(fitted.omission(linear).item(), abs=0.02)
+
+
+def test_pickle_keeps_the_cache():
+    features, labels = gaussians()
+    fitted = BoundaryUncertainty().fit(features, labels)
+    assert pickle.loads(pickle.dumps(fitted)).score(linear) == fitted.score(linear)  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda f, x: f.score(LogisticRegression()), TypeError, "pass `classifier.decision_function`"),
+        (lambda f, x: f.update(linear(x), torch.arange(1, 401)), ValueError, r"rows in \[0, 400\), got 400"),
+        (lambda f, x: f.update(linear(x), torch.arange(5)), ValueError, "`index` must have one entry a sample, 400"),
+        (lambda f, x: f.score_logits(linear(x[:9])), ValueError, "each of the 1 x 400 perturbed inputs, got 9"),
+        (lambda f, x: f.standardize(x[:, :2]), ValueError, "`inputs` must have 3 features a sample"),
+    ],
+)
+def test_bad_arguments_are_named(make, error, message):
+    features, labels = gaussians()
+    with pytest.raises(error, match=message):
+        make(BoundaryUncertainty().fit(features, labels), features)
+
+
+def images(seed, n=90):
+    labels = torch.arange(n) % 3
+    noise = torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+    return noise + labels.view(-1, 1, 1, 1), labels
+
+
+def test_a_space_that_was_settled_is_for_those_samples_alone():
+    inputs, labels = images(0)
+    others, _ = images(1)
+    fitted = BoundaryUncertainty(n_neighbors=10)
+    fitted.settle_space(inputs, labels, None)
+    fitted.fit(others, labels)
+    alone = BoundaryUncertainty(n_neighbors=10).fit(others, labels)
+    torch.testing.assert_close(fitted.nearest_distance, alone.nearest_distance, rtol=0, atol=0)
+    torch.testing.assert_close(fitted.perturbed_inputs, alone.perturbed_inputs, rtol=0, atol=0)
+    fitted.settle_space(inputs, labels, None)
+    weights = torch.linspace(1, 2, len(labels))
+    fitted.fit(inputs, labels, weights)
+    assert fitted.weights is not None
+    torch.testing.assert_close(fitted.weights / fitted.weights[0], weights.double())
+
+
+def test_a_space_that_could_not_be_settled_is_forgotten():
+    inputs, labels = images(0)
+    estimator = BoundaryUncertainty(n_neighbors=10)
+    estimator.settle_space(inputs, labels, None)
+    assert estimator.settled_space in ("inputs", "patches")
+    with pytest.raises(ValueError, match="class"):
+        estimator.settle_space(inputs, torch.zeros_like(labels), None)
+    assert estimator.settled_space == ""
+
+
+def test_features_of_a_module_that_are_asked_for_win_over_a_space_that_is_known():
+    inputs, labels = images(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
+    asked = BoundaryUncertainty(n_neighbors=10, feature_extractor="module", module=module)
+    chosen = BoundaryUncertainty(n_neighbors=10, module=module)
+    for estimator, expected in ((asked, "module"), (chosen, "patches")):
+        estimator.known_space = "patches"
+        assert estimator.fit(inputs, labels).space_name_ == expected

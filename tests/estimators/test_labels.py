@@ -1,0 +1,401 @@
+from functools import partial
+
+import faiss
+import pytest
+import torch
+from problems import blobs
+
+from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph, functional
+from bu_torch.functional import as_probabilities, brier_score, label_votes, tangent_kernel
+from bu_torch.samples.subset import stratified_rows
+
+
+class TestVotes:
+    def test_the_decay_predicts_left_out_labels_best(self):
+        features, labels = blobs()
+        labels = torch.where(torch.rand(len(labels), generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
+        neighbors = NeighborGraph(20).fit(features).neighbors
+        votes = LabelVotes().fit(labels, neighbors)
+        scores = {
+            decay: float(brier_score(label_votes(labels, neighbors, decay, leave_one_out=True), labels))
+            for decay in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+        }
+        assert scores[votes.decay_] == min(scores.values())
+        assert torch.equal(votes.votes, label_votes(labels, neighbors, votes.decay_))
+        assert torch.equal(votes.left_out, label_votes(labels, neighbors, votes.decay_, leave_one_out=True))
+
+    def test_of_very_many_a_subset_chooses_the_decay(self, monkeypatch):
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.randint(0, 3, (600,), generator=generator)
+        neighbors = torch.cat(
+            (torch.arange(600).unsqueeze(1), torch.randint(0, 600, (600, 9), generator=generator)), dim=1
+        )
+        weights = 0.5 + torch.rand(600, generator=generator)
+        monkeypatch.setattr("bu_torch.estimators.labels._MOST_VOTES", 90)
+        votes = LabelVotes().fit(labels, neighbors, weights)
+        rows = stratified_rows(600, 90, 0, labels)
+        scores = {}
+        for decay in votes.decays:
+            left_out = label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights)
+            scores[decay] = float(brier_score(left_out[rows], labels[rows], weights=weights[rows]))
+        assert scores[votes.decay_] == min(scores.values())
+        expected = label_votes(labels, neighbors, votes.decay_, leave_one_out=True, weights=weights)
+        torch.testing.assert_close(votes.left_out, expected)
+        assert votes.skill_ == pytest.approx(LabelVotes([votes.decay_]).fit(labels, neighbors, weights).skill_)
+
+    def test_skill_is_what_the_votes_of_the_others_gain_on_labels_drawn_at_random(self):
+        labels = torch.tensor([0, 0, 0, 1, 1, 1])
+        of_own_class = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 4], [4, 5], [5, 3]])
+        assert LabelVotes().fit(labels, of_own_class).skill_ == 1
+        of_other_class = torch.tensor([[0, 3], [1, 4], [2, 5], [3, 0], [4, 1], [5, 2]])
+        assert LabelVotes().fit(labels, of_other_class).skill_ == pytest.approx(1 - 2 / (0.5 * 2))
+        assert LabelVotes().fit(torch.zeros(6, dtype=torch.int64), of_own_class).skill_ == 0
+        labels, others = torch.tensor([0, 0, 0, 1]), torch.tensor([[0, 3], [1, 3], [2, 3], [3, 0]])
+        assert LabelVotes().fit(labels, others).skill_ == pytest.approx(1 - 2 / (2 * (1 - 0.75**2 - 0.25**2)))
+
+    def test_score_counts_the_votes_of_the_predicted_classes(self):
+        labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 2], [2, 1], [3, 2]])
+        votes = LabelVotes().fit(labels, neighbors)
+        predictions = torch.tensor([0, 0, 1, 1, 1, 1, 1, 9])
+        expected = sum(float(votes.votes[i % 4, p]) for i, p in enumerate(predictions.tolist()) if p < 2) / 8
+        assert float(votes.score(predictions)) == pytest.approx(expected)
+        assert float(votes.score(predictions.numpy())) == pytest.approx(expected)
+
+    def test_what_does_not_fit_is_named(self):
+        neighbors = torch.tensor([[0, 1], [1, 0]])
+        with pytest.raises(ValueError, match="`labels` must have one entry a sample, 2, got 3"):
+            LabelVotes().fit(torch.tensor([0, 1, 1]), neighbors)
+        votes = LabelVotes().fit(torch.tensor([0, 1]), neighbors)
+        with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 2 samples, got 3"):
+            votes.score(torch.tensor([0, 1, 1]))
+
+
+def by_solving(features, labels, penalty, points, kept=slice(None)):
+    """Kernel ridge regression at any points, in one system of equations; centre, scale and shares are those of all."""
+    center = features.double().mean(dim=0)
+    scale = (features - center).square().mean().sqrt()
+    samples = (features - center) / scale
+    kernel = partial(tangent_kernel, second=samples[kept])
+    unit = tangent_kernel(samples, samples).diagonal().mean()
+    one_hot = torch.nn.functional.one_hot(labels).double()
+    shares = one_hot.mean(dim=0)
+    ridge = kernel(samples[kept]) / unit + penalty * torch.eye(len(samples[kept]), dtype=torch.float64)
+    weights = torch.linalg.solve(ridge, one_hot[kept] - shares)
+    return as_probabilities(kernel((points - center) / scale) / unit @ weights + shares)
+
+
+def by_refitting(features, labels, penalty):
+    """The same at each sample, solved anew without it."""
+    rows = torch.arange(len(labels))
+    return torch.cat([by_solving(features, labels, penalty, features[row : row + 1], rows != row) for row in rows])
+
+
+class TestRegression:
+    def test_left_out_probabilities_are_those_of_as_many_fits(self, device):
+        features, labels = blobs(n=60)
+        regression = LabelRegression().fit(features.to(device), labels.to(device))
+        assert (regression.left_out.dtype, regression.left_out.device.type) == (torch.float32, device.type)
+        expected = by_refitting(features, labels, regression.penalty_)
+        torch.testing.assert_close(regression.left_out.cpu(), expected.float(), atol=1e-4, rtol=0)
+
+    def test_the_penalty_predicts_left_out_labels_best(self):
+        features, labels = blobs(n=60)
+        labels = torch.where(torch.rand(60, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
+        regression = LabelRegression(penalties=(0.01, 0.3, 10)).fit(features, labels)
+        scores = {p: float(brier_score(by_refitting(features, labels, p), labels)) for p in (0.01, 0.3, 10)}
+        assert scores[regression.penalty_] == min(scores.values())
+        shares = labels.bincount() / len(labels)
+        by_chance = float(brier_score(shares.expand(60, -1), labels))
+        assert regression.skill_ == pytest.approx(1 - min(scores.values()) / by_chance, abs=1e-4)
+
+    def test_shift_scale_rotation_and_order_do_not_matter(self):
+        features, labels = blobs(n=80)
+        features = features.double()
+        elsewhere = torch.randn(50, features.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        expected = LabelRegression().fit(features, labels).predict_proba(elsewhere)
+        generator = torch.Generator().manual_seed(1)
+        rotation = torch.linalg.qr(torch.randn(*[features.shape[1]] * 2, generator=generator, dtype=torch.float64)).Q
+        order = torch.randperm(80, generator=generator)
+        changed = LabelRegression().fit(1000 * features[order] @ rotation + 5, labels[order])
+        found = changed.predict_proba(1000 * elsewhere @ rotation + 5)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+    @pytest.mark.parametrize("scale", [1e-200, 1e200])
+    def test_extreme_scales_do_not_matter(self, scale):
+        features, labels = blobs(n=80)
+        expected = LabelRegression().fit(features.double(), labels)
+        found = LabelRegression().fit(scale * features.double(), labels)
+        torch.testing.assert_close(found.left_out, expected.left_out)
+        torch.testing.assert_close(
+            found.predict_proba(scale * features.double()), expected.predict_proba(features.double())
+        )
+
+    def test_renaming_the_classes_renames_the_columns(self):
+        features, labels = blobs(n=80)
+        names = torch.tensor([2, 0, 1])
+        renamed = LabelRegression().fit(features, names[labels]).predict_proba(features)
+        torch.testing.assert_close(renamed[:, names], LabelRegression().fit(features, labels).predict_proba(features))
+
+    def test_landmarks_come_near_to_all_samples(self):
+        features, labels = blobs(n=400)
+        exact = LabelRegression(penalties=(0.1,)).fit(features, labels)
+        nearly = LabelRegression(n_landmarks=399, penalties=(0.1,)).fit(features, labels)
+        torch.testing.assert_close(nearly.left_out, exact.left_out, atol=0.01, rtol=0)
+        few = LabelRegression(n_landmarks=100, penalties=(0.1,)).fit(features, labels)
+        elsewhere = features + 0.5 * torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+        for found, expected in (
+            (few.left_out, exact.left_out),
+            (few.predict_proba(elsewhere), exact.predict_proba(elsewhere)),
+        ):
+            assert (found - expected).abs().mean() < 0.02
+        one = LabelRegression(n_landmarks=1, penalties=(0.1,)).fit(features, labels)
+        assert one.skill_ < few.skill_ < exact.skill_ + 0.01
+
+    def test_centres_of_clusters_say_more_than_as_many_samples(self, monkeypatch):
+        features, labels = blobs(n=600)
+        of_centres = LabelRegression(n_landmarks=20).fit(features, labels)
+        monkeypatch.setattr("bu_torch.estimators.labels.lloyd", lambda points, starts, n_steps: (starts, 0.0))
+        of_samples = [LabelRegression(n_landmarks=20, seed=seed).fit(features, labels).skill_ for seed in range(5)]
+        assert of_centres.skill_ > max(of_samples)
+
+    def test_landmarks_do_not_depend_on_the_number_of_threads(self):
+        features, labels = blobs(n=600)
+        found = []
+        for n_threads in (1, 2):
+            before = torch.get_num_threads(), faiss.omp_get_max_threads()
+            torch.set_num_threads(n_threads)
+            faiss.omp_set_num_threads(n_threads)
+            try:
+                found.append(LabelRegression(n_landmarks=50).fit(features, labels).predict_proba(features))
+            finally:
+                torch.set_num_threads(before[0])
+                faiss.omp_set_num_threads(before[1])
+        torch.testing.assert_close(*found, atol=1e-6, rtol=0)
+
+    @pytest.mark.parametrize("n_landmarks", [300, 40])
+    def test_copies_do_no_harm(self, n_landmarks):
+        """The same points twice are the same solution with half of the penalty, wherever landmarks fall together."""
+        features, labels = blobs(n=150)
+        exact = LabelRegression(penalties=(0.2,)).fit(features, labels).predict_proba(features)
+        twice = LabelRegression(n_landmarks, penalties=(0.4,)).fit(features.repeat(2, 1), labels.repeat(2))
+        atol = 1e-5 if n_landmarks == 300 else 0.1
+        torch.testing.assert_close(twice.predict_proba(features), exact, atol=atol, rtol=0)
+
+    def test_few_different_points_are_enough_landmarks(self):
+        """Of three points, many times each, K-means finds no fifty centres that differ."""
+        labels = torch.arange(300) % 3
+        regression = LabelRegression(n_landmarks=50).fit(torch.eye(3)[labels], labels)
+        assert regression.predict_proba(torch.eye(3)).argmax(dim=1).tolist() == [0, 1, 2]
+        assert regression.skill_ > 0.99
+
+    def test_of_many_samples_some_of_each_class_are_taken(self):
+        features, labels = blobs(n=300)
+        labels[7] = 5
+        part = LabelRegression(max_samples=120, seed=1).fit(features, labels)
+        assert part.rows_.tolist() == sorted(set(part.rows_.tolist()))
+        assert (len(part.rows_), part.left_out.shape) == (120, (120, 6))
+        assert labels[part.rows_].bincount().tolist() == [40, 39, 40, 0, 0, 1]
+        alone = LabelRegression(seed=1).fit(features[part.rows_], labels[part.rows_])
+        torch.testing.assert_close(part.predict_proba(features), alone.predict_proba(features))
+        assert LabelRegression().fit(features, labels).rows_.tolist() == list(range(300))
+
+    def test_chunks_do_not_matter(self, monkeypatch):
+        features, labels = blobs(n=100)
+        expected = LabelRegression().fit(features, labels).predict_proba(features)
+        monkeypatch.setattr("bu_torch.estimators.labels._BLOCK_ELEMENTS", 700)
+        torch.testing.assert_close(LabelRegression().fit(features, labels).predict_proba(features), expected)
+
+    @pytest.mark.parametrize("features", [torch.zeros(30, 2), torch.ones(30, 1, 4, 4) * 1e20, torch.eye(30)])
+    def test_degenerate_points_give_probabilities(self, features):
+        labels = torch.arange(30) % 2
+        regression = LabelRegression().fit(features, labels)
+        for probabilities in (regression.left_out, regression.predict_proba(features)):
+            torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(30))
+        one_class = LabelRegression().fit(features, torch.zeros(30))
+        assert one_class.skill_ == 0
+        assert bool((one_class.predict_proba(features) == 1).all())
+
+    def test_no_random_number_of_others_is_used(self):
+        features, labels = blobs(n=100)
+        state = torch.get_rng_state()
+        first = LabelRegression(n_landmarks=20, seed=3).fit(features, labels).left_out
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(LabelRegression(n_landmarks=20, seed=3).fit(features, labels).left_out, first)
+
+    def test_what_does_not_fit_is_named(self):
+        for features, labels in ((torch.ones(3), [0, 1, 0]), ([[float("nan")]], [0])):
+            with pytest.raises(ValueError, match="`features` must"):
+                LabelRegression().fit(features, labels)
+        with pytest.raises(ValueError, match="`labels` must have one entry a sample"):
+            LabelRegression().fit(torch.ones(3, 1), [0, 1])
+        with pytest.raises(ValueError, match="`features` must have 1 features a sample, as in `fit`, got 2"):
+            LabelRegression().fit([[1.0], [2.0]], [0, 1]).predict_proba([[1.0, 2.0]])
+
+
+def noisy_blobs(n=60, n_draws=2, **kwargs):
+    """Samples with a fifth of wrong labels, their clusters, and draws of perturbed copies."""
+    generator = torch.Generator().manual_seed(5)
+    features, labels = blobs(n=n, **kwargs)
+    labels = torch.where(torch.rand(n, generator=generator) < 0.2, 0, labels)
+    perturbed = features.repeat(n_draws, 1) + 0.5 * torch.randn(n_draws * n, features.shape[1], generator=generator)
+    return features, labels, NeighborGraph(10).fit(features).neighbors, perturbed
+
+
+def votes_one_by_one(labels, neighbors, decay, first):
+    """Shares of the votes of each cluster from its member number `first` on."""
+    votes = torch.zeros(len(labels), int(labels.max()) + 1, dtype=torch.float64)
+    for row, members in enumerate(neighbors.tolist()):
+        for rank, member in enumerate(members[first:], start=1):
+            votes[row, labels[member]] += rank**-decay
+    return votes / votes.sum(dim=1, keepdim=True)
+
+
+class TestProbabilities:
+    def test_agree_with_a_slow_reference(self, device):
+        features, labels, neighbors, perturbed = noisy_blobs()
+        on_device = (part.to(device) for part in (features, labels, neighbors))
+        probabilities = LabelProbabilities().fit(*on_device)
+        penalty, decay = probabilities.regression.penalty_, probabilities.votes.decay_
+        by_votes = votes_one_by_one(labels, neighbors, decay, first=1)
+        by_regression = by_refitting(features, labels, penalty)
+        scores = [float(brier_score(torch.lerp(by_votes, by_regression, w / 1000), labels)) for w in range(1001)]
+        weight = scores.index(min(scores)) / 1000
+        assert 0 < weight < 1
+        assert probabilities.weight_ == pytest.approx(weight, abs=2e-3)
+        votes = votes_one_by_one(labels, neighbors, decay, first=0).repeat(2, 1)
+        expected = (1 - weight) * votes + weight * by_solving(features, labels, penalty, perturbed)
+        found = probabilities.predict_proba(perturbed.to(device))
+        assert (found.dtype, found.device.type) == (torch.float32, device.type)
+        torch.testing.assert_close(found.cpu().double(), expected, atol=3e-3, rtol=0)
+        predictions = torch.randint(4, (120,), generator=torch.Generator().manual_seed(0))
+        chosen = [float(row[p]) if p < 3 else 0.0 for row, p in zip(expected, predictions.tolist(), strict=True)]
+        score = probabilities.score(perturbed.to(device), predictions)
+        assert score.dtype == torch.float64
+        assert float(score) == pytest.approx(sum(chosen) / 120, abs=3e-3)
+
+    def test_votes_that_are_always_right_have_all_the_weight(self):
+        features, labels = blobs(n=30)
+        own_class = torch.stack([(torch.arange(30) + 3 * step) % 30 for step in range(4)], dim=1)
+        probabilities = LabelProbabilities().fit(features, labels, own_class)
+        assert probabilities.weight_ == 0
+        assert torch.equal(probabilities.predict_proba(features.repeat(3, 1)), torch.eye(3)[labels].repeat(3, 1))
+        assert probabilities.score(features, labels) == 1
+        assert probabilities.score(features, (labels + 1) % 3) == 0
+
+    def test_votes_that_are_always_wrong_have_none(self):
+        labels = torch.arange(20) % 2
+        features = 2.0 * labels.unsqueeze(1) - 1
+        rows = torch.arange(20)
+        other_class = torch.stack((rows, (rows + 1) % 20, (rows + 3) % 20), dim=1)
+        probabilities = LabelProbabilities().fit(features, labels, other_class)
+        assert probabilities.weight_ == 1
+        perturbed = features + 0.1
+        expected = probabilities.regression.predict_proba(perturbed)
+        assert torch.equal(probabilities.predict_proba(perturbed), expected)
+
+    @pytest.mark.parametrize("with_weights", [False, True])
+    @pytest.mark.parametrize("n_read", [90, 60])
+    def test_labels_of_exact_copies_count_as_they_predict_labels_that_are_left_out(self, device, with_weights, n_read):
+        generator = torch.Generator().manual_seed(0)
+        features = torch.randn(60, 3, generator=generator).repeat(2, 1)[:90]
+        features[80:] = features[20:30]  # of ten samples there are three
+        labels = torch.randint(3, (60,), generator=generator).repeat(2)[:90]
+        labels[80:] = labels[20:30]
+        labels[:12] = torch.randint(3, (12,), generator=generator)  # not all copies agree
+        weights = 0.5 + torch.rand(90, generator=generator) if with_weights else None
+        graph = NeighborGraph(10).fit(features)
+        given = [part.to(device) for part in (features, labels, graph.neighbors)]
+        on_device = None if weights is None else weights.to(device)
+        regression = LabelRegression(n_landmarks=10, max_samples=n_read)  # which sees no copies
+        found = LabelProbabilities(regression=regression).fit(*given, on_device)
+
+        counted = torch.ones(90) if weights is None else weights / weights.mean()
+        same = (features.unsqueeze(1) == features).all(dim=2)
+        left_out, shares = torch.zeros(90, 3, dtype=torch.float64), torch.zeros(90, 3, dtype=torch.float64)
+        for row in range(90):
+            for other in same[row].nonzero().flatten().tolist():
+                shares[row, labels[other]] += counted[other]
+                left_out[row, labels[other]] += counted[other] if other != row else 0.0
+        copied = same.sum(dim=1) > 1
+        mixture = torch.lerp(
+            found.votes.left_out[found.regression.rows_].cpu(), found.regression.left_out.cpu(), found.weight_
+        ).double()
+        read = found.regression.rows_.cpu()
+        read, mixture = read[copied[read]], mixture[copied[read]]
+        others = left_out[read] / left_out[read].sum(dim=1, keepdim=True)
+        losses = [
+            float(brier_score(torch.lerp(mixture, others, w / 1000), labels[read], weights=counted[read].double()))
+            for w in range(1001)
+        ]
+        weight = losses.index(min(losses)) / 1000
+        assert 0.1 < weight < 1
+        assert found.copy_weight_ == pytest.approx(weight, abs=2e-3)
+        assert (len(read) < int(copied.sum())) == (n_read == 60)
+
+        perturbed = features + 0.1 * torch.randn(90, 3, generator=generator)
+        without = torch.lerp(found.votes.votes, found.regression.predict_proba(perturbed), found.weight_).cpu().double()
+        share = shares / shares.sum(dim=1, keepdim=True)
+        expected = torch.where(copied.unsqueeze(1), torch.lerp(without, share, weight), without)
+        both = found.predict_proba(perturbed.repeat(2, 1).to(device)).cpu().double()
+        torch.testing.assert_close(both, expected.repeat(2, 1), atol=2e-3, rtol=0)
+        assert (expected - without).abs().max() > 0.05
+
+    def test_without_copies_nothing_changes(self):
+        features, labels, neighbors, _ = noisy_blobs()
+        assert LabelProbabilities().fit(features, labels, neighbors).copy_weight_ == 0
+
+    def test_the_order_of_the_samples_does_not_matter(self):
+        features, labels, neighbors, perturbed = noisy_blobs()
+        expected = LabelProbabilities().fit(features, labels, neighbors).predict_proba(perturbed.numpy())
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+        shuffled = LabelProbabilities().fit(features[order], labels[order], order.argsort()[neighbors[order]])
+        in_both_draws = torch.cat((order, 60 + order))
+        found = shuffled.predict_proba(perturbed[in_both_draws])
+        torch.testing.assert_close(found, expected[in_both_draws], atol=1e-5, rtol=0)
+
+    def test_renaming_the_classes_renames_the_columns(self):
+        features, labels, neighbors, perturbed = noisy_blobs()
+        names = torch.tensor([2, 0, 1])
+        probabilities = LabelProbabilities().fit(features, labels, neighbors)
+        renamed = LabelProbabilities().fit(features, names[labels], neighbors)
+        expected = probabilities.predict_proba(perturbed)
+        torch.testing.assert_close(renamed.predict_proba(perturbed)[:, names], expected, atol=1e-6, rtol=1e-5)
+        predictions = expected.argmax(dim=1)
+        found = renamed.score(perturbed, names[predictions])
+        torch.testing.assert_close(found, probabilities.score(perturbed, predictions), atol=1e-6, rtol=0)
+
+    def test_copies_of_a_draw_change_nothing(self):
+        features, labels, neighbors, perturbed = noisy_blobs(n_draws=1)
+        probabilities = LabelProbabilities().fit(features, labels, neighbors)
+        expected = probabilities.predict_proba(perturbed)
+        found = probabilities.predict_proba(perturbed.repeat(3, 1))
+        torch.testing.assert_close(found, expected.repeat(3, 1), atol=1e-6, rtol=0)
+        predictions = expected.argmin(dim=1)
+        scores = [probabilities.score(perturbed.repeat(n, 1), predictions.repeat(n)) for n in (1, 3)]
+        torch.testing.assert_close(*scores, atol=1e-6, rtol=0)
+
+    def test_the_parts_are_those_given(self):
+        features, labels, neighbors, _ = noisy_blobs()
+        votes, regression = LabelVotes(decays=(1.0,)), LabelRegression(max_samples=30, seed=1)
+        probabilities = LabelProbabilities(votes, regression).fit(features, labels, neighbors)
+        assert (probabilities.votes, probabilities.regression) == (votes, regression)
+        rows = regression.rows_
+        assert (votes.decay_, len(rows)) == (1.0, 30)
+        weight = functional.mixing_weight(votes.left_out[rows], regression.left_out, labels[rows])
+        assert probabilities.weight_ == float(weight)
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (lambda p, x, m: p.predict_proba(x[:59]), "`perturbed` must hold a multiple of the 60 samples"),
+            (lambda p, x, m: p.predict_proba(x / 0), "`perturbed` must be finite"),
+            (lambda p, x, m: p.predict_proba(x[:, :3]), "must have 4 features a sample, as in `fit`, got 3"),
+            (lambda p, x, m: p.score(x, torch.zeros(59)), "`predictions` must have one entry a sample, 60"),
+            (lambda p, x, m: p.fit(x, [0] * 59, m), "`labels` must have one entry a sample, 60"),
+            (lambda p, x, m: p.fit(x[:59], [0] * 60, m), "`labels` must have one entry a sample"),
+        ],
+    )
+    def test_what_does_not_fit_is_named(self, call, message):
+        features, labels, neighbors, _ = noisy_blobs()
+        with pytest.raises(ValueError, match=message):
+            call(LabelProbabilities().fit(features, labels, neighbors), features, neighbors)

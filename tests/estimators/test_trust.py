@@ -1,0 +1,198 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from oracles import proposal2
+from oracles import trust as oracle
+
+from bu_torch import KNNConfidence, TrustScore
+
+
+def noisy_blobs(n=200, flipped=0.1, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    truth = torch.arange(n) % 2
+    features = torch.randn(n, 2, generator=g) + 6 * truth.unsqueeze(1)
+    is_flipped = torch.rand(n, generator=g) < flipped
+    return features, torch.where(is_flipped, 1 - truth, truth), is_flipped
+
+
+def test_distances_and_scores_agree_with_loops(dtype):
+    g = torch.Generator().manual_seed(0)
+    features = torch.randn(80, 3, generator=g).to(dtype)
+    labels = torch.randint(0, 4, (80,), generator=g)
+    points = torch.cat((torch.randn(40, 3, generator=g).to(dtype), features[:10]))
+    predictions = torch.randint(0, 4, (50,), generator=g)
+    trust = TrustScore().fit(features, labels)
+    expected = [
+        [
+            min(math.dist(p, f) for f, y in zip(features.tolist(), labels.tolist(), strict=True) if y == c)
+            for c in range(4)
+        ]
+        for p in points.tolist()
+    ]
+    tolerance = {"atol": 1e-6, "rtol": 1e-6}
+    distances = trust.class_distances(points)
+    assert distances.dtype == dtype
+    torch.testing.assert_close(distances.double(), torch.tensor(expected, dtype=torch.float64), **tolerance)
+    scores = [proposal2.trust_score(d, p) for d, p in zip(distances.tolist(), predictions.tolist(), strict=True)]
+    assert trust.score(points.numpy(), predictions.numpy()).tolist() == pytest.approx(scores, rel=1e-6)
+
+
+def test_a_sample_left_out_is_not_found():
+    g = torch.Generator().manual_seed(0)
+    features = torch.randn(40, 2, generator=g, dtype=torch.float64)
+    labels = torch.tensor([0] * 25 + [1] * 14 + [2])
+    trust = TrustScore().fit(features, labels)
+    rows = torch.arange(40)
+    expected = [
+        [
+            min((math.dist(features[n], features[m]) for m in range(40) if labels[m] == c and m != n), default=math.inf)
+            for c in range(3)
+        ]
+        for n in range(40)
+    ]
+    found = trust.class_distances(features, left_out=rows)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    assert (trust.class_distances(features).gather(1, labels.unsqueeze(1)) == 0).all()
+    with pytest.raises(ValueError, match=r"`left_out` must hold rows in \[0, 40\), got 40"):
+        trust.class_distances(features, left_out=rows + 1)
+
+
+def test_distances_to_ones_own_class_are_as_good_among_very_many(monkeypatch):
+    """They divide the others, and are few of all: the recall of all says little of them."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 5, (15_000,), generator=generator)
+    features = 3 * torch.randn(5, 5, generator=generator)[labels] + torch.randn(15_000, 5, generator=generator)
+    points = torch.arange(0, 15_000, 10)
+    exact = TrustScore().fit(features, labels).class_distances(features[points], points)
+    monkeypatch.setattr("bu_torch.neighbors.graph._EXACT_PRODUCTS", 1e6)
+    found = TrustScore().fit(features, labels).class_distances(features, torch.arange(15_000))[points]
+    excess = (found / exact - 1).gather(1, labels[points].unsqueeze(1))
+    assert float((excess <= 0.05).double().mean()) > 0.9
+
+
+def test_points_too_far_for_float32_find_the_nearest_class(monkeypatch):
+    features = torch.randn(6000, 4, generator=torch.Generator().manual_seed(0))
+    trust = TrustScore().fit(features, (features[:, 0] > 0).long())
+    points = features + 0.01
+    points[7] = 1e20
+    monkeypatch.setattr("bu_torch.neighbors.graph._EXACT_PRODUCTS", 1e6)
+    monkeypatch.setattr("bu_torch.neighbors.cells._SAMPLE", 50)  # which leaves it out
+    for asked in (points, points[:100]):
+        distances = trust.class_distances(asked)
+        assert bool(distances.isfinite().all())
+        torch.testing.assert_close(distances[7], torch.full((2,), 2e20))
+
+
+def test_distances_among_very_many_are_nearly_the_true_ones(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(9000, 6, generator=generator)
+    labels = (torch.rand(9000, generator=generator) < 0.5).long()
+    labels[:100] = 2  # a class of few, all of which are asked
+    points, own = features[::3] + 0.01, torch.arange(0, 9000, 3)
+    exact = TrustScore().fit(features, labels).class_distances(points, own)
+    monkeypatch.setattr("bu_torch.neighbors.graph._EXACT_PRODUCTS", 1e6)
+    monkeypatch.setattr(
+        "bu_torch.neighbors.graph._LARGE_GROUP", 32
+    )  # groups of few points lie as near each other as among very many
+    found = TrustScore().fit(features, labels).class_distances(points, own)
+    excess = found / exact - 1
+    assert float(excess.min()) >= -1e-6
+    assert float(excess[:, 2].abs().max()) == 0
+    assert 0.93 < float((excess[:, :2] <= 0.05).double().mean()) < 1
+
+
+def test_density_keeps_the_paper_s_high_density_set():
+    """Algorithm 1 by sorting; the ball of radius r_k counts the sample at its centre."""
+    g = torch.Generator().manual_seed(0)
+    features = torch.randn(90, 2, generator=g, dtype=torch.float64)
+    labels = torch.arange(90) % 3
+    k, alpha = 5, 0.17
+    kept = TrustScore("density", alpha, k).fit(features, labels).kept_
+    for label in range(3):
+        members = [n for n in range(90) if labels[n] == label]
+        radius = {n: sorted(math.dist(features[n], features[m]) for m in members)[k - 1] for n in members}
+        allowed = [r for r in radius.values() if sum(s > r for s in radius.values()) <= alpha * len(members)]
+        assert {n for n in members if radius[n] <= min(allowed)} == {n for n in members if kept[n]}
+
+
+def test_disagreement_removes_the_flipped_labels_and_no_sample_whose_neighbours_agree():
+    features, labels, is_flipped = noisy_blobs()
+    kept = TrustScore("disagreement", float(is_flipped.float().mean())).fit(features, labels).kept_
+    assert torch.equal(~kept, is_flipped)
+    features, labels, _ = noisy_blobs(flipped=0)
+    assert TrustScore("disagreement", 0.5).fit(features + 20 * labels.unsqueeze(1), labels).kept_.all()
+
+
+@pytest.mark.parametrize("filtering", ["density", "disagreement"])
+@pytest.mark.parametrize("alpha", [0.0, 0.013, 0.25, 0.99])
+def test_at_most_the_fraction_is_removed(filtering, alpha):
+    features, labels, _ = noisy_blobs()
+    kept = TrustScore(filtering, alpha).fit(features, labels).kept_
+    assert int((~kept).sum()) <= math.floor(alpha * len(labels))
+    if alpha == 0.25 and filtering == "density":
+        assert int((~kept).sum()) > 0.2 * len(labels)
+
+
+@pytest.mark.parametrize("filtering", [None, "density", "disagreement"])
+def test_order_of_the_samples_does_not_matter(filtering):
+    features, labels, _ = noisy_blobs()
+    order = torch.randperm(len(labels))
+    alpha = 0.1
+    kept = TrustScore(filtering, alpha).fit(features, labels).kept_
+    assert torch.equal(TrustScore(filtering, alpha).fit(features[order], labels[order]).kept_, kept[order])
+
+
+def test_an_emptied_class_is_named_and_counts_as_far():
+    features = torch.cat((torch.randn(60, 2), torch.zeros(1, 2)))
+    labels = torch.cat((torch.zeros(60), torch.ones(1))).long()
+    with pytest.warns(UserWarning, match=r"left no sample of classes \[1\]"):
+        trust = TrustScore("disagreement", 0.1, n_neighbors=5).fit(features, labels)
+    assert trust.class_sizes_.tolist()[1] == 0
+    assert trust.class_distances(features)[:, 1].isinf().all()
+    assert (trust.score(features, torch.ones(61).long()) == 0).all()
+
+
+def test_a_class_too_small_for_a_density_is_named_and_kept():
+    features, labels = torch.randn(40, 2), torch.tensor([0] * 37 + [1] * 3)
+    with pytest.warns(UserWarning, match=r"Classes \[1\] have fewer than n_neighbors=10"):
+        trust = TrustScore("density", 0.2).fit(features, labels)
+    assert trust.class_sizes_.tolist()[1] == 3
+
+
+def test_absent_and_unseen_classes_are_infinitely_far():
+    trust = TrustScore().fit(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 2]))
+    assert trust.class_distances(torch.tensor([[0.0]])).tolist() == [[0.0, math.inf, 1.0]]
+    assert trust.score(torch.tensor([[0.5], [0.5]]), torch.tensor([1, 7])).tolist() == [0.0, 0.0]
+    alone = TrustScore().fit(torch.randn(5, 2), torch.zeros(5).long())
+    assert alone.score(torch.randn(3, 2), torch.zeros(3).long()).tolist() == [math.inf] * 3
+
+
+def test_neighbors_that_agree_are_counted(dtype, device):
+    features, labels, _ = noisy_blobs()
+    features = features.to(device, dtype)
+    knn = KNNConfidence(7).fit(features[:150], labels[:150])
+    scores = knn.score(features, 1 - labels)
+    assert (scores.dtype, scores.device.type) == (dtype, device.type)
+    expected = [
+        oracle.knn_confidence(features[:150].tolist(), labels[:150].tolist(), point, 1 - label, 7)
+        for point, label in zip(features.tolist(), labels.tolist(), strict=True)
+    ]
+    assert scores.tolist() == pytest.approx(expected)
+    assert (knn.score(features, torch.full((200,), 9)) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KNNConfidence().fit(torch.zeros(5, 1), [0] * 5), "at least n_neighbors=10 samples, got 5"),
+        (lambda: KNNConfidence(1).fit(np.eye(2), [0]), "`labels` must have one entry a sample, 2, got 1"),
+        (lambda: TrustScore("disagreement", 0.1).fit(np.eye(10), [0] * 10), "more than n_neighbors=10 samples"),
+        (lambda: TrustScore().fit(np.eye(2), [0, 1]).class_distances(np.eye(3)), "2 features a sample, .* got 3"),
+        (lambda: TrustScore().fit(np.eye(2), [0, 1]).score(np.eye(2), [0]), "`predictions` must have one .* 2, got 1"),
+    ],
+)
+def test_what_does_not_fit_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,73 @@
+"""Files that are there whole or not at all, whoever else writes to the folder."""
+
+import os
+import stat
+import threading
+
+import pytest
+
+from bu_torch.internal import files
+from bu_torch.internal.files import whole_file
+
+
+def test_it_becomes_the_path_only_without_an_exception(tmp_path):
+    path = tmp_path / "new" / "file.txt"
+    with whole_file(path) as part:
+        part.write_text("first")
+    with pytest.raises(FileNotFoundError), whole_file(path) as part:
+        part.write_bytes((tmp_path / "missing").read_bytes())
+    assert path.read_text() == "first"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_threads_that_write_to_one_path_do_not_tear_each_other_s_files(tmp_path):
+    path, failures = tmp_path / "shared.txt", []
+
+    def write(digit):
+        for _ in range(50):
+            try:
+                with whole_file(path) as part:
+                    for _ in range(20):
+                        with part.open("a") as file:
+                            file.write(digit * 500)
+                text = path.read_text()
+                if len(text) != 10_000 or len(set(text)) != 1:
+                    failures.append(f"torn: {len(text)} characters of {sorted(set(text))}")
+            except OSError as error:
+                failures.append(str(error))
+
+    threads = [threading.Thread(target=write, args=(digit,)) for digit in "1234"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("is_foreseen", [False, True])
+def test_a_link_planted_at_the_name_of_the_part_is_not_followed(tmp_path, monkeypatch, is_foreseen):
+    precious = tmp_path / "precious.txt"
+    precious.write_text("precious")
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / f"file.npz.{os.getpid()}.part").symlink_to(precious)
+    if is_foreseen:
+        monkeypatch.setattr(files.secrets, "token_hex", lambda n_bytes: str(os.getpid()))
+        with pytest.raises(FileExistsError), whole_file(folder / "file.npz") as part:
+            part.write_text("other")
+    else:
+        with whole_file(folder / "file.npz") as part:
+            part.write_text("other")
+        assert (folder / "file.npz").read_text() == "other"
+    assert precious.read_text() == "precious"
+
+
+def test_the_umask_decides_who_may_read(tmp_path):
+    before = os.umask(0o027)
+    try:
+        with whole_file(tmp_path / "file.txt") as part:
+            part.write_text("text")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file.txt").stat().st_mode) == 0o640

@@ -1,0 +1,117 @@
+import math
+
+import pytest
+import torch
+from sklearn.cluster import KMeans
+
+from bu_torch import PrototypeClassifier
+
+
+def blobs(n=300, centres=((0, 0), (5, 0), (0, 5)), generator=None):
+    labels = torch.arange(n) % len(centres)
+    noise = torch.randn(n, 2, generator=generator)
+    return torch.tensor(centres, dtype=torch.float32)[labels] + noise, labels
+
+
+def test_prototypes_minimise_the_criterion(generator):
+    """The formula term by term, on scikit-learn's K-means with the same seed."""
+    features = torch.cat([torch.randn(40, 2, generator=generator) * 0.1 + c for c in (0.0, 3.0, 6.0, 9.0, 12.0)])
+    labels = torch.tensor([0, 1]).repeat(100)
+    fitted = PrototypeClassifier(seed=3).fit(features, labels)
+    for label in (0, 1):
+        members = features[labels == label].numpy()
+        n, d = members.shape
+        criterion = {}
+        for k in range(1, 40, 2):
+            if k > 1 and k > n / 2:
+                break
+            sse = KMeans(k, n_init=1, random_state=3).fit(members).inertia_
+            variance = sse / (n * d)
+            criterion[k] = n * d * math.log(2 * math.pi * variance) + n * d + 2 * n * math.log(k) + 2 * (k * d + 1)
+        assert int(fitted.n_prototypes_[label]) == min(criterion, key=criterion.get)
+
+
+def test_pairs_are_the_two_nearest_classes(generator):
+    features, labels = blobs(generator=generator)
+    fitted = PrototypeClassifier(n_prototypes=1).fit(features, labels)
+    means = torch.stack([features[labels == c].mean(dim=0) for c in range(3)])
+    expected = torch.cdist(features, means).argsort(dim=1)[:, :2].sort(dim=1).values
+    assert torch.equal(fitted.top_pairs(features), expected)
+
+
+def test_an_absent_class_is_in_no_pair(generator):
+    features, labels = blobs(generator=generator)
+    labels = torch.tensor([0, 2, 4])[labels]
+    fitted = PrototypeClassifier(n_prototypes=2).fit(features, labels)
+    assert fitted.n_prototypes_.tolist() == [2, 0, 2, 0, 2]
+    assert fitted.class_distances(features)[:, [1, 3]].isinf().all()
+    assert set(fitted.top_pairs(features).flatten().tolist()) == {0, 2, 4}
+
+
+def test_ties_go_to_the_lowest_class():
+    features = torch.tensor([[0.0], [2.0], [1.0]])
+    fitted = PrototypeClassifier(n_prototypes=1).fit(features.repeat(2, 1)[:3], torch.tensor([2, 0, 1]))
+    assert fitted.top_pairs(torch.tensor([[1.0]])).tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("copies", [1, 7])
+def test_duplicates_and_small_classes(copies):
+    features = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).repeat_interleave(copies, dim=0)
+    labels = torch.tensor([0, 1]).repeat_interleave(copies)
+    assert PrototypeClassifier().fit(features, labels).n_prototypes_.tolist() == [1, 1]
+
+
+def test_relabelling_renames_the_pairs(generator):
+    features, labels = blobs(generator=generator)
+    names = torch.tensor([2, 0, 1])
+    pairs = PrototypeClassifier().fit(features, labels).top_pairs(features)
+    renamed = PrototypeClassifier().fit(features, names[labels]).top_pairs(features)
+    assert torch.equal(renamed, names[pairs].sort(dim=1).values)
+
+
+def test_global_random_state_is_left_alone_and_the_dtype_kept(random_states, generator, dtype):
+    features, labels = blobs(generator=generator)
+    features = features.to(dtype)
+    before = random_states()
+    first = PrototypeClassifier().fit(features, labels)
+    assert torch.equal(first.top_pairs(features), PrototypeClassifier().fit(features, labels).top_pairs(features))
+    assert first.class_distances(features).dtype == dtype
+    assert random_states() == before
+
+
+def test_points_of_another_space_are_refused():
+    fitted = PrototypeClassifier(1).fit(torch.eye(2), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="`features` must have 2 features a sample, as in `fit`, got 3"):
+        fitted.top_pairs(torch.zeros(2, 3))
+
+
+def test_large_classes_are_thinned_out(monkeypatch):
+    monkeypatch.setattr("bu_torch.neighbors.prototypes._MAX_SAMPLES", 50)
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(400, 2, generator=generator) + 6 * (torch.arange(400) % 2).unsqueeze(1)
+    seen = []
+    own = PrototypeClassifier._k_means
+    monkeypatch.setattr(PrototypeClassifier, "_k_means", lambda self, x, k: (seen.append(len(x)), own(self, x, k))[1])
+    classifier = PrototypeClassifier().fit(features, torch.arange(400) % 2)
+    assert set(seen) == {50}
+    assert classifier.class_distances(features).argmin(dim=1).eq(torch.arange(400) % 2).double().mean() > 0.99
+
+
+def test_the_number_does_not_depend_on_where_the_samples_lie(generator):
+    """K-means in single precision would lose the clusters beside so large an offset."""
+    features = torch.cat([torch.randn(40, 2, generator=generator) * 0.1 + c for c in (0.0, 3.0, 6.0, 9.0, 12.0)])
+    labels = torch.tensor([0, 1]).repeat(100)
+    expected = PrototypeClassifier(seed=3).fit(features.double(), labels).n_prototypes_
+    moved = PrototypeClassifier(seed=3).fit(features.double() + 1e6, labels).n_prototypes_
+    assert int(expected[0]) == 5
+    assert moved.tolist() == expected.tolist()
+
+
+def test_a_class_far_away_blurs_no_distance():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(60, 3, generator=generator, dtype=torch.float64)
+    labels = torch.arange(60) % 3
+    features[labels == 2] += 1e9
+    classifier = PrototypeClassifier(n_prototypes=5).fit(features, labels)
+    expected = [(features.unsqueeze(1) - ours).norm(dim=2).amin(dim=1) for ours in classifier.prototypes_]
+    torch.testing.assert_close(classifier.class_distances(features), torch.stack(expected, dim=1))

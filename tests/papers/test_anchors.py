@@ -1,0 +1,356 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from oracles import anchors as oracle
+from problems import same, weights_of
+from torch import nn
+
+from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, GradientAnchorUncertainty
+from bu_torch.neighbors.clusters import divisive_clusters
+from bu_torch.papers.anchors import _histogram_at_zero, _Partners
+
+BOTH = [BisectionAnchorUncertainty, GradientAnchorUncertainty]
+
+
+def gaussians(n=400, d=2, n_classes=2, seed=0, dtype=torch.float32):
+    """Classes of equal shares around 0, (2, 0, ...), (0, 2, 0, ...), ..."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % n_classes
+    centres = 2 * torch.eye(max(d, n_classes), dtype=torch.float64).roll(1, dims=0)[:n_classes, :d]
+    centres[0] = 0
+    return (centres[labels] + torch.randn(n, d, generator=g, dtype=torch.float64)).to(dtype), labels
+
+
+def bayes(x):
+    """Logits of the optimal classifier of `gaussians(n_classes=3)`."""
+    centres = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]], dtype=x.dtype, device=x.device)
+    return -(x.unsqueeze(1) - centres).square().sum(dim=2) / 2
+
+
+@pytest.mark.parametrize("estimator", [*BOTH, BoundaryUncertainty])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_gaussians_are_best_cut_where_they_meet(estimator, seed):
+    features, labels = gaussians(2000, seed=seed)
+    fitted = estimator().fit(features, labels)
+    at = {shift: float(fitted.score(lambda x, s=shift: x[:, 0] - 1 - s)) for shift in (-1.5, -0.7, 0.0, 0.7, 1.5)}
+    assert max(at, key=at.get) == 0.0
+    assert 0.6 < at[0.0] <= 1
+    assert max(at[-1.5], at[1.5]) < 0.6 * at[0.0]
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+def test_three_classes_are_best_cut_where_they_meet(estimator, dtype, device):
+    features, labels = gaussians(900, n_classes=3, dtype=dtype)
+    fitted = estimator().fit(features.to(device), labels.to(device))
+    best = fitted.score(bayes)
+    assert best.shape == ()
+    assert best.dtype == dtype
+    assert best.device.type == device.type
+    assert best > 0.4
+    assert fitted.score(lambda x: bayes(x) * 5 + torch.tensor([0.0, 6.0, -6.0]).to(x)) < 0.8 * best
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+def test_classes_may_be_renamed_and_units_changed(estimator):
+    features, labels = gaussians(n_classes=3, dtype=torch.float64)
+    value = float(estimator().fit(features, labels).score(bayes))
+    names = torch.tensor([2, 0, 1])
+
+    def renamed(x):
+        logits = bayes(x)
+        return torch.stack([logits[:, names.tolist().index(k)] for k in range(3)], dim=1)
+
+    # Names order the lists that segments are drawn from, so that only the gradient's value stays to the digit.
+    tolerance = 1e-9 if estimator is GradientAnchorUncertainty else 0.1
+    assert float(estimator().fit(features, names[labels]).score(renamed)) == pytest.approx(value, abs=tolerance)
+    factor, offset = torch.tensor([1e-3, 1e4]).double(), torch.tensor([5.0, -1e5]).double()
+    other = estimator().fit(features * factor + offset, labels)
+    assert float(other.score(lambda x: bayes((x - offset) / factor))) == pytest.approx(value, abs=1e-3)
+    assert float(estimator().fit(features, labels).score(lambda x: 1e6 * bayes(x))) == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+def test_one_predicted_class_is_worst(estimator):
+    features, labels = gaussians()
+    fitted = estimator().fit(features, labels)
+    assert fitted.score(lambda x: x[:, 0] * 0 + 1) == 0
+    assert fitted.score(lambda x: x[:, 0] + 1e3) == 0
+    assert len(fitted.anchors(lambda x: x[:, 0] + 1e3).points) == 0
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+def test_images_keep_their_shape_and_pickle_what_was_fitted(estimator):
+    features, labels = gaussians(d=4)
+    images = features.reshape(400, 1, 2, 2)
+    flat = estimator().fit(features, labels)
+    fitted = pickle.loads(pickle.dumps(estimator().fit(images, labels)))  # noqa: S301
+    assert fitted.score(lambda x: x.flatten(1)[:, 0] - 1) == flat.score(lambda x: x[:, 0] - 1)
+    assert fitted.anchors(lambda x: x.flatten(1)[:, 0] - 1).points.shape[1:] == (1, 2, 2)
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+def test_a_module_is_left_as_it_was(estimator, random_states):
+    features, labels = gaussians()
+    body = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 2)).train()
+    body[1].eval()
+    body[0].weight.grad = torch.ones(8, 2)
+    before, states = weights_of(body), random_states()
+    fitted = estimator().fit(features, labels)
+    assert fitted.score(body) == fitted.score(body)
+    assert [m.training for m in body] == [True, False, True, True, True]
+    assert same(body.state_dict(), before)
+    assert torch.equal(body[0].weight.grad, torch.ones(8, 2))
+    assert body[4].weight.grad is None
+    assert random_states() == states
+    assert torch.is_grad_enabled()
+    with torch.inference_mode():
+        assert fitted.score(lambda x: x[:, 0] - 1) > 0
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+def test_a_module_of_another_precision_is_scored(estimator):
+    features, labels = gaussians(dtype=torch.float64)
+    module = nn.Linear(features.shape[1], 2)
+    module.weight.data.copy_(torch.eye(2, features.shape[1]))
+    module.bias.data.zero_()
+    fitted = estimator().fit(features, labels)
+    expected = fitted.score(lambda x: module(x.float()))
+    torch.testing.assert_close(fitted.score(module), expected)
+
+
+@pytest.mark.parametrize("estimator", BOTH)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda e, x, y: e().fit(x, y[:-1]), "`labels` must have one entry a sample, 400, got 399"),
+        (lambda e, x, y: e().fit(x, 0 * y), "at least two classes, got class 0 alone"),
+        (lambda e, x, y: e().fit(x / 0, y), "`features` must be finite"),
+        (lambda e, x, y: e().fit(x, y).score(lambda v: v / 0), "finite logits, got NaN .* 400 of 400"),
+        (lambda e, x, y: e().fit(x, y % 2 * 2).score(lambda v: v), "at least 3 columns, .* got 2"),
+    ],
+)
+def test_what_does_not_fit_is_named(estimator, make, message):
+    features, labels = gaussians()
+    with pytest.raises(ValueError, match=message):
+        make(estimator, features, labels)
+
+
+class TestBisection:
+    def test_exchanged_classes_are_worse(self):
+        features, labels = gaussians(900, n_classes=3)
+        fitted = BisectionAnchorUncertainty().fit(features, labels)
+        assert fitted.score(lambda x: bayes(x)[:, [1, 2, 0]]) < 0.8 * fitted.score(bayes)
+
+    def test_agrees_with_the_thesis_over_the_same_clusters(self):
+        features, labels = gaussians(500, n_classes=3, dtype=torch.float64)
+        logits = bayes(features)
+        first, second = logits.topk(2, dim=1).indices.T.tolist()
+        samples = BisectionAnchorUncertainty().fit(features, labels).anchors(bayes).samples.unique()
+        fitted = BisectionAnchorUncertainty(seed=0).fit(features, labels)
+        standardized = (features[samples] - fitted.mean_) / fitted.scale_
+        repeats = [
+            [samples[row == c].tolist() for c in row.unique()]
+            for row in divisive_clusters(standardized, 12, 10, seed=0)
+        ]
+        priors = (torch.bincount(labels) / 500).tolist()
+        for measure in ("entropy", "triangle"):
+            for correction in (False, True):
+                fitted = BisectionAnchorUncertainty(measure, correction).fit(features, labels)
+                expected = oracle.cluster_mean(
+                    repeats, labels.tolist(), first, second, 3, measure, priors=priors if correction else None
+                )
+                assert float(fitted.score(bayes)) == pytest.approx(expected, abs=1e-9)
+
+    def test_near_boundary_samples_are_those_nearest_to_the_anchors(self):
+        features, labels = gaussians(300, dtype=torch.float64)
+        fitted = BisectionAnchorUncertainty().fit(features, labels)
+        found = fitted.anchors(lambda x: x[:, 0] - 1)
+        torch.testing.assert_close(found.points[:, 0], torch.ones(len(found.points)).double(), atol=1e-6, rtol=0)
+        distances = torch.cdist(found.points / fitted.scale_, features / fitted.scale_)
+        assert torch.equal(distances.argmin(dim=1), found.samples)
+
+    def test_rounds_go_on_until_nothing_new_comes_or_the_limit(self):
+        features, labels = gaussians(300)
+        found = BisectionAnchorUncertainty().fit(features, labels).anchors(lambda x: x[:, 0] - 1)
+        assert 300 < len(found.points) < 10_000
+        limited = BisectionAnchorUncertainty(max_anchors=50).fit(features, labels)
+        assert len(limited.anchors(lambda x: x[:, 0] - 1).points) == 50
+
+    def test_seed_decides_and_order_of_the_samples_matters_little(self):
+        features, labels = gaussians(1000)
+        order = torch.randperm(1000, generator=torch.Generator().manual_seed(1))
+        value, again, other, of_order = (
+            float(BisectionAnchorUncertainty(seed=seed).fit(features[rows], labels[rows]).score(lambda x: x[:, 0] - 1))
+            for seed, rows in ((0, slice(None)), (0, slice(None)), (1, slice(None)), (0, order))
+        )
+        assert value == again
+        assert value != other
+        assert [other, of_order] == pytest.approx([value] * 2, abs=0.1)
+
+    def test_too_few_near_samples_are_worst(self):
+        features = torch.tensor([[-1.0, 0.0], [0.9, 0.1], [-0.9, 9.0], [1.0, 9.1]])
+        fitted = BisectionAnchorUncertainty().fit(features, torch.tensor([0, 1, 0, 1]))
+        assert fitted.score(lambda x: x[:, 0]) == 0
+        small = BisectionAnchorUncertainty(min_size=1).fit(features, torch.tensor([0, 1, 0, 1]))
+        assert small.score(lambda x: x[:, 0]) == 1
+
+    def test_duplicates_end_the_division(self):
+        """40 equal samples on each side: two clusters that cannot be divided, and both count."""
+        features = torch.tensor([[0.0], [1.0]]).repeat(40, 1)
+        labels = torch.tensor([0, 0, 1, 1]).repeat(20)
+        fitted = BisectionAnchorUncertainty(min_size=1).fit(features, labels)
+        samples = fitted.anchors(lambda x: x[:, 0] - 0.5).samples.unique()
+        assert set(features[samples].flatten().tolist()) <= {0.0, 1.0}
+        assert 0 <= float(fitted.score(lambda x: x[:, 0] - 0.5)) <= 1
+
+
+class TestPartners:
+    """Algorithm 5 by its lists."""
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_come_from_the_mirrored_list_or_the_next(self, seed):
+        g = torch.Generator().manual_seed(seed)
+        first = torch.randint(0, 4, (40,), generator=g)
+        second = (first + torch.randint(1, 4, (40,), generator=g)) % 4
+        first[:10], second[:10] = 0, 3  # of which the mirrored list is often empty
+        kept = (first != 3) | (second != 0)
+        first, second = first[kept], second[kept]
+        if seed == 3:
+            first, second = first[first < 2], torch.full_like(first[first < 2], 3)  # no class is anybody's second
+        starts = torch.arange(len(first)).repeat(50)
+        ends = _Partners(first, second, 4).draw(starts, torch.rand(len(starts), generator=g).double())
+        for n in range(len(first)):
+            mirrored = [m for m in range(len(first)) if (first[m], second[m]) == (second[n], first[n])]
+            of_third = [m for m in range(len(first)) if second[m] == first[n]]
+            others = [m for m in range(len(first)) if first[m] != first[n]]
+            drawn = set(ends[starts == n].tolist())
+            wanted = set(mirrored or of_third or others)
+            assert drawn <= wanted
+            assert len(drawn) > min(3, len(wanted)) - 1
+
+
+class TestGradient:
+    def test_anchors_of_a_linear_model_are_projections(self, dtype):
+        """Closed form: in standardised units the anchor of x is its foot on the hyperplane."""
+        features, labels = gaussians(400, d=3, dtype=dtype)
+        weights = torch.tensor([1.0, 0.5, -0.2], dtype=dtype)
+        fitted = GradientAnchorUncertainty().fit(features, labels)
+        found = fitted.anchors(lambda x: x @ weights - 1)
+        z = (features.double() - fitted.mean_) / fitted.scale_
+        w = weights.double() * fitted.scale_
+        gap = features.double() @ weights.double() - 1
+        feet = (z - gap.unsqueeze(1) * w / w.square().sum()) * fitted.scale_ + fitted.mean_
+        torch.testing.assert_close(found.points.double(), feet[found.samples], atol=1e-4, rtol=1e-4)
+        assert torch.equal(found.pairs, torch.stack((gap > 0, gap <= 0), dim=1).long()[found.samples])
+
+    def test_each_class_gets_its_number_from_the_samples_nearest_to_the_boundary(self):
+        features, labels = gaussians(1000, d=2, dtype=torch.float64)
+        features[:, 1] = 0.0
+        fitted = GradientAnchorUncertainty().fit(features, labels)
+        found = fitted.anchors(lambda x: x[:, 0] - 1)
+        logits = torch.stack((torch.zeros(1000), features[:, 0] - 1), dim=1).tolist()
+        numbers = oracle.wanted(logits, labels.tolist(), 2)
+        distance = (features[:, 0] - 1).abs()
+        for c, number in enumerate(numbers):
+            chosen = found.samples[labels[found.samples] == c]
+            assert abs(len(chosen) - number) <= min(10, number / 10)
+            nearest = distance[labels == c].sort().values[: len(chosen)]
+            torch.testing.assert_close(distance[chosen].sort().values, nearest)
+
+    def test_few_wanted_anchors_are_met_exactly(self):
+        features, labels = gaussians(60, dtype=torch.float64)
+        fitted = GradientAnchorUncertainty(n_neighbors=10).fit(features, labels)
+        found = fitted.anchors(lambda x: x[:, 0] - 1)
+        logits = torch.stack((torch.zeros(60), features[:, 0] - 1), dim=1).tolist()
+        numbers = oracle.wanted(logits, labels.tolist(), 2)
+        assert all(0 < number < 10 for number in numbers)
+        assert torch.bincount(labels[found.samples]).tolist() == numbers
+
+    def test_score_is_the_mean_over_the_anchors(self):
+        features, labels = gaussians(100, n_classes=3, dtype=torch.float64)
+        for measure in ("triangle", "entropy"):
+            fitted = GradientAnchorUncertainty(8, measure=measure).fit(features, labels)
+            found = fitted.anchors(bayes)
+            values = oracle.anchor_uncertainty(
+                bayes(features).tolist(),
+                labels.tolist(),
+                fitted.neighbors[found.samples].tolist(),
+                measure,
+            )
+            assert len(values) > 5
+            assert float(fitted.score(bayes)) == pytest.approx(np.mean(values), abs=1e-4)
+
+    def test_exchanged_classes_are_not_told_as_in_the_thesis(self):
+        """Chapter 4 compares the two most represented classes, whichever the boundary runs between."""
+        features, labels = gaussians(900, n_classes=3, dtype=torch.float64)
+        fitted = GradientAnchorUncertainty(bandwidth="silverman").fit(features, labels)
+        best = float(fitted.score(bayes))
+        assert float(fitted.score(lambda x: bayes(x)[:, [1, 2, 0]])) == pytest.approx(best, abs=0.15)
+
+    def test_order_of_the_samples_does_not_matter(self):
+        features, labels = gaussians(400, n_classes=3, dtype=torch.float64)
+        order = torch.randperm(400, generator=torch.Generator().manual_seed(1))
+        value = float(GradientAnchorUncertainty().fit(features, labels).score(bayes))
+        other = float(GradientAnchorUncertainty().fit(features[order], labels[order]).score(bayes))
+        assert other == pytest.approx(value, abs=1e-9)
+
+    def test_constant_features_stay_as_they_are(self):
+        features, labels = gaussians(400)
+        features = torch.cat((features, torch.full((400, 1), 0.1)), dim=1)
+        found = GradientAnchorUncertainty().fit(features, labels).anchors(lambda x: x[:, 0] + 50 * x[:, 2] - 6)
+        assert len(found.points) > 10
+        assert (found.points[:, 2] == torch.tensor(0.1)).all()
+
+    def test_no_sample_that_crosses_the_boundary_gives_the_worst_value(self):
+        features, labels = gaussians(400)
+        fitted = GradientAnchorUncertainty().fit(features, labels)
+
+        def model(x):
+            return torch.where(x[:, 0] > 1, 1.0, -1.0) + 0 * x[:, 0]
+
+        assert fitted.anchors(model).points.shape == (0, 2)
+        assert fitted.score(model) == 0
+
+    def test_flat_and_infinite_gradients_give_no_anchor(self):
+        features, labels = gaussians(400)
+
+        def model(x):
+            return torch.where(x[:, 0] > 1, (x[:, 0] - 1).clamp(max=0.2), -(1 - x[:, 0]).clamp(min=1e-12).sqrt())
+
+        samples = GradientAnchorUncertainty().fit(features, labels).anchors(model).samples
+        assert len(samples) > 5
+        assert (features[samples, 0] <= 1.2).all()
+
+    def test_boundaries_that_no_step_reaches_give_no_anchor(self):
+        features = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).repeat(30, 1)
+        fitted = GradientAnchorUncertainty().fit(features, torch.arange(60) % 2)
+        model = lambda x: torch.where(x[:, 0] > 0.5, 1 + x[:, 1] ** 2, -1 - x[:, 1] ** 2)  # noqa: E731
+        assert len(fitted.anchors(model).samples) == 0
+        assert fitted.score(model) == 0
+
+    def test_histogram_at_zero(self):
+        for seed in range(20):
+            values = np.random.default_rng(seed).normal(0.5 * seed % 3, 1, 50 + seed)
+            counts, edges = np.histogram(values, bins="auto")
+            expected = [c for c, a, b in zip(counts, edges, edges[1:], strict=False) if a <= 0 < b]
+            assert _histogram_at_zero(values) == (expected[0] if expected else 0)
+        assert _histogram_at_zero(np.array([-2.0, -1.0])) == 0
+        assert _histogram_at_zero(np.array([])) == 0
+        assert _histogram_at_zero(np.zeros(7)) == 7
+        assert _histogram_at_zero(np.array([-4.0, -3.0, -1.0, 0.0])) >= 1
+
+    @pytest.mark.parametrize(
+        "model", [lambda x: (x[:, 0] > 1).float(), lambda x: torch.as_tensor(x.detach().numpy()[:, 0] - 1)]
+    )
+    def test_models_without_a_gradient_are_refused(self, model):
+        features, labels = gaussians()
+        fitted = GradientAnchorUncertainty().fit(features, labels)
+        with pytest.raises(TypeError, match=r"`model` must be differentiable by autograd .* `BisectionAnchor"):
+            fitted.score(model)
+        assert torch.is_grad_enabled()
+
+    def test_too_few_samples_are_refused(self):
+        with pytest.raises(ValueError, match="n_neighbors=40 samples, got 39"):
+            GradientAnchorUncertainty().fit(*(part[:39] for part in gaussians()))

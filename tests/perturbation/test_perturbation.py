@@ -1,0 +1,199 @@
+import pytest
+import torch
+
+from bu_torch import perturb
+from bu_torch.perturbation.moves import exchange_tokens, keeps_integers, perturb_toward_neighbors
+
+
+def test_each_sample_moves_by_exactly_its_distance(dtype):
+    features = torch.randn(300, 16, dtype=dtype)
+    distance = torch.rand(300, dtype=dtype)
+    moved = perturb(features, distance)
+    assert moved.dtype == dtype
+    assert moved.shape == features.shape
+    torch.testing.assert_close((moved - features).norm(dim=1), distance)
+
+
+def test_directions_are_uniform_on_the_sphere(generator):
+    """Archimedes: in three dimensions each coordinate of a uniform direction is uniform on [-1, 1]."""
+    features = torch.randn(20_000, 3, dtype=torch.float64, generator=generator)
+    step = perturb(features, torch.ones(20_000), generator) - features
+    for coordinate in step.unbind(1):
+        empirical = coordinate.sort().values
+        uniform = torch.linspace(-1, 1, 20_000, dtype=torch.float64)
+        assert float((empirical - uniform).abs().max()) / 2 < 1.63 / 20_000**0.5  # Kolmogorov-Smirnov at 1 %
+
+
+def test_a_constant_feature_stays_and_the_distance_is_kept():
+    features = torch.randn(50, 4)
+    features[:, 2] = 7.0
+    moved = perturb(features, torch.ones(50))
+    assert (moved[:, 2] == 7.0).all()
+    torch.testing.assert_close((moved - features).norm(dim=1), torch.ones(50))
+
+
+def test_nothing_varies_or_no_distance_moves_nothing():
+    assert torch.equal(perturb(torch.ones(5, 3), torch.ones(5)), torch.ones(5, 3))
+    features = torch.randn(5, 3)
+    assert torch.equal(perturb(features, torch.zeros(5)), features)
+
+
+def test_one_seed_gives_one_result_for_every_dtype_and_global_random_state_is_left_alone(random_states):
+    features = torch.randn(40, 3)
+    before = random_states()
+    single, again = (perturb(features, torch.ones(40), torch.Generator().manual_seed(4)) for _ in range(2))
+    double = perturb(features.double(), torch.ones(40), torch.Generator().manual_seed(4))
+    assert torch.equal(single, again)
+    torch.testing.assert_close(single.double(), double, atol=1e-6, rtol=1e-6)
+    assert not torch.equal(single, perturb(features, torch.ones(40), torch.Generator().manual_seed(5)))
+    assert torch.equal(perturb(features, torch.ones(40)), perturb(features, torch.ones(40)))
+    assert random_states() == before
+
+
+@pytest.mark.parametrize(
+    ("distance", "message"),
+    [
+        (torch.ones(4), r"must have shape \(5,\), got \(4,\)"),
+        (torch.tensor([1.0, 1, 1, 1, -1]), "must be finite and >= 0, got a minimum of -1.0"),
+        (torch.tensor([1.0, 1, 1, 1, float("nan")]), "must be finite"),
+        (torch.full((5,), torch.inf), "must be finite and >= 0"),
+        ("far", "must be a tensor or an array of numbers, got str"),
+        (torch.ones(5, dtype=torch.complex64), "must be real, got torch.complex64"),
+        (torch.ones(5).to_sparse(), "must be a dense tensor"),
+    ],
+)
+def test_bad_distances_are_named(distance, message):
+    with pytest.raises((TypeError, ValueError), match=f"`nearest_distance` {message}"):
+        perturb(torch.zeros(5, 2), distance)
+
+
+class TestTowardNeighbors:
+    def test_each_sample_goes_a_part_of_the_way_to_one_of_its_nearest(self, generator):
+        inputs = torch.randn(300, 2, 3)
+        clusters = (torch.arange(300).unsqueeze(1) + 7 * torch.arange(8)) % 300
+        moved = perturb_toward_neighbors(inputs, clusters, generator, n_nearest=4)
+        steps = (moved - inputs).flatten(1).unsqueeze(1)
+        ways = inputs[clusters[:, 1:5]].flatten(2) - inputs.flatten(1).unsqueeze(1)
+        parts = (steps * ways).sum(dim=2) / ways.square().sum(dim=2)
+        is_target = (steps - parts.unsqueeze(2) * ways).norm(dim=2) < 1e-4
+        assert is_target.any(dim=1).all()
+        assert is_target.sum(dim=0).min() > 40
+        assert 0.3 - 1e-5 < parts[is_target].min() < 0.32
+        assert 0.68 < parts[is_target].max() < 0.7 + 1e-5
+
+    def test_one_seed_gives_one_result_for_every_dtype(self):
+        inputs, clusters = torch.randn(50, 3), torch.stack([torch.roll(torch.arange(50), -i)[:4] for i in range(50)])
+        moved = perturb_toward_neighbors(inputs, clusters)
+        torch.testing.assert_close(perturb_toward_neighbors(inputs.double(), clusters).float(), moved)
+        assert torch.equal(perturb_toward_neighbors(inputs, clusters), moved)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"neighbors": torch.zeros(9, 1, dtype=torch.int64)}, r"`neighbors` must have shape \(N, M\) with M >= 2"),
+            ({"neighbors": torch.full((9, 3), 9)}, r"`neighbors` must hold rows of `inputs` in \[0, 9\)"),
+            ({"n_nearest": 0}, "`n_nearest` must be an integer >= 1"),
+            ({"low": 0.8}, "`low` and `high` must be parts of the way"),
+        ],
+    )
+    def test_what_it_must_be_given(self, change, message):
+        given = {"inputs": torch.randn(9, 2), "neighbors": torch.zeros(9, 3, dtype=torch.int64)} | change
+        with pytest.raises(ValueError, match=message):
+            perturb_toward_neighbors(**given)
+
+
+def of_text(moved):
+    """Which text each token is of, where text n holds n * 100 + place."""
+    return moved // 100
+
+
+def numbered(n_texts=60, length=10):
+    return torch.arange(n_texts).unsqueeze(1) * 100 + torch.arange(length)
+
+
+def ring(n_texts=60, n_neighbors=8):
+    return (torch.arange(n_texts).unsqueeze(1) + torch.arange(n_neighbors)) % n_texts
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [(0.5, 0.5, 5), (0.0, 0.0, 0), (1.0, 1.0, 10), (0.34, 0.34, 3)])
+def test_so_many_tokens_are_those_of_a_near_text(low, high, expected):
+    tokens = numbered()
+    moved = exchange_tokens(tokens, ring(), low=low, high=high)
+    assert torch.equal(moved % 100, tokens % 100)  # in their places
+    assert ((moved != tokens).sum(dim=1) == expected).all()
+    step = (of_text(moved) - torch.arange(60).unsqueeze(1)) % 60
+    assert (step <= 5).all()
+    assert all(len(set(row.tolist()) - {0}) <= 1 for row in step)  # of one neighbour
+
+
+def test_a_run_of_tokens_is_exchanged_wherever_it_begins():
+    tokens = numbered(4000)
+    is_moved = exchange_tokens(tokens, ring(4000)) != tokens
+    n_ends = (is_moved != is_moved.roll(1, dims=1)).sum(dim=1)
+    assert (n_ends == 2).all()
+    assert int(is_moved.sum(dim=1).min()) == 3
+    assert int(is_moved.sum(dim=1).max()) == 7
+    assert float((is_moved.double().mean(dim=0) - 0.5).abs().max()) < 0.04  # four standard errors
+    nearest = of_text(exchange_tokens(tokens, ring(4000), n_nearest=1, low=1.0, high=1.0))[:, 0]
+    assert torch.equal(nearest, (torch.arange(4000) + 1) % 4000)
+
+
+def test_one_seed_exchanges_the_same_tokens_for_every_type(random_states):
+    before = random_states()
+    tokens, seed = numbered(), torch.Generator().manual_seed(3)
+    moved = exchange_tokens(tokens, ring(), seed)
+    for dtype in (torch.int32, torch.int16):
+        again = exchange_tokens(tokens.to(dtype), ring(), torch.Generator().manual_seed(3))
+        assert again.dtype == dtype
+        assert torch.equal(again.long(), moved)
+    assert not torch.equal(exchange_tokens(tokens, ring(), seed), moved)
+    assert torch.equal(exchange_tokens(tokens, ring()), exchange_tokens(tokens, ring()))
+    assert torch.equal(exchange_tokens(tokens.numpy(), ring().numpy()), exchange_tokens(tokens, ring()))
+    assert random_states() == before
+    assert torch.equal(tokens, numbered())
+
+
+def test_renaming_tokens_and_what_stands_beside_them():
+    tokens = numbered()
+    names = torch.randperm(60 * 100)
+    assert torch.equal(exchange_tokens(names[tokens], ring()), names[exchange_tokens(tokens, ring())])
+    both = exchange_tokens(torch.stack((tokens, tokens + 50), dim=1), ring())
+    assert torch.equal(both[:, 0], exchange_tokens(tokens, ring()))
+    assert torch.equal(both[:, 1], both[:, 0] + 50)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"tokens": torch.ones(60, 10)}, TypeError, "`tokens` must be token ids, integers .*, got torch.float32"),
+        ({"tokens": torch.arange(60)}, ValueError, r"`tokens` must have shape \(N, d\)"),
+        ({"neighbors": ring()[:, :1]}, ValueError, r"`neighbors` must have shape \(N, M\) with M >= 2"),
+        ({"neighbors": ring() + 60}, ValueError, "`neighbors` must"),
+        ({"neighbors": ring()[:3]}, ValueError, "`neighbors` must"),
+        ({"n_nearest": 0}, ValueError, "`n_nearest` must"),
+        ({"low": 0.8}, ValueError, "`low` and `high` must be parts of the way"),
+        ({"high": 1.5}, ValueError, "`low` and `high` must be parts of the way"),
+    ],
+)
+def test_exchanges_that_cannot_be_made(changes, error, message):
+    with pytest.raises(error, match=message):
+        exchange_tokens(**{"tokens": numbered(), "neighbors": ring(), **changes})
+
+
+def test_which_samples_stay_integers():
+    assert keeps_integers("tokens")
+    assert keeps_integers(lambda inputs, distance, generator: inputs)
+    assert not any(map(keeps_integers, (None, "random", "neighbors")))
+
+
+@pytest.mark.parametrize("sides", [(0, 30), (30, 0), (7, 50)])
+def test_padding_changes_nothing(sides):
+    tokens = numbered() + 1
+    padded = torch.nn.functional.pad(tokens, sides)
+    expected = torch.nn.functional.pad(exchange_tokens(tokens, ring()), sides)
+    assert torch.equal(exchange_tokens(padded, ring()), expected)
+
+
+def test_copies_stay_as_they_are():
+    tokens = torch.ones(60, 10, dtype=torch.int64)
+    assert torch.equal(exchange_tokens(tokens, ring()), tokens)

@@ -1,0 +1,268 @@
+import os
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+
+import problems
+import pytest
+import torch
+from problems import same, weights_of
+from torch import nn
+
+from bu_torch import BoundaryUncertaintyStopping, load_checkpoint
+from bu_torch.ranking.checkpoints import holding
+
+
+class Mark:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+class Chosen(problems.Classifier):
+    def __init__(self, width=5, **others):
+        super().__init__()
+        self.save_hyperparameters()
+        self.last = nn.Linear(3, width)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A Lightning run with the stopping callback."""
+    folder = tmp_path_factory.mktemp("run")
+    stopping = BoundaryUncertaintyStopping()
+    module = Chosen(width=7, place=1)
+    problems.trainer(folder, stopping, max_epochs=2).fit(module, problems.loader(*problems.blobs()))
+    return stopping, module
+
+
+def test_a_run_with_the_stopping_callback_is_read_without_unpickling_classes(run):
+    stopping, module = run
+    checkpoint = load_checkpoint(stopping.best_model_path)
+    assert checkpoint.epoch == stopping.best_epoch
+    assert checkpoint.step == 4 * (checkpoint.epoch + 1)
+    assert same(checkpoint.state_dict, weights_of(module))
+    assert checkpoint.content["hyper_parameters"] == {"width": 7, "place": 1}
+
+
+def test_a_class_is_built_from_the_hyperparameters_in_the_file(run, random_states):
+    checkpoint = load_checkpoint(run[0].best_model_path)
+    before = random_states()
+    with holding(Chosen, checkpoint) as module:
+        assert module.last.out_features == 7
+        assert same(weights_of(module), checkpoint.state_dict)
+    assert random_states() == before
+    named = checkpoint._replace(content={**checkpoint.content, "hparams_name": "others"})
+    with holding(Chosen, named) as module:
+        assert module.hparams["place"] == 1
+    crafted = {**checkpoint.content, "hyper_parameters": {"_instantiator": "os.system", "width": 7}}
+    with (
+        pytest.raises(ValueError, match="Pass a module instance"),
+        holding(Chosen, checkpoint._replace(content=crafted)),
+    ):
+        pass
+    wrong = {**checkpoint.content, "hyper_parameters": {"width": "seven"}}
+    with pytest.raises(ValueError, match="Chosen cannot be built"), holding(Chosen, checkpoint._replace(content=wrong)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [(lambda: 1, r"must give a torch.nn.Module, got int"), (1, r"`module` must be a torch.nn.Module, a class")],
+)
+def test_a_function_that_gives_a_module_is_called(tmp_path, wrong, message):
+    torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "plain.pt")
+    checkpoint = load_checkpoint(tmp_path / "plain.pt")
+    assert (checkpoint.epoch, checkpoint.step) == (None, None)
+    with holding(lambda: nn.Linear(2, 3), checkpoint) as module:
+        assert same(weights_of(module), checkpoint.state_dict)
+    with pytest.raises(TypeError, match=message), holding(wrong, checkpoint):
+        pass
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+def test_weights_are_found_under_the_usual_names(tmp_path, key):
+    state = nn.BatchNorm1d(3).state_dict()
+    torch.save({key: state, "epoch": 4, "optimizer": {"lr": 1.0}}, tmp_path / "file.pth")
+    checkpoint = load_checkpoint(tmp_path / "file.pth")
+    assert same(checkpoint.state_dict, state)
+    assert checkpoint.epoch == 4
+
+
+def test_a_module_has_its_own_back_to_the_bit(tmp_path):
+    module = problems.Classifier()
+    other = problems.Classifier()
+    other(torch.randn(30, 4))
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    checkpoint = load_checkpoint(tmp_path / "other.pt")
+    module.net[0].weight.grad = torch.ones(16, 4)
+    before, parameters = weights_of(module), dict(module.named_parameters())
+    with holding(module, checkpoint) as held:
+        assert held is module
+        assert same(weights_of(held), weights_of(other))
+        held.net[1].running_mean = torch.zeros(5)  # as a hook of the user's may
+    assert same(weights_of(module), before)
+    with pytest.raises(ZeroDivisionError), holding(module, checkpoint):
+        1 / 0  # noqa: B018
+    assert same(weights_of(module), before)
+    assert all(value is parameters[name] for name, value in module.named_parameters())
+    assert torch.equal(module.net[0].weight.grad, torch.ones(16, 4))
+    checkpoint.state_dict["net.4.bias"] = torch.zeros(9)
+    with (
+        pytest.raises(ValueError, match=r"other.pt` does not fit Classifier: .*net.4.bias"),
+        holding(module, checkpoint),
+    ):
+        pass
+    assert same(weights_of(module), before)
+
+
+def test_extra_state_of_a_module_is_put_back(tmp_path):
+    class Counting(nn.Linear):
+        count = 1
+
+        def get_extra_state(self):
+            return {"count": self.count}
+
+        def set_extra_state(self, state):
+            self.count = state["count"]
+
+    module, other = Counting(2, 2), Counting(2, 2)
+    other.count = 5
+    torch.save(other.state_dict(), tmp_path / "file.pt")
+    with holding(module, load_checkpoint(tmp_path / "file.pt")):
+        assert module.count == 5
+    assert module.count == 1
+
+
+def test_lightning_hooks_see_the_checkpoint(run):
+    class Renaming(Chosen):
+        def on_load_checkpoint(self, checkpoint):
+            checkpoint["state_dict"] = {name.removeprefix("old."): v for name, v in checkpoint["state_dict"].items()}
+
+    checkpoint = load_checkpoint(run[0].best_model_path)
+    old = {f"old.{name}": value for name, value in checkpoint.state_dict.items()}
+    with holding(Renaming, checkpoint._replace(state_dict=old)) as module:
+        assert same(weights_of(module), checkpoint.state_dict)
+
+
+@pytest.mark.parametrize("wrap", [lambda mark: mark, lambda mark: {"state_dict": {"w": torch.ones(1)}, "x": mark}])
+def test_a_crafted_pickle_is_refused_and_not_run(tmp_path, wrap):
+    mark, file = tmp_path / "mark", tmp_path / "crafted.ckpt"
+    torch.save(wrap(Mark(mark)), file)
+    with pytest.raises(ValueError, match=r"crafted.ckpt` holds an object of .*mkdir.*weights_only=False"):
+        load_checkpoint(file)
+    file.write_bytes(pickle.dumps(wrap(Mark(mark))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match=r"crafted.ckpt"):
+            load_checkpoint(file)
+    assert not mark.exists()
+
+
+def test_a_hyperparameter_of_another_class_is_refused_unless_told(tmp_path):
+    content = {"state_dict": nn.Linear(1, 1).state_dict(), "hyper_parameters": {"folder": Path("x")}}
+    torch.save(content, tmp_path / "odd.ckpt")
+    with pytest.raises(ValueError, match=r"odd.ckpt` holds an object of pathlib.*`weights_only=False`"):
+        load_checkpoint(tmp_path / "odd.ckpt")
+    trusted = load_checkpoint(tmp_path / "odd.ckpt", weights_only=False)
+    assert trusted.content["hyper_parameters"] == {"folder": Path("x")}
+
+
+def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
+    whole = tmp_path / "whole.ckpt"
+    torch.save(nn.Linear(9, 9).state_dict(), whole)
+    cases = {"empty": b"", "text": b"hello", "half": whole.read_bytes()[: whole.stat().st_size // 2]}
+    for name, content in cases.items():
+        (tmp_path / name).write_bytes(content)
+    torch.jit.script(nn.Linear(1, 1)).save(tmp_path / "script")
+    torch.save(torch.ones(3), tmp_path / "tensor")
+    torch.save({"state_dict": {"weight": "text"}}, tmp_path / "words")
+    torch.save({"epoch": 3}, tmp_path / "nothing")
+    torch.save(nn.Linear(1, 1), tmp_path / "module")
+    for name in (*cases, "script", "tensor", "words", "nothing", "module"):
+        with pytest.raises(ValueError, match=f"{name}`"):
+            load_checkpoint(tmp_path / name)
+    for name in ("missing", "."):
+        with pytest.raises(FileNotFoundError, match="no checkpoint"):
+            load_checkpoint(tmp_path / name)
+
+
+def test_a_compressed_file_is_refused(tmp_path):
+    torch.save({"weight": torch.zeros(10**6)}, tmp_path / "plain.pt")
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb:
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name), zipfile.ZIP_DEFLATED)
+    assert (tmp_path / "bomb.pt").stat().st_size < 10_000
+    with pytest.raises(ValueError, match=r"bomb\.pt` is compressed, as no file of `torch.save` is"):
+        load_checkpoint(tmp_path / "bomb.pt")
+
+
+def test_many_names_of_one_tensor_are_refused(tmp_path):
+    weight = torch.zeros(2**20)
+    torch.save({f"weight{number}": weight for number in range(300)}, tmp_path / "many.pt")
+    with pytest.raises(ValueError, match="must hold the values of its weights"):
+        load_checkpoint(tmp_path / "many.pt")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.ones(1).expand(10**7, 10**6), r"'weight' of shape \(10000000, 1000000\), expanded from 4 bytes: save a"),
+        (torch.ones(9).as_strided((10**9, 9), (0, 1)), r"'weight' of shape \(1000000000, 9\), expanded from 36 bytes"),
+        (torch.ones(10**5).as_strided((5 * 10**4, 5 * 10**4), (1, 1)), r"\(50000, 50000\), expanded from 400000 bytes"),
+        (torch.ones((), dtype=torch.int8).expand(2**29), r"\(536870912,\), expanded from 1 bytes"),
+        (nn.Parameter(torch.ones(1).expand(10**13)), r"\(10000000000000,\), expanded from 4 bytes"),
+        (torch.ones(1, 2, device="meta"), "'weight' without, on the meta device"),
+    ],
+    ids=["expanded", "expanded rows", "overlapping rows", "bytes", "a parameter", "no values"],
+)
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"state_dict": state, "epoch": 1}])
+def test_a_tensor_far_larger_than_its_file_is_refused(tmp_path, wrap, tensor, said):
+    torch.save(wrap({"bias": torch.ones(1), "weight": tensor}), tmp_path / "crafted.pt")
+    assert (tmp_path / "crafted.pt").stat().st_size < 10**6
+    with pytest.raises(ValueError, match=rf"crafted.pt` must hold the values of its weights, got .*{said}"):
+        load_checkpoint(tmp_path / "crafted.pt")
+
+
+def test_tensors_that_are_too_large_together_are_refused(tmp_path):
+    torch.save({f"{place}": torch.ones(1).expand(2**25 + place) for place in range(4)}, tmp_path / "crafted.pt")
+    with pytest.raises(ValueError, match=r"got '3' of shape \(33554435,\), expanded from 4 bytes"):
+        load_checkpoint(tmp_path / "crafted.pt")
+
+
+def test_buffers_may_be_expanded_and_weights_shared(tmp_path):
+    weight = torch.ones(20, 20)
+    state = {
+        "mask": torch.ones(50, 50, dtype=torch.bool).expand(8, 12, 50, 50),
+        "scale": torch.ones(1).expand(2**25),
+        "windows": torch.arange(10).unfold(0, 5, 1),
+        "sparse": torch.eye(3).to_sparse(),
+        "none": torch.zeros(0, 10**12),
+        **{f"{place}.weight": weight for place in range(1000)},
+    }
+    torch.save(state, tmp_path / "file.pt")
+    found = load_checkpoint(tmp_path / "file.pt").state_dict
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name].to_dense(), value.to_dense()) for name, value in state.items())
+
+
+def test_safetensors_files_ask_for_the_package_and_are_read(tmp_path, monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    (tmp_path / "file.safetensors").write_bytes(b"hello")
+    with monkeypatch.context() as patch:
+        patch.setattr("bu_torch.ranking.checkpoints.import_module", missing)
+        with pytest.raises(ImportError, match="pip install safetensors"):
+            load_checkpoint(tmp_path / "file.safetensors")
+    safetensors = pytest.importorskip("safetensors.torch")
+    with pytest.raises(ValueError, match=r"file.safetensors` is no safetensors file"):
+        load_checkpoint(tmp_path / "file.safetensors")
+    state = nn.Linear(2, 3).state_dict()
+    safetensors.save_file(state, tmp_path / "file.safetensors")
+    assert same(load_checkpoint(tmp_path / "file.safetensors").state_dict, state)

@@ -1,0 +1,552 @@
+"""The average of weights over checks, against its definition; and that training keeps every bit of its own."""
+
+import copy
+import itertools
+import math
+import sys
+
+import pytest
+import torch
+from problems import same
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bu_torch.run import averaging
+from bu_torch.run.averaging import WeightAverage, put_back
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+
+
+def train(module, seed):
+    """Move all weights as a step of training would."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in module.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(torch.randn(tensor.shape, generator=g))
+            else:
+                tensor.add_(1)
+
+
+def state_of(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def shares_of(n_checks, past):
+    """How much of the average each check is: what it brings, times what all later ones leave of it."""
+    left = [min(past, n / (n + 10)) for n in range(n_checks)]
+    return [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(n_checks)]
+
+
+def averages_of(states, past):
+    shares = torch.tensor(shares_of(len(states), past), dtype=torch.float64)
+    assert float(shares.sum()) == pytest.approx(1)
+    last = states[-1]
+    return {
+        name: (torch.stack([state[name].double() for state in states]).movedim(0, -1) @ shares)
+        if value.is_floating_point()
+        else value
+        for name, value in last.items()
+    }
+
+
+def close(found, expected):
+    return found.keys() == expected.keys() and all(
+        torch.allclose(value.double(), expected[name].double(), atol=1e-6) for name, value in found.items()
+    )
+
+
+@pytest.mark.parametrize("past", [0.0, 0.5, 0.7, 0.99])
+def test_it_is_the_mean_of_the_checks_weighted_by_their_age(past):
+    module, average, states = network(), WeightAverage(past), []
+    for seed in range(30):
+        train(module, seed)
+        assert average.update(module)
+        states.append(state_of(module))
+        with average.inside(module):
+            assert close(state_of(module), averages_of(states, past))
+        assert same(state_of(module), states[-1])
+
+
+def test_at_the_first_check_it_is_the_network_and_it_stays_what_does_not_change():
+    module, average = network(), WeightAverage(0.7)
+    before = state_of(module)
+    for _ in range(5):
+        average.update(module)
+        with average.inside(module):
+            assert same(state_of(module), before)
+
+
+def test_nothing_is_inside_before_the_first_update():
+    module, average = network(), WeightAverage(0.7)
+    before = state_of(module)
+    with average.inside(module):
+        assert same(state_of(module), before)
+        assert not average.put_aside()
+
+
+def test_frozen_weights_are_shared_until_they_are_unfrozen():
+    module, average = network(), WeightAverage(0.5)
+    module[0].requires_grad_(False)
+    states = []
+    for seed in range(2):
+        train(module[1:], seed)
+        average.update(module)
+    assert not {"0.weight", "0.bias"} & average.state_dict()["n_checks"].keys()
+    module[0].requires_grad_(True)
+    for seed in range(2, 5):
+        train(module, seed)
+        average.update(module)
+        states.append(state_of(module[0]))
+    with average.inside(module):
+        assert close(state_of(module[0]), averages_of(states, 0.5))
+
+
+def test_a_weight_that_is_frozen_again_is_averaged_on():
+    module, average, states = network(), WeightAverage(0.5), []
+    for seed in range(3):
+        train(module, seed)
+        average.update(module)
+        states.append(state_of(module))
+    module.requires_grad_(False)
+    average.update(module)
+    states.append(state_of(module))
+    with average.inside(module):
+        assert close(state_of(module), averages_of(states, 0.5))
+
+
+def test_buffers_with_values_that_are_not_finite_are_left_as_they_are():
+    module, average = network(), WeightAverage(0.5)
+    module.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+    module.register_buffer("scratch", torch.zeros(3), persistent=False)
+    for seed in range(3):
+        train(module, seed)
+        module.scratch.fill_(seed)
+        before = module.mask.clone()
+        assert average.update(module)
+    with average.inside(module):
+        assert same({"mask": module.mask}, {"mask": before})
+        assert module.scratch.tolist() == [2, 2, 2]
+    assert not {"mask", "scratch"} & average.state_dict()["n_checks"].keys()
+
+
+def test_weights_that_are_not_finite_do_not_enter():
+    module, average, states = network(), WeightAverage(0.5), []
+    for seed in range(4):
+        train(module, seed)
+        if seed == 2:
+            whole = state_of(module)
+            with torch.no_grad():
+                module[0].weight[0, 0] = torch.nan
+            assert not average.update(module)
+            with average.inside(module):  # what is read is what training has
+                assert module[0].weight.isnan().any()
+            module.load_state_dict(whole)
+            continue
+        assert average.update(module)
+        states.append(state_of(module))
+    with average.inside(module):
+        assert close(state_of(module), averages_of(states, 0.5))
+
+
+def test_weights_are_matched_by_name_and_begin_anew_with_another_shape():
+    module, average = network(), WeightAverage(0.5)
+    average.update(module)
+    module[3] = nn.Linear(5, 4)
+    extended = nn.Sequential(*module)
+    extended.register_parameter("first", nn.Parameter(torch.ones(2)))  # comes before all others
+    states = []
+    for seed in range(2):
+        train(extended, seed)
+        average.update(extended)
+        states.append(state_of(extended))
+    with average.inside(extended):
+        found = state_of(extended)
+        expected = averages_of(states, 0.5)
+        assert close(
+            {name: found[name] for name in ("3.weight", "first")}, {n: expected[n] for n in ("3.weight", "first")}
+        )
+        assert not torch.allclose(found["0.weight"].double(), expected["0.weight"])  # which has the check before, too
+    assert same(state_of(extended), states[-1])
+
+
+def tied_by_name():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    module[1].weight = module[0].weight
+    return module
+
+
+def tied_by_memory():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    for layer in module[1:]:
+        layer.weight.data = module[0].weight.data
+    return module
+
+
+def channels_last():
+    return nn.Sequential(nn.Conv2d(3, 4, 3)).to(memory_format=torch.channels_last)
+
+
+def of_dtypes():
+    module = network().to(torch.bfloat16)
+    module.register_parameter("wide", nn.Parameter(torch.randn(7, dtype=torch.float64)))
+    module.register_parameter("complex", nn.Parameter(torch.randn(7, dtype=torch.complex64)))
+    module.register_parameter("scalar", nn.Parameter(torch.tensor(2.0)))
+    module.register_parameter("empty", nn.Parameter(torch.empty(0, 3)))
+    return module
+
+
+def recurrent():
+    return nn.LSTM(3, 4, num_layers=2, bidirectional=True)
+
+
+def parametrized():
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2))
+
+
+MODULES = [tied_by_name, tied_by_memory, channels_last, of_dtypes, recurrent, parametrized]
+
+
+@pytest.mark.parametrize("chunk", [3, 2**22])
+@pytest.mark.parametrize("make", MODULES, ids=lambda make: make.__name__)
+def test_training_has_its_own_bits_back(monkeypatch, make, chunk):
+    monkeypatch.setattr(averaging, "_CHUNK", chunk)
+    module, average = make(), WeightAverage(0.7)
+    for seed in range(3):
+        train(module, seed)
+        average.update(module)
+    before = state_of(module)
+    places = {name: value.data_ptr() for name, value in module.state_dict().items()}
+    versions = [parameter._version for parameter in module.parameters()]
+    with average.inside(module):
+        assert not same(state_of(module), before)
+    assert same(state_of(module), before)
+    assert places == {name: value.data_ptr() for name, value in module.state_dict().items()}
+    assert versions == [parameter._version for parameter in module.parameters()]
+
+
+def test_a_graph_that_waits_for_its_backward_pass_is_not_disturbed():
+    module, average = network(), WeightAverage(0.7)
+    average.update(module)
+    train(module, 0)
+    average.update(module)
+    loss = module(torch.ones(4, 3)).square().sum()
+    with average.inside(module):
+        pass
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+class Interrupted:
+    """Raises KeyboardInterrupt once, before the n-th line that the given functions run."""
+
+    def __init__(self, n, names):
+        self.left, self.names = n, names
+
+    def __call__(self, frame, event, arg):
+        is_theirs = frame.f_code.co_filename == averaging.__file__ and frame.f_code.co_name in self.names
+        if not is_theirs:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == -1:
+                raise KeyboardInterrupt
+        return self
+
+
+def test_ctrl_c_at_any_line_leaves_the_weights_of_training(monkeypatch):
+    monkeypatch.setattr(averaging, "_CHUNK", 8)
+    for n in itertools.count():
+        module, average = tied_by_memory(), WeightAverage(0.5)
+        for seed in range(2):
+            train(module, seed)
+            average.update(module)
+        before, of_average = state_of(module), average.state_dict()["weights"]
+        interrupted = Interrupted(n, ("inside", "_take_out", "_exchange", "_write"))
+        known = sys.gettrace()
+        sys.settrace(interrupted)
+        try:
+            with average.inside(module):
+                pass
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(known)
+        assert same(state_of(module), before), n
+        assert same(average.state_dict()["weights"], of_average), n
+        if interrupted.left >= 0:
+            break
+    assert n > 60
+
+
+def test_after_an_exception_inside_training_has_its_bits_back():
+    module, average = network(), WeightAverage(0.5)
+    for seed in range(2):
+        train(module, seed)
+        average.update(module)
+    before = state_of(module)
+    with pytest.raises(ZeroDivisionError), average.inside(module):
+        raise ZeroDivisionError
+    assert same(state_of(module), before)
+    assert not average.is_inside
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes that one call has allocated."""
+
+    n_bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        known = {one.untyped_storage().data_ptr() for one in args if isinstance(one, torch.Tensor)}
+        found = function(*args, **(kwargs or {}))
+        for one in found if isinstance(found, list | tuple) else [found]:
+            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() not in known:
+                self.n_bytes = max(self.n_bytes, one.untyped_storage().nbytes())
+        return found
+
+
+def test_a_large_weight_is_exchanged_without_a_second_copy(monkeypatch):
+    monkeypatch.setattr(averaging, "_CHUNK", 1000)
+    module, average = nn.Linear(300, 300), WeightAverage(0.5)
+    for seed in range(2):
+        train(module, seed)
+        average.update(module)
+    with Largest() as largest, average.inside(module):
+        pass
+    assert 0 < largest.n_bytes <= 4000
+
+
+def test_its_state_is_a_copy_and_goes_on_where_it_was_taken():
+    module, average = network(), WeightAverage(0.7, device="cpu")
+    for seed in range(3):
+        train(module, seed)
+        average.update(module)
+    state = average.state_dict()
+    kept = copy.deepcopy(state)
+    resumed = WeightAverage(0.7)
+    resumed.load_state_dict(state)
+    train(module, 4)
+    for one in (average, resumed):
+        one.update(module)
+    assert same(average.state_dict()["weights"], resumed.state_dict()["weights"])
+    assert same(state["weights"], kept["weights"])
+    anew = WeightAverage(0.5)
+    anew.load_state_dict(state)
+    anew.update(module)
+    assert set(anew.state_dict()["n_checks"].values()) == {1}
+
+
+def test_weights_that_enter_again_after_a_resume_count_once():
+    module, average = network(), WeightAverage(0.7)
+    for seed in range(3):
+        train(module, seed)
+        average.update(module)
+    resumed = WeightAverage(0.7)
+    resumed.load_state_dict(average.state_dict())
+    assert resumed.update(module, is_again=True)
+    assert same(average.state_dict()["weights"], resumed.state_dict()["weights"])
+    with resumed.inside(module):
+        assert same(
+            {n: module.state_dict()[n] for n in average.state_dict()["weights"]}, average.state_dict()["weights"]
+        )
+
+
+def test_the_weights_of_training_go_back_where_their_average_was_loaded():
+    module, average = network(), WeightAverage(0.7)
+    for seed in range(3):
+        train(module, seed)
+        average.update(module)
+    of_training, of_average = state_of(module), average.state_dict()["weights"]
+    with average.inside(module):
+        saved = state_of(module)
+        aside = {name: value.clone() for name, value in average.put_aside().items()}
+        assert average.state_dict()["weights"] == {}
+    loaded = network(7)
+    loaded.load_state_dict(saved)
+    assert put_back(loaded, aside)
+    assert same(state_of(loaded), of_training)
+    assert same({name: saved[name] for name in aside}, of_average)
+
+
+@pytest.mark.parametrize("wrong", [{"none.such": torch.ones(2)}, {"0.weight": torch.ones(2)}])
+def test_weights_of_training_that_do_not_fit_change_nothing(wrong):
+    module = network()
+    before = state_of(module)
+    assert not put_back(module, {"0.bias": torch.ones(5), **wrong})
+    assert same(state_of(module), before)
+    assert put_back(module, {"0.bias": torch.ones(5), **wrong}, may_lack=True) == ("none.such" in wrong)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda module: [setattr(one, "data", one.data.clone()) for one in module.parameters()],
+        lambda module: module.double().float(),
+        lambda module: module.to(memory_format=torch.channels_last),
+    ],
+    ids=["clones", "dtypes", "formats"],
+)
+@pytest.mark.parametrize("chunk", [3, 2**22])
+def test_weights_that_are_moved_in_memory_meanwhile_are_found_again(monkeypatch, move, chunk):
+    monkeypatch.setattr(averaging, "_CHUNK", chunk)
+    module, average = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)), WeightAverage(0.7)
+    for seed in range(3):
+        train(module, seed)
+        average.update(module)
+    before, of_average = state_of(module), average.state_dict()["weights"]
+    with average.inside(module):
+        move(module)
+    assert same(state_of(module), before)
+    assert same(average.state_dict()["weights"], of_average)
+
+
+def tied_by_transpose():
+    module = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 4, bias=False))
+    module[1].weight = nn.Parameter(module[0].weight.data.t())
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (tied_by_memory, {"0.weight", "0.bias", "1.bias", "2.bias"}),  # of those in one place, the first
+        (tied_by_transpose, {"0.weight", "1.weight"}),
+    ],
+    ids=["memory", "transpose"],
+)
+def test_weights_of_training_that_share_memory_are_put_back(make, names):
+    module, average = make(), WeightAverage(0.7)
+    for seed in range(3):
+        train(module, seed)
+        average.update(module)
+    before = state_of(module)
+    with average.inside(module):
+        saved, aside = state_of(module), {name: value.clone() for name, value in average.put_aside().items()}
+    assert aside.keys() == names
+    assert same(state_of(module), before)
+    loaded = make()
+    loaded.load_state_dict(saved)
+    assert put_back(loaded, aside)
+    assert same(state_of(loaded), before)
+
+
+def test_a_scripted_module_and_checks_in_inference_mode():
+    module, average = torch.jit.script(network()), WeightAverage(0.5)
+    with torch.inference_mode():
+        average.update(module)
+    before = state_of(module)
+    average.update(module)
+    with average.inside(module):
+        assert same(state_of(module), before)
+
+
+def test_a_parameter_that_is_infinite_from_the_start_is_left_as_it_is():
+    module, average, states = network(), WeightAverage(0.5), []
+    module.register_parameter("transitions", nn.Parameter(torch.tensor([0.0, -torch.inf])))
+    for seed in range(3):
+        train(module, seed)
+        assert average.update(module)
+        states.append(state_of(module))
+    with average.inside(module):
+        found = state_of(module)
+    assert torch.equal(found.pop("transitions"), states[-1]["transitions"])
+    assert close(found, {name: value for name, value in averages_of(states, 0.5).items() if name != "transitions"})
+
+
+def test_masks_that_prune_stay_masks():
+    module, average = nn.Sequential(nn.Linear(4, 4)), WeightAverage(0.5)
+    nn.utils.prune.random_unstructured(module[0], "weight", 0.25)
+    average.update(module)
+    nn.utils.prune.random_unstructured(module[0], "weight", 0.5)
+    average.update(module)
+    mask = module[0].weight_mask.clone()
+    with average.inside(module):
+        assert torch.equal(module[0].weight_mask, mask)
+
+
+class TestMasks:
+    """Buffers of 0 and 1 are spared by what they hold, whatever their name, also after a resume."""
+
+    @pytest.fixture
+    def module(self):
+        module = nn.BatchNorm1d(4)
+        module.register_buffer("gates", torch.tensor([0.0, 1.0, 1.0, 0.0]))
+        module.register_buffer("soft_mask", torch.tensor([0.25, 1.0]))
+        return module
+
+    @pytest.mark.parametrize("is_resumed", [False, True])
+    def test_zeros_and_ones_stay_so_at_every_check(self, module, is_resumed):
+        average = WeightAverage(0.5)
+        for gates in ([0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]):
+            module.gates.copy_(torch.tensor(gates))
+            average.update(module)
+            if is_resumed:
+                state = average.state_dict()
+                average = WeightAverage(0.5)
+                average.load_state_dict(state)
+                assert average.update(module, is_again=True)
+            with average.inside(module):
+                assert module.gates.tolist() == gates
+        assert "gates" not in average.state_dict()["n_checks"]
+
+    def test_others_are_averaged(self, module):
+        average = WeightAverage(0.5)
+        average.update(module)
+        assert average.state_dict()["n_checks"] == dict.fromkeys(
+            ("weight", "bias", "running_mean", "running_var", "soft_mask"), 1
+        )
+        with torch.no_grad():
+            module.running_mean += 1
+            module.gates[0] = 0.5  # is a mask no longer
+        average.update(module)
+        with average.inside(module):
+            assert module.running_mean.tolist() == pytest.approx([10 / 11] * 4)
+            assert module.gates.tolist() == [0.5, 1, 1, 0]
+        assert average.state_dict()["n_checks"]["gates"] == 1
+
+
+def test_an_average_goes_on_in_the_dtype_that_a_run_resumes_in():
+    module, average = network(), WeightAverage(0.5)
+    average.update(module)
+    resumed = WeightAverage(0.5)
+    resumed.load_state_dict(average.state_dict())
+    module.double()
+    assert resumed.update(module, is_again=True)
+    before = state_of(module)
+    with resumed.inside(module):
+        pass
+    assert same(state_of(module), before)
+    assert resumed.update(module)
+    assert set(resumed.state_dict()["n_checks"].values()) == {2}
+    assert all(value.dtype == torch.float64 for value in resumed.state_dict()["weights"].values())
+
+
+def test_a_lazy_module_is_averaged_once_it_is_made():
+    module, average = nn.Sequential(nn.LazyLinear(4)), WeightAverage(0.5)
+    assert average.update(module)
+    module(torch.ones(2, 3))
+    average.update(module)
+    assert set(average.state_dict()["n_checks"]) == {"0.weight", "0.bias"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_average_kept_on_the_cpu_is_that_of_the_gpu():
+    module, states = network().cuda(), []
+    averages = [WeightAverage(0.7), WeightAverage(0.7, device="cpu")]
+    for seed in range(4):
+        train(module.cpu(), seed)
+        module.cuda()
+        states.append(state_of(module))
+        for average in averages:
+            average.update(module)
+    for average in averages:
+        with average.inside(module):
+            assert close(
+                {n: v.cpu() for n, v in state_of(module).items()},
+                averages_of([{n: v.cpu() for n, v in s.items()} for s in states], 0.7),
+            )
+        assert same(state_of(module), states[-1])

@@ -1,0 +1,345 @@
+import warnings
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from problems import Classifier, blobs, loader, trainer
+from torch.utils.data import TensorDataset
+
+from bu_torch.callbacks import BoundaryUncertaintyMonitor
+from bu_torch.run import budget
+from bu_torch.run.budget import Plan, count_operations, describe_slow_check, plan
+from bu_torch.run.stopper import BoundaryUncertaintyStopper
+
+ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 40}
+
+
+@pytest.mark.parametrize(
+    ("n_training", "n_operations", "asked", "expected"),
+    [
+        (120, 1000, {}, Plan(120, 12)),
+        (500, 1000, {}, Plan(500, 12)),
+        (686, 1000, {}, Plan(686, 8)),
+        (2500, 1000, {}, Plan(2500, 2)),
+        (5000, 1000, {}, Plan(5000, 1)),
+        (10000, 1000, {}, Plan(6000, 1)),
+        (60000, 1000, {}, Plan(9000, 1)),
+        (60000, 10**9, {}, Plan(9000, 1)),
+        (2500, 60_000, {}, Plan(2500, 2)),
+        (2500, 260_000, {}, Plan(2000, 1)),
+        (2500, 10**9, {}, Plan(500, 1)),
+        (300, 10**9, {}, Plan(300, 1)),
+        (200, 10**9, {}, Plan(200, 2)),
+        (20000, 1000, {"budget": None}, Plan(20000, 4)),
+        (100, 1000, {"budget": None}, Plan(100, 12)),
+        (20000, 1000, {"budget": 1.0}, Plan(20000, 1)),
+        (20000, 1000, {"budget": 2.5}, Plan(20000, 2)),
+        (2500, 1000, {"budget": 0.05}, Plan(125, 1)),
+        (2500, 10**9, {"budget": 0.3}, Plan(750, 1)),
+        (200, 1000, {"budget": 0.05}, Plan(40, 1)),
+        (20000, 1000, {"n_draws": 4}, Plan(1500, 4)),
+        (20000, 1000, {"n_draws": 1000}, Plan(40, 1000)),
+        (20000, 1000, {"max_samples": 3000}, Plan(3000, 2)),
+        (20000, 1000, {"max_samples": 3000, "n_draws": 5}, Plan(3000, 5)),
+        (20000, 1000, {"budget": None, "n_draws": 2, "max_samples": 30000}, Plan(20000, 2)),
+    ],
+)
+def test_plan(n_training, n_operations, asked, expected):
+    assert plan(n_training, n_training, n_operations, **{**ASKED, **asked}) == expected
+
+
+@pytest.mark.parametrize("n_training", [40, 333, 1000, 4999, 6001, 30_000, 1_000_000])
+@pytest.mark.parametrize("n_operations", [0, 110_000, 10**8])
+def test_the_price_is_bounded(n_training, n_operations):
+    made = plan(n_training, n_training, n_operations, **ASKED)
+    floor = {0: 6000, 110_000: 4000, 10**8: 500}[n_operations]
+    assert 40 <= made.n_samples <= n_training
+    assert 1 <= made.n_draws <= 12
+    assert made.n_samples * made.n_draws <= max(0.15 * n_training, floor)
+    bound = plan(n_training, n_training, n_operations, **ASKED | {"budget": 0.3})
+    assert bound.n_samples * bound.n_draws <= max(0.3 * n_training, 40)
+
+
+def test_what_an_epoch_visits_sets_the_price():
+    assert plan(100_000, 50_000, 1000, **ASKED) == Plan(7500, 1)
+    assert plan(100_000, 60, 1000, **ASKED) == Plan(6000, 1)
+
+
+def test_limited_batches_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("bu_torch.run.budget._LEAST_FLOOR", 220)
+    monitor = BoundaryUncertaintyMonitor()
+    data = loader(*blobs(900), batch_size=30)  # all batches would pay for 270
+    module = Classifier()
+    module.register_parameter("heavy", torch.nn.Parameter(torch.zeros(2 * 10**6)))
+    trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=2).fit(module, data)
+    assert monitor.tracker.plan == Plan(220, 1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "asked", "expected"),
+    [
+        (blobs(210), {}, Plan(210, 1)),
+        (blobs(210), {"max_samples": 50}, Plan(50, 4)),
+        (TensorDataset(*blobs(210)), {}, Plan(200, 1)),
+    ],
+    ids=["a pair is used whole", "or as told", "a dataset is read within the budget"],
+)
+def test_of_a_reference(tmp_path, monkeypatch, reference, asked, expected):
+    monkeypatch.setattr("bu_torch.run.budget._MOST_FLOOR", 200)
+    monitor = BoundaryUncertaintyMonitor(reference=reference, **asked)
+    trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs()))
+    assert monitor.tracker.plan == expected
+
+
+def test_weights_of_lazy_layers_are_not_counted():
+    assert count_operations(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LazyLinear(5))) == 16
+
+
+def conv_net():
+    """20 weights, each of them used in 28 x 28 places, and as many of a last layer for each class."""
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(2 * 28 * 28, 3)
+    )
+
+
+def test_operations_of_a_convolution_are_those_of_all_places():
+    network = conv_net()
+    n_operations = count_operations(network, lambda: network(torch.zeros(1, 1, 28, 28)))
+    assert n_operations == 2 * 28 * 28 * (2 * 9 + 2 * 3)
+    assert count_operations(network) == 2 * (2 * 10 + 3 * (2 * 28 * 28 + 1))
+
+
+def test_what_cannot_be_counted_counts_by_its_weights():
+    def refuse():
+        raise KeyError("not ready")
+
+    network = torch.nn.Linear(3, 2)
+    assert count_operations(network, refuse) == 16
+
+
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN])
+def test_a_recurrent_layer_uses_its_weights_in_each_step(kind):
+    layer = kind(3, 2, num_layers=2, batch_first=True)
+    sequence = torch.zeros(1, 5, 3)
+    n_weights = sum(weight.numel() for weight in layer.parameters())
+    assert 2 * 5 * n_weights * 0.6 < count_operations(layer, lambda: layer(sequence)) <= 2 * 5 * n_weights
+    packed = torch.nn.utils.rnn.pack_padded_sequence(sequence, [5], batch_first=True)
+    assert count_operations(layer, lambda: layer(packed)) > 2 * 5 * n_weights * 0.6
+    assert not layer._forward_hooks
+    assert not layer._forward_pre_hooks
+
+
+def test_a_transformer_is_counted_layer_by_layer():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
+    network = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    n_multiplied = 2 * (4 * 8 * 8 + 2 * 8 * 16)
+    was = torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad():
+        assert count_operations(network, lambda: network(torch.zeros(1, 10, 8))) >= 2 * 10 * n_multiplied
+    assert torch.backends.mha.get_fastpath_enabled() == was
+
+
+def test_an_embedding_counts_by_what_is_multiplied_with_it():
+    table = torch.nn.Embedding(30_000, 8)
+    network = torch.nn.Sequential(table, torch.nn.Flatten(), torch.nn.Linear(5 * 8, 2))
+    of_linear = 2 * (5 * 8 + 1) * 2
+    assert count_operations(table) == count_operations(torch.nn.EmbeddingBag(30_000, 8)) == 0
+    assert count_operations(network) == of_linear
+    assert count_operations(network, lambda: network(torch.zeros(1, 5, dtype=torch.long))) == of_linear
+    tied = torch.nn.Sequential(table, torch.nn.Linear(8, 30_000, bias=False))
+    tied[1].weight = table.weight
+    assert count_operations(tied) == 2 * 30_000 * 8
+
+
+@pytest.mark.parametrize(
+    ("check", "training", "told"),
+    [
+        (0.8, 1.2, "A check of boundary uncertainty takes 0.8 s, and the training before it took 1.2 s."),
+        (0.8, 3.3, ""),
+        (0.4, 0.1, ""),
+    ],
+)
+def test_a_check_is_slow_in_seconds_and_beside_training(check, training, told):
+    assert describe_slow_check(check, training) == told
+
+
+def images(n=1300):
+    labels = torch.arange(n) % 3
+    return torch.randn(n, 1, 28, 28, generator=torch.Generator().manual_seed(0)) + labels.view(-1, 1, 1, 1), labels
+
+
+class OfImages(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(*(torch.nn.Conv2d(n, 8, 3, padding=1) for n in (1, 8, 8)), conv_net()[2])
+        self.net.append(torch.nn.Linear(8 * 28 * 28, 3))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, caplog):
+    """It has few weights, and does much with each."""
+    monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs")
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        data = loader(*images(), batch_size=1300)
+        trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
+    assert monitor.tracker.plan == Plan(500, 1)
+    assert monitor.tracker.n_samples == 500
+    expected = "looks at a stratified random 500 of 1300 training samples, 1 draw each, after every epoch."
+    assert expected in caplog.text
+
+
+class Told(torch.utils.data.Dataset):
+    """Tells no labels before it is read; sample i is i everywhere, and some have no label."""
+
+    def __init__(self, n=1600):
+        self.labels = torch.where(torch.arange(n) < 7, -100, torch.arange(n) % 3)
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return torch.full((1, 28, 28), float(index)) + torch.randn(1, 28, 28), self.labels[index]
+
+
+def weighted(data):
+    weights = 1.0 + torch.arange(len(data)) % 4
+    return torch.utils.data.WeightedRandomSampler(weights, len(data)), weights
+
+
+@pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The other samples tell no more")
+@pytest.mark.parametrize("kind", ["part of the places", "weighted", "reference"])
+def test_samples_that_cannot_be_afforded_are_left_out_by_their_own_places(tmp_path, monkeypatch, kind):
+    data, seen = Told(), {}
+    own = BoundaryUncertaintyMonitor._plan
+
+    def plan_and_look(monitor, made, samples, n_operations):
+        seen["before"] = samples
+        seen["after"], n_draws = own(monitor, made, samples, n_operations)
+        return seen["after"], n_draws
+
+    monkeypatch.setattr(BoundaryUncertaintyMonitor, "_plan", plan_and_look)
+    monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs", reference=data if kind == "reference" else None)
+    sampler = None
+    if kind == "part of the places":
+        sampler = torch.utils.data.SubsetRandomSampler(range(300, 1600))
+    elif kind == "weighted":
+        sampler, weights = weighted(data)
+    batches = torch.utils.data.DataLoader(data, batch_size=800, sampler=sampler)
+    trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), batches)
+    before, after = seen["before"], seen["after"]
+    assert (len(after.inputs), after.n_training) == (500, before.n_training)
+    assert len(before.inputs) == (1300 if kind == "part of the places" else 1593)
+    places = after.inputs.flatten(1).mean(dim=1).round().long()
+    assert torch.equal(places, after.rows)
+    assert torch.equal(after.labels, data.labels[after.rows])
+    shares = after.labels.bincount() / 500
+    assert (shares - before.labels.bincount() / len(before.labels)).abs().max() < 0.002
+    if kind == "weighted":
+        expected = weights[after.rows].double()
+        torch.testing.assert_close(after.weights / after.weights.mean(), expected / expected.mean())
+
+
+@pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The other samples tell no more")
+@pytest.mark.parametrize("data", [TensorDataset(*images()), Told()], ids=["labels are known", "labels are read"])
+def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
+    def fit(max_epochs, ckpt_path=None):
+        monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs")
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        batches = torch.utils.data.DataLoader(data, batch_size=800, shuffle=True)
+        trainer(tmp_path, monitor, last, max_epochs=max_epochs).fit(OfImages(), batches, ckpt_path=ckpt_path)
+        return monitor
+
+    fit(1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The run resumes with other")
+        resumed = fit(2, tmp_path / "user" / "last.ckpt")
+    assert resumed.tracker.plan == Plan(500, 1)
+    assert [check["epoch"] for check in resumed.history] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "600 samples, 10 draws each, after every epoch."),
+        ({"every_n_epochs": 2, "n_draws": 1}, "600 samples, 1 draw each, every 2 epochs."),
+        ({"every_n_train_steps": 6, "n_draws": 2}, "600 samples, 2 draws each, every 6 steps."),
+        ({"reference": blobs(150), "n_draws": 2}, "150 samples, 2 draws each, after every epoch."),
+    ],
+)
+def test_one_line_tells_the_plan(tmp_path, caplog, settings, told):
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=2).fit(Classifier(), loader(*blobs(600)))
+    (line,) = (one for one in caplog.messages if "looks at" in one)
+    assert line == f"Boundary uncertainty looks at {told}"
+
+
+@pytest.mark.parametrize(("settings", "name"), [({}, "every_n_epochs"), ({"every_n_train_steps": 2}, None)])
+def test_slow_checks_are_told_of_once(tmp_path, monkeypatch, caplog, settings, name):
+    monkeypatch.setattr(budget, "_SLOW", 0)
+    monkeypatch.setattr(budget, "_MUCH", 0)
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=3).fit(Classifier(), loader(*blobs(600)))
+    (line,) = (one for one in caplog.messages if "A check of boundary uncertainty takes" in one)
+    assert line.endswith(f" s. To change it: `n_draws=`, `max_samples=`, `{name or next(iter(settings))}=`.")
+
+
+def test_what_is_counted_is_not_warned_of():
+    """`torch.compile` warns of the hooks with which torch counts."""
+
+    def warn():
+        warnings.warn("hooks", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert count_operations(torch.nn.Linear(3, 2), warn) == 16
+
+
+def test_so_does_the_plain_loop():
+    stopper = BoundaryUncertaintyStopper(*images(), feature_extractor="inputs")
+    network = OfImages().net
+    stopper.check(network)
+    assert stopper._tracker.plan == Plan(500, 1)
+    assert network.training
+
+
+def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
+    def fit(n_samples, ckpt_path=None, **kwargs):
+        monitor = BoundaryUncertaintyMonitor(**kwargs)
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        trainer(tmp_path, monitor, last, max_epochs=1 if ckpt_path is None else 2).fit(
+            Classifier(), loader(*blobs(n_samples)), ckpt_path=ckpt_path
+        )
+        return monitor.tracker.plan
+
+    path = tmp_path / "user" / "last.ckpt"
+    assert fit(120) == Plan(120, 12)
+    saved = torch.load(path, weights_only=True)["callbacks"]
+    assert [state["plan"] for name, state in saved.items() if "BoundaryUncertaintyMonitor" in name] == [(120, 12)]
+    path.rename(tmp_path / "kept.ckpt")
+    with pytest.warns(UserWarning, match="resumes with other training samples"):
+        assert fit(300, tmp_path / "kept.ckpt") == Plan(120, 12)
+    assert fit(300, tmp_path / "kept.ckpt", n_draws=2) == Plan(300, 2)
+
+
+def test_a_cache_is_written_once_and_taken_from_then_on(tmp_path, monkeypatch, caplog):
+    def fit(features, labels, **kwargs):
+        monitor = BoundaryUncertaintyMonitor(cache=tmp_path / "cache.npz", **kwargs)
+        torch.manual_seed(0)
+        trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), loader(features, labels))
+        return monitor.history
+
+    monitor = BoundaryUncertaintyMonitor(cache=tmp_path / "cache.npz")
+    trainer(tmp_path, monitor, fast_dev_run=True).fit(Classifier(), loader(*blobs()))
+    assert not (tmp_path / "cache.npz").exists()
+    first = fit(*blobs())
+    monkeypatch.setattr("bu_torch.signals.measuring.BoundaryUncertainty.fit", lambda *a: pytest.fail("computed again"))
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        assert fit(*blobs()) == first
+    assert f"found what an earlier run has prepared: {tmp_path / 'cache.npz'}" in caplog.text
+    with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
+        fit(*blobs(), seed=1)
+    with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
+        fit(*blobs(150))

@@ -1,0 +1,400 @@
+"""What an earlier run has prepared is found again in the user's cache folder."""
+
+import contextlib
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+import pytest
+import torch
+from problems import Classifier, blobs, loader, trainer
+from torch import nn
+
+from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+from bu_torch.internal.files import whole_file
+from bu_torch.run import user_cache
+from bu_torch.run.preparation import fit_or_find
+from bu_torch.signals.measuring import Signals
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("BU_TORCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(user_cache, "LEAST_SECONDS", 0.0)
+    return tmp_path / "cache"
+
+
+def fit(folder, callback, samples=None, **kwargs):
+    torch.manual_seed(0)
+    trainer(folder, callback, max_epochs=2, **kwargs).fit(Classifier(), loader(*(samples or blobs())))
+    return callback
+
+
+def stopping(**settings):
+    return BoundaryUncertaintyStopping(n_neighbors=20, **settings)
+
+
+def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
+    first = fit(tmp_path, stopping())
+    (file,) = folder.iterdir()
+    assert os.name == "nt" or (folder.stat().st_mode | file.stat().st_mode) & 0o077 == 0  # for no other user to read
+    assert "an earlier run" not in log.text
+    kept = (
+        f"kept neighbours, distances, class probabilities and labels of 120 samples for later runs: {file}. To change"
+        " it: `cache=None` or `BU_TORCH_CACHE=off`."
+    )
+    assert kept in log.text
+    log.clear()
+    second = fit(tmp_path, stopping(patience=3))  # which has nothing to do with it
+    assert f"found what an earlier run has prepared: {file}. `cache=None` computes it anew." in log.text
+    assert "for later runs" not in log.text
+    assert second.history == first.history
+    assert second.tracker._about == first.tracker._about
+    assert list(folder.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"n_draws": 3},
+        {"n_neighbors": 21},
+        {"seed": 1},
+        {"n_components": 2},
+        {"class_weight": [1.0, 2.0, 1.0]},
+        {"perturbation": "neighbors"},
+        {"samples": blobs(seed=1)},
+    ],
+)
+def test_other_samples_or_settings_are_prepared_anew(tmp_path, folder, other):
+    fit(tmp_path, stopping(n_draws=2))
+    (file,) = folder.iterdir()
+    samples = other.pop("samples", None) if "samples" in other else None
+    callback = BoundaryUncertaintyStopping(**{"n_neighbors": 20, "n_draws": 2, **other})
+    assert fit(tmp_path, callback, samples).tracker.found_in is None
+    assert file in folder.iterdir()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cache": None},
+        {"feature_extractor": nn.Flatten()},
+        {"feature_extractor": "module"},
+        {"perturbation": lambda x, distance, generator: x + 0.1},
+    ],
+)
+def test_what_is_not_asked_for_or_depends_on_code_is_not_kept(tmp_path, folder, settings):
+    fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, **settings))
+    assert not folder.exists()
+
+
+def squares(n=120, noise=1.0):
+    """Images (n, 1, 6, 6) of noise, and the classes that a fixed direction says they are of."""
+    generator = torch.Generator().manual_seed(0)
+    images = noise * torch.randn(n, 1, 6, 6, generator=generator)
+    direction = torch.randn(36, generator=generator)
+    return images + torch.linspace(-1, 1, 6), (images.flatten(1) @ direction > 0).long(), direction
+
+
+def test_images_are_found_again_whatever_the_network(tmp_path, folder, log):
+    images, labels, _ = squares()
+    histories = []
+    for width in (16, 16, 8):
+        log.clear()
+        torch.manual_seed(0)
+        module = Classifier(36, 2)
+        module.net[0], module.net[1], module.net[4] = nn.Linear(36, width), nn.BatchNorm1d(width), nn.Linear(width, 2)
+        callback = stopping()
+        trainer(tmp_path, callback, max_epochs=2).fit(module, loader(images, labels))
+        histories.append(callback.history)
+        assert callback.tracker._about["data"]["space"] == "inputs"
+        assert "Neighbours are found among" in log.text
+        assert (callback.tracker.found_in is None) == (len(histories) == 1)
+    assert histories[0] == histories[1] != histories[2]
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_what_is_found_among_the_network_s_own_features_is_not_kept(tmp_path, folder):
+    images, labels, direction = squares(240)
+    for _ in range(2):
+        torch.manual_seed(0)
+        module = Classifier(36, 2)
+        module.net = nn.Sequential(nn.Linear(36, 1), nn.Linear(1, 2))
+        with torch.no_grad():
+            module.net[0].weight.copy_(direction)
+        callback = stopping()
+        trainer(tmp_path, callback, max_epochs=2).fit(module, loader(images, labels))
+        assert callback.tracker._about["data"]["space"] == "module"
+        assert callback.tracker.found_in is None
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("space", ["patches", "tokens"])
+def test_spaces_of_images_and_texts_are_found_again(folder, space):
+    images, labels, _ = squares()
+    inputs = images if space == "patches" else (images.flatten(1) > 0).long()
+    settings = {"feature_extractor": "patches"} if space == "patches" else {"perturbation": "tokens"}
+    found = []
+    for _ in range(2):
+        signals = Signals(20, n_draws=1, **settings)
+        found.append(fit_or_find(signals, inputs, labels))
+        assert signals.boundary.space_name_ == space
+        found.append(signals.measure(signals.perturbed_inputs.flatten(1)[:, :2].float()).values)
+    assert found[0].kept_in == found[2].found_in is not None
+    assert found[1] == found[3]
+
+
+def test_a_run_that_resumes_finds_the_space_that_it_has_chosen(tmp_path, folder):
+    images, labels, _ = squares()
+    whole = stopping()
+    torch.manual_seed(0)
+    one = trainer(tmp_path, whole, max_epochs=3, enable_checkpointing=False)
+    one.fit(Classifier(36, 2), loader(images, labels))
+    first = stopping()
+    torch.manual_seed(0)
+    cut = trainer(tmp_path, first, max_epochs=2, enable_checkpointing=False)
+    cut.fit(Classifier(36, 2), loader(images, labels))
+    cut.save_checkpoint(tmp_path / "last.ckpt")
+    second = stopping()
+    again = trainer(tmp_path, second, max_epochs=3, enable_checkpointing=False)
+    again.fit(Classifier(36, 2), loader(images, labels), ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    assert second.tracker.found_in == first.tracker.found_in is not None
+    assert len(second.history) == 3
+    assert second.history[:2] == whole.history[:2]
+
+
+@pytest.mark.parametrize("value", ["off", "", "0", "None"])
+def test_the_variable_turns_it_off(tmp_path, monkeypatch, value):
+    monkeypatch.setenv("BU_TORCH_CACHE", value)
+    monkeypatch.setattr(user_cache, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(user_cache, "user_cache_path", lambda *_, **__: tmp_path / "platform")
+    fit(tmp_path, stopping())
+    assert not (tmp_path / "platform").exists()
+
+
+def test_the_platform_says_where(monkeypatch):
+    monkeypatch.delenv("BU_TORCH_CACHE")
+    assert user_cache.folder() == Path(platformdirs.user_cache_dir("bu-torch", appauthor=False))
+
+
+def test_a_trial_run_and_what_took_no_time_leave_nothing(tmp_path, folder, monkeypatch):
+    fit(tmp_path, stopping(), fast_dev_run=True)
+    monkeypatch.setattr(user_cache, "LEAST_SECONDS", 1000.0)
+    fit(tmp_path, stopping())
+    assert not folder.exists()
+
+
+def test_a_loop_of_one_s_own_finds_it_too(folder, caplog):
+    inputs, labels = blobs()
+    stoppers = [BoundaryUncertaintyStopper(inputs, labels, n_neighbors=20) for _ in range(2)]
+    model = nn.Linear(4, 3)
+    with caplog.at_level("INFO", logger="bu_torch"):
+        for stopper in stoppers:
+            stopper.check(model)
+    (file,) = folder.iterdir()
+    assert f"labels of 120 samples for later runs: {file}." in caplog.text
+    assert f"found what an earlier run has prepared: {file}." in caplog.text
+    assert stoppers[0].history == stoppers[1].history
+    assert [stopper._tracker.found_in is None for stopper in stoppers] == [True, False]
+
+
+def test_a_loop_of_one_s_own_says_on_stderr_what_it_has_kept_once(folder, capfd):
+    for n_lines in (1, 0):
+        BoundaryUncertaintyStopper(*blobs(), n_neighbors=20).check(nn.Linear(4, 3))
+        out, said = capfd.readouterr()
+        (file,) = folder.iterdir()
+        assert said.count(f"and labels of 120 samples for later runs: {file}. To change it: `cache=None` or") == n_lines
+        assert out == ""
+
+
+@pytest.mark.parametrize("file", ["auto", "mine.npz"])
+def test_no_sample_is_in_what_a_run_leaves(tmp_path, folder, file):
+    inputs, labels = blobs()
+    cache = file if file == "auto" else str(tmp_path / file)
+    stopper = BoundaryUncertaintyStopper(inputs, labels, n_neighbors=20, cache=cache)
+    stopper.check(nn.Linear(4, 3))
+    moved = stopper._tracker.perturbed_inputs.numpy()
+    torch.save(stopper.state_dict(), tmp_path / "state.pt")
+    content = stopper._tracker.kept_in.read_bytes() + (tmp_path / "state.pt").read_bytes()
+    assert not [row for rows in (inputs.numpy(), moved) for row in rows if row.tobytes() in content]
+
+
+def test_without_a_home_folder_nothing_is_kept_and_a_line_says_so(tmp_path, folder, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("BU_TORCH_CACHE")
+    for place in (refuse, lambda *_, **__: Path("~/.cache/bu-torch")):
+        monkeypatch.setattr(user_cache, "user_cache_path", place)
+        monkeypatch.chdir(tmp_path)
+        with pytest.warns(UserWarning, match=r"not kept for the next run: no home folder is known\. To turn .* off"):
+            assert len(fit(tmp_path, stopping()).history) == 2
+        assert not (tmp_path / "~").exists()
+
+
+def test_a_file_of_another_user_is_not_read(tmp_path, folder, monkeypatch):
+    first = fit(tmp_path, stopping())
+    (file,) = folder.iterdir()
+    monkeypatch.setattr(os, "getuid", lambda: file.stat().st_uid + 1, raising=False)
+    with pytest.warns(UserWarning, match=re.escape(f"The cache file {file} is not read (another user owns it)")):
+        again = fit(tmp_path, stopping())
+    assert again.tracker.found_in is None
+    assert again.tracker.kept_in == file
+    assert again.history == first.history
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "link to a file of ours"])
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_what_is_no_regular_file_is_not_read(tmp_path, folder, kind):
+    fit(tmp_path, stopping())
+    (file,) = folder.iterdir()
+    if kind == "link to a file of ours":
+        file.rename(tmp_path / "elsewhere")
+    else:
+        file.unlink()
+        (tmp_path / "elsewhere").write_text("precious")
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere").read_bytes()
+    again = fit(tmp_path, stopping())
+    assert (again.tracker.found_in, again.tracker.kept_in) == (None, file)
+    assert stat.S_ISREG(file.lstat().st_mode)
+    assert (tmp_path / "elsewhere").read_bytes() == before
+
+
+def test_a_damaged_file_is_made_anew(tmp_path, folder):
+    first = fit(tmp_path, stopping())
+    (file,) = folder.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:1000])
+    again = fit(tmp_path, stopping())
+    assert again.tracker.found_in is None
+    assert again.history == first.history
+    assert file.stat().st_size == len(whole)
+
+
+def test_a_folder_that_cannot_be_written_to_does_no_harm_and_is_named(tmp_path, folder):
+    folder.write_text("a file")
+    with pytest.warns(UserWarning, match=re.escape(f"The preparation cannot be kept in {folder}")):
+        assert len(fit(tmp_path, stopping()).history) == 2
+    stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20)
+    with pytest.warns(UserWarning, match="To turn the cache off: `cache=None` or `BU_TORCH_CACHE=off`"):
+        stopper.check(nn.Linear(4, 3))
+
+
+def test_a_file_of_ones_own_is_named_when_it_is_written(tmp_path, folder, log):
+    file = tmp_path / "mine.npz"
+    fit(tmp_path, stopping(cache=str(file)))
+    assert f"labels of 120 samples for later runs: {file}. To change it: `cache=None`." in log.text
+    log.clear()
+    fit(tmp_path, stopping(cache=str(file)))
+    assert "for later runs" not in log.text
+    assert f"found what an earlier run has prepared: {file}." in log.text
+    assert not folder.exists()
+
+
+def test_a_user_that_there_is_not_has_no_folder(monkeypatch):
+    monkeypatch.setenv("BU_TORCH_CACHE", "~nobody-of-that-name/cache")
+    assert user_cache.folder() is None
+
+
+def test_other_versions_have_files_of_their_own(tmp_path, folder, monkeypatch):
+    fit(tmp_path, stopping())
+    monkeypatch.setattr(user_cache, "versions", lambda: {"torch": "99"})
+    assert fit(tmp_path, stopping()).tracker.found_in is None
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_files_of_others_and_parts_that_are_written_stay(tmp_path, folder, monkeypatch):
+    folder.mkdir()
+    monkeypatch.setattr(user_cache, "_MOST_BYTES", 0)
+    mine = folder / "mine.npz"
+    mine.write_bytes(b"x" * 1000)
+    whole = user_cache.file_of("some fingerprint", "inputs", "cpu")
+    with contextlib.suppress(FileNotFoundError), whole_file(whole) as old, whole_file(whole) as new:
+        os.utime(old, (0, 0))  # its writer is long gone
+        assert fit(tmp_path, stopping()).tracker.kept_in is None  # nothing is announced that is not there
+        assert sorted(folder.iterdir()) == sorted([mine, new])
+
+
+def test_a_file_of_another_program_stays_whatever_its_name(tmp_path, folder, monkeypatch):
+    folder.mkdir()
+    monkeypatch.setattr(user_cache, "_MOST_BYTES", 0)
+    names = [f"{'0' * 64}.npz", f"bu-torch-{'0' * 64}.npz", f"bu-torch-{'0' * 41}.{'0' * 16}.part"]
+    others = [folder / name for name in names]
+    for file in others:
+        np.savez(file.open("wb"), weights=np.zeros(9))
+        os.utime(file, (0, 0))
+    (folder / f"bu-torch-{'1' * 64}.npz").mkdir()
+    assert fit(tmp_path, stopping()).tracker.kept_in is None
+    assert sorted(folder.iterdir()) == sorted([*others, folder / f"bu-torch-{'1' * 64}.npz"])
+
+
+def test_what_is_not_used_for_thirty_days_goes_with_the_next_write(tmp_path, folder):
+    fit(tmp_path, stopping())
+    fit(tmp_path, stopping(seed=1))
+    used, unused = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)
+    for file in (used, unused):
+        os.utime(file, (time.time() - 31 * 86_400,) * 2)
+    assert fit(tmp_path, stopping()).tracker.found_in == used
+    assert unused in folder.iterdir()
+    fit(tmp_path, stopping(seed=2))
+    assert unused not in folder.iterdir()
+    assert used in folder.iterdir()
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_what_was_used_longest_ago_makes_room(tmp_path, folder, monkeypatch):
+    fit(tmp_path, stopping())
+    (used,) = folder.iterdir()
+    size = used.stat().st_size
+    monkeypatch.setattr(user_cache, "_MOST_BYTES", int(2.5 * size))
+    fit(tmp_path, stopping(seed=1))
+    (older,) = set(folder.iterdir()) - {used}
+    for age, file in ((100, used), (50, older)):
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - age))
+    fit(tmp_path, stopping())  # uses the oldest
+    fit(tmp_path, stopping(seed=2))
+    assert used in folder.iterdir()
+    assert older not in folder.iterdir()
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_what_is_too_large_is_not_written(tmp_path, folder, monkeypatch):
+    fit(tmp_path, stopping())
+    (file,) = folder.iterdir()
+    monkeypatch.setattr(user_cache, "MOST_BYTES_EACH", file.stat().st_size // 2)
+    written = []
+    monkeypatch.setattr(Signals, "save", lambda signals, path: written.append(path))
+    assert fit(tmp_path, stopping(seed=3)).tracker.kept_in is None
+    assert not written
+    monkeypatch.setattr(user_cache, "MOST_BYTES_EACH", file.stat().st_size)
+    fit(tmp_path, stopping(seed=3))
+    assert len(written) == 1
+
+
+@pytest.mark.slow
+def test_several_runs_at_once_leave_one_whole_file(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from problems import blobs\n"
+        "from torch import nn\n"
+        "from bu_torch import BoundaryUncertaintyStopper\n"
+        "from bu_torch.run import user_cache\n"
+        "user_cache.LEAST_SECONDS = 0\n"
+        "stopper = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20)\n"
+        "stopper.check(nn.Linear(4, 3))\n"
+    )
+    environment = {**os.environ, "BU_TORCH_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    runs = [subprocess.Popen([sys.executable, "-W", "ignore", script], env=environment) for _ in range(2)]
+    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".npz"]

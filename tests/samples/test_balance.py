@@ -1,0 +1,297 @@
+"""Weights of classes and samples in the estimators: beside scikit-learn, and beside fits without each sample."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from problems import blobs
+from sklearn.utils.class_weight import compute_sample_weight
+
+from bu_torch import BoundaryUncertainty, LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph, functional
+from bu_torch.samples.balance import as_weights, check_class_weight, rare_class, weights_of
+
+RARE = torch.tensor([0] * 30 + [1] * 9 + [2] * 21)
+
+
+def some_weights(n, seed=0):
+    return (torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.8).exp()
+
+
+class TestClassWeight:
+    @pytest.mark.parametrize("class_weight", ["balanced", {0: 0.5, 1: 7.0, 2: 2.0}, {1: 3.0}])
+    def test_is_that_of_scikit_learn(self, class_weight):
+        expected = compute_sample_weight(class_weight, RARE.numpy())
+        found = weights_of(RARE, check_class_weight(class_weight))
+        assert found.dtype == torch.float64
+        np.testing.assert_allclose(found, expected / expected.mean(), rtol=1e-12)
+
+    @pytest.mark.parametrize(
+        "listed", [[0.5, 7, 2.0], (0.5, 7.0, 2.0), torch.tensor([0.5, 7.0, 2.0]), np.array([0.5, 7.0, 2.0])]
+    )
+    def test_a_list_has_one_for_each_class_as_losses_have(self, listed):
+        assert check_class_weight(listed) == [0.5, 7.0, 2.0]
+        assert torch.equal(weights_of(RARE, check_class_weight(listed)), weights_of(RARE, {0: 0.5, 1: 7.0, 2: 2.0}))
+
+    def test_a_list_may_hold_classes_that_have_no_sample(self):
+        found = weights_of(RARE * 2, [1.0, 99.0, 2.0, 99.0, 3.0, 99.0])
+        assert torch.equal(found, weights_of(RARE, [1.0, 2.0, 3.0]))
+
+    def test_balanced_makes_all_classes_weigh_the_same_whatever_the_samples_weigh(self):
+        found = weights_of(RARE, "balanced", some_weights(60))
+        sums = torch.zeros(3, dtype=torch.float64).index_add(0, RARE, found)
+        np.testing.assert_allclose(sums, 20.0, rtol=1e-12)
+        assert float(found.mean()) == pytest.approx(1.0)
+        own = some_weights(60)
+        assert float(found[1] / found[0]) == pytest.approx(float(own[1] / own[0]))  # within a class they stay
+
+    def test_class_and_sample_weights_multiply(self):
+        own = some_weights(60)
+        expected = compute_sample_weight({0: 2.0, 1: 5.0}, RARE.numpy()) * own.numpy()
+        found = weights_of(RARE, {0: 2.0, 1: 5.0}, own.numpy())
+        np.testing.assert_allclose(found, expected / expected.mean(), rtol=1e-12)
+
+    @pytest.mark.parametrize("class_weight", [None, "balanced", {0: 2.0, 1: 2.0}, [3.0, 3.0]])
+    def test_where_all_count_alike_there_are_none(self, class_weight):
+        labels = torch.arange(40) % 2
+        assert weights_of(labels, class_weight) is None
+        assert weights_of(labels, class_weight, torch.full((40,), 0.3)) is None
+
+    @pytest.mark.parametrize("scale", [1e-300, 1e307])
+    def test_huge_and_tiny_weights_have_mean_one(self, scale):
+        own = some_weights(60)
+        for class_weight in (None, "balanced"):
+            expected = weights_of(RARE, class_weight, own)
+            np.testing.assert_allclose(weights_of(RARE, class_weight, own * scale), expected, rtol=1e-9)
+
+    def test_the_order_of_a_dict_does_not_matter(self):
+        assert (
+            repr(check_class_weight({2: 1.0, 0: 3})) == repr(check_class_weight({0: 3.0, 2: 1})) == "{0: 3.0, 2: 1.0}"
+        )
+
+    @pytest.mark.parametrize(
+        ("given", "error", "message"),
+        [
+            ("rebalanced", TypeError, "`class_weight` must be 'balanced', a dict .*got 'rebalanced'"),
+            (3.0, TypeError, "`class_weight` must be 'balanced'.*got 3.0"),
+            (torch.tensor(3.0), TypeError, "`class_weight` must be 'balanced'.*got tensor"),
+            ({1.0, 2.0}, TypeError, "`class_weight` must be 'balanced'.*got {"),
+            (b"balanced", TypeError, "`class_weight` must be 'balanced'"),
+            ({}, ValueError, "`class_weight` must hold at least one weight, got none"),
+            ([], ValueError, "`class_weight` must hold at least one weight, got none"),
+            ({-1: 1.0}, ValueError, r"`class_weight` must have classes 0, 1, ... as its keys, got -1"),
+            ({"a": 1.0}, ValueError, "`class_weight` must have classes .*got 'a'"),
+            ({True: 1.0}, ValueError, "`class_weight` must have classes .*got True"),
+            ({0: 0.0}, ValueError, "`class_weight` must hold positive, finite weights, got 0.0 for class 0"),
+            ([1.0, -1.0], ValueError, "positive, finite weights, got -1.0 for class 1"),
+            ([1.0, None], ValueError, "positive, finite weights, got None for class 1"),
+            ({0: float("nan")}, ValueError, "positive, finite weights, got nan for class 0"),
+            (torch.ones(2, 2), ValueError, r"positive, finite weights, got \[1.0, 1.0\] for class 0"),
+        ],
+    )
+    def test_bad_ones_are_refused_by_name(self, given, error, message):
+        with pytest.raises(error, match=message):
+            BoundaryUncertainty(class_weight=given)
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({0: 1.0, 7: 2.0}, r"`class_weight` names classes that have no sample: \[7\]"),
+            ([1.0, 2.0], "`class_weight` must list one weight for each class 0, ..., 2, got 2"),
+        ],
+    )
+    def test_those_that_do_not_fit_the_labels_are_refused(self, given, message):
+        features, labels = blobs()
+        with pytest.raises(ValueError, match=message):
+            BoundaryUncertainty(n_neighbors=10, n_draws=1, class_weight=given).fit(features, labels)
+
+
+class TestSampleWeight:
+    @pytest.mark.parametrize("given", [[1, 2, 3], np.array([1, 2, 3], dtype=np.uint8), torch.tensor([1.0, 2.0, 3.0])])
+    def test_numbers_of_any_kind_are_taken(self, given):
+        assert as_weights(given, 3).tolist() == [1.0, 2.0, 3.0]
+
+    @pytest.mark.parametrize(
+        ("given", "error", "message"),
+        [
+            (torch.tensor([1.0, 0.0, 0.0]), ValueError, "positive and finite, got 0.0 in 2 of 3: leave samples out"),
+            (torch.tensor([1.0, float("nan"), 1.0]), ValueError, "positive and finite, got nan in 1 of 3"),
+            (torch.tensor([1.0, -2.0, 1.0]), ValueError, "positive and finite, got -2.0 in 1 of 3"),
+            (torch.ones(2), ValueError, r"one weight a sample, \(3,\), got \(2,\)"),
+            (torch.ones(3, 1), ValueError, r"one weight a sample, \(3,\), got \(3, 1\)"),
+            (torch.ones(3) * 1j, TypeError, "`sample_weight` must be made of real numbers, got torch.complex64"),
+            (torch.ones(3) > 0, TypeError, "`sample_weight` must be made of real numbers, got torch.bool"),
+            (["a", "b", "c"], TypeError, "`sample_weight` must be"),
+        ],
+    )
+    def test_bad_ones_are_refused_by_name(self, given, error, message):
+        with pytest.raises(error, match=message):
+            as_weights(given, 3)
+
+
+@pytest.mark.parametrize(
+    ("shares", "weights", "expected"),
+    [
+        ([95, 5], None, (1, 0.05)),
+        ([90, 10], None, (1, 0.1)),
+        ([76, 24], None, (1, 0.24)),
+        ([74, 26], None, None),
+        ([74, 26], [1.0, 0.5], (1, 13 / 87)),
+        ([95, 5], [1.0, 19.0], None),
+        ([50, 50], [1.0, 0.05], (1, 0.05 / 1.05)),
+        ([30, 30, 0, 3], None, (3, 3 / 63)),
+        ([42, 42, 16], None, (2, 0.16)),
+        ([41, 41, 18], None, None),
+        ([10] * 12, None, None),
+        ([10] * 12 + [2], None, (12, 2 / 122)),
+    ],
+)
+def test_a_rare_class_has_less_than_half_of_an_equal_share(shares, weights, expected):
+    labels = torch.repeat_interleave(torch.arange(len(shares)), torch.tensor(shares))
+    found = rare_class(labels, None if weights is None else torch.tensor(weights, dtype=torch.float64)[labels])
+    assert found == (None if expected is None else (expected[0], pytest.approx(expected[1])))
+
+
+# Estimators.
+
+
+def noisy(n=60):
+    features, labels = blobs(n=n)
+    labels = torch.where(torch.rand(n, generator=torch.Generator().manual_seed(0)) < 0.3, 0, labels)
+    return features, labels, NeighborGraph(10).fit(features).neighbors, some_weights(n)
+
+
+def votes_one_by_one(labels, neighbors, decay, weights, first):
+    votes = np.zeros((len(labels), int(labels.max()) + 1))
+    for row, members in enumerate(neighbors.tolist()):
+        for rank, member in enumerate(members[first:], start=1):
+            votes[row, labels[member]] += weights[member] * rank**-decay
+    return votes / votes.sum(axis=1, keepdims=True)
+
+
+def brier(probabilities, labels, weights):
+    squares = ((probabilities - np.eye(probabilities.shape[1])[labels]) ** 2).sum(axis=1)
+    return np.average(squares, weights=weights)
+
+
+def test_votes_agree_with_a_loop():
+    _, labels, neighbors, weights = noisy()
+    fitted = LabelVotes().fit(labels, neighbors, weights.numpy())
+    scores = {d: brier(votes_one_by_one(labels, neighbors, d, weights, 1), labels, weights) for d in fitted.decays}
+    assert fitted.decay_ == min(scores, key=scores.get)
+    votes = partial(votes_one_by_one, labels, neighbors, fitted.decay_, weights)
+    np.testing.assert_allclose(fitted.left_out, votes(1), atol=1e-6)
+    np.testing.assert_allclose(fitted.votes, votes(0), atol=1e-6)
+    w = weights.numpy()
+    shares = np.bincount(labels, weights=w) / w.sum()
+    n_voters = 9 * w.sum() ** 2 / (w**2).sum() / 60
+    by_chance = (1 - (shares**2).sum()) * (1 + 1 / n_voters)
+    assert fitted.skill_ == pytest.approx(1 - scores[fitted.decay_] / by_chance)
+    predictions = torch.randint(3, (120,), generator=torch.Generator().manual_seed(1))
+    of_predicted = votes(0)[np.arange(60), predictions.view(2, 60).numpy()].mean(axis=0)
+    assert float(fitted.score(predictions)) == pytest.approx(np.average(of_predicted, weights=w), abs=1e-6)
+
+
+def by_refitting(features, labels, penalty, weights, landmarks=None):
+    """Weighted kernel ridge regression solved anew without each sample, on functions of the landmarks (None: of all).
+
+    With center, scale and shares of all: the least sum of w (y - f)^2 + penalty |f|^2 in the space of the kernel.
+    """
+    w = (weights / weights.mean()).numpy()
+    points = (features - features.mean(dim=0)).double()
+    points = points / points.square().mean().sqrt()
+    basis = points if landmarks is None else landmarks
+    unit = float(functional.tangent_kernel(basis, basis).diagonal().mean())
+    inner = functional.tangent_kernel(basis, basis).numpy() / unit
+    kernel = functional.tangent_kernel(points, basis).numpy() / unit
+    one_hot = np.eye(int(labels.max()) + 1)[labels]
+    shares = np.average(one_hot, axis=0, weights=w)
+    rows = []
+    for row in range(len(labels)):
+        others = np.arange(len(labels)) != row
+        part = kernel[others]
+        normal = part.T @ (part * w[others, None]) + penalty * inner
+        solved = np.linalg.lstsq(normal, part.T @ (w[others, None] * (one_hot[others] - shares)), rcond=None)[0]
+        rows.append(kernel[row] @ solved + shares)
+    return functional.as_probabilities(torch.tensor(np.array(rows)))
+
+
+class TestRegression:
+    @pytest.mark.parametrize("n_landmarks", [60, 25])
+    def test_left_out_probabilities_are_those_of_as_many_fits(self, n_landmarks):
+        features, labels, _, weights = noisy()
+        fitted = LabelRegression(n_landmarks=n_landmarks).fit(features, labels, weights)
+        expected = by_refitting(features, labels, fitted.penalty_, weights, fitted._landmarks)
+        np.testing.assert_allclose(fitted.left_out, expected, atol=2e-4)
+
+    def test_the_penalty_predicts_left_out_labels_best(self):
+        features, labels, _, weights = noisy()
+        fitted = LabelRegression().fit(features, labels, weights)
+        scores = {
+            penalty: brier(by_refitting(features, labels, penalty, weights).numpy(), labels, weights)
+            for penalty in fitted.penalties
+        }
+        assert scores[fitted.penalty_] == pytest.approx(min(scores.values()), abs=1e-6)
+
+    def test_equal_weights_are_none(self):
+        features, labels, _, _ = noisy()
+        one, other = (
+            LabelRegression().fit(features, labels),
+            LabelRegression().fit(features, labels, torch.ones(60) * 7),
+        )
+        assert torch.equal(one.left_out, other.left_out)
+
+    def test_of_many_samples_the_weights_stay_with_theirs(self):
+        features, labels, _, weights = noisy(90)
+        fitted = LabelRegression(max_samples=50, n_landmarks=50).fit(features, labels, weights)
+        rows = fitted.rows_
+        alone = LabelRegression(n_landmarks=50, penalties=(fitted.penalty_,))
+        alone.fit(features[rows], labels[rows], weights[rows])
+        torch.testing.assert_close(fitted.left_out, alone.left_out)
+
+
+def test_the_mixture_counts_samples_by_their_weights():
+    features, labels, neighbors, weights = noisy()
+    fitted = LabelProbabilities().fit(features, labels, neighbors, weights)
+    parts = fitted.votes.left_out.double(), fitted.regression.left_out.double()
+    scores = [brier(torch.lerp(*parts, w / 1000).numpy(), labels, weights) for w in range(1001)]
+    assert fitted.weight_ == pytest.approx(scores.index(min(scores)) / 1000, abs=2e-3)
+    perturbed = features.repeat(2, 1)
+    predictions = torch.randint(3, (120,), generator=torch.Generator().manual_seed(1))
+    of_predicted = fitted.predict_proba(perturbed).numpy()[np.arange(120), predictions]
+    expected = np.average(of_predicted, weights=weights.repeat(2))
+    assert float(fitted.score(perturbed, predictions)) == pytest.approx(expected, abs=1e-6)
+
+
+class TestBoundaryUncertainty:
+    def test_scores_with_its_weights(self):
+        features, labels, _, weights = noisy()
+        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1, class_weight={0: 0.5}).fit(features, labels, weights)
+        both = weights_of(labels, {0: 0.5}, weights)
+        assert torch.equal(fitted.weights, both)
+        logits = torch.randn(60, 3, generator=torch.Generator().manual_seed(1))
+        arguments = logits, labels, fitted.neighbors, fitted.bayes_pairs
+        expected = functional.boundary_uncertainty(*arguments, weights=both)
+        torch.testing.assert_close(fitted.score_logits(logits), expected)
+        assert float(expected) != pytest.approx(float(functional.boundary_uncertainty(*arguments)), abs=1e-4)
+
+    def test_omission_counts_by_the_weights(self):
+        features, labels, _, weights = noisy()
+        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=2).fit(features, labels, weights)
+        shares = functional.label_votes(labels, fitted.neighbors, 0.0, weights=weights)
+        constant = torch.zeros(120, dtype=torch.int64)
+        expected = functional.omission(shares, constant, fitted.neighbors, weights=weights)
+        assert expected > 0
+        found = fitted.omission(lambda x: torch.tensor([1.0, 0.0, 0.0]).repeat(len(x), 1))
+        torch.testing.assert_close(found, expected)
+
+    def test_a_second_fit_forgets_the_weights_of_the_first(self):
+        features, labels, _, weights = noisy()
+        boundary = BoundaryUncertainty(n_neighbors=10, n_draws=1).fit(features, labels, weights)
+        assert boundary.weights is not None
+        assert boundary.fit(features, labels).weights is None
+
+    def test_weights_go_where_it_goes(self, device):
+        features, labels, _, weights = noisy()
+        fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1).fit(features, labels, weights).to(device)
+        assert fitted.weights.device.type == device.type

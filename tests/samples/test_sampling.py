@@ -1,0 +1,387 @@
+"""How often a sampler draws each sample, and what is left out of what it draws."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch import Trainer
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from bu_torch.callbacks._training_data import users_sampler
+from bu_torch.samples.balance import weights_of
+from bu_torch.samples.reading import choose_among, choose_among_whole, read_loader, read_samples, whole_samples
+
+N = 240
+Y = (torch.arange(N) % 12 == 0).long() + (torch.arange(N) % 4 == 1).long() * 2  # classes of 160, 20 and 60
+X = torch.arange(N).float().unsqueeze(1).repeat(1, 3)
+WHOLE = TensorDataset(X, Y)
+OF_CLASS = 1.0 / torch.bincount(Y).double()
+
+
+def read(dataset=WHOLE, max_samples=None, seed=0, **options):
+    return read_samples(DataLoader(dataset, batch_size=options.pop("batch_size", 30), **options), max_samples, seed)
+
+
+def relative(weights):
+    weights = torch.as_tensor(weights, dtype=torch.float64)
+    return weights / weights.mean()
+
+
+class Own(Sampler):
+    """Gives what a function of its generator gives, anew in each pass."""
+
+    def __init__(self, draw, seed=0):
+        self.draw, self.generator = draw, torch.Generator().manual_seed(seed)
+
+    def __iter__(self):
+        return iter(self.draw(self.generator))
+
+    def __len__(self):
+        return N
+
+
+def balanced(generator):
+    return torch.multinomial(OF_CLASS[Y], N, replacement=True, generator=generator).tolist()
+
+
+def without_preference(generator):
+    return torch.randint(N, (N,), generator=generator).tolist()
+
+
+class TestWeightedRandomSampler:
+    @pytest.mark.parametrize("num_samples", [10, N, 1000])
+    def test_tells_its_weights(self, num_samples):
+        samples = read(sampler=WeightedRandomSampler(OF_CLASS[Y], num_samples))
+        torch.testing.assert_close(relative(samples.weights), relative(OF_CLASS[Y]))
+        assert torch.equal(samples.inputs, X)
+
+    def test_equal_weights_are_none(self):
+        assert read(sampler=WeightedRandomSampler(torch.full((N,), 0.3), N)).weights is None
+
+    @pytest.mark.parametrize("replacement", [True, False])
+    def test_samples_of_weight_zero_are_left_out(self, replacement):
+        weights = torch.arange(N) * (torch.arange(N) % 3 > 0)
+        samples = read(sampler=WeightedRandomSampler(weights, 50, replacement))
+        kept = weights.nonzero().flatten()
+        assert torch.equal(samples.rows, kept)
+        assert torch.equal(samples.inputs, X[kept])
+        assert len(samples.weights) == len(kept)
+        if replacement:
+            torch.testing.assert_close(relative(samples.weights), relative(weights[kept]))
+        assert bool((samples.weights.diff() > 0).all())
+
+    @pytest.mark.parametrize("num_samples", [20, 120, 200])
+    def test_without_replacement_it_is_how_often_each_is_among_those_drawn(self, num_samples):
+        sampler = WeightedRandomSampler(torch.linspace(0.2, 6, 230), num_samples, replacement=False)
+        counts = torch.zeros(230)
+        for _ in range(4000):
+            counts[list(sampler)] += 1
+        found = read(sampler=sampler).weights
+        assert float(found.sum()) == pytest.approx(num_samples, rel=1e-6)  # they are shares of the passes
+        np.testing.assert_allclose(found, counts / 4000, atol=0.045)  # four standard deviations and a bit
+        assert abs(float((found - counts / 4000).mean())) < 0.003
+
+    def test_without_replacement_all_is_all_alike(self):
+        assert read(sampler=WeightedRandomSampler(OF_CLASS[Y], N, replacement=False)).weights is None
+
+    def test_of_batches(self):
+        sampler = WeightedRandomSampler(OF_CLASS[Y], N)
+        blocks = BatchSampler(sampler, 30, drop_last=True)
+        for options in (
+            {"batch_sampler": blocks, "batch_size": 1},
+            {"sampler": blocks, "batch_size": None},
+        ):
+            torch.testing.assert_close(relative(read(**options).weights), relative(OF_CLASS[Y]))
+
+    @pytest.mark.parametrize("max_samples", [40, 100])
+    @pytest.mark.parametrize("dataset", [WHOLE, [(x, y) for x, y in zip(X, Y, strict=True)]], ids=["at once", "a list"])
+    def test_of_a_subset_they_stay_with_their_samples(self, dataset, max_samples):
+        weights = 1.0 + torch.arange(N, dtype=torch.float64)
+        samples = read(dataset, max_samples, 3, sampler=WeightedRandomSampler(weights, N))
+        assert len(samples.inputs) == len(samples.weights) == max_samples
+        assert torch.equal(samples.inputs[:, 0].long(), samples.rows)
+        torch.testing.assert_close(relative(samples.weights), relative(weights[samples.rows]))
+
+    @pytest.mark.parametrize("max_samples", [None, 100])
+    def test_a_wrapper_that_shares_it_among_processes_is_taken_off(self, tmp_path, max_samples):
+        trainer = Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_checkpointing=False)
+        sampler = WeightedRandomSampler(OF_CLASS[Y], N)
+        wrapped = DistributedSamplerWrapper(sampler, num_replicas=2, rank=1)
+        samples = read_loader(
+            DataLoader(WHOLE, batch_size=30, sampler=wrapped),
+            lambda n: max_samples or n,
+            unwrap=lambda s: users_sampler(s, trainer),
+        )
+        torch.testing.assert_close(relative(samples.weights), relative(OF_CLASS[Y[samples.rows]]))
+
+    def test_that_it_balances_is_not_balanced_twice(self):
+        samples = read(sampler=WeightedRandomSampler(OF_CLASS[Y], N))
+        drawn = weights_of(samples.labels, None, samples.weights)
+        torch.testing.assert_close(weights_of(samples.labels, "balanced", samples.weights), drawn)
+        torch.testing.assert_close(weights_of(Y, "balanced"), drawn)
+
+
+class TestOfOnesOwn:
+    def test_one_that_balances_at_random(self, random_states):
+        before = random_states()
+        sampler = Own(balanced)
+        state = sampler.generator.get_state()
+        samples = read(sampler=sampler)
+        by_class = torch.zeros(3, dtype=torch.float64).index_add(0, samples.labels, relative(samples.weights))
+        np.testing.assert_allclose(by_class / by_class.sum(), 1 / 3, atol=0.04)
+        assert torch.equal(sampler.generator.get_state(), state)
+        assert random_states() == before
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"batch_sampler": Own(lambda g: torch.tensor(balanced(g)).split(30)), "batch_size": 1},
+            {"sampler": Own(balanced)},
+        ],
+        ids=["batches", "samples"],
+    )
+    def test_of_batches_or_samples(self, options):
+        samples = read(**options)
+        rare = samples.weights[samples.labels == 1].mean() / samples.weights[samples.labels == 0].mean()
+        assert float(rare) == pytest.approx(8, rel=0.15)
+
+    def test_one_that_repeats_by_a_list(self):
+        samples = read(sampler=[*range(N), *range(20), *range(20)])
+        torch.testing.assert_close(relative(samples.weights), relative([3.0] * 20 + [1.0] * 220))
+
+    def test_one_that_draws_each_twice(self):
+        assert read(sampler=[*range(N), *range(N)]).weights is None
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_one_that_repeats_by_chance_has_no_preference(self, seed):
+        assert read(sampler=Own(without_preference, seed)).weights is None
+
+    def test_one_that_draws_anew_in_each_epoch_has_no_preference(self):
+        """As trainers call `set_epoch`, so do the passes that are counted."""
+
+        class ByEpoch(Own):
+            epoch = 0
+
+            def set_epoch(self, epoch):
+                self.epoch = epoch
+
+            def __iter__(self):
+                return iter(without_preference(torch.Generator().manual_seed(self.epoch)))
+
+        sampler = ByEpoch(None)
+        assert read(sampler=sampler).weights is None
+        assert sampler.epoch == 0
+
+    def test_one_that_gives_the_same_again_is_passed_twice(self):
+        passes = []
+
+        class Counting(list):
+            def __deepcopy__(self, memo):
+                return self
+
+            def __iter__(self):
+                passes.append(1)
+                return super().__iter__()
+
+        assert read(sampler=Counting(range(N))).weights is None
+        assert len(passes) == 2
+
+    def test_one_that_is_large_is_passed_twice(self, monkeypatch):
+        monkeypatch.setattr("bu_torch.samples.reading._MOST_DRAWS", 3 * N - 1)
+        passes = []
+
+        def counting(generator):
+            passes.append(1)
+            return balanced(generator)
+
+        assert read(sampler=Own(counting)).weights is not None
+        assert len(passes) == 2
+
+    def test_of_torchs_own_there_are_none(self):
+        assert read(sampler=RandomSampler(WHOLE, replacement=True, num_samples=1000)).weights is None
+        assert read(shuffle=True).weights is None
+
+
+class Marked(Dataset):
+    """Some labels are -100; no attribute tells them."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return X[i], self.labels[i]
+
+
+class Stream(IterableDataset):
+    def __init__(self, labels):
+        self.labels = labels
+
+    def __iter__(self):
+        return iter(zip(X, self.labels, strict=True))
+
+
+MARKED = torch.where(torch.arange(N) % 5 == 2, -100, Y)
+KEPT = torch.arange(N)[torch.arange(N) % 5 != 2]
+
+
+class TestIgnoredLabels:
+    @pytest.mark.parametrize(
+        "source",
+        [
+            TensorDataset(X, MARKED),
+            Marked(MARKED),
+            DataLoader(Stream(MARKED), batch_size=32),
+            (X, MARKED),
+            (X, MARKED.unsqueeze(1)),
+            (X, MARKED.double()),
+            (X, MARKED.bfloat16()),
+            (X, MARKED.to(torch.int8)),
+        ],
+        ids=["at once", "one by one", "a stream", "a pair", "a column", "double", "bfloat16", "int8"],
+    )
+    def test_are_left_out_and_counted(self, source):
+        samples = read_samples(source)
+        assert samples.n_ignored == 48
+        assert torch.equal(samples.inputs, X[KEPT])
+        assert torch.equal(samples.labels.flatten().long(), Y[KEPT])
+        assert torch.equal(samples.rows, KEPT)
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.bool])
+    def test_labels_without_a_sign_have_none(self, dtype):
+        labels = (torch.arange(N) % 2 * (1 if dtype is torch.bool else 156)).to(dtype)  # -100 as a byte
+        samples = choose_among(X, labels, lambda n: n, 0)
+        assert samples.n_ignored == 0
+        few = choose_among(X, labels, lambda n: 50, 0)
+        assert few.labels.dtype == dtype
+        assert torch.equal(few.labels.long(), labels.long()[few.rows])
+
+    def test_weights_stay_with_their_samples(self):
+        weights = 1.0 + torch.arange(N, dtype=torch.float64)
+        samples = read(Marked(MARKED), sampler=WeightedRandomSampler(weights, N))
+        torch.testing.assert_close(relative(samples.weights), relative(weights[KEPT]))
+
+    def test_if_all_are_it_is_refused(self):
+        with pytest.raises(ValueError, match="all 240 labels are -100, which torch's losses ignore"):
+            read(TensorDataset(X, torch.full((N,), -100)))
+
+    def test_of_what_a_user_gives_the_places_are_the_users(self):
+        weights = 1.0 + torch.arange(N, dtype=torch.float64)
+        whole = whole_samples(X.numpy(), MARKED.numpy(), weights.numpy())
+        assert (whole.n_training, whole.n_ignored) == (len(KEPT), 48)
+        for n_samples in (N, 50):
+            samples = choose_among_whole(whole, lambda n, most=n_samples: min(n, most), 1)
+            assert samples.n_ignored == 48
+            assert torch.equal(samples.inputs[:, 0].long(), samples.rows)
+            assert torch.equal(samples.weights, weights[samples.rows])
+            assert torch.equal(samples.labels, Y[samples.rows])
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ((X, Y[:7]), "`labels` must have one entry a sample, 240, got 7"),
+            ((X, Y, torch.ones(7)), r"`sample_weight` must have one weight a sample, \(240,\), got \(7,\)"),
+            ((X, Y, torch.zeros(N)), "`sample_weight` must be positive and finite, got 0.0 in 240 of 240"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_by_name(self, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            whole_samples(*arguments)
+
+
+class TestTransform:
+    """What a trainer does to each batch."""
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            DataLoader(WHOLE, batch_size=30, shuffle=True),
+            DataLoader(Marked(Y), batch_size=30),
+            DataLoader(Stream(Y), batch_size=30),
+        ],
+        ids=["at once", "one by one", "a stream"],
+    )
+    def test_each_batch_passes_once(self, source):
+        seen = []
+
+        def transform(batch):
+            seen.append(len(batch[0]))
+            return batch[0] / 255, batch[1]
+
+        samples = read_loader(source, lambda n: n, transform=transform)
+        torch.testing.assert_close(samples.inputs, X / 255)
+        assert torch.equal(samples.labels, Y)
+        assert sum(seen) == N
+
+    def test_a_subset_passes_alone(self):
+        seen = []
+
+        def transform(batch):
+            seen.append(len(batch[0]))
+            return batch
+
+        read_loader(DataLoader(WHOLE, batch_size=30), lambda n: 50, transform=transform)
+        assert sum(seen) == 50
+
+    def test_what_needs_a_gradient_loses_it(self):
+        scale = torch.ones(1, requires_grad=True)
+        samples = read_loader(
+            DataLoader(WHOLE, batch_size=30), lambda n: n, transform=lambda batch: (batch[0] * scale, batch[1])
+        )
+        assert not samples.inputs.requires_grad
+
+
+class TestSamplersInTraining:
+    def test_a_part_anew_each_time_is_read_as_a_whole(self):
+        class Part(Sampler):
+            def __init__(self):
+                self.generator = torch.Generator().manual_seed(0)
+
+            def __iter__(self):
+                return iter(torch.randperm(N, generator=self.generator)[: N // 5].tolist())
+
+            def __len__(self):
+                return N // 5
+
+        found = read(sampler=Part())
+        assert len(found.rows) > 0.9 * N
+        assert found.weights is None
+
+    def test_all_rare_ones_and_a_part_of_the_others(self):
+        class Undersampler(Sampler):
+            def __iter__(self):
+                return iter([*range(10), *(10 + torch.randperm(N - 10)[:10]).tolist()])
+
+            def __len__(self):
+                return 20
+
+        found = read(sampler=Undersampler())
+        rare = found.rows < 10
+        assert int(rare.sum()) == 10
+        share = float(found.weights[rare].sum() / found.weights.sum())
+        assert share == pytest.approx(0.5, abs=1e-9)
+
+    @pytest.mark.parametrize("has_length", [True, False])
+    def test_one_without_an_end_is_read_for_an_epoch(self, has_length):
+        class Endless(Sampler):
+            def __iter__(self):
+                while True:
+                    yield from torch.randperm(N).tolist()
+
+        if has_length:
+            Endless.__len__ = lambda self: N
+            assert len(read(sampler=Endless()).rows) == N
+        else:
+            loader = DataLoader(TensorDataset(X, Y), batch_size=10, sampler=Endless())
+            assert len(read_loader(loader, lambda n: n, n_batches=3).rows) >= 30

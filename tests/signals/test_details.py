@@ -1,0 +1,102 @@
+"""What a check saw, against counts made one by one."""
+
+import math
+
+import pytest
+import torch
+
+from bu_torch import Signals, functional
+from bu_torch.functional import local_uncertainty
+
+
+def samples(n=300, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 3
+    return torch.randn(n, 2, generator=g) + 2 * torch.nn.functional.one_hot(labels, 3)[:, :2], labels
+
+
+def measured(n_draws=2, n_columns=3, n_doubtful=50):
+    features, labels = samples()
+    signals = Signals(n_neighbors=20, n_draws=n_draws).fit(features, labels)
+    logits = torch.randn(len(signals.perturbed_inputs), n_columns, generator=torch.Generator().manual_seed(1))
+    measurement = signals.measure(logits)
+    return signals, logits, measurement.values, measurement.predictions, measurement.details(n_doubtful)
+
+
+def test_pairs_add_up_to_the_score():
+    _, _, values, _, details = measured()
+    assert sum(pair.share * pair.uncertainty for pair in details.pairs) == pytest.approx(
+        float(values["boundary_uncertainty"]), abs=0.02
+    )  # shares and uncertainties are averaged over the draws apart
+    assert sum(pair.share for pair in details.pairs) == pytest.approx(1)
+    assert [pair.weight for pair in details.pairs] == sorted((p.weight for p in details.pairs), reverse=True)
+    assert details.n_pairs_left_out == 0
+    single = measured(n_draws=1)
+    assert sum(pair.share * pair.uncertainty for pair in single[4].pairs) == pytest.approx(
+        float(single[2]["boundary_uncertainty"]), abs=1e-6
+    )
+    assert all(pair.first < pair.second for pair in details.pairs)
+
+
+def test_histograms_count_every_moved_sample_where_it_is():
+    signals, logits, _, predictions, details = measured()
+    boundary = signals.boundary
+    local, distances = [], []
+    for draw in logits.split(len(boundary.labels)):
+        local += local_uncertainty(draw, boundary.labels, boundary.neighbors, boundary.bayes_pairs)[0].tolist()
+        for members, row in zip(boundary.neighbors, range(len(draw)), strict=True):
+            first, second = functional.top_pairs(draw[row : row + 1])[0]
+            gap = draw[members, first] - draw[members, second]
+            width = float(functional.silverman_bandwidth(gap.unsqueeze(0)))
+            distances.append(abs(float(gap[0])) / width)
+    trust = functional.trust_score(signals.left_out_distances, predictions).log().tolist()
+    for values, histogram in (
+        (distances, details.near_boundary),
+        (local, details.local_uncertainty),
+        (trust, details.log_trust),
+    ):
+        counts = [0] * len(histogram.counts)
+        low, width = histogram.edges[0], histogram.edges[1] - histogram.edges[0]
+        for value in values:
+            counts[min(len(counts) - 1, max(0, math.floor((value - low) / width)))] += 1
+        assert sum(histogram.counts) == len(values)
+        assert sum(abs(a - b) for a, b in zip(counts, histogram.counts, strict=True)) <= 4  # values on an edge
+
+
+def test_doubtful_samples_are_those_whose_label_or_prediction_lies_farthest():
+    signals, _, _, predictions, details = measured(n_doubtful=10)
+    n_samples = len(signals.boundary.labels)
+    lowest = {}
+    for place, (distances, prediction) in enumerate(zip(signals.left_out_distances, predictions, strict=True)):
+        row = place % n_samples
+        for named in (int(prediction), int(signals.boundary.labels[row])):
+            ratio = min(float(d) for k, d in enumerate(distances) if k != named) / float(distances[named])
+            lowest[row] = min(lowest.get(row, math.inf), ratio)
+    expected = sorted(lowest, key=lowest.get)[:10]
+    assert [one.row for one in details.doubtful] == expected
+    assert [one.trust for one in details.doubtful] == pytest.approx([lowest[row] for row in expected], rel=1e-4)
+    for one in details.doubtful:
+        assert one.label == int(signals.boundary.labels[one.row])
+
+
+def test_of_logits_that_are_not_finite_nothing_is_made_up():
+    features, labels = samples()
+    signals = Signals(n_neighbors=20, n_draws=1).fit(features, labels)
+    logits = torch.randn(300, 3)
+    logits[5] = torch.nan
+    details = signals.measure(logits).details()
+    assert sum(details.near_boundary.counts) < 300
+    assert all(math.isnan(pair.uncertainty) for pair in details.pairs)
+
+
+def test_a_measurement_tells_its_own_details_after_another_one_and_of_many_pairs_some(monkeypatch):
+    signals = Signals(n_neighbors=20, n_draws=1).fit(*samples())
+    first, second = torch.randn(300, 3), torch.randn(300, 3)
+    alone = signals.measure(first).details()
+    measurement = signals.measure(first)
+    signals.measure(second)
+    assert measurement.details() == alone
+    monkeypatch.setattr("bu_torch.signals.details._MOST_PAIRS", 2)
+    few = measurement.details()
+    assert few.pairs == alone.pairs[:2]
+    assert few.n_pairs_left_out == len(alone.pairs) - 2 > 0

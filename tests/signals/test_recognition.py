@@ -1,0 +1,142 @@
+"""A class that loses by what is kept is named, and none in ordinary data."""
+
+import pytest
+import torch
+
+from bu_torch import BoundaryUncertaintyStopper, Signals
+from bu_torch.run.settings import Settings
+from bu_torch.run.tracker import Tracker
+from bu_torch.samples.reading import whole_samples
+from bu_torch.signals.recognition import Recalls, Recognition, recalls_of
+
+SETTINGS = {"n_neighbors": 20, "n_draws": 2, "averaging": None, "cache": None, "rule": "expected_accuracy"}
+# A Bayes boundary of four to one, and one of equal classes.
+HIGH, LOW = 2.0, 1.0
+
+
+def samples(share, noise=0.0, n=400):
+    """Two normal classes, two standard deviations apart."""
+    g = torch.Generator().manual_seed(0)
+    labels = (torch.arange(n) < share * n).long()
+    features = torch.randn(n, 2, generator=g)
+    features[:, 0] += 2 * labels
+    is_wrong = torch.rand(n, generator=g) < noise
+    return features, torch.where(is_wrong, 1 - labels, labels)
+
+
+def tracked(share, *thresholds, noise=0.0, tracker=None, first=0, **settings):
+    tracker = tracker or Tracker(Settings(**SETTINGS, **settings))
+    tracker.go_on(tracker.prepare(whole_samples(*samples(share, noise))))
+    for epoch, threshold in enumerate(thresholds, start=first):
+        second = tracker.perturbed_inputs[:, 0] - threshold
+        tracker.add(epoch, tracker.measure(torch.stack((torch.zeros_like(second), second), dim=1)))
+    return tracker
+
+
+def test_a_class_that_loses_by_what_is_kept_is_named():
+    tracker = tracked(0.2, HIGH, LOW)
+    assert tracker.kept["epoch"] == 0
+    line = tracker.unrecognised(tracker.kept)
+    labelled = []
+    for threshold in (HIGH, LOW):
+        features = tracker.perturbed_inputs.view(2, -1, 2)[:, :80, 0]
+        labelled.append(f"{float((features > threshold).double().mean()):.0%}")
+    assert line == (
+        f"Class 1 is recognised at {labelled[0]} of its perturbed samples in the kept epoch 0, and at {labelled[1]} in"
+        " epoch 1. To change it: `class_weight='balanced'`."
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "thresholds", "settings"),
+    [
+        (0.5, (LOW, 0.6, HIGH), {}),  # equal classes
+        (0.2, (HIGH, 1.9), {}),  # hardly a difference
+        (0.2, (HIGH, -3.0), {}),  # all of one class, at the cost of the other
+        (0.2, (HIGH, LOW), {"class_weight": "balanced"}),
+        (0.2, (HIGH, LOW), {"class_weight": [1.0, 1.0]}),
+        (0.2, (LOW, HIGH), {"start_from_epoch": 1}),  # what does not count
+    ],
+)
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_otherwise_nothing_is_said(share, thresholds, settings, noise):
+    tracker = tracked(share, *thresholds, noise=noise, **settings)
+    assert tracker.unrecognised(tracker.kept) == ""
+
+
+def test_a_resumed_run_knows_the_checks_before(tmp_path):
+    first = tracked(0.2, HIGH)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    second = Tracker(Settings(**SETTINGS))
+    second.load_state_dict(state)
+    tracked(0.2, LOW, tracker=second, first=1)
+    whole = tracked(0.2, HIGH, LOW)
+    assert second.unrecognised(second.kept) == whole.unrecognised(whole.kept) != ""
+    del state["recalls"]  # as of an older version
+    older = Tracker(Settings(**SETTINGS))
+    older.load_state_dict(state)
+    tracked(0.2, LOW, tracker=older, first=1)
+    assert older.unrecognised(older.kept) == ""
+
+
+@pytest.mark.parametrize(
+    "recalls",
+    [
+        {"other": [0, None, torch.zeros(2, 2).double()]},
+        {"kept": [0, None]},
+        {"kept": [-1, None, torch.zeros(2, 2).double()]},
+        {"kept": [0, "1", torch.zeros(2, 2).double()]},
+        {"kept": [0, None, torch.zeros(2, 2)]},
+        {"kept": [0, None, torch.zeros(3, 2).double()]},
+        {"kept": [0, None, torch.full((2, 2), torch.nan).double()]},
+    ],
+)
+def test_a_state_that_is_none_is_refused(recalls):
+    state = tracked(0.2, HIGH).state_dict()
+    with pytest.raises(ValueError, match="holds no state that this package wrote: expected `recalls`"):
+        Tracker(Settings(**SETTINGS)).load_state_dict(state | {"recalls": recalls})
+
+
+def test_the_plain_loop_says_so(caplog):
+    features, labels = samples(0.2)
+    model = torch.nn.Linear(2, 2)
+    stopper = BoundaryUncertaintyStopper(features, labels, **SETTINGS)
+    for threshold in (HIGH, LOW):
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+            model.bias.copy_(torch.tensor([0.0, -threshold]))
+        stopper.check(model)
+    with caplog.at_level("INFO"):
+        stopper.restore(model)
+    assert [line for line in caplog.messages if line.startswith("Class 1 is recognised at ")]
+
+
+def test_steps_tell_checks_of_one_epoch_apart():
+    recognition = Recognition(Recalls(0, 4, [0.9, 0.3], [0.9, 0.3]), Recalls(0, 8, [0.8, 0.6], [0.8, 0.6]))
+    line = recognition.line({"epoch": 0, "step": 4}, torch.tensor([2, 5]), torch.tensor([900, 100]))
+    assert line.startswith("Class 5 is recognised at 30% of its perturbed samples in the kept step 4, and at 60% in st")
+    assert recognition.line({"epoch": 0, "step": 8}, torch.tensor([2, 5]), torch.tensor([900, 100])) == ""
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_recalls_are_those_of_a_slow_reference(is_weighted):
+    g = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0, 4, 4, 1, 0, 1] * 20)
+    features = torch.randn(120, 2, generator=g) + labels.unsqueeze(1)
+    weights = torch.rand(120, generator=g) + 0.5 if is_weighted else None
+    signals = Signals(n_neighbors=10, n_draws=2).fit(features, labels, weights)
+    logits = torch.randn(240, 6, generator=g)
+    found = signals.measure(logits).recalls()
+    predictions = logits.argmax(dim=1)
+    counted = torch.ones(240) if weights is None else weights.repeat(2)
+    repeated, probabilities = labels.repeat(2), signals.probabilities
+    expected = []
+    for label in (0, 1, 4):
+        is_of = repeated == label
+        expected.append((counted * is_of * (predictions == label)).sum() / (counted * is_of).sum())
+    for label in (0, 1, 4):
+        own = counted * probabilities[:, label]
+        expected.append((own * (predictions == label)).sum() / own.sum())
+    torch.testing.assert_close(found, torch.stack(expected).double(), atol=1e-6, rtol=1e-5)
+    assert found.shape == recalls_of(labels * 0, labels * 0, torch.ones(120, 3), None, 3).shape

@@ -1,0 +1,238 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from problems import blobs
+from torch import nn
+
+from bu_torch import (
+    BoundaryUncertainty,
+    LabelProbabilities,
+    LabelRegression,
+    LabelVotes,
+    Signals,
+    TrustScore,
+    functional,
+)
+from bu_torch.internal.progress import shown_on
+
+
+def fitted(**kwargs):
+    features, labels = blobs()
+    return Signals(**{"n_draws": 2, "seed": 3, **kwargs}).fit(features, labels), features, labels
+
+
+def read(signals, seed=0, n_outputs=3):
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return nn.Linear(4, n_outputs)(signals.perturbed_inputs)
+
+
+def test_measures_what_the_estimators_say():
+    signals, features, labels = fitted()
+    first, before = signals.measure(read(signals, 0))
+    logits = read(signals, 1)
+    values, predictions = signals.measure(logits, before)
+    boundary = BoundaryUncertainty(n_draws=2, seed=3).fit(features, labels)
+    points = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
+    assert torch.equal(points, boundary.standardize(signals.perturbed_inputs))
+    assert torch.equal(predictions, logits.argmax(dim=1))
+    trust = TrustScore().fit(boundary.standardize(features), labels)
+    rows = torch.arange(120).repeat(2)
+    expected = {
+        "boundary_uncertainty": boundary.score_logits(logits),
+        "trust_score": functional.mean_trust_score(trust.score(points, predictions)),
+        "label_agreement": (predictions == labels.repeat(2)).double().mean(),
+        "vote_agreement": LabelVotes().fit(labels, boundary.neighbors).score(predictions),
+        "neighbor_agreement": functional.neighbor_agreement(
+            functional.trust_score(trust.class_distances(points, rows), predictions)
+        ),
+        "expected_accuracy": signals.probabilities[torch.arange(240), predictions].double().mean(),
+        "prediction_changes": (predictions != before).double().mean(),
+        "omission": functional.omission(
+            functional.label_votes(labels, boundary.neighbors, 0.0), predictions, boundary.neighbors
+        ),
+    }
+    assert tuple(values) == Signals.NAMES
+    for name, value in expected.items():
+        assert values[name].dtype == torch.float64
+        assert float(values[name]) == pytest.approx(float(value), rel=1e-5), name
+    assert float(first["prediction_changes"]) == 1.0
+
+
+@pytest.mark.parametrize("shape", ["(n, 1)", "(n,)"])
+def test_one_column_counts_as_two_classes(shape):
+    features, labels = blobs(n_classes=2)
+    signals = Signals(n_draws=2).fit(features, labels)
+    column = read(signals, n_outputs=1)
+    values, predictions = signals.measure(column if shape == "(n, 1)" else column[:, 0])
+    expected, _ = signals.measure(torch.cat((torch.zeros_like(column), column), dim=1))
+    assert torch.equal(predictions, (column[:, 0] > 0).long())
+    assert values == expected
+
+
+def test_more_columns_than_classes_are_empty_classes():
+    signals, _, _ = fitted()
+    logits = read(signals)
+    values, _ = signals.measure(logits)
+    wide, predictions = signals.measure(torch.nn.functional.pad(logits, (0, 2), value=1e6))
+    assert predictions.unique().tolist() == [3]
+    assert float(wide["vote_agreement"]) == float(wide["neighbor_agreement"]) == 0.0
+    wider, _ = signals.measure(torch.nn.functional.pad(logits, (0, 2), value=-1e6))
+    assert {name: float(value) for name, value in wider.items()} == pytest.approx(
+        {name: float(value) for name, value in values.items()}
+    )
+
+
+def test_a_logit_that_is_not_finite_makes_all_nan():
+    signals, _, _ = fitted()
+    logits = read(signals)
+    logits[7, 1] = torch.nan
+    values, _ = signals.measure(logits)
+    assert all(value.isnan() for value in values.values())
+
+
+OTHER_SETTINGS = {
+    "seed": 4,
+    "n_draws": 3,
+    "n_neighbors": 41,
+    "feature_extractor": lambda x: x[:, 2:],
+    "n_components": 2,
+    "perturbation": lambda x, d, g: x,
+}
+
+
+class TestFile:
+    @pytest.mark.parametrize("change", ["features", "labels", "order", *OTHER_SETTINGS])
+    def test_of_other_samples_or_settings_is_refused(self, tmp_path, change):
+        settings = {"feature_extractor": lambda x: x[:, :2], "perturbation": lambda x, d, g: x.flip(0)}
+        signals, features, labels = fitted(**settings)
+        signals.save(tmp_path / "cache.npz")
+        again = Signals(n_draws=2, seed=3, **settings).load(tmp_path / "cache.npz", features, labels)
+        assert torch.equal(again.class_distances, signals.class_distances)
+        if change == "features":
+            features = features + 1e-6
+        elif change == "labels":
+            labels = labels.flip(0)
+        elif change == "order":
+            features, labels = features.flip(0), labels.flip(0)
+        settings |= {"n_draws": 2, "seed": 3, **{name: OTHER_SETTINGS[name] for name in {change} & set(OTHER_SETTINGS)}}
+        with pytest.raises(ValueError, match="was made of other samples or settings"):
+            Signals(**settings).load(tmp_path / "cache.npz", features, labels)
+
+    def test_a_save_that_fails_leaves_the_old_file(self, tmp_path, monkeypatch):
+        signals, _, _ = fitted()
+        path = tmp_path / "cache.npz"
+        path.write_bytes(b"old")
+
+        def torn(file, **arrays):
+            file.write(b"half")
+            raise OSError("disk full")
+
+        monkeypatch.setattr(np, "savez", torn)
+        with pytest.raises(OSError, match="disk full"):
+            signals.save(path)
+        assert path.read_bytes() == b"old"
+        assert [file.name for file in tmp_path.iterdir()] == ["cache.npz"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_labels_that_the_others_do_not_tell_are_warned_of(tmp_path):
+    signals, features, labels = fitted()
+    assert signals.vote_skill == LabelVotes().fit(labels, signals.boundary.neighbors).skill_ > 0.5
+    points = signals.boundary.standardize(features)
+    assert signals.regression_skill == LabelRegression(seed=3).fit(points, labels).skill_ > 0.5
+    generator = torch.Generator().manual_seed(0)
+    inputs, noise = torch.randn(500, 20, generator=generator), torch.randint(2, (500,), generator=generator)
+    with pytest.warns(UserWarning, match=r"score -?0\.\d+ by the nearest, -?0\.\d+ by regression on all\)"):
+        signals = Signals(n_draws=1).fit(inputs, noise)
+    signals.save(tmp_path / "signals.npz")
+    with pytest.warns(UserWarning, match="`feature_extractor` may give a space"):
+        again = Signals(n_draws=1).load(tmp_path / "signals.npz", inputs, noise)
+    for name in ("vote_skill", "regression_skill"):
+        assert getattr(again, name) == getattr(signals, name) < 0.01
+
+
+@pytest.mark.filterwarnings("error")
+def test_where_regression_alone_tells_the_labels_that_is_said():
+    labels = torch.arange(500) % 2
+    # A narrow class within a wide one: what is nearest is nearly always of the narrow one.
+    ring = torch.randn(500, 20, generator=torch.Generator().manual_seed(0)) * (1 + labels.unsqueeze(1))
+    with pytest.warns(UserWarning, match=r"than chance \(Brier .*-?0\.\d+\), a regression .* does \(0\.\d+\)"):
+        signals = Signals(n_draws=1).fit(ring, labels)
+    assert signals.vote_skill < 0.01
+    assert signals.regression_skill > 0.1
+    by_radius = Signals(n_draws=1, feature_extractor=lambda x: x.norm(dim=1, keepdim=True)).fit(ring, labels)
+    assert by_radius.vote_skill > 0.5
+
+
+def test_expected_accuracy_is_the_mean_probability_of_what_is_predicted():
+    signals, features, labels = fitted()
+    boundary = signals.boundary
+    points = boundary.standardize(signals.perturbed_inputs)
+    expected = LabelProbabilities(regression=LabelRegression(seed=3))
+    expected.fit(boundary.standardize(features), labels, boundary.neighbors)
+    torch.testing.assert_close(signals.probabilities, expected.predict_proba(points))
+    logits = torch.randn(len(points), 3, generator=torch.Generator().manual_seed(0))
+    value = signals.measure(logits).values["expected_accuracy"]
+    chosen = [float(signals.probabilities[row, column]) for row, column in enumerate(logits.argmax(dim=1).tolist())]
+    assert float(value) == pytest.approx(sum(chosen) / len(chosen), abs=1e-6)
+    wider = torch.nn.functional.pad(logits, (0, 1), value=100.0)
+    assert signals.measure(wider).values["expected_accuracy"] == 0  # of a class that no sample has
+
+
+@pytest.mark.parametrize(
+    ("n_copied", "offsets", "said"),
+    [(100, [0], "100%"), (60, [0], "75%"), (30, [0], None), (100, [1], None), (100, [1, 0, 1], "100%")],
+)
+def test_samples_that_are_there_twice_are_warned_of(tmp_path, n_copied, offsets, said):
+    features, labels = blobs(n=100)
+    copies = [(features[:n_copied], (labels[:n_copied] + offset) % 3) for offset in offsets]
+    several = [torch.cat(parts) for parts in zip((features, labels), *copies, strict=True)]
+    signals = Signals(n_draws=1)
+    for read in (signals.fit, lambda *samples: Signals(n_draws=1).load(tmp_path / "signals.npz", *samples)):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            read(*several)
+        found = [str(warning.message) for warning in warned if "exact copy" in str(warning.message)]
+        assert [message.split()[0] for message in found] == ([said] if said else [])
+        signals.save(tmp_path / "signals.npz")
+
+
+def test_a_progress_bar_arrives_at_its_end():
+    class Bar:
+        done = 0.0
+
+        def update(self, n=1):
+            self.done += n
+
+    bar = Bar()
+    with shown_on(bar):
+        signals, features, _ = fitted()
+    assert bar.done == signals.n_comparisons(len(features))
+    fitted()
+    assert bar.done == signals.n_comparisons(len(features))
+
+
+def test_a_progress_bar_is_alive_while_a_space_is_chosen():
+    class Bar:
+        def __init__(self):
+            self.moves = []
+
+        def update(self, n=1):
+            self.moves.append(n)
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(120) % 2
+    images = torch.randn(120, 1, 8, 8, generator=generator) + labels.view(-1, 1, 1, 1)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    choosing, fitting = Bar(), Bar()
+    signals = Signals(module=module)
+    with shown_on(choosing):
+        assert signals.settle_space(images, labels)
+    assert len(choosing.moves) > 3
+    assert set(choosing.moves) == {0}
+    with shown_on(fitting):
+        signals.fit(images, labels)
+    assert sum(fitting.moves) == signals.n_comparisons(len(images))

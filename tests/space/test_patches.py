@@ -1,0 +1,215 @@
+"""Features of patches, and the choice of a space."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bu_torch import BoundaryUncertainty, Signals
+from bu_torch.estimators.space_choice import choose_space
+from bu_torch.space.features import FeatureSpace
+from bu_torch.space.layers import LayerFeatures
+from bu_torch.space.patches import PatchFeatures
+
+
+def textures(n=240, size=20, channels=1, seed=0):
+    """Noise that is smooth down or across: patches tell the two apart, distances between pixels do not."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % 2
+    smooth = torch.randn(n, size, size + 1, generator=g).unfold(2, 2, 1).mean(dim=3)
+    images = torch.where(labels.view(-1, 1, 1) == 0, smooth, smooth.transpose(1, 2))
+    return images.unsqueeze(1).repeat(1, channels, 1, 1), labels
+
+
+def slow_features(patches, images, n_cells):
+    """Each filter at each place by hand, from the fitted filters."""
+    filters, offsets = patches._filters.double().numpy(), patches._offsets.double().numpy()
+    size = filters.shape[-1]
+    rows = []
+    for image in (images.double().numpy() - patches._center) / patches._scale:
+        places = image.shape[1] - size + 1
+        maps = np.zeros((len(filters), places, places))
+        for i in range(places):
+            for j in range(places):
+                patch = image[:, i : i + size, j : j + size]
+                patch = (patch - patch.mean()) / np.sqrt(patch.var() + 0.01)
+                maps[:, i, j] = (filters * patch).sum(axis=(1, 2, 3)) - offsets
+        features = []
+        for sign in (1, -1):
+            halves = np.maximum(sign * maps - 0.25, 0)
+            edges = [(places * c // n_cells, -(-places * (c + 1) // n_cells)) for c in range(n_cells)]
+            features += [halves[f, a:b, c:d].mean() for f in range(len(filters)) for a, b in edges for c, d in edges]
+        rows.append(features)
+    return torch.tensor(np.array(rows), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_feature_is_what_the_loops_give(channels):
+    images, _ = textures(20, 9, channels)
+    patches = PatchFeatures(n_patches=5, size=4).fit(images)
+    found = patches.transform(images)
+    assert found.shape == (20, 5 * 2 * 4)
+    torch.testing.assert_close(found, slow_features(patches, images, 2), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_no_block_changes_more_than_rounding(monkeypatch, channels):
+    """Beside what float64 gives; bright images, for the mean of a patch is taken off within the filters."""
+    images, _ = textures(30, 24, channels)
+    patches = PatchFeatures(n_patches=7).fit(images + 3)
+    whole = patches.transform(images + 3)
+    monkeypatch.setattr("bu_torch.space.patches._BLOCK_ELEMENTS", 1)
+    torch.testing.assert_close(patches.transform(images + 3), whole, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(slow_features(patches, images + 3, 2), whole, atol=5e-6, rtol=5e-6)
+
+
+def test_brightness_and_contrast_change_little_and_the_seed_decides():
+    images, _ = textures(60)
+    patches = PatchFeatures(n_patches=8).fit(images)
+    torch.testing.assert_close(PatchFeatures(n_patches=8).fit(images).transform(images), patches.transform(images))
+    torch.testing.assert_close(
+        PatchFeatures(n_patches=8).fit(images + 5).transform(images + 5),
+        patches.transform(images),
+        atol=1e-3,
+        rtol=1e-3,
+    )
+    torch.testing.assert_close(
+        PatchFeatures(n_patches=8).fit(images * 9).transform(images * 9),
+        patches.transform(images),
+        atol=1e-3,
+        rtol=1e-3,
+    )
+    assert not torch.equal(PatchFeatures(n_patches=8, seed=1).fit(images).transform(images), patches.transform(images))
+    assert torch.isfinite(
+        PatchFeatures(n_patches=8).fit(torch.zeros(9, 1, 7, 7)).transform(torch.zeros(9, 1, 7, 7))
+    ).all()
+    small = PatchFeatures(n_patches=3).fit(images[:, :, :4, :3]).transform(images[:, :, :4, :3])
+    assert torch.isfinite(small).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: PatchFeatures(0), ValueError, "`n_patches` must be an integer >= 1"),
+        (lambda: PatchFeatures(size=1.5), TypeError, "`size` must be an integer"),
+        (lambda: PatchFeatures().fit(torch.zeros(5, 4)), ValueError, r"`images` must have shape \(N, C, H, W\)"),
+        (lambda: FeatureSpace("pixels"), ValueError, "`feature_extractor` must be one of 'inputs', 'patches'"),
+        (lambda: BoundaryUncertainty(feature_extractor="module").fit(*textures()), ValueError, "needs a `module`"),
+    ],
+)
+def test_what_it_must_be(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+class Net(nn.Module):
+    """How much pixels change down and across, before its last layer: all that tells these textures apart."""
+
+    def __init__(self, is_useful=True):
+        super().__init__()
+        self.is_useful, self.last = is_useful, nn.Linear(2, 2)
+
+    def forward(self, x):
+        spread = torch.stack((x.diff(dim=2).flatten(1).std(dim=1), x.diff(dim=3).flatten(1).std(dim=1)), dim=1)
+        return self.last(spread if self.is_useful else torch.sin(1e4 * spread))
+
+
+def test_the_space_that_tells_most_of_the_labels_is_chosen():
+    images, labels = textures()
+    candidates = {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")}
+    name, skills, points = choose_space(images, labels, candidates)
+    assert name == "patches"
+    assert torch.equal(points, FeatureSpace("patches").fit_transform(images))
+    assert skills["patches"] > skills["inputs"]
+    for is_useful, expected in ((True, "module"), (False, "patches")):
+        fitted = BoundaryUncertainty(20, module=Net(is_useful)).fit(images, labels)
+        assert fitted.space_name_ == expected
+        assert list(fitted.skills_) == ["inputs", "patches", "module"]
+    asked = BoundaryUncertainty(20, feature_extractor="patches", module=Net()).fit(images, labels)
+    assert (asked.space_name_, asked.skills_) == ("patches", {})
+
+
+def test_patches_are_extracted_once_where_all_samples_are_compared(monkeypatch):
+    images, labels = textures(120)
+    once = BoundaryUncertainty(20).fit(images, labels)
+    seen, transform = [], PatchFeatures.transform
+    monkeypatch.setattr(PatchFeatures, "transform", lambda self, x: seen.append(len(x)) or transform(self, x))
+    again = BoundaryUncertainty(20).fit(images, labels)
+    assert seen == [120]
+    assert torch.equal(again.neighbors, once.neighbors)
+    monkeypatch.setattr("bu_torch.estimators.space_choice._COMPARED", 119)
+    part = BoundaryUncertainty(20).fit(images, labels)
+    assert seen == [120, 119, 120]
+    assert part.space_name_ == once.space_name_ == "patches"
+    assert torch.equal(part.neighbors, once.neighbors)
+
+
+def test_vectors_stay_where_they_are():
+    features = torch.randn(100, 3)
+    fitted = BoundaryUncertainty(20, module=nn.Linear(3, 2)).fit(features, torch.arange(100) % 2)
+    assert (fitted.space_name_, fitted.skills_) == ("inputs", {})
+
+
+def test_what_a_network_prepared_is_taken_back_without_it():
+    """A run that resumes has no weights of its start."""
+    images, labels = textures()
+    net = Net()
+    first = Signals(20, n_draws=2, feature_extractor="module", module=net).fit(images, labels)
+    with torch.no_grad():
+        net.last.weight.zero_()
+    again = Signals(20, n_draws=2, feature_extractor="module", module=net).restore(first.prepared(), images, labels)
+    assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
+    assert again.fingerprint == first.fingerprint
+    logits = torch.randn(480, 2)
+    for name, value in first.measure(logits).values.items():
+        assert torch.equal(again.measure(logits).values[name], value)
+    for change in ({"votes": torch.ones(3, 3)}, {"neighbors": first.boundary.neighbors.flip(0)}, {"votes": None}):
+        with pytest.raises(ValueError, match=f"`{next(iter(change))}` must"):
+            Signals(20, n_draws=2, module=net).restore({**first.prepared(), **change}, images, labels)
+    for name in ("labels", "perturbed_inputs", "bandwidth", "_index"):
+        with pytest.raises(ValueError, match=f"got {name} besides"):
+            Signals(20, n_draws=2, module=net).restore({**first.prepared(), name: labels}, images, labels)
+
+
+def test_no_file_keeps_features_of_a_network(tmp_path):
+    images, labels = textures()
+    with pytest.raises(ValueError, match="features of `module`, which may have changed"):
+        Signals(20, n_draws=1, feature_extractor="module", module=Net()).fit(images, labels).save(tmp_path / "no.npz")
+    Signals(20, n_draws=1).fit(images, labels).save(tmp_path / "cache.npz")
+    assert Signals(20, n_draws=1).load(tmp_path / "cache.npz", images, labels).boundary.space_name_ == "patches"
+
+
+def test_feature_maps_are_no_images():
+    """Patches of many channels are too many numbers to whiten."""
+    maps = torch.randn(60, 64, 3, 3)
+    assert BoundaryUncertainty(20).fit(maps, torch.arange(60) % 2).skills_ == {}
+
+
+def test_integers_reach_a_network_that_takes_them():
+    net = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
+    tokens = torch.randint(9, (6, 5))
+    expected = net[0](tokens)
+    torch.testing.assert_close(LayerFeatures(net, keep_integers=True).transform(tokens), expected)
+
+
+def test_random_labels_are_told_by_no_space():
+    """Each sample counts once, however few there are: a copy would tell its own label."""
+    images, _ = textures()
+    labels = torch.randint(3, (240,), generator=torch.Generator().manual_seed(0))
+    _, skills, _ = choose_space(images, labels, {"inputs": FeatureSpace(), "patches": FeatureSpace("patches")})
+    assert max(skills.values()) < 0.1
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Sequential(nn.Flatten(0, 2), nn.Linear(20, 2), nn.Flatten(0), nn.Unflatten(0, (-1, 40))),
+        nn.Module(),
+    ],
+    ids=["no linear layer", "rows that are no samples", "no forward"],
+)
+def test_a_network_whose_features_cannot_be_read_is_no_candidate(net):
+    images, labels = textures(120)
+    fitted = BoundaryUncertainty(20, module=net).fit(images, labels)
+    assert list(fitted.skills_) == ["inputs", "patches"]

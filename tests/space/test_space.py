@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+import torch
+from problems import blobs
+from sklearn.decomposition import PCA
+from torch import nn
+
+from bu_torch import BoundaryUncertainty, FeatureSpace, NeighborGraph, PrototypeClassifier, Signals, TrustScore
+from bu_torch.space.features import principal_components
+
+
+def distances(points):
+    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def test_inputs_alone_are_standardised(dtype):
+    inputs = blobs()[0].to(dtype).view(-1, 2, 2)
+    points = FeatureSpace().fit(inputs).transform(inputs)
+    flat = inputs.flatten(1).double()
+    expected = (flat - flat.mean(dim=0)) / flat.std(dim=0, correction=0)
+    torch.testing.assert_close(points, expected.to(dtype))
+    assert points.dtype == dtype
+
+
+def test_components_are_those_of_the_standardised_inputs():
+    inputs = blobs(n=300, d=12)[0] * torch.arange(1, 13)
+    points = FeatureSpace(n_components=3).fit(inputs).transform(inputs)
+    standardized = (inputs - inputs.mean(dim=0)) / inputs.std(dim=0, correction=0)
+    expected = PCA(3, svd_solver="full").fit_transform(standardized.numpy())
+    torch.testing.assert_close(points.abs(), torch.from_numpy(np.abs(expected)), atol=1e-3, rtol=1e-3)
+
+
+def test_exact_components_are_those_of_the_singular_values(dtype):
+    points = torch.randn(550, 520, generator=torch.Generator().manual_seed(0), dtype=dtype) + 3  # large: else random
+    mean, axes = principal_components(points, 4, exact=True)
+    assert (mean.dtype, axes.dtype, axes.shape) == (dtype, dtype, (4, 520))
+    torch.testing.assert_close(mean, points.mean(dim=0))
+    expected = torch.linalg.svd((points - points.mean(dim=0)).double(), full_matrices=False).Vh[:4]
+    cosines = (axes.double() * expected).sum(dim=1).abs()
+    torch.testing.assert_close(cosines, torch.ones(4, dtype=torch.float64), atol=1e-4, rtol=0)
+
+
+def test_all_components_keep_all_distances():
+    inputs = blobs()[0]
+    plain = FeatureSpace().fit(inputs).transform(inputs)
+    turned = FeatureSpace(n_components=99).fit(inputs).transform(inputs)
+    torch.testing.assert_close(distances(turned), distances(plain), atol=1e-4, rtol=1e-4)
+    found, expected = (BoundaryUncertainty(10, n_components=c).fit(*blobs()) for c in (99, None))
+    assert torch.equal(found.neighbors, expected.neighbors)
+    assert torch.equal(found.bayes_pairs, expected.bayes_pairs)
+    torch.testing.assert_close(found.perturbed_inputs, expected.perturbed_inputs)
+
+
+def test_neighbours_are_those_of_the_features_and_samples_move_in_input_space():
+    features, labels = blobs()
+    inputs = torch.cat((features[:, :2], 100 * torch.rand(120, 2)), dim=1)  # two that say nothing
+    found = BoundaryUncertainty(10, feature_extractor=lambda x: x[:, :2]).fit(inputs, labels)
+    points = FeatureSpace().fit(inputs[:, :2]).transform(inputs[:, :2])
+    graph = NeighborGraph(10).fit(points)
+    assert torch.equal(found.neighbors, graph.neighbors)
+    assert torch.equal(found.bayes_pairs, PrototypeClassifier().fit(points, labels).top_pairs(points))
+    step = (found.standardize(found.perturbed_inputs[0]) - found.standardize(inputs)).norm(dim=1)
+    among = distances(found.standardize(inputs))[torch.arange(120).unsqueeze(1), graph.neighbors[:, 1:]]
+    torch.testing.assert_close(step, among.amin(dim=1), atol=1e-4, rtol=1e-4)
+
+
+def test_where_all_neighbours_are_duplicates_the_step_is_searched_among_all():
+    inputs = torch.cat((torch.zeros(12, 3), torch.eye(3)))
+    found = BoundaryUncertainty(10, n_components=2).fit(inputs, torch.arange(15) % 2)
+    step = (found.standardize(found.perturbed_inputs[0]) - found.standardize(inputs)).norm(dim=1)
+    apart = distances(found.standardize(inputs))
+    expected = torch.where(apart > 1e-6, apart, torch.inf).amin(dim=1)
+    torch.testing.assert_close(step[:12], expected[:12], atol=1e-5, rtol=1e-5)
+
+
+def test_class_distances_are_those_of_the_features():
+    features, labels = blobs()
+    signals = Signals(10, 2, feature_extractor=lambda x: x[:, :2]).fit(features, labels)
+    space = FeatureSpace().fit(features[:, :2])
+    trust = TrustScore().fit(space.transform(features[:, :2]), labels)
+    expected = trust.class_distances(space.transform(signals.perturbed_inputs[:, :2]))
+    torch.testing.assert_close(signals.class_distances, expected)
+
+
+def test_a_module_extracts_in_eval_mode_and_stays_as_it_is():
+    features, labels = blobs()
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    points = FeatureSpace(net).fit(features).transform(features)
+    net.eval()
+    with torch.no_grad():
+        expected = FeatureSpace().fit(net(features)).transform(net(features))
+    torch.testing.assert_close(points, expected)
+    net.train()
+    BoundaryUncertainty(feature_extractor=net).fit(features, labels)
+    assert net[2].training
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert not points.requires_grad
+
+
+def test_a_module_of_another_precision_extracts():
+    inputs = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    module = nn.Linear(4, 3)
+    space = FeatureSpace(module).fit(inputs)
+    torch.testing.assert_close(space.extract(inputs), module(inputs.float()).detach())
+
+
+def test_seed_fixes_the_components(random_states):
+    inputs = torch.randn(600, 600)
+    before = random_states()
+    first, second = (FeatureSpace(n_components=5, seed=2).fit(inputs).transform(inputs) for _ in range(2))
+    assert torch.equal(first, second)
+    assert random_states() == before
+
+
+@pytest.mark.parametrize(
+    ("extract", "message"),
+    [
+        (lambda x: x[:7], "one row a sample, got 7 for 120"),
+        (lambda x: x / 0, r"`feature_extractor\(inputs\)` must be finite"),
+        (lambda x: x[:, 0], r"`feature_extractor\(inputs\)` must have shape"),
+    ],
+)
+def test_what_an_extractor_must_give(extract, message):
+    with pytest.raises(ValueError, match=message):
+        BoundaryUncertainty(feature_extractor=extract).fit(*blobs())
