@@ -29,7 +29,7 @@ from bu_torch.callbacks._lightning import (
 )
 from bu_torch.callbacks._loss_weights import LossWeights
 from bu_torch.callbacks._names import suffix_of
-from bu_torch.callbacks._optimizers import evaluation_weights
+from bu_torch.callbacks._optimizers import RAW_WEIGHTS, evaluation_weights
 from bu_torch.callbacks._processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._silence import silence
@@ -68,7 +68,6 @@ _SEVERAL_TENSORS = (
     "A `forward` of several tensors (`input_ids`, `attention_mask`) must take them as one, say"
     " `torch.stack((input_ids, attention_mask), dim=1)`, and take it apart itself."
 )
-RAW_WEIGHTS = "raw_state_dict"  # of training, in a checkpoint whose `state_dict` is their average
 _WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 SHARDED = (*_WRAPPING, "ModelParallelStrategy", "XLAFSDPStrategy")  # where no process has the whole network
 
@@ -303,6 +302,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 " before its first update neither count nor are kept."
             )
         with evaluation_weights(trainer):
+            self._remember_weights(pl_module)
             self._tracker.update_average(pl_module, trainer.current_epoch, trainer.global_step)
             with self._tracker.averaged(pl_module):
                 values = self._measure(trainer, pl_module)
@@ -325,6 +325,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         if is_first and (line := describe_slow_check(self.check_seconds, self._tracker.training_seconds)):
             every = "every_n_epochs" if self.every_n_train_steps is None else "every_n_train_steps"
             rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{every}=`.")
+
+    def _remember_weights(self, pl_module: "LightningModule") -> None:
+        """Do nothing: the stopping callback compares them with those that it saves."""
 
     def _log(self, trainer: "Trainer", pl_module: "LightningModule", step: int | None) -> None:
         """Log the last check: with the epoch's other values, or at a step of its own."""

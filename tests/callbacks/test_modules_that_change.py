@@ -1,5 +1,6 @@
 """Modules that a look would change: layers that merge, observe, are pruned, log, renormalise; optimisers with modes."""
 
+import copy
 import warnings
 
 import lightning.pytorch as pl
@@ -11,8 +12,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from problems import blobs, loader, same, trainer
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import CatMetric, MeanMetric
 
+from bu_torch import Rule
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.internal import traces
 from bu_torch.internal.traces import RestoringError, evaluation_mode
@@ -496,6 +499,29 @@ class ScheduleFree(Model):
         self.optimizers().optimizer.train()
 
 
+class Second(Rule):
+    """Keeps the second check."""
+
+    name = "second"
+    signals = ("trust_score",)
+
+    def __init__(self):
+        self.n_checks = 0
+
+    def score(self, values):
+        self.n_checks += 1
+        return float(self.n_checks == 2)
+
+    def reset(self):
+        self.n_checks = 0
+
+    def state_dict(self):
+        return {"n_checks": self.n_checks}
+
+    def load_state_dict(self, state_dict):
+        self.n_checks = state_dict["n_checks"]
+
+
 class TestOptimizersWithModes:
     @averaging
     def test_training_is_the_same_to_the_bit(self, tmp_path, averaging):
@@ -528,3 +554,65 @@ class TestOptimizersWithModes:
         before = {name: one.clone() for name, one in model.state_dict().items()}
         model.trainer.optimizers[0].eval()
         assert same(before, model.state_dict())
+
+    @averaging
+    @pytest.mark.parametrize("every", [{}, {"every_n_train_steps": 3}], ids=["epochs", "steps"])
+    def test_a_run_that_resumes_from_the_kept_file_trains_on_to_the_bit(self, tmp_path, averaging, every):
+        """Also within an epoch, where Lightning skips the hook that puts the optimiser into training mode."""
+
+        def run(name, **options):
+            pl.seed_everything(3, verbose=False)
+            stopping = BoundaryUncertaintyStopping(
+                averaging=averaging, restore_best_weights=False, rule=Second(), cache=None, reference=blobs(), **every
+            )
+            model = ScheduleFree(perceptron())
+            # All batches are alike: Lightning begins an epoch's data again where a run resumes within it.
+            data = DataLoader(TensorDataset(*(torch.cat([one] * 4) for one in blobs(30))), batch_size=30)
+            trainer(tmp_path / name, stopping, max_epochs=4).fit(model, data, **options)
+            return stopping, model
+
+        whole, model = run("whole")
+        _, resumed = run("resumed", ckpt_path=whole.best_model_path)
+        assert len(whole.history) > 2
+        assert whole.best_step == whole.history[1]["step"]
+        assert same(model.state_dict(), resumed.state_dict())
+
+
+class TestWeightsThatChangeAfterTheCheck:
+    class Teacher(Model):
+        """Follows its own weights in frozen ones, unseen by torch's version counter."""
+
+        def __init__(self, net):
+            super().__init__(net)
+            self.teacher = copy.deepcopy(net).requires_grad_(False)
+
+        def follow(self):
+            for one, other in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+                one.data.lerp_(other.data, 0.5)
+
+    class AtEpochEnd(Teacher):
+        def on_train_epoch_end(self):
+            self.follow()
+
+    class AtBatchEnd(Teacher):
+        def on_train_batch_end(self, *_):
+            self.follow()
+
+    @pytest.mark.parametrize("checkpoints", [True, False])
+    def test_are_warned_of_once(self, tmp_path, checkpoints):
+        with pytest.warns(UserWarning, match=r"`teacher.0.weight` and 3 more changed between a check") as caught:
+            trained(
+                tmp_path,
+                lambda: self.AtEpochEnd(perceptron()),
+                BoundaryUncertaintyStopping(cache=None),
+                enable_checkpointing=checkpoints,
+            )
+        assert sum("changed between" in str(one.message) for one in caught) == 1
+
+    @pytest.mark.parametrize("make", [AtBatchEnd, ScheduleFree, lambda net: Model(nn.BatchNorm1d(4))])
+    def test_are_not_where_they_change_before_it(self, tmp_path, make):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*changed between a check")
+            stopping = BoundaryUncertaintyStopping(cache=None)
+            trained(tmp_path, lambda: make(perceptron()), stopping)
+        assert stopping.best_model_path
