@@ -21,7 +21,8 @@ from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
 from bu_torch.callbacks._optimizers import RAW_WEIGHTS, leave_training
 from bu_torch.callbacks._weights_after_check import WeightsAfterCheck
-from bu_torch.callbacks.monitor import SHARDED, BoundaryUncertaintyMonitor, describe_exception
+from bu_torch.callbacks.averages import SHARDED
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, describe_exception
 from bu_torch.internal.inputs import check_flag
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import why_unreadable
@@ -122,13 +123,16 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         super()._clear()
         self.stopping_reason = ""
         self._is_concluded = False
-        self.after_check = WeightsAfterCheck()
         self._bearer: VerdictBearerMixin | None = None
         self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
         self._key_of_rule: tuple[Any, str] | None = None
 
-    def _remember_weights(self, pl_module: "LightningModule") -> None:
-        self.after_check.remember(pl_module)
+    keeps_weights = True  # of a check
+
+    @property
+    def after_check(self) -> WeightsAfterCheck:
+        """Weights of the last check, until they are saved."""
+        return self._fit.after_check
 
     @property
     def state_key(self) -> str:
@@ -212,10 +216,10 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         """Likewise."""
-        self._dismiss()
+        self._fit.break_off()
 
     def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
-        if self._tracker.average is not None and (raw := self._tracker.average.put_aside()):
+        if self.tracker.average is not None and (raw := self.tracker.average.put_aside()):
             checkpoint[RAW_WEIGHTS] = raw
 
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
@@ -230,7 +234,9 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             if left:
                 states[self.state_key] = states.pop(left[0])
 
-    def _begin_anew(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        if self._fit.begin(trainer, pl_module):
+            return
         rank_zero_warn("Patience and the best epoch start anew.")
         self._bearer, self._keeper = install(trainer, self)
         for companion in (self._bearer, self._keeper):
@@ -240,12 +246,12 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     @property
     def is_comparable(self) -> bool:
         """Whether what is measured from now on can be compared with any check so far."""
-        return self._tracker.is_comparable
+        return self.tracker.is_comparable
 
     @property
     def new_standing(self) -> float | None:
         """By what a check compares, if one has been made in the hook that runs, and counts; else None."""
-        return self._tracker.last_standing if self._has_checked else None
+        return self.tracker.last_standing if self._fit.has_checked else None
 
     def conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
@@ -253,7 +259,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             return
         self._is_concluded = True
         self.stopping_reason = self._reason(trainer, exception)
-        self._tracker.end(
+        self.tracker.end(
             self.stopping_reason,
             kept_epoch=self.best_epoch,
             kept_step=self.best_step,
@@ -263,29 +269,31 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         kept = self._kept()
         if kept is None:
             if trainer.current_epoch:
-                why = self._tracker.why_none_kept()
+                why = self.tracker.why_none_kept()
                 name = "every_n_epochs" if self.every_n_train_steps is None else "every_n_train_steps"
                 why += "" if self.history else f" (`{name}={getattr(self, name)}`)"
-                why += ": the average of WeightAveraging was not updated before it" if self._waits_for_average else ""
+                why += (
+                    ": the average of WeightAveraging was not updated before it" if self._fit.waits_for_average else ""
+                )
                 rank_zero_info(f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason}")
             return
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         how = self._restore(trainer) if is_graceful and self.restore_best_weights else "not "
         where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
-        assert self._tracker.selection is not None  # noqa: S101  (there is a rule)
-        title, unit = self._tracker.selection.title, as_rule(self.rule).unit
+        assert self.tracker.selection is not None  # noqa: S101  (there is a rule)
+        title, unit = self.tracker.selection.title, as_rule(self.rule).unit
         is_early = kept is self.history[-1] and self.stopped_epoch is None and exception is None
         longer = " That was the last check: longer training may be better." if is_early else ""
-        name, highest = self.score_name, self._tracker.highest
+        name, highest = self.score_name, self.tracker.highest
         equal = ""
         if highest is not None and highest[name] > kept[name]:
             equal = f", half a standard error or less below the {highest[name]:.4f} of {self._place(highest)}"
         rank_zero_info(
             f"Boundary uncertainty kept {self._place(kept)} ({title}: {kept[name]:.4f}{unit and f' {unit}'}{equal}):"
-            f" its {'averaged ' if self._tracker.average is not None else ''}weights are {how}in the model"
-            f"{where}. {self.stopping_reason.rstrip('.')}.{longer} {self._tracker.cost()}"
+            f" its {'averaged ' if self.tracker.average is not None else ''}weights are {how}in the model"
+            f"{where}. {self.stopping_reason.rstrip('.')}.{longer} {self.tracker.cost()}"
         )
-        if line := self._tracker.unrecognised(kept):
+        if line := self.tracker.unrecognised(kept):
             rank_zero_info(line)
 
     def _place(self, check: dict[str, Any]) -> str:
@@ -310,14 +318,14 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     @property
     def score_name(self) -> str:
         """The entry of `history` that decides."""
-        return self._tracker.score_name
+        return self.tracker.score_name
 
     def _kept(self) -> dict[str, Any] | None:
         """The check that the keeper holds."""
         standing = None if self._keeper is None else self._keeper.best_model_score
         if self._keeper is None or standing is None:
             return None
-        return self._tracker.check_of_standing(float(standing), self._keeper.best_epoch, self._keeper.best_step)
+        return self.tracker.check_of_standing(float(standing), self._keeper.best_epoch, self._keeper.best_step)
 
     def _restore(self, trainer: "Trainer") -> str:
         """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""

@@ -134,7 +134,7 @@ def fit_or_load(
     if cache is not None:
         try:
             signals.load(cache, inputs, labels, sample_weight)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
             refusal = f"The cache {cache} cannot be read: {error.strerror}. Its contents are computed anew."

@@ -107,7 +107,7 @@ def read_cache(path: str | Path, fingerprint: str, samples: Samples, *, is_own: 
             found = str(_read(file, _FINGERPRINT, line))
             if found == fingerprint:
                 arrays = {name: _read(file, name, expected) for name, expected in _layout(samples).items()}
-    except (FileNotFoundError, PermissionError, MemoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError, MemoryError):
         raise
     except Exception as error:  # what a damaged zip raises is not documented
         said = error if isinstance(error, _DamageError) else type(error).__name__

@@ -549,7 +549,7 @@ OTHER_KINDS = {
     "labels that collate_fn mixes": (
         Classifier,
         lambda: DataLoader(Pairs(X, Y), batch_size=30, collate_fn=mixed_up),
-        r"`labels`.* Where `collate_fn` or a hook mixes samples \(mixup, CutMix\), pass those that are not mixed",
+        r"`labels`.* If `collate_fn` or a hook mixes samples \(mixup, CutMix\), pass those that are not mixed",
     ),
     "token ids": (
         Tokens,

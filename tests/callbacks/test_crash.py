@@ -12,6 +12,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from problems import Augmented, Classifier, blobs, same, trainer
+from scripted import Scripted
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -161,12 +162,7 @@ class Disk:
 
 
 def scripted(tmp_path, values, callbacks=(), **disk):
-    class Scripted(BoundaryUncertaintyStopping):
-        def _measure(self, trainer, pl_module):
-            value = values[trainer.current_epoch]
-            return {"boundary_uncertainty": value, "trust_score": value, "expected_accuracy": value}
-
-    stopping = Scripted(rule="trust_score", n_neighbors=20, averaging=None)
+    stopping = Scripted(values, rule="trust_score", n_neighbors=20)
     made = trainer(tmp_path, stopping, *callbacks, max_epochs=len(values))
     Disk(made, **disk)
     module = Plain()

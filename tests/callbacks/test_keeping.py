@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
+from scripted import Scripted
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
@@ -18,27 +19,6 @@ from bu_torch.callbacks import _companions
 from bu_torch.callbacks._left_out import changed_by_training, listed
 from bu_torch.callbacks._own_files import OwnFiles
 from bu_torch.rule.decision import Verdict, decide
-
-
-class Stopping(BoundaryUncertaintyStopping):
-    """Measures what the script says, by epoch; after its end the last value."""
-
-    def __init__(self, script=(0.1, 0.9, 0.5), **kwargs):
-        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, **kwargs})
-        self.script = script
-
-    def _read_here(self, trainer, pl_module, read):
-        """There is nothing to read."""
-
-    def _prepare_here(self, trainer, pl_module, read, n_operations):
-        return torch.zeros(1, 1), None, ("the same", True)
-
-    def _try(self, trainer, pl_module):
-        """There is nothing to read."""
-
-    def _measure(self, trainer, pl_module):
-        value = self.script[min(trainer.current_epoch, len(self.script) - 1)]
-        return {"boundary_uncertainty": value, "trust_score": 2 * value, "expected_accuracy": value}
 
 
 def weights_of(module):
@@ -89,7 +69,7 @@ class TestWeightsLeftOut:
     @pytest.mark.parametrize("strict", [True, False])
     @pytest.mark.parametrize("checkpoints", [True, False])
     def test_frozen_ones_stay_and_all_others_are_put_back(self, tmp_path, caplog, strict, checkpoints):
-        module, own = (LeavingOut if checkpoints else Hiding)(strict=strict), Stopping()
+        module, own = (LeavingOut if checkpoints else Hiding)(strict=strict), Scripted()
         with caplog.at_level("INFO", logger="lightning.pytorch"):
             _, weights = fit(tmp_path, own, module=module, enable_checkpointing=checkpoints)
         assert same(weights_of(module), weights[1])
@@ -101,7 +81,7 @@ class TestWeightsLeftOut:
 
     @pytest.mark.parametrize("strict", [True, False])
     def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, caplog, strict):
-        module, own = LeavingOut("net.4", strict=strict), Stopping()
+        module, own = LeavingOut("net.4", strict=strict), Scripted()
         with (
             caplog.at_level("INFO", logger="lightning.pytorch"),
             pytest.warns(UserWarning, match=r"leave out 2 that training changes: net\.4\.weight, net\.4\.bias") as said,
@@ -114,7 +94,7 @@ class TestWeightsLeftOut:
 
     def test_so_are_statistics_that_training_changes(self, tmp_path):
         with pytest.warns(UserWarning, match=r"2 that training changes: net\.1\.running_mean, net\.1\.running_var"):
-            fit(tmp_path, Stopping(), module=LeavingOut(("net.1.running", "net.1.num")))
+            fit(tmp_path, Scripted(), module=LeavingOut(("net.1.running", "net.1.num")))
 
     def test_names_that_the_module_does_not_know_are_said(self, tmp_path):
         class Adding(Classifier):
@@ -123,14 +103,14 @@ class TestWeightsLeftOut:
 
         module = Adding()
         with pytest.warns(UserWarning, match="no place for saved weights of the kept epoch: extra"):
-            _, weights = fit(tmp_path, Stopping(), module=module)
+            _, weights = fit(tmp_path, Scripted(), module=module)
         assert same(weights_of(module), weights[1])
 
     @pytest.mark.parametrize(("left_out", "is_put_back"), [("backbone", True), ("net.4", False)])
     def test_a_file_of_an_earlier_process_is_put_back_if_only_frozen_ones_are_missing(
         self, tmp_path, monkeypatch, left_out, is_put_back
     ):
-        first = Stopping((0.9, 0.1), restore_best_weights=False)
+        first = Scripted((0.9, 0.1), restore_best_weights=False)
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
         module = LeavingOut(left_out, strict=False)
         backbone = weights_of(module.backbone)
@@ -139,7 +119,7 @@ class TestWeightsLeftOut:
         module = LeavingOut(left_out, strict=False)
         module.backbone.load_state_dict(backbone)
         module.on_train_start = lambda: setattr(module, "strict_loading", True)
-        resumed, path = Stopping((0.9, 0.1)), tmp_path / "user" / "last.ckpt"
+        resumed, path = Scripted((0.9, 0.1)), tmp_path / "user" / "last.ckpt"
         with nullcontext() if is_put_back else pytest.warns(UserWarning, match=r"lacks weights.*net\.4\.weight"):
             _, after = fit(tmp_path, resumed, module=module, ckpt_path=path, max_epochs=4)
         assert resumed.best_epoch == 0
@@ -165,11 +145,11 @@ class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
         return ModelCheckpoint(folder / "user", save_last=True, every_n_train_steps=1, save_top_k=0)
 
     def test_a_run_that_max_steps_has_ended_resumes_with_its_best(self, tmp_path, recwarn):
-        first = Stopping(self.SCRIPT)
+        first = Scripted(self.SCRIPT)
         fit(tmp_path, first, self.every_step(tmp_path), max_epochs=-1, max_steps=10)
         assert first.best_epoch == 2
         assert self.files(tmp_path) == ["boundary-epoch=1-step=8.ckpt", "boundary-epoch=2-step=10.ckpt"]
-        resumed, module = Stopping((0.1, 0.5, 0.45, 0.4)), Classifier()
+        resumed, module = Scripted((0.1, 0.5, 0.45, 0.4)), Classifier()
         last = tmp_path / "user" / "last.ckpt"
         fit(tmp_path, resumed, module=module, ckpt_path=last, max_epochs=6)
         assert not [one for one in recwarn if "gone or damaged" in str(one.message)]
@@ -180,12 +160,12 @@ class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
     def test_the_file_before_goes_once_a_newer_one_is_named(self, tmp_path):
         seen = []
         look = LambdaCallback(on_train_batch_end=lambda *_: seen.append(len(self.files(tmp_path))))
-        fit(tmp_path, Stopping((0.1, 0.2, 0.3, 0.4)), look, self.every_step(tmp_path), max_epochs=4)
+        fit(tmp_path, Scripted((0.1, 0.2, 0.3, 0.4)), look, self.every_step(tmp_path), max_epochs=4)
         assert max(seen) == 2
         assert len(self.files(tmp_path)) == 2  # the last step's checkpoint names the one before
 
     def test_beside_checkpoints_at_the_end_of_an_epoch_one_file_is_left(self, tmp_path):
-        fit(tmp_path, Stopping((0.1, 0.2, 0.3)), ModelCheckpoint(tmp_path / "user", save_last=True))
+        fit(tmp_path, Scripted((0.1, 0.2, 0.3)), ModelCheckpoint(tmp_path / "user", save_last=True))
         assert self.files(tmp_path) == ["boundary-epoch=2-step=12.ckpt"]
 
 
@@ -196,7 +176,7 @@ def checkpoints(folder):
 class TestNames:
     def test_folder_and_template_are_model_checkpoint_s(self, tmp_path):
         mine = tmp_path / "mine"
-        own = Stopping(dirpath=str(mine), filename="{epoch:02d}-{trust_score:.2f}-{train_loss:.0f}", smoothing=0.5)
+        own = Scripted(dirpath=str(mine), filename="{epoch:02d}-{trust_score:.2f}-{train_loss:.0f}", smoothing=0.5)
         fit(tmp_path, own)
         assert checkpoints(mine) == ["epoch=01-trust_score=1.80-train_loss=0.ckpt"]
         assert own.best_model_path == str(mine / checkpoints(mine)[0])
@@ -204,14 +184,14 @@ class TestNames:
 
     def test_the_values_are_those_of_this_callback(self, tmp_path):
         """Another's are logged under the same names."""
-        first, second = Stopping((0.1, 0.2), n_neighbors=20), Stopping((0.7, 0.8), rule="trust_score")
+        first, second = Scripted((0.1, 0.2), n_neighbors=20), Scripted((0.7, 0.8), rule="trust_score")
         second.filename, second.restore_best_weights = "{boundary_uncertainty:.1f}", False
         fit(tmp_path, first, second, max_epochs=2)
         assert second.best_model_path.endswith("boundary_uncertainty=0.8.ckpt")
 
     @pytest.mark.parametrize("script", [(0.1, 0.9, 0.5), (0.1, 0.5, 0.9)])
     def test_a_name_without_the_epoch_never_overwrites_the_best_so_far(self, tmp_path, script):
-        seen, own = [], Stopping(script, dirpath=tmp_path / "mine", filename="best")
+        seen, own = [], Scripted(script, dirpath=tmp_path / "mine", filename="best")
         look = LambdaCallback(on_train_batch_end=lambda *_: seen.append(own.best_model_path))
         made, weights = fit(tmp_path, own, look, max_epochs=4)
         assert {Path(path).name for path in seen if path} == {"best.ckpt", "best-v1.ckpt"}
@@ -225,10 +205,10 @@ class TestNames:
     def test_a_resumed_state_has_no_file_deleted_that_the_template_fits(self, tmp_path, monkeypatch, filename):
         mine = tmp_path / "mine"
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        fit(tmp_path, Stopping((0.1, 0.2), dirpath=mine, filename=filename), last, max_epochs=2)
+        fit(tmp_path, Scripted((0.1, 0.2), dirpath=mine, filename=filename), last, max_epochs=2)
         monkeypatch.setattr(_companions, "_OWN_FILES", OwnFiles())
         before = checkpoints(mine)
-        resumed, path = Stopping((0.1, 0.2, 0.9), dirpath=mine, filename=filename), tmp_path / "user" / "last.ckpt"
+        resumed, path = Scripted((0.1, 0.2, 0.9), dirpath=mine, filename=filename), tmp_path / "user" / "last.ckpt"
         fit(tmp_path, resumed, ModelCheckpoint(tmp_path / "user2"), max_epochs=4, ckpt_path=path)
         assert resumed.best_epoch == 2
         assert set(before) < set(checkpoints(mine))
@@ -250,17 +230,17 @@ class TestNames:
         batches = []
         look = LambdaCallback(on_train_batch_start=lambda *_: batches.append(1))
         with pytest.raises(MisconfigurationException, match=message):
-            fit(tmp_path, Stopping(**kwargs), look)
+            fit(tmp_path, Scripted(**kwargs), look)
         assert not batches
 
     def test_without_checkpoints_they_are_warned_of(self, tmp_path):
         with pytest.warns(UserWarning, match="writes no checkpoints: `dirpath`, `filename` has no effect"):
-            fit(tmp_path, Stopping(dirpath=tmp_path, filename="best"), enable_checkpointing=False)
+            fit(tmp_path, Scripted(dirpath=tmp_path, filename="best"), enable_checkpointing=False)
 
 
 class TestWeightsOnly:
     def test_the_file_is_put_back_and_tested_but_not_resumed_from(self, tmp_path):
-        own, module = Stopping(save_weights_only=True), Classifier()
+        own, module = Scripted(save_weights_only=True), Classifier()
         made, weights = fit(tmp_path, own, module=module)
         content = torch.load(own.best_model_path, weights_only=True)
         assert not {"callbacks", "optimizer_states", "lr_schedulers"} & content.keys()
@@ -268,12 +248,12 @@ class TestWeightsOnly:
         assert same(weights_of(module), weights[1])
         made.test(dataloaders=loader(*blobs()), ckpt_path="best", verbose=False)
         with pytest.raises(KeyError, match="contains only the model"):
-            fit(tmp_path, Stopping(), ckpt_path=own.best_model_path)
+            fit(tmp_path, Scripted(), ckpt_path=own.best_model_path)
 
     def test_it_is_refused_beside_weight_averaging(self, tmp_path):
         """Lightning's files of weights alone hold the module's, and the average is measured."""
         with pytest.raises(MisconfigurationException, match="cannot be used beside WeightAveraging"):
-            fit(tmp_path, Stopping(save_weights_only=True), EMAWeightAveraging())
+            fit(tmp_path, Scripted(save_weights_only=True), EMAWeightAveraging())
 
 
 class TestWords:
@@ -281,7 +261,7 @@ class TestWords:
 
     def test_improvements_and_files_are_said_in_lightnings_words(self, tmp_path, caplog):
         with caplog.at_level("INFO"):
-            own = Stopping(self.SCRIPT, verbose=True)
+            own = Scripted(self.SCRIPT, verbose=True)
             fit(tmp_path, own, max_epochs=4)
         said = [one.getMessage() for one in caplog.records]
         assert [line for line in said if "improved" in line] == [
@@ -294,18 +274,18 @@ class TestWords:
 
     def test_without_it_nothing_is_said(self, tmp_path, caplog):
         with caplog.at_level("INFO"):
-            fit(tmp_path, Stopping(self.SCRIPT, log_rank_zero_only=True), max_epochs=4)
+            fit(tmp_path, Scripted(self.SCRIPT, log_rank_zero_only=True), max_epochs=4)
         assert not [one for one in caplog.records if "improved" in one.getMessage() or "top 1" in one.getMessage()]
 
     def test_log_rank_zero_only_is_early_stopping_s(self, tmp_path):
-        made, _ = fit(tmp_path, Stopping(verbose=True, log_rank_zero_only=True), max_epochs=1)
+        made, _ = fit(tmp_path, Scripted(verbose=True, log_rank_zero_only=True), max_epochs=1)
         assert (made.early_stopping_callback.verbose, made.early_stopping_callback.log_rank_zero_only) == (True, True)
 
     def test_a_run_that_resumes_compares_with_the_best_of_before(self, tmp_path, caplog):
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        fit(tmp_path, Stopping(self.SCRIPT), last, max_epochs=2)
+        fit(tmp_path, Scripted(self.SCRIPT), last, max_epochs=2)
         with caplog.at_level("INFO"):
-            resumed = Stopping(self.SCRIPT, verbose=True)
+            resumed = Scripted(self.SCRIPT, verbose=True)
             fit(tmp_path, resumed, max_epochs=4, ckpt_path=tmp_path / "user" / "last.ckpt")
         said = [one.getMessage() for one in caplog.records if "improved" in one.getMessage()]
         assert said == ["Metric boundary_uncertainty improved by 0.400 >= min_delta = 0.0. New best score: 0.900"]
@@ -315,8 +295,8 @@ class TestNoPatience:
     @pytest.mark.parametrize("script", [(0.1, 0.5, 0.9, 0.9, 1.0), (0.5, 0.1), (0.1, 0.2, 0.3, 0.4)])
     def test_it_stops_where_lightning_does(self, tmp_path, script):
         users = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=0)
-        theirs, _ = fit(tmp_path / "theirs", Stopping(script, patience=99), users, max_epochs=4)
-        own = Stopping(script, patience=0)
+        theirs, _ = fit(tmp_path / "theirs", Scripted(script, patience=99), users, max_epochs=4)
+        own = Scripted(script, patience=0)
         made, _ = fit(tmp_path, own, max_epochs=4)
         assert made.current_epoch == theirs.current_epoch
         assert own.stopped_epoch == (users.stopped_epoch or None)

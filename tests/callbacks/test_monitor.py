@@ -31,10 +31,17 @@ def gpu(*values):
 class Reading(BoundaryUncertaintyMonitor):
     """Keeps what was read, to look at after the fit."""
 
-    def _read(self, trainer, pl_module):
-        samples = super()._read(trainer, pl_module)
-        self.read = [samples.inputs, samples.labels]
-        return samples
+    def _clear(self):
+        super()._clear()
+        samples = self._fit._samples
+        read = samples._read
+
+        def keep(trainer, pl_module):
+            found = read(trainer, pl_module)
+            self.read = [found.inputs, found.labels]
+            return found
+
+        samples._read = keep
 
 
 @pytest.mark.parametrize("space", [{}, {"feature_extractor": lambda x: x[:, :2]}, {"n_components": 2}])
@@ -161,7 +168,7 @@ class TestFindingTheData:
     @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
     def test_steps_counted_on_an_endless_stream_are_warned_of(self, tmp_path):
         monitor = Reading(n_draws=1, max_samples=300)
-        with pytest.warns(UserWarning, match="end before `max_steps=8`, that is once, after training"):
+        with pytest.warns(UserWarning, match="ends before `max_steps=8`, the only check comes after training"):
             trainer(tmp_path, monitor, max_epochs=-1, max_steps=8).fit(
                 Classifier(), DataLoader(Endless(), batch_size=32)
             )

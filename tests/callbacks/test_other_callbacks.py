@@ -15,44 +15,15 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from problems import Classifier, blobs, loader, trainer
+from scripted import NoNetwork, NoSamples, Scripted, ScriptedFit, ScriptedMonitor
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks import monitor as monitor_module
+from bu_torch.callbacks import fit as fit_module
 from bu_torch.callbacks._names import suffix_of
+from bu_torch.callbacks.fit import Fit
 from bu_torch.report import read_record
 from bu_torch.report.verdict import Verdict
 from bu_torch.run import tracker as tracker_module
-
-
-class ScriptMixin:
-    """Measures what the script says, by epoch; after its end the last value."""
-
-    script = (0.1, 0.9, 0.5)
-
-    def _read_here(self, trainer, pl_module, read):
-        """There is nothing to read."""
-
-    def _prepare_here(self, trainer, pl_module, read, n_operations):
-        return torch.zeros(1, 1), None, ("the same", True)
-
-    def _try(self, trainer, pl_module):
-        """There is nothing to read."""
-
-    def _measure(self, trainer, pl_module):
-        value = self.script[min(trainer.current_epoch, len(self.script) - 1)]
-        return {"boundary_uncertainty": value, "trust_score": 2 * value, "expected_accuracy": value}
-
-
-class Stopping(ScriptMixin, BoundaryUncertaintyStopping):
-    def __init__(self, script=ScriptMixin.script, **kwargs):
-        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, **kwargs})
-        self.script = script
-
-
-class Monitor(ScriptMixin, BoundaryUncertaintyMonitor):
-    def __init__(self, script=ScriptMixin.script, **kwargs):
-        super().__init__(**{"n_draws": 1, **kwargs})
-        self.script = script
 
 
 def fit(folder, *callbacks, module=None, ckpt_path=None, **kwargs):
@@ -67,19 +38,19 @@ class TestEarlyStoppingOfTheUsers:
 
     @pytest.mark.parametrize("is_first", [True, False])
     def test_it_is_the_trainer_s_early_stopping_callback(self, tmp_path, is_first):
-        own, users = Stopping(), [self.users(), EarlyStopping(monitor="expected_accuracy", mode="max")]
+        own, users = Scripted(), [self.users(), EarlyStopping(monitor="expected_accuracy", mode="max")]
         made = fit(tmp_path, *([*users, own] if is_first else [own, *users]))
         assert made.early_stopping_callback is users[0]
         assert made.early_stopping_callbacks[:2] == users
         assert made.checkpoint_callback.best_model_path == own.best_model_path
 
     def test_without_one_ours_is_found(self, tmp_path):
-        own = Stopping([0.9, 0.1], patience=1)
+        own = Scripted([0.9, 0.1], patience=1)
         made = fit(tmp_path, own, max_epochs=5)
         assert made.early_stopping_callback.stopped_epoch == own.stopped_epoch == 1
 
     def test_one_that_was_added_behind_the_checkpoints(self, tmp_path):
-        own, users, last = Stopping([0.9, 0.1]), self.users(), ModelCheckpoint(tmp_path / "user", save_last=True)
+        own, users, last = Scripted([0.9, 0.1]), self.users(), ModelCheckpoint(tmp_path / "user", save_last=True)
         made = trainer(tmp_path, own, last)
         made.callbacks.append(users)
         made.fit(Classifier(), loader(*blobs()))
@@ -90,14 +61,14 @@ class TestEarlyStoppingOfTheUsers:
         assert bearer["wait_count"] == 2
 
     def test_our_file_holds_its_state_of_the_same_epoch(self, tmp_path):
-        own = Stopping([0.9, 0.1, 0.95])
+        own = Scripted([0.9, 0.1, 0.95])
         fit(tmp_path, own, EarlyStopping(monitor="prediction_changes", mode="max", strict=False), self.users())
         states = torch.load(own.best_model_path, weights_only=True)["callbacks"]
         (users,) = [state for key, state in states.items() if "EarlyStopping" in key and "trust_score" in key]
         assert users["best_score"] == pytest.approx(2 * 0.95)
 
     def test_the_first_of_two_stays_best_in_a_second_fit(self, tmp_path):
-        first, second = Stopping(), Stopping(rule="trust_score", restore_best_weights=False)
+        first, second = Scripted(), Scripted(rule="trust_score", restore_best_weights=False)
         made = trainer(tmp_path, first, second, self.users())
         for _ in range(2):
             made.fit_loop.epoch_progress.reset()
@@ -106,11 +77,11 @@ class TestEarlyStoppingOfTheUsers:
 
     def test_a_run_resumes_beside_one(self, tmp_path):
         script = [0.1, 0.9, 0.3, 0.2, 0.1]
-        whole = Stopping(script, patience=3)
+        whole = Scripted(script, patience=3)
         fit(tmp_path / "whole", whole, self.users(), max_epochs=9)
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        fit(tmp_path, Stopping(script, patience=3), self.users(), last, max_epochs=3)
-        resumed = Stopping(script, patience=3)
+        fit(tmp_path, Scripted(script, patience=3), self.users(), last, max_epochs=3)
+        resumed = Scripted(script, patience=3)
         fit(tmp_path, resumed, self.users(), max_epochs=9, ckpt_path=tmp_path / "user" / "last.ckpt")
         assert (resumed.history, resumed.stopped_epoch) == (whole.history, 4)
         assert resumed.best_epoch == whole.best_epoch == 1
@@ -132,26 +103,26 @@ class TestLeastSteps:
     )
     def test_it_stops_at_the_step_where_lightning_does(self, tmp_path, least):
         lightnings = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=1)
-        theirs = fit(tmp_path / "theirs", Monitor([0.9, 0.1]), lightnings, max_epochs=8, **least)
-        own = Stopping([0.9, 0.1], patience=1)
+        theirs = fit(tmp_path / "theirs", ScriptedMonitor([0.9, 0.1]), lightnings, max_epochs=8, **least)
+        own = Scripted([0.9, 0.1], patience=1)
         made = fit(tmp_path, own, max_epochs=8, **least)
         assert (made.global_step, own.stopped_epoch) == (theirs.global_step, lightnings.stopped_epoch)
         assert own.stopping_reason.startswith(f"Stopped in epoch {own.stopped_epoch}: boundary uncertainty did not")
 
     def test_a_score_that_has_recovered_by_then_goes_on(self, tmp_path):
-        own = Stopping([0.5, 0.1, 0.9, 0.1], patience=1)
+        own = Scripted([0.5, 0.1, 0.9, 0.1], patience=1)
         made = fit(tmp_path, own, max_epochs=8, min_steps=12)
         assert (made.global_step, own.stopped_epoch, own.best_epoch) == (16, 3, 2)
 
     def test_it_stops_there_too_where_no_check_is_made(self, tmp_path):
-        own = Stopping([0.5, 0.5, 0.5, 0.1], patience=1, every_n_epochs=2)
+        own = Scripted([0.5, 0.5, 0.5, 0.1], patience=1, every_n_epochs=2)
         made = fit(tmp_path, own, max_epochs=20, min_steps=20)
         assert (made.global_step, own.stopped_epoch) == (20, 4)
 
     def test_a_run_that_resumes_stops_at_the_same_step(self, tmp_path):
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        fit(tmp_path, Stopping([0.9, 0.1], patience=1), last, max_epochs=2, min_steps=10)
-        resumed = Stopping([0.9, 0.1], patience=1)
+        fit(tmp_path, Scripted([0.9, 0.1], patience=1), last, max_epochs=2, min_steps=10)
+        resumed = Scripted([0.9, 0.1], patience=1)
         made = fit(tmp_path, resumed, max_epochs=8, min_steps=10, ckpt_path=tmp_path / "user" / "last.ckpt")
         assert (made.global_step, resumed.stopped_epoch) == (10, 2)
 
@@ -167,21 +138,28 @@ class Clock:
 
 def test_no_callback_counts_what_another_takes_as_training(tmp_path, monkeypatch, caplog):
     clock = Clock()
-    for module in (monitor_module, tracker_module):
+    for module in (fit_module, tracker_module):
         monkeypatch.setattr(module, "time", clock)
 
-    class Timed(Stopping):
-        def _prepare_here(self, *read):
+    class TimedSamples(NoSamples):
+        def prepare(self, trainer, pl_module):
             clock.now += 100.0
-            return super()._prepare_here(*read)
+            return super().prepare(trainer, pl_module)
 
-        def _try(self, trainer, pl_module):
+    class TimedNetwork(NoNetwork):
+        def try_out(self, trainer, pl_module, n_classes):
             clock.now += 10.0
-            self._is_tried = True
+            super().try_out(trainer, pl_module, n_classes)
+
+    class TimedFit(ScriptedFit):
+        samples, network = TimedSamples, TimedNetwork
 
         def _measure(self, trainer, pl_module):
             clock.now += 5.0
             return super()._measure(trainer, pl_module)
+
+    class Timed(Scripted):
+        fit_class = TimedFit
 
     class Slow(Classifier):
         def training_step(self, batch, batch_idx):
@@ -265,11 +243,16 @@ class TestWeightAveraging:
 
     @pytest.mark.parametrize("which", list(AVERAGES))
     def test_nothing_counts_before_the_first_update(self, tmp_path, which, caplog):
+        class UntrainedFit(Fit):
+            def _measure(self, trainer, pl_module):
+                return {**super()._measure(trainer, pl_module), "expected_accuracy": 1 - 0.1 * trainer.current_epoch}
+
         class Untrained(BoundaryUncertaintyStopping):
             """Finds the network before training best of all."""
 
-            def _measure(self, trainer, pl_module):
-                return {**super()._measure(trainer, pl_module), "expected_accuracy": 1 - 0.1 * trainer.current_epoch}
+            def _clear(self):
+                super()._clear()
+                self._fit = UntrainedFit(self, self._tracked_settings())
 
         own = Untrained(n_neighbors=20, n_draws=1, patience=2)
         with caplog.at_level("INFO", logger="lightning.pytorch"):
@@ -350,7 +333,7 @@ def read_again(folder, module):
 class TestChecksInSomeEpochs:
     """Lightning keeps a logged value until the next; who monitors ours must not count it twice."""
 
-    @pytest.mark.parametrize("make", [Monitor, Stopping])
+    @pytest.mark.parametrize("make", [ScriptedMonitor, Scripted])
     @pytest.mark.parametrize(("grows", "n_checks"), [(True, 8), (False, 4)])
     def test_patience_of_a_users_early_stopping_counts_checks(self, tmp_path, make, grows, n_checks):
         own = make([epoch / 100 if grows else 0.5 for epoch in range(16)], every_n_epochs=2)
@@ -360,12 +343,12 @@ class TestChecksInSomeEpochs:
         assert users.wait_count == (0 if grows else 3)
 
     def test_a_fit_that_ends_between_checks_still_has_the_last_values(self, tmp_path):
-        made = fit(tmp_path, Monitor([0.1, 0.2, 0.3, 0.4, 0.5], every_n_epochs=2), max_epochs=5)
+        made = fit(tmp_path, ScriptedMonitor([0.1, 0.2, 0.3, 0.4, 0.5], every_n_epochs=2), max_epochs=5)
         assert float(made.callback_metrics["boundary_uncertainty"]) == pytest.approx(0.4)
 
     def test_each_check_is_saved_once(self, tmp_path):
         users = ModelCheckpoint(tmp_path / "user", monitor="boundary_uncertainty", mode="max", save_top_k=-1)
-        fit(tmp_path, Monitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=2), users, max_epochs=4)
+        fit(tmp_path, ScriptedMonitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=2), users, max_epochs=4)
         found = sorted(path.name for path in (tmp_path / "user").glob("*.ckpt"))
         assert found == ["epoch=1-step=8.ckpt", "epoch=3-step=16.ckpt"]
 
@@ -387,7 +370,7 @@ class TestChecksInSomeEpochs:
                 }
                 return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
-        fit(tmp_path, Monitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=2), module=Scheduled(), max_epochs=5)
+        fit(tmp_path, ScriptedMonitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=2), module=Scheduled(), max_epochs=5)
         assert seen == pytest.approx([0.2, 0.4])
 
 
@@ -406,7 +389,7 @@ class TestOrder:
                 if place == "module":
                     look(self.trainer, self)
 
-        own, users = Stopping(), LambdaCallback(on_train_epoch_end=look)
+        own, users = Scripted(), LambdaCallback(on_train_epoch_end=look)
         listed = {"before": [users, own], "after": [own, users], "module": [own]}[place]
         fit(tmp_path, *listed, module=Looking())
         return seen
@@ -485,7 +468,7 @@ class TestDefaultCheckpoint:
         return [one for one in recwarn if any(word in str(one.message) for word in words)]
 
     def test_best_is_not_warned_of(self, tmp_path, recwarn):
-        own = Stopping()
+        own = Scripted()
         made = fit(tmp_path, own)
         assert not self.warned(made, recwarn)
         assert made.ckpt_path == own.best_model_path
@@ -497,7 +480,7 @@ class TestDefaultCheckpoint:
                 if ends == "by an error" and self.trainer.current_epoch == 1:
                     raise ValueError("boom")
 
-        own = Stopping()
+        own = Scripted()
         made, files = trainer(tmp_path, own, max_epochs=2), tmp_path / "checkpoints"
         with nullcontext() if ends == "in order" else pytest.raises(ValueError, match="boom"):
             made.fit(Failing(), loader(*blobs()))
@@ -513,7 +496,7 @@ class TestDefaultCheckpoint:
 
     def test_what_a_run_has_measured_stays_after_a_test_of_its_best(self, tmp_path):
         for checkpoints in (True, False):
-            own = Stopping((0.1, 0.9, 0.2, 0.3))
+            own = Scripted((0.1, 0.9, 0.2, 0.3))
             made = fit(tmp_path, own, max_epochs=4, enable_checkpointing=checkpoints)
             history, path = list(own.history), tmp_path / "saved.ckpt"
             made.save_checkpoint(path)
@@ -523,7 +506,7 @@ class TestDefaultCheckpoint:
             assert (own.history, own.best_epoch, len(history)) == (history, 1, 4)
 
     def test_it_is_there_again_where_ours_has_left(self, tmp_path):
-        own = Stopping()
+        own = Scripted()
         made = fit(tmp_path, own, max_epochs=1)
         made.callbacks.remove(own)
         made.fit_loop.max_epochs = 2
@@ -533,7 +516,7 @@ class TestDefaultCheckpoint:
     @pytest.mark.parametrize("kwargs", [{"save_top_k": 0}, {"monitor": "trust_score"}, {"filename": "mine"}])
     def test_one_of_the_users_is_warned_of_and_stays(self, tmp_path, recwarn, kwargs):
         users = ModelCheckpoint(**kwargs)
-        made = fit(tmp_path, Stopping(), users)
+        made = fit(tmp_path, Scripted(), users)
         assert users in made.checkpoint_callbacks
         assert self.warned(made, recwarn)
 
@@ -547,5 +530,5 @@ class TestDefaultCheckpoint:
                 written.append(path)
                 super().save_checkpoint(checkpoint, path, storage_options)
 
-        fit(tmp_path, Stopping((0.1, 0.2, 0.3)), *(ModelCheckpoint(**one) for one in users), plugins=[Counting()])
+        fit(tmp_path, Scripted((0.1, 0.2, 0.3)), *(ModelCheckpoint(**one) for one in users), plugins=[Counting()])
         assert len(written) == n_written

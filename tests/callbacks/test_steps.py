@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import BackboneFinetuning, Callback, EarlyStopp
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, same, trainer, weights_of
+from scripted import Scripted
 from torch import nn
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
@@ -18,28 +19,8 @@ from bu_torch.report.sections import sections
 from bu_torch.report.verdict import Verdict
 
 
-class Scripted(BoundaryUncertaintyStopping):
-    """Measures what the script says, check by check; after its end the last value."""
-
-    def __init__(self, script, **kwargs):
-        settings = {"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, "every_n_train_steps": 1}
-        super().__init__(**settings | kwargs)
-        self.script = script
-
-    def _read_here(self, trainer, pl_module, read):
-        """There is nothing to read."""
-
-    def _prepare_here(self, trainer, pl_module, read, n_operations):
-        return torch.zeros(1, 1), None, ("the same", True)
-
-    def _try(self, trainer, pl_module):
-        """There is nothing to read."""
-
-    def _measure(self, trainer, pl_module):
-        value = self.script[min(len(self.history), len(self.script) - 1)]
-        agreements = ("expected_accuracy", "label_agreement", "vote_agreement", "neighbor_agreement")
-        values = dict.fromkeys(("boundary_uncertainty", *agreements), value)
-        return {**values, "trust_score": 2 * value, "prediction_changes": 1 - value, "omission": 0.0}
+def scripted(script, **kwargs):
+    return Scripted(script, **{"every_n_train_steps": 1, **kwargs})
 
 
 class Weights(Callback):
@@ -84,7 +65,7 @@ def places(callback):
 
 def run(folder, script, *callbacks, module=None, trainer_kwargs=None, **kwargs):
     """Train with a script, four steps an epoch; the stopping callback, the module and the weights by step."""
-    stopping, module, weights = Scripted(script, **kwargs), module or Classifier(), Weights()
+    stopping, module, weights = scripted(script, **kwargs), module or Classifier(), Weights()
     fitted = trainer(folder, stopping, weights, *callbacks, **(trainer_kwargs or {}))
     fitted.fit(module, loader(*blobs()))
     stopping.trainer = fitted
@@ -161,7 +142,7 @@ class TestPlaces:
                 return iter(list(zip(*blobs(), strict=True)))
 
         kwargs = {"max_epochs": -1, "max_steps": 7}
-        stopping = Scripted([0.5], every_n_train_steps=50)
+        stopping = scripted([0.5], every_n_train_steps=50)
         with pytest.warns(UserWarning, match="No check is made in 7 steps"):
             trainer(tmp_path, stopping, **kwargs).fit(Classifier(), torch.utils.data.DataLoader(Stream(), 30))
 

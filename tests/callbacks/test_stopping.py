@@ -20,34 +20,12 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from problems import Classifier, Gain, blobs, loader, same, trainer, weights_of
+from scripted import Scripted
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping
 from bu_torch.report import read_record
 
 NAN = math.nan
-
-
-class Scripted(BoundaryUncertaintyStopping):
-    """Measures what the script says, by epoch; after its end the last value."""
-
-    def __init__(self, script, **kwargs):
-        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, **kwargs})
-        self.script = script
-
-    def _read_here(self, trainer, pl_module, read):
-        """There is nothing to read."""
-
-    def _prepare_here(self, trainer, pl_module, read, n_operations):
-        return torch.zeros(1, 1), None, ("the same", True)
-
-    def _try(self, trainer, pl_module):
-        """There is nothing to read."""
-
-    def _measure(self, trainer, pl_module):
-        value = self.script[min(trainer.current_epoch, len(self.script) - 1)]
-        agreements = ("expected_accuracy", "label_agreement", "vote_agreement", "neighbor_agreement")
-        values = dict.fromkeys(("boundary_uncertainty", *agreements), value)
-        return {**values, "trust_score": 2 * value, "prediction_changes": 1 - value}
 
 
 class Weights(Callback):

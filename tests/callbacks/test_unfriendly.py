@@ -242,7 +242,7 @@ class TestOutputs:
             module = Lenient(output, n_outputs=n_classes)
             monitor = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("bu_torch.callbacks.monitor._BATCH_ELEMENTS", 1)
+                patch.setattr("bu_torch.callbacks.network._BATCH_ELEMENTS", 1)
                 trainer(tmp_path, monitor, max_epochs=1).fit(module, data)
             values.append(monitor.history)
         assert values[0] == values[1]

@@ -1,0 +1,87 @@
+"""What a check shows: to loggers, to the progress bar, and to callbacks that read `callback_metrics`."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import Tensor
+
+from bu_torch.callbacks._dashboards import Dashboard, dashboards
+from bu_torch.callbacks._names import suffix_of
+from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.details import Details
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+
+_LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
+
+
+class Board:
+    """Shows the values of checks, under names that no other callback uses for other values."""
+
+    def __init__(self) -> None:
+        self._suffix = ""  # of the names
+        self._names: list[str] = []  # in `callback_metrics`
+        self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until training ends
+        self._dashboards: list[Dashboard] = []
+
+    def set_up(self, trainer: "Trainer", callback: "Callback", monitors: list[Any]) -> None:
+        """Choose the names, and arrange the curves of loggers that can."""
+        self._suffix = suffix_of(callback, monitors)
+        if self._suffix:
+            rank_zero_info(
+                f"The names that {type(callback).__name__} logs end in {self._suffix}: another callback before it"
+                " measures with other settings."
+            )
+            return
+        for dashboard in dashboards(trainer):
+            dashboard.lay_out()
+
+    @property
+    def has_suffix(self) -> bool:
+        """True if another callback shows its values under the plain names."""
+        return bool(self._suffix)
+
+    def find_dashboards(self, trainer: "Trainer") -> bool:
+        """Look for loggers that show more than scalars; True if there are some."""
+        self._dashboards = [] if self._suffix else dashboards(trainer)
+        return bool(self._dashboards)
+
+    def show_details(self, details: Details, step: int) -> None:
+        """Show what is behind the numbers of a check."""
+        for dashboard in self._dashboards:
+            dashboard.show(details, step)
+
+    def show(self, trainer: "Trainer", pl_module: "LightningModule", check: dict[str, Any], step: int | None) -> None:
+        """Log a check: with the epoch's other values, or at a step of its own."""
+        measured = {f"{name}{self._suffix}": value for name, value in check.items() if name not in _LEFT_OUT}
+        in_bar = {f"{name}{self._suffix}" for name in check if name in SIGNALS and SIGNALS[name].is_in_progress_bar}
+        shown = {name: value for name, value in measured.items() if name in in_bar}
+        others = {name: value for name, value in measured.items() if name not in in_bar}
+        self._names = [*shown, *others]
+        if step is None:
+            is_shared = trainer.world_size > 1  # all have the same, but Lightning warns unless it is told so
+            pl_module.log_dict(shown, prog_bar=True, sync_dist=is_shared)
+            pl_module.log_dict(others, sync_dist=is_shared)
+            return
+        # Not by `log_dict`: loggers would get what falls on a step of `log_every_n_steps` alone, and `callback_metrics`
+        # would keep the values for the rest of the epoch.
+        for logger in trainer.loggers:
+            logger.log_metrics({**shown, **others, "epoch": trainer.current_epoch}, step)
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in {**shown, **others}.items()})
+        trainer.progress_bar_metrics.update(shown)
+
+    def withdraw(self, trainer: "Trainer") -> None:
+        """Take the last check's values from `callback_metrics`: they are not those of the weights to come."""
+        metrics = trainer.callback_metrics
+        self._withdrawn |= {name: metrics.pop(name) for name in self._names if name in metrics}
+        self._names = []
+
+    def put_back(self, trainer: "Trainer") -> None:
+        """Undo it for callbacks that look when an epoch or the training ends."""
+        for name, value in self._withdrawn.items():
+            trainer.callback_metrics.setdefault(name, value)
+        self._names = [*self._names, *self._withdrawn]
+        self._withdrawn = {}

@@ -1,0 +1,227 @@
+"""What belongs to one `trainer.fit`: made in `setup`, released in `teardown`; its results stay."""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from bu_torch.callbacks._lightning import MisconfigurationException, is_average_untouched
+from bu_torch.callbacks._optimizers import evaluation_weights
+from bu_torch.callbacks._processes import in_first
+from bu_torch.callbacks._silence import silence
+from bu_torch.callbacks._training_loss import training_loss
+from bu_torch.callbacks._weights_after_check import WeightsAfterCheck
+from bu_torch.callbacks.averages import check_device, why_not_averaged
+from bu_torch.callbacks.board import Board
+from bu_torch.callbacks.network import NetworkReader, has_lazy_layers
+from bu_torch.callbacks.samples import CheckSamples
+from bu_torch.callbacks.schedule import Schedule
+from bu_torch.callbacks.watch import Watch
+from bu_torch.run.budget import describe_slow_check
+from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.tracker import Tracker
+from bu_torch.samples.reading import seeded
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+
+
+class Fit:
+    """One training: prepared, checked when that is due, and ended.
+
+    Args:
+        callback: Whose arguments hold.
+        settings: What the tracker is told of them.
+
+    Attributes:
+        tracker: What was measured, and the verdict.
+        has_checked: Whether a check was made in the hook that runs.
+        waits_for_average: Whether `WeightAveraging` had not updated its average at the last check.
+        after_check: Watches the weights from a check to its checkpoint.
+    """
+
+    def __init__(self, callback: "BoundaryUncertaintyMonitor", settings: MeasurementSettings) -> None:
+        self._callback = callback
+        self.tracker = Tracker(settings, rank_zero_warn)
+        self._schedule = Schedule(callback.every_n_epochs, callback.every_n_train_steps)
+        self._network = NetworkReader(callback.perturbation, callback.output_key)
+        self._samples = CheckSamples(callback, self.tracker, self._network, self._schedule)
+        self._watch = Watch(self._network, (callback.input_key, callback.label_key))
+        self._board = Board()
+        self.after_check = WeightsAfterCheck()
+        self.has_checked = False
+        self.waits_for_average = False
+
+    def set_up(self, trainer: "Trainer") -> None:
+        """Find out whether weights can be averaged here."""
+        if self.tracker.average is not None and (why := why_not_averaged(trainer)):
+            self.tracker.average = None
+            rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
+        if self.tracker.average is not None and self._callback.averaging_device is not None:
+            check_device(self._callback.averaging_device)
+
+    def begin(self, trainer: "Trainer", pl_module: "LightningModule") -> bool:
+        """Prepare, and open the record; False if the checks of before a resume count no more."""
+        with self._clocks_of_others_stopped(trainer):
+            started = time.perf_counter()
+            # What is drawn at random, by a `perturbation` say, is the same each time. And `forward` may log.
+            with seeded(self._callback.seed), silence(trainer, pl_module):
+                is_comparable = self._samples.prepare(trainer, pl_module)
+            self._board.set_up(trainer, self._callback, self._monitors(trainer))
+            self._schedule.warn(trainer, self.tracker.history)
+            self.tracker.begin(started, record_folder(trainer), self._given())
+        return is_comparable
+
+    def start_batch(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any) -> None:
+        """Read a batch as a check will, before the first one trains."""
+        self.has_checked = False
+        self._schedule.start_batch(trainer)
+        if self._schedule.is_by_steps:
+            self._board.withdraw(trainer)
+        # Not in `on_train_start`: the module's own comes after it, and may make the module ready. The first batch of
+        # training makes lazy layers.
+        if self._network.is_tried or has_lazy_layers(pl_module):
+            return
+        with self._clocks_of_others_stopped(trainer):
+            started = time.perf_counter()
+            n_classes = self.tracker.n_classes if self.tracker.is_prepared else None
+            self._network.try_out(trainer, pl_module, n_classes)
+            if self._callback.reference is None:
+                self._watch.begin(trainer, pl_module, batch)
+            seconds = time.perf_counter() - started
+        self.tracker.leave_out(seconds)
+
+    def see_loss(self, loss: Tensor) -> None:
+        """Compare the class weights of the first loss with those that were found."""
+        is_asked = self._callback.class_weight is None and self.tracker.is_prepared
+        if is_asked and (line := self._samples.loss_weights.compare(loss, lambda: self.tracker.n_classes)):
+            rank_zero_info(line)
+
+    def end_batch(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Check if that is due by steps."""
+        self._watch.end_batch(trainer, pl_module)
+        self.has_checked = False
+        if self._schedule.is_due_after_batch(trainer):
+            with self._clocks_of_others_stopped(trainer), self._watch.paused():
+                self._check(trainer, pl_module)
+
+    def end_epoch(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Check if that is due by epochs."""
+        self.has_checked = False
+        self._watch.end()
+        self._schedule.warn_of_uncounted_steps(trainer)
+        if self._schedule.is_due_after_epoch(trainer):
+            with self._clocks_of_others_stopped(trainer):
+                self._check(trainer, pl_module)
+        elif not self._schedule.is_by_steps:
+            self._board.withdraw(trainer)
+        elif self.tracker.history and self.tracker.history[-1]["epoch"] == trainer.current_epoch:
+            self._board.put_back(trainer)
+
+    def end_training(self, trainer: "Trainer") -> None:
+        """Show the last check's values again."""
+        self._board.put_back(trainer)
+
+    def break_off(self) -> None:
+        """Stop watching, after an exception."""
+        self._watch.end()
+
+    def release(self) -> None:
+        """Free what was prepared; results stay."""
+        self.tracker.release()
+        self._network.release()
+        self._watch.end()
+
+    def _check(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        started = time.perf_counter()
+        tracker = self.tracker
+        has_waited, self.waits_for_average = self.waits_for_average, is_average_untouched(trainer)
+        if self.waits_for_average and not has_waited:
+            rank_zero_info(
+                "Boundary uncertainty measures the average of WeightAveraging, which a checkpoint would hold. Checks"
+                " before its first update neither count nor are kept."
+            )
+        with evaluation_weights(trainer):
+            if self._callback.keeps_weights:
+                self.after_check.remember(pl_module)
+            tracker.update_average(pl_module, trainer.current_epoch, trainer.global_step)
+            with tracker.averaged(pl_module):
+                values = self._measure(trainer, pl_module)
+        is_counted = not self.waits_for_average
+        tracker.add(trainer.current_epoch, values, trainer.global_step, is_counted=is_counted)
+        self.has_checked = True
+        self._show(trainer, pl_module, started)
+
+    def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
+        """One pass over the perturbed inputs, shared out among the processes, and what it says."""
+        logits = self._network.logits(trainer, pl_module)
+
+        def work() -> dict[str, float]:
+            try:
+                return self.tracker.measure(logits)
+            except ValueError as error:
+                raise MisconfigurationException(f"The module's `forward` does not fit the labels: {error}") from error
+
+        return in_first(trainer, work)
+
+    def _show(self, trainer: "Trainer", pl_module: "LightningModule", started: float) -> None:
+        """Log the check that was made, and write it to the record."""
+        tracker, is_by_steps = self.tracker, self._schedule.is_by_steps
+        # Where Lightning logs the scalars of the last batch, too; it counts that batch after `on_train_batch_end`.
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
+        is_shown = self._board.find_dashboards(trainer)
+        details = tracker.details() if is_shown or tracker.is_recorded else None
+        if details is not None:
+            self._board.show_details(details, step)
+        train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
+        if not trainer.barebones:  # which logs nothing, and warns where one tries
+            self._board.show(trainer, pl_module, tracker.history[-1], step if is_by_steps else None)
+        is_first = tracker.check_seconds == 0
+        tracker.end_check(started, details, train_loss)
+        if is_first and (line := describe_slow_check(tracker.check_seconds, tracker.training_seconds)):
+            rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{self._schedule.option}=`.")
+
+    def _given(self) -> dict[str, Any]:
+        """Arguments as the record has them: as they turned out."""
+        callback, loss_weights = self._callback, self._samples.loss_weights
+        given = {field.name: getattr(callback, field.name) for field in dataclasses.fields(callback)}
+        if self.tracker.average is None:
+            given["averaging"] = None
+        if loss_weights.found is not None:
+            given["class_weight"] = loss_weights.found
+        return given
+
+    def _monitors(self, trainer: "Trainer") -> list[Any]:
+        """Callbacks of this kind, this one among them."""
+        return [one for one in trainer.callbacks if hasattr(one, "_fit") and isinstance(one._fit, Fit)]
+
+    @contextmanager
+    def _clocks_of_others_stopped(self, trainer: "Trainer") -> Iterator[None]:
+        """Do not count this callback's time as training time of the others."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - started
+            for other in self._monitors(trainer):
+                if other is not self._callback:
+                    other.tracker.leave_out(seconds)
+
+
+def record_folder(trainer: "Trainer") -> Path | None:
+    """Folder of this run's checkpoints, or of its logs; None if it keeps nothing on this machine's disk."""
+    if trainer.fast_dev_run or trainer.barebones:
+        return None
+    folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+    if folder is None and trainer.loggers:
+        folder = trainer.log_dir  # which all processes must ask for
+    if folder is None or "://" in str(folder) or not trainer.is_global_zero:
+        return None
+    return Path(folder)

@@ -1,0 +1,199 @@
+"""How the network is read: in the trainer's precision, by all processes, without a trace."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from bu_torch.callbacks._lightning import MisconfigurationException, measured_module
+from bu_torch.callbacks._processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
+from bu_torch.callbacks._silence import silence
+from bu_torch.callbacks.averages import SHARDED, WRAPPING
+from bu_torch.internal.network import dtype_of, joined, logits_of
+from bu_torch.internal.traces import evaluation_mode
+from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.run.budget import count_operations
+from bu_torch.samples.reading import IGNORED
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+_BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
+CHANGE_INPUTS = (
+    "Move what prepares the inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
+    " samples as the network gets them: `reference=(inputs, labels)`."
+)
+ONE_TENSOR = (
+    "A `forward` of several tensors (`input_ids`, `attention_mask`) must take them as one, say"
+    " `torch.stack((input_ids, attention_mask), dim=1)`, and take it apart itself."
+)
+
+
+class NetworkReader:
+    """Reads the logits of a trainer's network.
+
+    Args:
+        perturbation: As the callback's.
+        output_key: As the callback's.
+
+    Attributes:
+        takes_integers: Whether the samples are integers, before they are perturbed.
+        passes_alone: Whether this process may call `forward` without the others.
+        is_tried: Whether a batch was read as a check reads it.
+    """
+
+    def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
+        self._perturbation, self._output_key = perturbation, output_key
+        self._inputs: Tensor | None = None  # of this process
+        self._n_rows = 0  # of the inputs of all processes together
+        self.takes_integers = False
+        self.passes_alone = True
+        self.is_tried = False
+
+    def take(self, trainer: "Trainer", pl_module: "LightningModule", inputs: Tensor) -> None:
+        """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
+        self._n_rows = len(inputs)
+        if trainer.world_size > 1:
+            inputs = share(inputs, trainer.global_rank, trainer.world_size).to(pl_module.device)
+        self._inputs = inputs
+
+    def release(self) -> None:
+        """Free the inputs."""
+        self._inputs = None
+
+    def logits(self, trainer: "Trainer", pl_module: "LightningModule") -> Tensor:
+        """Logits (n, J) of the weights that a checkpoint of this moment would hold."""
+        module = measured_module(trainer, pl_module)
+        with buffers_of_the_first(trainer, module):
+            return gather(trainer, lambda: self.read(trainer, pl_module, module, self._taken), self._n_rows)
+
+    def try_out(self, trainer: "Trainer", pl_module: "LightningModule", n_classes: int | None) -> None:
+        """Read one batch as a check will, so that a module that cannot be read is refused before it has trained.
+
+        Args:
+            trainer: In training.
+            pl_module: The module.
+            n_classes: Columns that the logits must have, in the first process.
+        """
+        batch = self._batches(trainer, self._taken)[0]
+        module = measured_module(trainer, pl_module)
+        logits = in_each(trainer, lambda: self.read(trainer, pl_module, module, batch))
+        in_first(trainer, lambda: _check_columns(logits, n_classes or 0))
+        self.is_tried = True
+        if self.takes_integers and self._perturbation is None and _embeds(pl_module):  # and its `forward` rounds
+            rank_zero_warn(
+                "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
+                " `perturbation='tokens'`: as numbers they are moved to ids that mean something else."
+            )
+
+    def count_operations(self, trainer: "Trainer", pl_module: "LightningModule", one: Tensor | None) -> int:
+        """Count those of a forward pass of one sample, which all processes make at once.
+
+        Also finds out whether one process may pass alone, for `forward` may speak to the others.
+        """
+        self.passes_alone = trainer.world_size == 1
+        if one is None or not can_be_passed(trainer, pl_module):
+            return count_operations(pl_module)
+        forward = partial(self.read, trainer, pl_module, pl_module, one.to(pl_module.device))
+        if self.passes_alone:
+            return count_operations(pl_module, forward)
+        has_passed: list[Tensor] = []
+        with Collectives() as collectives:
+            n_operations = count_operations(pl_module, lambda: has_passed.append(forward()))
+        self.passes_alone = bool(has_passed) and not collectives.are_seen
+        return n_operations
+
+    def read(
+        self,
+        trainer: "Trainer",
+        pl_module: "LightningModule",
+        module: nn.Module,
+        inputs: Tensor,
+        *,
+        is_whole: bool = False,
+    ) -> Tensor:
+        """Logits (n, J) of a module at `inputs` (n, ...), in batches, or in one of the whole.
+
+        Raises:
+            MisconfigurationException: If `forward` fails, or gives no logits.
+        """
+        dtype = dtype_of(module, inputs)
+        if not (inputs.is_floating_point() or keeps_integers(self._perturbation)):
+            dtype = dtype_of(module, inputs.float())  # as samples of integers are perturbed
+        batches = (inputs,) if is_whole else self._batches(trainer, inputs)
+        precision = trainer.precision_plugin
+        # Weights that are sharded are put together by what these strategies have wrapped around the module.
+        is_wrapped = type(trainer.strategy).__name__ in WRAPPING and module is pl_module
+        forward: Callable[[Any], Any] = trainer.model if is_wrapped else module
+        try:
+            with silence(trainer, pl_module), evaluation_mode(module), precision.forward_context():
+                outputs = [forward(precision.convert_input(batch.to(dtype))) for batch in batches]
+            parts = [
+                logits_of(output, len(batch), "`forward`", self._output_key)
+                for output, batch in zip(outputs, batches, strict=True)
+            ]
+            return joined(parts, "`forward`")
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise MisconfigurationException(
+                f"Boundary uncertainty passes inputs of shape {tuple(batches[0].shape)} and dtype {dtype} to"
+                f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}:"
+                f" {str(error).removesuffix('.')}"
+                f"{self._remedy(error)}"
+            ) from error
+
+    @property
+    def _taken(self) -> Tensor:
+        if self._inputs is None:
+            raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
+        return self._inputs
+
+    def _batches(self, trainer: "Trainer", inputs: Tensor) -> tuple[Tensor, ...]:
+        of_training = getattr(trainer.train_dataloader, "batch_size", None) or 1
+        return inputs.split(max(1, _BATCH_ELEMENTS // inputs[0].numel(), of_training))
+
+    def _remedy(self, error: Exception) -> str:
+        """Say what helps, if it is known what is wrong."""
+        if "missing" in str(error) and "positional argument" in str(error):
+            return f". {ONE_TENSOR}"
+        if self.takes_integers and not keeps_integers(self._perturbation):
+            return (
+                ". The samples are integers: token ids cannot be moved along a line, so pass"
+                " `perturbation='tokens'`, or one of your own that exchanges some of them."
+            )
+        if self._output_key is None and "or an output with `logits`" in str(error):
+            return ". `output_key=` names the logits in a tuple or a dict."
+        return f". A check calls `forward` with one tensor, as batches hold it, and gets logits (n, J). {CHANGE_INPUTS}"
+
+
+def can_be_passed(trainer: "Trainer", pl_module: "LightningModule") -> bool:
+    """Tell if the module may pass samples before training."""
+    return type(trainer.strategy).__name__ not in SHARDED and not has_lazy_layers(pl_module)
+
+
+def has_lazy_layers(module: nn.Module) -> bool:
+    """Tell if the first batch has yet to make some layers."""
+    return any(map(is_lazy, (*module.parameters(), *module.buffers())))
+
+
+def _embeds(module: nn.Module) -> bool:
+    return any(isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) for part in module.modules())
+
+
+def _check_columns(logits: Tensor, n_classes: int) -> None:
+    if n_classes > 2 == logits.shape[1] and not bool(logits[:, 0].any()):
+        raise MisconfigurationException(
+            f"The module's `forward` gives one column, and the labels have classes 0, ..., {n_classes - 1}. For a"
+            " regression there is no decision boundary to measure: this callback is for classifiers. If"
+            " `training_step` makes two classes of the labels, do so in the dataset or `on_after_batch_transfer`."
+        )
+    if logits.shape[1] < n_classes:
+        raise MisconfigurationException(
+            f"The module's `forward` gives {logits.shape[1]} columns of logits, fewer than the labels have classes"
+            f" 0, ..., {n_classes - 1}. Labels count from 0: subtract 1 if they begin with 1. Change labels in the"
+            f" dataset or `on_after_batch_transfer`, not in `training_step`; samples to ignore have the label"
+            f" {IGNORED}."
+        )

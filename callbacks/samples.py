@@ -1,0 +1,193 @@
+"""Where the samples of a check come from: read and prepared in the first process, for all."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
+
+from bu_torch.callbacks._lightning import MisconfigurationException
+from bu_torch.callbacks._loss_weights import LossWeights
+from bu_torch.callbacks._processes import in_first
+from bu_torch.callbacks._reference import is_pair
+from bu_torch.callbacks._training_data import batch_hooks, describe, read_pair, read_training_data
+from bu_torch.callbacks.network import NetworkReader, can_be_passed
+from bu_torch.callbacks.schedule import Schedule
+from bu_torch.internal.inputs import as_labels
+from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.run.budget import Plan, count_operations
+from bu_torch.run.settings import as_file
+from bu_torch.run.tracker import Tracker
+from bu_torch.samples.reading import Samples, fewer_of
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+
+_TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
+
+
+class CheckSamples:
+    """Reads the samples of a trainer, plans how many are looked at, and has them prepared.
+
+    Args:
+        callback: Whose arguments hold.
+        tracker: Prepares, in the first process.
+        network: Is told where to read the network.
+        schedule: Says what is visited between two checks.
+
+    Attributes:
+        loss_weights: Class weights of the module's loss, in the first process.
+    """
+
+    def __init__(
+        self,
+        callback: "BoundaryUncertaintyMonitor",
+        tracker: Tracker,
+        network: NetworkReader,
+        schedule: Schedule,
+    ) -> None:
+        self._callback = callback
+        self._tracker, self._network, self._schedule = tracker, network, schedule
+        self.loss_weights = LossWeights()
+
+    def prepare(self, trainer: "Trainer", pl_module: "LightningModule") -> bool:
+        """Compute all that does not depend on the network.
+
+        Returns:
+            False if a run resumes with other samples, so that the checks before count no more.
+
+        Raises:
+            MisconfigurationException: If samples cannot be found, or are not fit for the method.
+        """
+        if trainer.reload_dataloaders_every_n_epochs and self._callback.reference is None:
+            rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
+        found: list[Samples] = []  # in the first process alone
+        one = in_first(trainer, lambda: self._read_here(trainer, pl_module, found))
+        n_operations = self._network.count_operations(trainer, pl_module, one)
+        inputs, self._tracker.plan, compared = in_first(
+            trainer, lambda: self._prepare_here(trainer, pl_module, found, n_operations)
+        )
+        if self._tracker.is_prepared:
+            self._tracker.to(pl_module.device)
+            inputs = self._tracker.perturbed_inputs if trainer.world_size == 1 else inputs
+        self._network.take(trainer, pl_module, inputs)
+        is_comparable = self._tracker.go_on(*compared)
+        if not is_comparable:
+            rank_zero_warn(
+                "The run resumes with other training samples than it began with, or with another version of bu_torch:"
+                " what is measured now cannot be compared with the checks before."
+            )
+        return is_comparable
+
+    def _read_here(self, trainer: "Trainer", pl_module: "LightningModule", found: list[Samples]) -> Tensor | None:
+        """Add the samples to `found`; the input of one of them, to count operations by."""
+        labels: list[Tensor] = []
+        with self._explained(labels):
+            samples = self._read(trainer, pl_module)
+            found.append(samples)
+            labels.append(samples.labels)
+            self._callback._refuse_too_few(len(samples.inputs), "it")
+            self._network.takes_integers = not samples.inputs.is_floating_point()
+        # A resumed run has a plan; where several processes train, it has yet to be seen whether one may pass alone.
+        is_needless = trainer.world_size == 1 and self._tracker.plan is not None
+        return None if is_needless or not len(samples.inputs) else samples.inputs[:1].cpu().clone()
+
+    @contextmanager
+    def _explained(self, labels: list[Tensor]) -> Iterator[None]:
+        """Name what cannot be used, in errors within; `labels` holds those of the samples, once they are read."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            source, way_out = "`reference`", ""
+            if self._callback.reference is None:
+                source, way_out = "the training data", _way_out_of_labels(labels[0]) if labels else ""
+            raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
+
+    def _prepare_here(
+        self, trainer: "Trainer", pl_module: "LightningModule", found: list[Samples], n_operations: int
+    ) -> tuple[Tensor, Plan | None, tuple[str, bool, int]]:
+        """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
+        samples = found.pop()  # which alone holds them, so that those that are left out are free
+        with self._explained([samples.labels]):
+            samples, n_draws = self._plan(trainer, samples, n_operations)
+            draws = "1 draw" if n_draws == 1 else f"{n_draws} draws"
+            rank_zero_info(f"Boundary uncertainty looks at {describe(samples)}, {draws} each, {self._schedule}.")
+            if self._callback.class_weight is None:
+                labels = as_labels(samples.labels, len(samples.inputs))
+                if line := self.loss_weights.find(pl_module, int(labels.max()) + 1):
+                    rank_zero_info(line)
+            fingerprint = self._tracker.prepare(
+                samples,
+                module=self._module_as_space(trainer, pl_module),
+                cache=None if trainer.fast_dev_run else as_file(self._callback.cache),
+                has_progress_bar=trainer.progress_bar_callback is not None,
+                class_weight=self.loss_weights.found,
+            )
+            for line in (self._tracker.cache(), self._tracker.space(), self._tracker.balance()):
+                if line:
+                    rank_zero_info(line)
+        inputs = self._tracker.perturbed_inputs
+        inputs = inputs if trainer.world_size == 1 else inputs.cpu()
+        return inputs, self._tracker.plan, (fingerprint, self._tracker.is_restored, self._tracker.n_samples)
+
+    def _read(self, trainer: "Trainer", pl_module: "LightningModule") -> Samples:
+        asked = self._callback
+        trial = max(_TRIAL_SAMPLES, asked.n_neighbors) if trainer.fast_dev_run else None
+
+        def how_many(n_training: int) -> int:
+            n_samples = self._planned(trainer, n_training, count_operations(pl_module)).n_samples
+            return n_samples if trial is None else min(n_samples, trial)
+
+        if is_pair(asked.reference):
+            return read_pair(asked.reference, how_many, asked.seed, keep_integers=keeps_integers(asked.perturbation))
+        return read_training_data(
+            trainer,
+            how_many=how_many,
+            most=asked.max_samples if trial is None else min(asked.max_samples or trial, trial),
+            keys=(asked.input_key, asked.label_key),
+            seed=asked.seed,
+            reference=asked.reference,
+            transform=batch_hooks(trainer, pl_module),
+        )
+
+    def _module_as_space(self, trainer: "Trainer", pl_module: "LightningModule") -> nn.Module | None:
+        """The network, if its features may be a space."""
+        # Features of a network that has learnt these labels already would tell them by heart.
+        is_asked_for = self._callback.feature_extractor == "module"
+        is_new = trainer.global_step == 0 or bool(self._tracker.history) or is_asked_for
+        if self._network.passes_alone and can_be_passed(trainer, pl_module):
+            return pl_module if is_new else None
+        if is_asked_for:
+            raise MisconfigurationException(
+                "`feature_extractor='module'` needs features of the network before training, which one process reads"
+                " alone. It cannot if weights are sharded, if a layer is lazy, or if `forward` speaks to the other"
+                " processes or fails for a single sample. Pass `feature_extractor='inputs'` or 'patches', or a"
+                " callable."
+            )
+        return None
+
+    def _plan(self, trainer: "Trainer", samples: Samples, n_operations: int) -> tuple[Samples, int]:
+        """As many of the samples as the budget allows, and how many draws; a resumed run has decided that."""
+        plan = self._tracker.plan = self._tracker.plan or self._planned(trainer, samples.n_training, n_operations)
+        return fewer_of(samples, plan.n_samples, self._callback.seed), plan.n_draws
+
+    def _planned(self, trainer: "Trainer", n_training: int, n_operations: int) -> Plan:
+        takes_all = self._callback.max_samples is None and is_pair(self._callback.reference)
+        batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
+        # Different samples that all processes train on between two checks.
+        n_visited = int(min(n_training, self._schedule.n_batches(trainer) * batch_size * trainer.world_size))
+        return self._tracker.planned(n_training, n_visited, n_operations, max_samples=n_training if takes_all else None)
+
+
+def _way_out_of_labels(labels: Tensor) -> str:
+    """Say what helps if labels are shares of classes, as mixing samples leaves them."""
+    if labels.ndim != 2 or labels.shape[1] < 2:
+        return ""
+    return (
+        " If `collate_fn` or a hook mixes samples (mixup, CutMix), pass those that are not mixed as a pair,"
+        " `reference=(inputs, labels)`."
+    )

@@ -1,0 +1,69 @@
+"""A stopping callback that measures what a script says, so that tests decide what is kept and when it stops."""
+
+from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+from bu_torch.callbacks.fit import Fit
+from bu_torch.callbacks.network import NetworkReader
+from bu_torch.callbacks.samples import CheckSamples
+
+AGREEMENTS = ("expected_accuracy", "label_agreement", "vote_agreement", "neighbor_agreement")
+
+
+class NoSamples(CheckSamples):
+    """Reads nothing, and prepares nothing."""
+
+    def prepare(self, trainer, pl_module):
+        return self._tracker.go_on("the same")
+
+
+class NoNetwork(NetworkReader):
+    """Reads nothing."""
+
+    def try_out(self, trainer, pl_module, n_classes):
+        self.is_tried = True
+
+
+class ScriptedFit(Fit):
+    """Measures what the script of its callback says, by epoch or check by check; after its end the last value."""
+
+    samples, network = NoSamples, NoNetwork
+
+    def __init__(self, callback, settings):
+        super().__init__(callback, settings)
+        self._network = self.network(None, None)
+        self._samples = self.samples(callback, self.tracker, self._network, self._schedule)
+
+    def start_batch(self, trainer, pl_module, batch):
+        super().start_batch(trainer, pl_module, batch)
+        self._watch.end()
+
+    def _measure(self, trainer, pl_module):
+        script = self._callback.script
+        place = trainer.current_epoch if self._callback.every_n_train_steps is None else len(self.tracker.history)
+        value = script[min(place, len(script) - 1)]
+        values = dict.fromkeys(("boundary_uncertainty", *AGREEMENTS), value)
+        return {**values, "trust_score": 2 * value, "prediction_changes": 1 - value, "omission": 0.0}
+
+
+class ScriptMixin:
+    fit_class = ScriptedFit
+    script = (0.1, 0.9, 0.5)
+
+    def _clear(self):
+        super()._clear()
+        self._fit = self.fit_class(self, self._tracked_settings())
+
+
+class Scripted(ScriptMixin, BoundaryUncertaintyStopping):
+    """Stops by a script, and keeps the weights as they are in training."""
+
+    def __init__(self, script=ScriptMixin.script, **kwargs):
+        super().__init__(**{"n_draws": 1, "rule": "boundary_uncertainty", "averaging": None, **kwargs})
+        self.script = script
+
+
+class ScriptedMonitor(ScriptMixin, BoundaryUncertaintyMonitor):
+    """Measures by a script."""
+
+    def __init__(self, script=ScriptMixin.script, **kwargs):
+        super().__init__(**{"n_draws": 1, **kwargs})
+        self.script = script
