@@ -20,7 +20,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from bu_torch.callbacks._lightning import FITTING, Library, library_of, measured_module
-from bu_torch.callbacks._optimizers import evaluation_weights
+from bu_torch.callbacks._optimizers import TrainingWeights, evaluation_weights
 from bu_torch.callbacks._own_files import OwnFiles
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.best_weights import BestWeights
@@ -174,7 +174,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self._resumed_path = ""  # the best file that the resumed state names
         self._replaced: list[str] = []  # best files to delete as soon as the newest other checkpoint names none of them
         self._named_elsewhere = ""  # the best file by the newest checkpoint that another callback has saved
-        self._is_saving = False
+        self._of_training: TrainingWeights | None = None  # while a file is written
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
@@ -235,17 +235,21 @@ class KeeperMixin(Companion, ModelCheckpoint):
             )
 
     def _save_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
-        self._is_saving = True
         try:
-            with evaluation_weights(trainer), self.owner.tracker.averaged(trainer.lightning_module):
-                super()._save_checkpoint(trainer, filepath)
+            module = trainer.lightning_module
+            with evaluation_weights(trainer) as self._of_training:
+                self.owner.after_check.compare(module)
+                with self.owner.tracker.averaged(module):
+                    super()._save_checkpoint(trainer, filepath)
         finally:
-            self._is_saving = False
+            self._of_training = None
         _OWN_FILES.add(filepath)
 
     def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
-        if not self._is_saving:
+        if self._of_training is None:
             self._named_elsewhere = self.best_model_path
+        else:
+            self._of_training.save(pl_module, checkpoint)
 
     def _should_remove_checkpoint(self, trainer: "Trainer", previous: str, current: str) -> bool:
         return previous != current  # `_settle` looks closer
@@ -422,8 +426,10 @@ class MemoryKeeperMixin(Companion, Checkpoint):
     def _offer(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         standing = self.standing_of(trainer)
         if self.best.would_keep(standing):  # otherwise the weights need not change places
-            with self.owner.tracker.saving(), evaluation_weights(trainer), self.owner.tracker.averaged(pl_module):
-                self.best.offer(standing, measured_module(trainer, pl_module))
+            with self.owner.tracker.saving(), evaluation_weights(trainer):
+                self.owner.after_check.compare(pl_module)
+                with self.owner.tracker.averaged(pl_module):
+                    self.best.offer(standing, measured_module(trainer, pl_module))
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()

@@ -8,7 +8,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, IterableDataset
 
 from bu_torch.callbacks._lightning import MisconfigurationException, library_of
-from bu_torch.internal.network import preserved_buffers
+from bu_torch.internal.traces import preserved_attributes
 from bu_torch.samples import reading
 from bu_torch.samples.reading import Keys, Samples
 
@@ -101,7 +101,7 @@ def batch_hooks(trainer: "Trainer", pl_module: "LightningModule") -> Callable[[A
         return None
 
     def transform(batch: Any) -> Any:
-        with preserved_buffers(pl_module):
+        with preserved_attributes(pl_module):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
             return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -29,7 +29,7 @@ from bu_torch.callbacks._lightning import (
 )
 from bu_torch.callbacks._loss_weights import LossWeights
 from bu_torch.callbacks._names import suffix_of
-from bu_torch.callbacks._optimizers import evaluation_weights
+from bu_torch.callbacks._optimizers import RAW_WEIGHTS, evaluation_weights
 from bu_torch.callbacks._processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks._reference import Reference, check_reference, is_pair
 from bu_torch.callbacks._silence import silence
@@ -37,7 +37,8 @@ from bu_torch.callbacks._training_data import batch_hooks, describe, read_pair, 
 from bu_torch.callbacks._training_loss import training_loss
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
 from bu_torch.internal.inputs import as_labels, check_integer
-from bu_torch.internal.network import dtype_of, evaluation_mode, joined, logits_of
+from bu_torch.internal.network import dtype_of, joined, logits_of
+from bu_torch.internal.traces import evaluation_mode
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.averaging import put_back
@@ -67,7 +68,6 @@ _SEVERAL_TENSORS = (
     "A `forward` of several tensors (`input_ids`, `attention_mask`) must take them as one, say"
     " `torch.stack((input_ids, attention_mask), dim=1)`, and take it apart itself."
 )
-RAW_WEIGHTS = "raw_state_dict"  # of training, in a checkpoint whose `state_dict` is their average
 _WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 SHARDED = (*_WRAPPING, "ModelParallelStrategy", "XLAFSDPStrategy")  # where no process has the whole network
 
@@ -252,8 +252,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         self._has_checked, self._steps_before = False, trainer.global_step
         if self.every_n_train_steps is not None and self._logged_names:
             self._withdraw(trainer)
-        # Not in `on_train_start`: the module's own comes after it, and may make the module ready.
-        if not self._is_tried:
+        # Not in `on_train_start`: the module's own comes after it, and may make the module ready. The first batch of
+        # training makes lazy layers.
+        if not (self._is_tried or _has_lazy_layers(pl_module)):
             with self._clocks_of_others_stopped(trainer):
                 started = time.perf_counter()
                 self._try(trainer, pl_module)
@@ -301,6 +302,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 " before its first update neither count nor are kept."
             )
         with evaluation_weights(trainer):
+            self._remember_weights(pl_module)
             self._tracker.update_average(pl_module, trainer.current_epoch, trainer.global_step)
             with self._tracker.averaged(pl_module):
                 values = self._measure(trainer, pl_module)
@@ -323,6 +325,9 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         if is_first and (line := describe_slow_check(self.check_seconds, self._tracker.training_seconds)):
             every = "every_n_epochs" if self.every_n_train_steps is None else "every_n_train_steps"
             rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{every}=`.")
+
+    def _remember_weights(self, pl_module: "LightningModule") -> None:
+        """Do nothing: the stopping callback compares them with those that it saves."""
 
     def _log(self, trainer: "Trainer", pl_module: "LightningModule", step: int | None) -> None:
         """Log the last check: with the epoch's other values, or at a step of its own."""
@@ -553,7 +558,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def _can_be_passed(self, trainer: "Trainer", pl_module: "LightningModule") -> bool:
         """Whether the module may pass samples before training."""
         is_whole = type(trainer.strategy).__name__ not in SHARDED
-        return is_whole and not any(is_lazy(parameter) for parameter in pl_module.parameters())
+        return is_whole and not _has_lazy_layers(pl_module)
 
     def _plan(self, trainer: "Trainer", samples: Samples, n_operations: int) -> tuple[Samples, int]:
         """As many of the samples as the budget allows, and how many draws; a resumed run has decided that."""
@@ -855,6 +860,10 @@ def describe_exception(exception: BaseException) -> str:
     if isinstance(exception, KeyboardInterrupt):
         return "Training was interrupted (KeyboardInterrupt)."
     return f"Training failed: {type(exception).__name__}{f': {exception}' if str(exception) else '.'}"
+
+
+def _has_lazy_layers(module: torch.nn.Module) -> bool:
+    return any(map(is_lazy, (*module.parameters(), *module.buffers())))
 
 
 def _embeds(module: torch.nn.Module) -> bool:

@@ -19,8 +19,9 @@ from bu_torch.callbacks._companions import (
 from bu_torch.callbacks._habits import INSTEAD, without
 from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
-from bu_torch.callbacks._optimizers import leave_training
-from bu_torch.callbacks.monitor import RAW_WEIGHTS, SHARDED, BoundaryUncertaintyMonitor, describe_exception
+from bu_torch.callbacks._optimizers import RAW_WEIGHTS, leave_training
+from bu_torch.callbacks._weights_after_check import WeightsAfterCheck
+from bu_torch.callbacks.monitor import SHARDED, BoundaryUncertaintyMonitor, describe_exception
 from bu_torch.internal.inputs import check_flag
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import why_unreadable
@@ -121,9 +122,13 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         super()._clear()
         self.stopping_reason = ""
         self._is_concluded = False
+        self.after_check = WeightsAfterCheck()
         self._bearer: VerdictBearerMixin | None = None
         self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
         self._key_of_rule: tuple[Any, str] | None = None
+
+    def _remember_weights(self, pl_module: "LightningModule") -> None:
+        self.after_check.remember(pl_module)
 
     @property
     def state_key(self) -> str:

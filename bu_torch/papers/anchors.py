@@ -12,7 +12,8 @@ from bu_torch.functional.anchors import GAPS, MEASURES, Gap, Measure, near_bound
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.internal.inputs import as_features, as_labels, check_integer, check_seed, check_two_classes
-from bu_torch.internal.network import as_taken, check_callable, evaluation_mode, read_logits
+from bu_torch.internal.network import as_taken, check_callable, read_logits
+from bu_torch.internal.traces import evaluation_mode
 from bu_torch.neighbors.clusters import divisive_clusters
 from bu_torch.neighbors.graph import NeighborGraph, nearest
 from bu_torch.space.features import standardization, standardize

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from bu_torch.internal.network import is_expanded
+from bu_torch.internal.traces import is_expanded
 
 _WARM_UP = 10  # checks
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
-from bu_torch.internal.network import RestoringError
+from bu_torch.internal.traces import RestoringError
 
 _log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from torch.utils.data import (
 )
 
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor, check_integer, scikit_learn_seed
-from bu_torch.internal.network import preserved_random_state
+from bu_torch.internal.traces import preserved_random_state
 from bu_torch.samples.balance import as_weights
 from bu_torch.samples.subset import stratified_rows
 

@@ -17,7 +17,8 @@ from bu_torch.internal.inputs import (
     safe_unit,
     scikit_learn_seed,
 )
-from bu_torch.internal.network import as_taken, evaluation_mode
+from bu_torch.internal.network import as_taken
+from bu_torch.internal.traces import evaluation_mode
 from bu_torch.space.patches import PatchFeatures
 from bu_torch.space.tokens import TokenFeatures
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_features, check_flag, check_integer
-from bu_torch.internal.network import as_taken, evaluation_mode
+from bu_torch.internal.network import as_taken
 from bu_torch.internal.progress import advance
+from bu_torch.internal.traces import evaluation_mode
 from bu_torch.space.features import principal_components
 
 

@@ -1,5 +1,6 @@
 """Modules that a look would change: layers that merge, observe, are pruned, log, renormalise; optimisers with modes."""
 
+import copy
 import warnings
 
 import lightning.pytorch as pl
@@ -11,9 +12,13 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from problems import blobs, loader, same, trainer
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import CatMetric, MeanMetric
 
+from bu_torch import Rule
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
-from bu_torch.internal.network import RestoringError, evaluation_mode
+from bu_torch.internal import traces
+from bu_torch.internal.traces import RestoringError, evaluation_mode
 from bu_torch.run.budget import count_operations
 
 averaging = pytest.mark.parametrize("averaging", [0.7, None])
@@ -169,19 +174,27 @@ class TestObservers:
         assert observer.low.shape == (0,)
         assert observer.seen == 0
 
-    def test_what_cannot_be_put_back_is_told_and_all_else_is_put_back(self):
+    def test_what_cannot_be_put_back_is_told_and_all_else_is_put_back(self, monkeypatch):
+        def fail_for_one(tensor, memory):
+            if tensor is observer.low:
+                raise RuntimeError("it stays where it is")
+
         observer = Observer()
-        observer.low = torch.rand(3)
-
-        @evaluation_mode(observer)
-        def look():
-            observer(torch.rand(5, 3))
-            observer.low.data = torch.zeros(1).expand(3)  # one number in memory, so that none can be written
-
-        with pytest.raises(RestoringError, match=r"buffer `low` of its Observer, which cannot be put back: \w+Error: "):
+        monkeypatch.setattr(traces, "_move_back", fail_for_one)
+        look = evaluation_mode(observer)(lambda: observer(torch.rand(5, 3)))
+        with pytest.raises(RestoringError, match="buffer `low` of its Observer, which cannot be put back: RuntimeErr"):
             look()
         assert observer.seen == 0
         assert observer.training
+
+    def test_a_buffer_is_where_it_was(self):
+        observer = Observer()
+        observer.low = torch.rand(3)
+        before = observer.low.clone()
+        with evaluation_mode(observer):
+            observer.low.data = torch.zeros(1).expand(3)  # one number in memory, so that none can be written
+        assert torch.equal(observer.low, before)
+        assert observer.low.stride() == (1,)
 
     def test_counting_operations_does_not_hide_it(self):
         def fail():
@@ -349,12 +362,164 @@ class TestParameters:
         assert same(*gradients)
 
 
+class Validated(Model):
+    """Has a validation loop, after which Lightning sets `training` and tells no module of it."""
+
+    def val_dataloader(self):
+        return loader(*blobs(seed=1))
+
+    def validation_step(self, batch, batch_idx):
+        self(batch[0])
+
+
+class Swapped(nn.Module):
+    """Evaluates with an average of its own, which `train` and `eval` exchange by place in memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = perceptron()
+        self.average = [one.detach().clone() + 0.1 for one in self.net.parameters()]
+        self.is_swapped = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.is_swapped:
+            for one, other in zip(self.net.parameters(), self.average, strict=True):
+                one.data, other.data = other.data, one.data
+            self.is_swapped = not mode
+        return self
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class Initialised(nn.Linear):
+    """Scales itself by the first batch that it gets."""
+
+    is_ready = False
+
+    def forward(self, x):
+        if not self.is_ready:
+            self.weight.data /= x.abs().max()
+            self.is_ready = True
+        return super().forward(x)
+
+
+class Unmerging(Wrapped):
+    """Merged from the start, and taken apart by the first `forward`, as an adapter that is switched off."""
+
+    def __init__(self, *size):
+        super().__init__(*size)
+        nn.init.normal_(self.up.weight)
+        self.base.requires_grad_(True)
+        super().train(False)
+
+    def train(self, mode=True):
+        return nn.Module.train(self, mode)
+
+    def forward(self, x):
+        if self.is_merged:
+            self.base.weight.data -= (self.up.weight @ self.down.weight).data
+            self.is_merged = False
+        return self.base(x)
+
+
+class Freezing(Model):
+    """Freezes its first layer whenever it is told its mode, which Lightning does not do."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.net[0].requires_grad_(False)
+        return self
+
+
+class Pruning(Model):
+    """Prunes more and more by the weight that the last `forward` has left in the layer."""
+
+    def on_train_epoch_start(self):
+        nn.utils.prune.l1_unstructured(self.net[0], "weight", amount=0.2)
+
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Dropout(0.3), nn.LazyLinear(3))
+
+
+STATES = {
+    "layers of LoRA that stay merged after validation": lambda: Validated(perceptron(loralib.Linear, r=2)),
+    "an average that is swapped in, validated": lambda: Validated(Swapped()),
+    "an average that is swapped in": lambda: Model(Swapped()),
+    "a layer that the first batch sets up": lambda: Model(perceptron(Initialised)),
+    "a layer that the first batch unmerges": lambda: Model(perceptron(Unmerging)),
+    "a layer that `train` freezes": lambda: Freezing(perceptron()),
+    "pruning by the last weight": lambda: Pruning(perceptron()),
+    "lazy layers": lambda: Model(lazy()),
+}
+
+
+@pytest.mark.parametrize("kind", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])
+@pytest.mark.parametrize("state", list(STATES))
+def test_state_in_attributes_is_that_of_training(tmp_path, state, kind):
+    options = {"restore_best_weights": False} if kind is BoundaryUncertaintyStopping else {}
+    plain = trained(tmp_path, STATES[state])
+    watched = trained(tmp_path, STATES[state], kind(cache=None, **options))
+    assert same(plain.state_dict(), watched.state_dict())
+
+
+class Measured(Model):
+    """Updates metrics in `forward`, one of which keeps a list."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.mean, self.all = MeanMetric(), CatMetric()
+
+    def forward(self, x):
+        logits = self.net(x)
+        self.mean.update(logits.abs())
+        self.all.update(logits[:, 0])
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
+        return logits
+
+    def on_train_epoch_end(self):
+        self.log("n", float(len(self.all.compute())))
+        self.all.reset()
+
+
+def test_metrics_that_forward_updates_are_those_of_training(tmp_path):
+    plain = trained(tmp_path, lambda: Measured(perceptron())).trainer.callback_metrics
+    watched = trained(tmp_path, lambda: Measured(perceptron()), BoundaryUncertaintyMonitor()).trainer.callback_metrics
+    assert plain.keys() == {"mean", "n"}
+    assert {name: watched[name] for name in plain} == plain
+
+
 class ScheduleFree(Model):
     def configure_optimizers(self):
         return schedulefree.AdamWScheduleFree(self.parameters(), lr=0.05)
 
     def on_train_epoch_start(self):
         self.optimizers().optimizer.train()
+
+
+class Second(Rule):
+    """Keeps the second check."""
+
+    name = "second"
+    signals = ("trust_score",)
+
+    def __init__(self):
+        self.n_checks = 0
+
+    def score(self, values):
+        self.n_checks += 1
+        return float(self.n_checks == 2)
+
+    def reset(self):
+        self.n_checks = 0
+
+    def state_dict(self):
+        return {"n_checks": self.n_checks}
+
+    def load_state_dict(self, state_dict):
+        self.n_checks = state_dict["n_checks"]
 
 
 class TestOptimizersWithModes:
@@ -389,3 +554,65 @@ class TestOptimizersWithModes:
         before = {name: one.clone() for name, one in model.state_dict().items()}
         model.trainer.optimizers[0].eval()
         assert same(before, model.state_dict())
+
+    @averaging
+    @pytest.mark.parametrize("every", [{}, {"every_n_train_steps": 3}], ids=["epochs", "steps"])
+    def test_a_run_that_resumes_from_the_kept_file_trains_on_to_the_bit(self, tmp_path, averaging, every):
+        """Also within an epoch, where Lightning skips the hook that puts the optimiser into training mode."""
+
+        def run(name, **options):
+            pl.seed_everything(3, verbose=False)
+            stopping = BoundaryUncertaintyStopping(
+                averaging=averaging, restore_best_weights=False, rule=Second(), cache=None, reference=blobs(), **every
+            )
+            model = ScheduleFree(perceptron())
+            # All batches are alike: Lightning begins an epoch's data again where a run resumes within it.
+            data = DataLoader(TensorDataset(*(torch.cat([one] * 4) for one in blobs(30))), batch_size=30)
+            trainer(tmp_path / name, stopping, max_epochs=4).fit(model, data, **options)
+            return stopping, model
+
+        whole, model = run("whole")
+        _, resumed = run("resumed", ckpt_path=whole.best_model_path)
+        assert len(whole.history) > 2
+        assert whole.best_step == whole.history[1]["step"]
+        assert same(model.state_dict(), resumed.state_dict())
+
+
+class TestWeightsThatChangeAfterTheCheck:
+    class Teacher(Model):
+        """Follows its own weights in frozen ones, unseen by torch's version counter."""
+
+        def __init__(self, net):
+            super().__init__(net)
+            self.teacher = copy.deepcopy(net).requires_grad_(False)
+
+        def follow(self):
+            for one, other in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+                one.data.lerp_(other.data, 0.5)
+
+    class AtEpochEnd(Teacher):
+        def on_train_epoch_end(self):
+            self.follow()
+
+    class AtBatchEnd(Teacher):
+        def on_train_batch_end(self, *_):
+            self.follow()
+
+    @pytest.mark.parametrize("checkpoints", [True, False])
+    def test_are_warned_of_once(self, tmp_path, checkpoints):
+        with pytest.warns(UserWarning, match=r"`teacher.0.weight` and 3 more changed between a check") as caught:
+            trained(
+                tmp_path,
+                lambda: self.AtEpochEnd(perceptron()),
+                BoundaryUncertaintyStopping(cache=None),
+                enable_checkpointing=checkpoints,
+            )
+        assert sum("changed between" in str(one.message) for one in caught) == 1
+
+    @pytest.mark.parametrize("make", [AtBatchEnd, ScheduleFree, lambda net: Model(nn.BatchNorm1d(4))])
+    def test_are_not_where_they_change_before_it(self, tmp_path, make):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*changed between a check")
+            stopping = BoundaryUncertaintyStopping(cache=None)
+            trained(tmp_path, lambda: make(perceptron()), stopping)
+        assert stopping.best_model_path
