@@ -11,21 +11,28 @@ from typing import BinaryIO
 
 
 @contextmanager
-def whole_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """A new empty file to write to in place of `path`, which it becomes on leaving without an exception.
+def open_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a new file to write in place of `path`, which it becomes on leaving without an exception.
 
     It lies beside `path` under a name that nobody can foresee, and is created exclusively: threads, processes and
-    machines that share the folder never write to one file, and a link planted there is not followed. Folders are made.
-    The umask takes its share of `mode`, as of any new file's.
+    machines that share the folder never write to one file, and nothing is written to what somebody plants under its
+    name. Folders are made. The umask takes its share of `mode`, as of any new file's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name[:50]}.{secrets.token_hex(8)}.part")
-    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     try:
-        yield part
+        with open(part, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield the name of a file as `open_whole` opens it, for what writes by name."""
+    with open_whole(path) as file:
+        yield Path(file.name)
 
 
 @contextmanager

@@ -130,19 +130,26 @@ def fit_or_load(
         ValueError: As for `Signals.fit` and `Signals.load`.
         TypeError: As for `Signals.fit`.
     """
-    if cache is not None and cache.exists():
-        signals.load(cache, inputs, labels, sample_weight)
-        return Cached(found_in=cache)
+    refusal = ""
+    if cache is not None:
+        try:
+            signals.load(cache, inputs, labels, sample_weight)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            refusal = f"The cache {cache} cannot be read: {error.strerror}. Its contents are computed anew."
+        else:
+            return Cached(found_in=cache)
     with _bar(signals, inputs, has_progress_bar):
         signals.fit(inputs, labels, sample_weight)
-    if cache is not None and is_saved:
+    if cache is not None and is_saved and not refusal:
         try:
             signals.save(cache)
         except OSError as error:
             warnings.warn(f"The cache {cache} cannot be written: {error}. It is not kept.", stacklevel=2)
         else:
             return Cached(kept_in=cache)
-    return Cached()
+    return Cached(refusal=refusal)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from bu_torch.internal.files import regular_file, whole_file
+from bu_torch.internal.files import open_whole, regular_file
 from bu_torch.internal.printing import cleaned
 
 _FINGERPRINT = "bu_torch_fingerprint"  # the first array: its name begins the file, which tells ours from others'
@@ -75,7 +75,7 @@ class _DamageError(ValueError):
 def write_cache(path: Path, fingerprint: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays and the fingerprint of what they were made of, whole or not at all, for no other user to read."""
     content: dict[str, Any] = {_FINGERPRINT: np.array(fingerprint), **arrays}
-    with whole_file(path, _PRIVATE) as part, part.open("wb") as file:
+    with open_whole(path, _PRIVATE) as file:
         np.savez(file, **content)
 
 

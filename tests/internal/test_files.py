@@ -3,11 +3,12 @@
 import os
 import stat
 import threading
+from pathlib import Path
 
 import pytest
 
 from bu_torch.internal import files
-from bu_torch.internal.files import whole_file
+from bu_torch.internal.files import open_whole, whole_file
 
 
 def test_it_becomes_the_path_only_without_an_exception(tmp_path):
@@ -71,3 +72,15 @@ def test_the_umask_decides_who_may_read(tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file.txt").stat().st_mode) == 0o640
+
+
+def test_what_is_planted_under_the_name_of_an_open_part_is_not_written_to(tmp_path):
+    precious = tmp_path / "precious.txt"
+    precious.write_text("precious")
+    with open_whole(tmp_path / "cache" / "file.npz", 0o600) as file:
+        part = Path(file.name)
+        assert stat.S_IMODE(part.stat().st_mode) == 0o600
+        part.unlink()
+        part.symlink_to(precious)
+        file.write(b"other")
+    assert precious.read_text() == "precious"

@@ -12,6 +12,7 @@ import torch
 from problems import blobs
 
 from bu_torch import Signals
+from bu_torch.run.preparation import fit_or_load
 
 X, Y = blobs()
 N, M, D, J = 120, 10, 2, 3
@@ -336,3 +337,14 @@ def test_no_other_user_may_read_a_file_not_even_while_it_is_written(tmp_path, mo
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "cache.npz")
     refuse(tmp_path / "cache.npz", "OSError")
+
+
+def test_a_cache_that_may_not_be_read_is_told_of_and_computed_anew(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Signals, "load", refuse)
+    file = tmp_path / "own.npz"
+    cached = fit_or_load(Signals(5, 1), *blobs(), file)
+    assert cached.refusal == f"The cache {file} cannot be read: Permission denied. Its contents are computed anew."
+    assert not file.exists()
