@@ -274,7 +274,7 @@ def _sources(record: Record, others: Sequence[Path]) -> str:
 def _help() -> str:
     """Where the documentation of this page is."""
     address = _documentation()
-    where = f'<a href="{escaped(address)}">the documentation</a>' if address else "<code>docs/report.md</code>"
+    where = f'<a href="{escaped(address)}">the documentation</a>' if address else "<code>docs/watching.md</code>"
     return f"<p>How to read this page: {where} of bu-torch {__version__}.</p>"
 
 

@@ -375,7 +375,7 @@ class TestChecksInSomeEpochs:
 
 
 class TestOrder:
-    """`docs/loggers.md` says who sees the value of this epoch."""
+    """`docs/watching.md` says who sees the value of this epoch."""
 
     def seen_by(self, tmp_path, place):
         seen = []
@@ -522,7 +522,7 @@ class TestDefaultCheckpoint:
 
     @pytest.mark.parametrize(("users", "n_written"), [([], 6), ([{"save_top_k": 0}], 3), ([{"every_n_epochs": 3}], 4)])
     def test_how_many_files_are_written(self, tmp_path, users, n_written):
-        """Three epochs that each improve; `docs/resuming.md` says why Lightning's own goes on."""
+        """Three epochs that each improve; `docs/lightning.md` says why Lightning's own goes on."""
         written = []
 
         class Counting(TorchCheckpointIO):

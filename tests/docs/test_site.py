@@ -84,7 +84,7 @@ def test_readme_is_short_and_has_one_script_whose_output_it_promises():
 def test_links_and_commands_on_the_pages_lead_to_files():
     for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
         text = page.read_text()
-        if page in (ROOT / "README.md", DOCS / "why.md"):
+        if page in (ROOT / "README.md", DOCS / "limits.md"):
             for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
         for target in re.findall(r"(?:examples|benchmarks|docs)/[\w/]+\.(?:py|yaml|json)\b", text):
@@ -102,8 +102,8 @@ def test_pictures_are_drawn(load, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", bu_torch.Signals.NAMES)
-def test_each_signal_is_on_the_page_of_loggers_and_in_the_monitor_s_docstring(name):
-    assert f"`{name}`" in (DOCS / "loggers.md").read_text()
+def test_each_signal_is_on_the_page_of_watching_and_in_the_monitor_s_docstring(name):
+    assert f"`{name}`" in (DOCS / "watching.md").read_text()
     assert f"`{name}`" in bu_torch.BoundaryUncertaintyMonitor.__doc__
 
 

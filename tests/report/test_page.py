@@ -176,7 +176,7 @@ def test_no_row_of_tiles_has_a_gap(n_tiles):
 
 @pytest.mark.parametrize(
     ("named", "shown"),
-    [(["Source, https://a.b"], "<code>docs/report.md</code>"), (["Documentation, https://a.b/c"], "https://a.b/c")],
+    [(["Source, https://a.b"], "<code>docs/watching.md</code>"), (["Documentation, https://a.b/c"], "https://a.b/c")],
 )
 def test_the_page_links_to_the_documentation_where_the_package_names_one(tmp_path, monkeypatch, named, shown):
     message = Message()
