@@ -1,17 +1,113 @@
-"""Which space tells most of the labels: the inputs, features of patches, or those of a network."""
+"""Choice of the space whose distances predict most of the labels: inputs, patches, tokens, or features of a network."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bu_torch.estimators.labels import LabelRegression
+from bu_torch.internal.progress import uncounted
 from bu_torch.samples.subset import stratified_rows
-from bu_torch.space.features import FeatureSpace
+from bu_torch.space.features import FeatureSpace, name_of
+from bu_torch.space.layers import LayerFeatures
+
+FeatureExtractor = Literal["inputs", "patches", "tokens", "module"] | Callable[[Tensor], Any]
 
 _log = logging.getLogger(__name__)
 _COMPARED = 1500  # samples
+_MOST_CHANNELS = 16  # more are feature maps, and patches of them are too many numbers to whiten
+_MODULE_BATCH = 64  # no more than a training batch mostly is: a network needs more memory for more
+
+
+class ChosenSpace(NamedTuple):
+    """The space of neighbours, the skill of each that was compared, and all samples as its points, if at hand."""
+
+    name: str
+    space: FeatureSpace
+    skills: dict[str, float]
+    points: Tensor | None
+
+
+@dataclass(frozen=True)
+class SpaceChoice:
+    """Spaces that the settings of an estimator allow, and the choice among them.
+
+    Attributes:
+        feature_extractor: As for `BoundaryUncertainty`, likewise the next three.
+        n_components: Principal components to keep.
+        seed: Seed of the choice.
+        module: The network.
+        known: The space that a resumed run has chosen before, if any.
+    """
+
+    feature_extractor: FeatureExtractor | None
+    n_components: int | None
+    seed: int
+    module: nn.Module | None
+    known: Literal["inputs", "patches", "tokens"] | None = None
+
+    def may_use_module(self, inputs: Tensor) -> bool:
+        """Return True if the space of these inputs depends on the network."""
+        if self.module is None:
+            return False
+        if self.feature_extractor is None:
+            return inputs.ndim != 2 or not inputs.is_floating_point()
+        return self._is_of_module() or self.extracts_by_module()
+
+    def extracts_by_module(self) -> bool:
+        """Return True if the extractor has weights that training changes."""
+        extractor = getattr(self.feature_extractor, "__self__", self.feature_extractor)
+        if self.module is None or not isinstance(extractor, nn.Module):
+            return False
+        trained = {id(parameter) for parameter in self.module.parameters() if parameter.requires_grad}
+        return any(id(parameter) in trained for parameter in extractor.parameters())
+
+    def choose(self, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool) -> ChosenSpace:
+        """Choose the space of neighbours: the one that was asked for, or the best of those that there are.
+
+        Args:
+            inputs: Samples, (N, ...).
+            labels: Classes, (N,) int64.
+            weights: How often each sample counts, (N,) float64; None if all count alike.
+            is_of_tokens: True if the inputs are perturbed as token ids.
+        """
+        candidates = self._candidates(inputs, is_of_tokens)
+        if len(candidates) == 1:
+            ((name, space),) = candidates.items()
+            return ChosenSpace(name, space, {}, None)
+        with uncounted():
+            name, skills, points = choose_space(inputs, labels, candidates, weights=weights, seed=self.seed)
+        return ChosenSpace(name, candidates[name], skills, points)
+
+    def _is_of_module(self) -> bool:
+        return isinstance(self.feature_extractor, str) and self.feature_extractor == "module"
+
+    def _candidates(self, inputs: Tensor, is_of_tokens: bool) -> dict[str, FeatureSpace]:
+        settings = (self.n_components, self.seed)
+        if self._is_of_module():
+            return {"module": self._module_space(inputs)}
+        if self.feature_extractor is not None:
+            extractor: Any = self.feature_extractor
+            return {name_of(extractor): FeatureSpace(extractor, *settings, self.module)}
+        if self.known is not None:
+            return {self.known: FeatureSpace(self.known, *settings)}
+        first: Literal["tokens", "inputs"] = "tokens" if is_of_tokens else "inputs"
+        candidates: dict[str, FeatureSpace] = {first: FeatureSpace(first, *settings)}
+        if inputs.ndim == 4 and inputs.is_floating_point() and inputs.shape[1] <= _MOST_CHANNELS:
+            candidates["patches"] = FeatureSpace("patches", *settings)
+        if self.may_use_module(inputs):
+            candidates["module"] = self._module_space(inputs)
+        return candidates
+
+    def _module_space(self, inputs: Tensor) -> FeatureSpace:
+        if self.module is None:
+            raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
+        takes_integers = not inputs.is_floating_point()
+        features = LayerFeatures(self.module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
+        return FeatureSpace(features.transform, self.n_components, self.seed)
 
 
 def left_out_skill(points: Tensor, labels: Tensor, weights: Tensor | None = None, seed: int = 0) -> float:
@@ -27,19 +123,19 @@ def choose_space(
     weights: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[str, dict[str, float], Tensor | None]:
-    """The candidate in which left-out labels are predicted best, on a random part of the samples.
+    """Choose the candidate in which left-out labels are predicted best, on a random part of the samples.
 
     Args:
         inputs: Samples, (N, ...).
         labels: Classes, (N,) int64.
-        candidates: Spaces by name, fitted or not; the first of equally good ones is taken. `"module"` is left out where
+        candidates: Spaces by name, fitted or not; the first of equally good ones is taken. `"module"` is left out if
             its features cannot be read.
-        weights: How often each sample counts, (N,) float64; None where all count alike.
+        weights: How often each sample counts, (N,) float64; None if all count alike.
         seed: Seed of the part and of the regression.
 
     Returns:
         The name, the skill of each candidate, and all samples as points of the chosen one, which is fitted to them, or
-        None where a part of the samples was compared.
+        None if only a part of the samples was compared.
     """
     rows = stratified_rows(len(inputs), _COMPARED, seed, labels).to(inputs.device)
     part, of_part = inputs[rows], labels[rows]

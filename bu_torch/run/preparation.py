@@ -66,7 +66,7 @@ def _fit_or_find(
     is_of_user = callable(boundary.feature_extractor) or callable(boundary.perturbation)
     is_wanted = not is_of_user and not user_cache.is_off()
     if is_wanted and user_cache.folder() is not None:
-        space = boundary.given_space(inputs) or signals.settle_space(*samples)
+        space = signals.settle_space(*samples)
         if space != "module":
             file = user_cache.file_of(signals.fingerprint_of(*samples), space, inputs.device.type)
     if file is not None:

@@ -8,9 +8,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 
-from bu_torch.estimators.boundary import FeatureExtractor, Perturbation
+from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_flag, check_integer, check_number, check_seed
+from bu_torch.perturbation.draws import Perturbation
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
 from bu_torch.samples.balance import ClassWeight
 from bu_torch.signals.measuring import Signals

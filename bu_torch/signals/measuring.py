@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch import functional
-from bu_torch.estimators.boundary import BoundaryUncertainty, FeatureExtractor, Perturbation
+from bu_torch.estimators.boundary import BoundaryUncertainty
 from bu_torch.estimators.labels import LabelProbabilities, LabelRegression
+from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.expected_accuracy import standard_error_of_gain
 from bu_torch.functional.omission import cluster_counts
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.inputs import as_features, as_labels
+from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.samples.copies import copies
@@ -441,7 +443,7 @@ class Signals:
         wanted = self._of(inputs, labels, weights)
         arrays = read_cache(path, wanted, self._as_samples(labels), is_own=is_own)
         space = str(arrays.pop("space"))
-        return self._take(arrays, inputs, labels, weights, self.boundary.settled_space or space)
+        return self._take(arrays, inputs, labels, weights, space)
 
     def settle_space(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
         """Choose the space of neighbours for a `fit` or `load` of the same samples, which then do not choose.
@@ -455,8 +457,7 @@ class Signals:
         """
         inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
         labels = as_labels(labels, len(inputs)).to(inputs.device)
-        self.boundary.settle_space(inputs, labels, sample_weight)
-        return self.boundary.settled_space
+        return self.boundary.settle_space(inputs, labels, sample_weight)
 
     def _completed(self) -> Self:
         """With what follows from what `fit` computes and a file holds; a warning where that tells nothing."""

@@ -43,6 +43,9 @@ class FeatureSpace:
         module: In eval mode while features are extracted, and left as it was: an extractor may be a function that calls
             it. So is the extractor itself, or what it is a method of.
 
+    Attributes:
+        name: `"inputs"`, `"patches"`, `"tokens"` or `"custom"`.
+
     Example:
         >>> inputs = torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
         >>> FeatureSpace(n_components=5).fit(inputs).transform(inputs).shape
@@ -52,6 +55,7 @@ class FeatureSpace:
     mean_: Tensor
     scale_: Tensor
     components_: Tensor | None
+    _features: PatchFeatures | TokenFeatures
 
     def __init__(
         self,
@@ -67,18 +71,11 @@ class FeatureSpace:
                 "`feature_extractor` must be callable, (n, ...) -> (n, k), the name of a space, or None,"
                 f" got {type(feature_extractor).__name__}."
             )
-        self.is_of_patches = feature_extractor == "patches"
-        self.is_of_tokens = feature_extractor == "tokens"
+        self.name = name_of(feature_extractor)
         self.feature_extractor = None if isinstance(feature_extractor, str) else feature_extractor
         self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
         self.seed = check_seed(seed)
         self.module = module
-
-    @property
-    def is_of_inputs(self) -> bool:
-        """Whether distances are those of the standardised inputs."""
-        is_named = self.is_of_patches or self.is_of_tokens
-        return self.feature_extractor is None and not is_named and self.n_components is None
 
     def fit(self, inputs: Tensor) -> Self:
         """Find mean, scale and principal components of the features of `inputs` (N, ...).
@@ -92,13 +89,13 @@ class FeatureSpace:
 
     def fit_transform(self, inputs: Tensor) -> Tensor:
         """`fit` and `transform` of the same inputs, whose features are extracted once."""
-        if self.is_of_patches:
-            self._patches = PatchFeatures(seed=self.seed).fit(inputs)
-        if self.is_of_tokens:
-            self._tokens = TokenFeatures(seed=self.seed).fit(inputs)
+        if self.name == "patches":
+            self._features = PatchFeatures(seed=self.seed).fit(inputs)
+        elif self.name == "tokens":
+            self._features = TokenFeatures(seed=self.seed).fit(inputs)
         flat = self.extract(inputs)
         # The first axes of texts hold most of what there is to tell, the last ones mostly noise.
-        self.mean_, self.scale_ = common_standardization(flat) if self.is_of_tokens else standardization(flat)
+        self.mean_, self.scale_ = common_standardization(flat) if self.name == "tokens" else standardization(flat)
         self.components_ = None
         if self.n_components is not None:
             points = standardize(flat, self.mean_, self.scale_)
@@ -115,10 +112,8 @@ class FeatureSpace:
 
     def extract(self, inputs: Tensor) -> Tensor:
         """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
-        if self.is_of_patches:
-            return self._patches.transform(inputs)
-        if self.is_of_tokens:
-            return self._tokens.transform(inputs)
+        if self.name in ("patches", "tokens"):
+            return self._features.transform(inputs)
         if self.feature_extractor is None:
             flat = inputs.flatten(1)
             return flat if flat.is_floating_point() else flat.float()
@@ -135,6 +130,13 @@ class FeatureSpace:
                 f"`feature_extractor` must give one row a sample, got {len(features)} for {len(inputs)} samples."
             )
         return features
+
+
+def name_of(feature_extractor: object) -> str:
+    """Name of the space that an extractor makes: its own name, `"inputs"` for None, or `"custom"` for a callable."""
+    if isinstance(feature_extractor, str):
+        return feature_extractor
+    return "inputs" if feature_extractor is None else "custom"
 
 
 def principal_components(

@@ -56,7 +56,7 @@ def test_draws_measured_at_once_are_the_draws_one_by_one(n_draws, monkeypatch):
     rows = [300 * n for n in (1, 3, 100)]  # of clusters in a call
     found = []
     for n_rows in rows:
-        monkeypatch.setattr("bu_torch.estimators.boundary._STACKED_ELEMENTS", 40 * n_rows)
+        monkeypatch.setattr("bu_torch.estimators.cluster_scores._STACKED_ELEMENTS", 40 * n_rows)
         signals = Signals(n_draws=n_draws).fit(features, labels)
         logits = model(signals.perturbed_inputs)
         values, _ = signals.measure(logits)
@@ -191,14 +191,15 @@ def test_a_space_that_was_settled_is_for_those_samples_alone():
     torch.testing.assert_close(fitted.weights / fitted.weights[0], weights.double())
 
 
-def test_a_space_that_could_not_be_settled_is_forgotten():
+def test_labels_that_are_refused_leave_the_space_of_the_samples_before_as_it_was():
     inputs, labels = images(0)
     estimator = BoundaryUncertainty(n_neighbors=10)
-    estimator.settle_space(inputs, labels, None)
-    assert estimator.settled_space in ("inputs", "patches")
+    name = estimator.settle_space(inputs, labels, None)
     with pytest.raises(ValueError, match="class"):
         estimator.settle_space(inputs, torch.zeros_like(labels), None)
-    assert estimator.settled_space == ""
+    alone = BoundaryUncertainty(n_neighbors=10).fit(inputs, labels)
+    assert estimator.fit(inputs, labels).space_name_ == alone.space_name_ == name
+    torch.testing.assert_close(estimator.perturbed_inputs, alone.perturbed_inputs, rtol=0, atol=0)
 
 
 def test_features_of_a_module_that_are_asked_for_win_over_a_space_that_is_known():

@@ -122,7 +122,7 @@ def test_the_space_has_one_scale_for_all_axes():
     assert float(points.square().mean()) == pytest.approx(1, abs=1e-5)
     deviations = points.std(dim=0)
     assert float(deviations.max() / deviations.min()) > 1.1
-    assert not space.is_of_inputs
+    assert space.name == "tokens"
 
 
 def test_perturbed_texts_hold_tokens_of_near_ones_alone():

@@ -1,0 +1,174 @@
+"""Boundary uncertainty of logits at perturbed samples whose clusters and likely pairs of classes are known."""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from bu_torch import functional
+from bu_torch.functional.boundary import PairTerms, pair_terms
+from bu_torch.functional.checks import as_logits
+from bu_torch.functional.parzen import Bandwidth
+from bu_torch.internal.inputs import as_labels
+
+_FITTED = ("perturbed_inputs", "labels", "neighbors", "nearest_distance", "bayes_pairs", "mean_", "scale_")
+_DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels", "_pair_of_draw")
+_STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the calls take longer than the arithmetic
+
+
+class ClusterScores:
+    """Scores of logits at fitted samples, all at once or in parts: the base of `BoundaryUncertainty`, which fits them.
+
+    Attributes:
+        n_draws: Independent perturbations of each sample.
+        bandwidth: As for `bu_torch.functional.boundary_uncertainty`.
+    """
+
+    n_draws: int
+    bandwidth: Bandwidth
+    perturbed_inputs: Tensor
+    labels: Tensor
+    neighbors: Tensor
+    nearest_distance: Tensor
+    bayes_pairs: Tensor
+    mean_: Tensor
+    scale_: Tensor
+    weights: Tensor | None = None
+    logits: Tensor | None = None
+
+    def score_logits(self, logits: Tensor) -> Tensor:
+        """Boundary uncertainty of logits that were read at all perturbed inputs; waits for no device.
+
+        Args:
+            logits: At `perturbed_inputs.flatten(0, 1)`, shape (n_draws * N, J) with J at least the number of classes,
+                floating point, on the device of the fitted tensors; (n_draws * N, 1) or (n_draws * N,) for two classes.
+
+        Returns:
+            Scalar in [0, 1], mean over the draws, on that device, float64 for float64 logits and float32 for all
+            others; NaN if any logit is not finite.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            TypeError: If the logits are not a floating-point tensor.
+            ValueError: If the logits have the wrong shape.
+        """
+        return self.score_terms(self.terms(logits)).to(as_logits(logits).dtype)
+
+    def terms(self, logits: Tensor) -> list[PairTerms]:
+        """Terms of boundary uncertainty by pair of classes and by sample, one `PairTerms` a draw; waits for no device.
+
+        Takes and raises the same as `score_logits`.
+        """
+        logits = self._as_class_logits(logits)
+        n_samples = self.labels.shape[0]
+        if logits.shape[0] != self.n_draws * n_samples:
+            raise ValueError(
+                f"`logits` must have one row for each of the {self.n_draws} x {n_samples} perturbed inputs,"
+                f" got {logits.shape[0]}."
+            )
+        return [terms for part in logits.split(len(self._members)) for terms in self._terms_of_part(part)]
+
+    @staticmethod
+    def score_terms(terms: list[PairTerms]) -> Tensor:
+        """Boundary uncertainty of the result of `terms`: a scalar, float64."""
+        return torch.stack([torch.dot(of_draw.values, of_draw.shares) for of_draw in terms]).mean()
+
+    def update(self, logits: Tensor, index: Tensor) -> None:
+        """Take in the logits at some of the perturbed inputs.
+
+        Args:
+            logits: Shape (n, J) with J at least the number of classes, floating point; (n, 1) or (n,) for two classes.
+            index: Rows of `perturbed_inputs.flatten(0, 1)` they belong to, shape (n,), integer. A row given twice keeps
+                the later logits.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            TypeError: If an argument has the wrong dtype.
+            ValueError: If an argument has the wrong shape, an index is out of range, or J differs between calls.
+        """
+        logits = self._as_class_logits(logits)
+        index = as_labels(index, logits.shape[0], "index", are_classes=False).to(logits.device)
+        n_rows = self.n_draws * self.labels.shape[0]
+        if int(index.max()) >= n_rows:
+            raise ValueError(f"`index` must hold rows in [0, {n_rows}), got {int(index.max())}.")
+        if self.logits is None:
+            self.logits = logits.new_full((n_rows, logits.shape[1]), torch.nan)
+            self._is_given = torch.zeros(n_rows, dtype=torch.bool, device=logits.device)
+        if logits.shape[1] != self.logits.shape[1]:
+            raise ValueError(f"`logits` must have {self.logits.shape[1]} columns, as before, got {logits.shape[1]}.")
+        self.logits[index] = logits.to(self.logits)
+        self._is_given[index] = True
+
+    def compute(self) -> Tensor:
+        """Boundary uncertainty of the logits given since `reset`.
+
+        Returns:
+            Scalar in [0, 1], mean over the draws, on the device of the logits, float64 for float64 logits and float32
+            for all others; NaN if any logit is not finite.
+
+        Raises:
+            RuntimeError: If `fit` has not been called, or rows are missing; says how many.
+        """
+        self._check_fitted()
+        n_missing = self.n_draws * self.labels.shape[0]
+        if self.logits is not None:
+            n_missing = int((~self._is_given).sum())
+        if self.logits is None or n_missing:
+            raise RuntimeError(f"{n_missing} perturbed inputs have no logits yet: call `update` with their rows first.")
+        return self.to(self.logits.device).score_logits(self.logits)
+
+    def reset(self) -> None:
+        """Forget all logits."""
+        self.logits = None
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move all fitted tensors to `device`, in place; the perturbed inputs too."""
+        self._check_fitted()
+        for name in (*_FITTED, *_DERIVED):
+            setattr(self, name, getattr(self, name).to(device))
+        if self.weights is not None:
+            self.weights = self.weights.to(device)
+        return self
+
+    def _index(self) -> Self:
+        """Lay out the clusters as the counts read them at each check, several draws of small data in one call."""
+        self._pairs, self._pair_index = functional.index_pairs(self.bayes_pairs)
+        n_stacked = min(self.n_draws, max(1, _STACKED_ELEMENTS // self.neighbors.numel()))
+        draw = torch.arange(n_stacked, device=self.labels.device).repeat_interleave(len(self.labels))
+        self._members = (self.neighbors.repeat(n_stacked, 1) + (draw * len(self.labels)).unsqueeze(1)).to(torch.int32)
+        self._member_labels = self.labels.to(torch.int32)[self.neighbors].repeat(n_stacked, 1)
+        self._pair_of_draw = self._pair_index.repeat(n_stacked) + draw * len(self._pairs)
+        self._n_classes = int(self.labels.max()) + 1
+        self.reset()
+        return self
+
+    def _terms_of_part(self, logits: Tensor) -> list[PairTerms]:
+        """Terms of each of a few draws (n * N, J), measured as one draw of n times the samples and pairs of classes."""
+        n_rows = len(logits)
+        n_draws = n_rows // len(self.labels)
+        terms = pair_terms(
+            logits,
+            self.labels.repeat(n_draws),
+            self._members[:n_rows],
+            self._pairs.repeat(n_draws, 1),
+            self._pair_of_draw[:n_rows],
+            bandwidth=self.bandwidth,
+            weights=None if self.weights is None else self.weights.repeat(n_draws),
+            member_labels=self._member_labels[:n_rows],
+        )
+        terms = terms._replace(shares=terms.shares * n_draws)
+        return [PairTerms(*of_draw) for of_draw in zip(*(column.chunk(n_draws) for column in terms), strict=True)]
+
+    def _as_class_logits(self, logits: Tensor) -> Tensor:
+        self._check_fitted()
+        logits = as_logits(logits).detach()
+        if logits.shape[1] < self._n_classes:
+            raise ValueError(
+                f"`logits` must have at least {self._n_classes} columns, one for each class of `fit`,"
+                f" got {logits.shape[1]}."
+            )
+        return logits
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "mean_"):
+            raise RuntimeError("This BoundaryUncertainty is not fitted yet: call `fit` first.")

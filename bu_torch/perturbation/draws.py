@@ -1,0 +1,123 @@
+"""Draws of perturbed samples, by the name of a perturbation or by a callable of the user."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bu_torch.functional.checks import check_choice
+from bu_torch.internal.inputs import is_finite
+from bu_torch.neighbors.graph import first_positive
+from bu_torch.perturbation.moves import check_perturbed, exchange_tokens, perturb, perturb_toward_neighbors
+from bu_torch.space.features import standardize
+
+PERTURBATIONS = ("random", "neighbors", "tokens")
+Perturbation = Literal["random", "neighbors", "tokens"] | Callable[[Tensor, Tensor, torch.Generator], Tensor]
+_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
+
+
+def check_perturbation(perturbation: Any) -> Perturbation | None:
+    """Return `perturbation` if it is a name, a callable or None."""
+    if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str)):
+        raise TypeError(
+            "`perturbation` must be 'random', 'neighbors', 'tokens', a callable (inputs, nearest_distance,"
+            f" generator) -> perturbed inputs, or None, got {type(perturbation).__name__}."
+        )
+    if isinstance(perturbation, str):
+        check_choice("perturbation", perturbation, PERTURBATIONS)
+    return perturbation
+
+
+def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> Literal["random", "neighbors", "tokens", "custom"]:
+    """Name of the perturbation of inputs of this shape."""
+    if callable(perturbation):
+        return "custom"
+    if perturbation is None:
+        return "random" if inputs.ndim == 2 else "neighbors"
+    return perturbation
+
+
+def draw_perturbed(
+    inputs: Tensor,
+    perturbation: Perturbation | None,
+    n_draws: int,
+    seed: int,
+    *,
+    neighbors: Tensor,
+    nearest_distance: Tensor,
+    standardization: tuple[Tensor, Tensor],
+    is_in_input_space: bool,
+) -> Tensor:
+    """Independent draws of the perturbed inputs, (n_draws, N, ...).
+
+    Args:
+        inputs: Samples, shape (N, ...).
+        perturbation: As for `BoundaryUncertainty`.
+        n_draws: Number of draws.
+        seed: Seed of all of them.
+        neighbors: Clusters, shape (N, M).
+        nearest_distance: Distance of each sample to its nearest neighbour in the space of neighbours, shape (N,).
+        standardization: Mean and scale of the features, (d,) each.
+        is_in_input_space: True if these distances are between standardised inputs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    kind = kind_of(perturbation, inputs)
+    if kind == "random":
+        distance = nearest_distance if is_in_input_space else None
+        draws = _draw_at_random(inputs, n_draws, generator, neighbors, distance, standardization)
+    elif kind == "neighbors":
+        draws = [perturb_toward_neighbors(inputs, neighbors, generator) for _ in range(n_draws)]
+    elif kind == "tokens":
+        draws = [exchange_tokens(inputs, neighbors, generator) for _ in range(n_draws)]
+    else:
+        assert callable(perturbation)  # noqa: S101
+        draws = [
+            _check_custom(perturbation(inputs.clone(), nearest_distance, generator), inputs) for _ in range(n_draws)
+        ]
+    return torch.stack(draws)
+
+
+def _draw_at_random(
+    inputs: Tensor,
+    n_draws: int,
+    generator: torch.Generator,
+    neighbors: Tensor,
+    distance: Tensor | None,
+    standardization: tuple[Tensor, Tensor],
+) -> list[Tensor]:
+    """Inputs moved in random directions, in units of the standard deviations of the features."""
+    flat = inputs.flatten(1)
+    flat = flat if flat.is_floating_point() else flat.float()
+    points = standardize(flat, *standardization)
+    distance = _distance_among(points, neighbors) if distance is None else distance
+    draws = []
+    for _ in range(n_draws):
+        # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
+        step = (perturb(points, distance, generator) - points) * standardization[1].to(flat.dtype)
+        draws.append(check_perturbed(flat + step, flat).reshape(inputs.shape))
+    return draws
+
+
+def _distance_among(points: Tensor, neighbors: Tensor) -> Tensor:
+    """Distance of each point to the nearest of its neighbours at a positive distance, (N,)."""
+    rows = max(1, _BLOCK_ELEMENTS // (neighbors.shape[1] * points.shape[1]))
+    distances = torch.cat(
+        [
+            (points[members[:, 1:]].double() - points[members[:, :1]].double()).norm(dim=2)
+            for members in neighbors.split(rows)
+        ]
+    )
+    return first_positive(points, distances)
+
+
+def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:
+    """Return the result of a user's perturbation, of the dtype and device of the inputs."""
+    if not isinstance(perturbed, Tensor) or perturbed.shape != inputs.shape:
+        got = tuple(perturbed.shape) if isinstance(perturbed, Tensor) else type(perturbed).__name__
+        raise ValueError(
+            f"`perturbation` must give a tensor of the shape of the inputs, {tuple(inputs.shape)}, got {got}."
+        )
+    if not is_finite(perturbed):
+        raise ValueError("`perturbation` must give finite inputs, got NaN or infinity.")
+    return perturbed.detach().to(inputs)
