@@ -27,7 +27,8 @@ from quality import Case, Split
 from torch import Tensor, nn
 
 from bu_torch import functional, perturb, perturb_toward_neighbors
-from bu_torch.estimators.labels import LabelProbabilities, LabelRegression
+from bu_torch.estimators.label_probabilities import LabelProbabilities
+from bu_torch.estimators.label_regression import LabelRegression
 from bu_torch.estimators.space_choice import left_out_skill
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.space.features import FeatureSpace, standardization, standardize

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from bu_torch import report as report
     from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
     from bu_torch.estimators.boundary import BoundaryUncertainty
-    from bu_torch.estimators.labels import LabelProbabilities, LabelRegression, LabelVotes
+    from bu_torch.estimators.label_probabilities import LabelProbabilities
+    from bu_torch.estimators.label_regression import LabelRegression
+    from bu_torch.estimators.label_votes import LabelVotes
     from bu_torch.estimators.trust import KNNConfidence, TrustScore
     from bu_torch.neighbors.graph import NeighborGraph
     from bu_torch.neighbors.prototypes import PrototypeClassifier
@@ -84,7 +86,9 @@ _MODULES = {
     "callbacks": ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopping"),
     "ranking.checkpoints": ("Checkpoint", "load_checkpoint"),
     "neighbors.graph": ("NeighborGraph",),
-    "estimators.labels": ("LabelProbabilities", "LabelRegression", "LabelVotes"),
+    "estimators.label_probabilities": ("LabelProbabilities",),
+    "estimators.label_regression": ("LabelRegression",),
+    "estimators.label_votes": ("LabelVotes",),
     "space.layers": ("LayerFeatures",),
     "rule.rules": ("Rule", "SelectionRule"),
     "run.stopper": ("BoundaryUncertaintyStopper",),

@@ -15,6 +15,7 @@ from bu_torch.internal.inputs import (
     as_features,
     as_flat_features,
     as_labels,
+    check_fitted,
     check_integer,
     check_seed,
     check_two_classes,
@@ -217,7 +218,7 @@ class BoundaryUncertainty(ClusterScores):
             TypeError: If `inputs` is not made of real numbers.
             ValueError: If it has another shape or number of features, or is not finite.
         """
-        self._check_fitted()
+        check_fitted(self, "mean_")
         flat = as_flat_features(inputs, "inputs", len(self.mean_))
         return standardize(flat.to(self.mean_.device), self.mean_, self.scale_)
 
@@ -239,7 +240,7 @@ class BoundaryUncertainty(ClusterScores):
             TypeError: If the model cannot be called or does not give floating-point numbers.
             ValueError: If logits are not finite, have the wrong shape, or fewer columns than there are classes.
         """
-        self._check_fitted()
+        check_fitted(self, "mean_")
         logits = read_logits(model, self.perturbed_inputs.flatten(0, 1))
         warn_of_probabilities(logits)
         return self.score_logits(logits.to(self.labels.device))
@@ -255,7 +256,7 @@ class BoundaryUncertainty(ClusterScores):
 
         Raises the same errors as `score`.
         """
-        self._check_fitted()
+        check_fitted(self, "mean_")
         logits = self._as_class_logits(read_logits(model, self.perturbed_inputs.flatten(0, 1)))
         shares = functional.label_votes(self.labels, self.neighbors, 0.0, weights=self.weights)
         predictions = logits.argmax(dim=1).to(shares.device)

@@ -9,7 +9,7 @@ from bu_torch import functional
 from bu_torch.functional.boundary import PairTerms, pair_terms
 from bu_torch.functional.checks import as_logits
 from bu_torch.functional.parzen import Bandwidth
-from bu_torch.internal.inputs import as_labels
+from bu_torch.internal.inputs import as_labels, check_fitted
 
 _FITTED = ("perturbed_inputs", "labels", "neighbors", "nearest_distance", "bayes_pairs", "mean_", "scale_")
 _DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels", "_pair_of_draw")
@@ -109,7 +109,7 @@ class ClusterScores:
         Raises:
             RuntimeError: If `fit` has not been called, or rows are missing; says how many.
         """
-        self._check_fitted()
+        check_fitted(self, "mean_")
         n_missing = self.n_draws * self.labels.shape[0]
         if self.logits is not None:
             n_missing = int((~self._is_given).sum())
@@ -123,7 +123,7 @@ class ClusterScores:
 
     def to(self, device: torch.device | str) -> Self:
         """Move all fitted tensors to `device`, in place; the perturbed inputs too."""
-        self._check_fitted()
+        check_fitted(self, "mean_")
         for name in (*_FITTED, *_DERIVED):
             setattr(self, name, getattr(self, name).to(device))
         if self.weights is not None:
@@ -160,7 +160,7 @@ class ClusterScores:
         return [PairTerms(*of_draw) for of_draw in zip(*(column.chunk(n_draws) for column in terms), strict=True)]
 
     def _as_class_logits(self, logits: Tensor) -> Tensor:
-        self._check_fitted()
+        check_fitted(self, "mean_")
         logits = as_logits(logits).detach()
         if logits.shape[1] < self._n_classes:
             raise ValueError(
@@ -168,7 +168,3 @@ class ClusterScores:
                 f" got {logits.shape[1]}."
             )
         return logits
-
-    def _check_fitted(self) -> None:
-        if not hasattr(self, "mean_"):
-            raise RuntimeError("This BoundaryUncertainty is not fitted yet: call `fit` first.")

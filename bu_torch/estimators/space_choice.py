@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bu_torch.estimators.labels import LabelRegression
+from bu_torch.estimators.label_regression import LabelRegression
 from bu_torch.internal.progress import uncounted
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.space.features import FeatureSpace, name_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.internal.inputs import as_flat_features, as_labels, check_integer
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer
 from bu_torch.neighbors.graph import is_large, near_groups, nearest, resolve_backend
 
 _TOLERANCE = 0.05  # of distances where there are too many for an exact search
@@ -129,8 +129,7 @@ class TrustScore:
             ValueError: If the features have another number of columns than in `fit`, or are not finite, or `left_out`
                 does not name one sample a point.
         """
-        if not hasattr(self, "_classes"):
-            raise RuntimeError("This TrustScore is not fitted yet: call `fit` first.")
+        check_fitted(self, "_classes")
         features = as_flat_features(features, n_features=self._classes[0].shape[1])
         place = None
         if left_out is not None:
@@ -274,8 +273,7 @@ class KNNConfidence:
             ValueError: If shapes do not fit or features are not finite.
             TypeError: If an argument is not made of real numbers.
         """
-        if not hasattr(self, "_features"):
-            raise RuntimeError("This KNNConfidence is not fitted yet: call `fit` first.")
+        check_fitted(self, "_features")
         features = as_flat_features(features, n_features=self._features.shape[1])
         predictions = as_labels(predictions, len(features), "predictions").to(features.device)
         rows = nearest(self._features.to(features), features, self.n_neighbors, exact=None).rows

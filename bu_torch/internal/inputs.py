@@ -131,6 +131,12 @@ def check_two_classes(labels: Tensor) -> None:
         raise ValueError(f"`labels` must hold at least two classes, got class {int(labels[0])} alone.")
 
 
+def check_fitted(estimator: object, attribute: str) -> None:
+    """Raise unless `fit` has given the estimator this attribute."""
+    if not hasattr(estimator, attribute):
+        raise RuntimeError(f"This {type(estimator).__name__} is not fitted yet: call `fit` first.")
+
+
 def as_tensor(value: Any, name: str) -> Tensor:
     """`value` as a dense tensor, whatever the order in memory of an array."""
     if isinstance(value, Tensor):

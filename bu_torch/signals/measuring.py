@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from bu_torch import functional
 from bu_torch.estimators.boundary import BoundaryUncertainty
-from bu_torch.estimators.labels import LabelProbabilities, LabelRegression
+from bu_torch.estimators.label_probabilities import LabelProbabilities
+from bu_torch.estimators.label_regression import LabelRegression
 from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.functional.checks import as_logits, check_index

@@ -5,7 +5,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bu_torch.internal.inputs import as_features, check_flag, check_integer
+from bu_torch.internal.inputs import as_features, check_fitted, check_flag, check_integer
 from bu_torch.internal.network import as_taken
 from bu_torch.internal.progress import advance
 from bu_torch.internal.traces import evaluation_mode
@@ -104,8 +104,7 @@ class LayerFeatures:
         """
         if self.n_components is None:
             return self._activations(inputs)
-        if not hasattr(self, "components_"):
-            raise RuntimeError("This LayerFeatures is not fitted yet: call `fit` first.")
+        check_fitted(self, "components_")
         activations = self._activations(inputs)
         return (activations - self.mean_.to(activations)) @ self.components_.to(activations).T
 

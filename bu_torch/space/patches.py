@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bu_torch.internal.inputs import check_integer, check_seed
+from bu_torch.internal.inputs import check_fitted, check_integer, check_seed
 from bu_torch.internal.progress import advance
 
 _CONTRAST = 0.01  # added to the variance of a patch, relative to that of all pixels
@@ -93,8 +93,7 @@ class PatchFeatures:
         Raises:
             RuntimeError: If `fit` has not been called.
         """
-        if not hasattr(self, "_filters"):
-            raise RuntimeError("This PatchFeatures is not fitted yet: call `fit` first.")
+        check_fitted(self, "_filters")
         per_image = self.n_patches * images.shape[2] * images.shape[3]
         blocks = self._standardized(images).split(max(1, _BLOCK_ELEMENTS // per_image))
         return torch.cat([self._of_block(block) for block in blocks])

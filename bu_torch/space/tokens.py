@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.internal.inputs import as_features, check_integer, check_seed, scikit_learn_seed
+from bu_torch.internal.inputs import as_features, check_fitted, check_integer, check_seed, scikit_learn_seed
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -81,8 +81,7 @@ class TokenFeatures:
             RuntimeError: If `fit` has not been called.
             TypeError: If the tokens are not integers.
         """
-        if not hasattr(self, "_axes"):
-            raise RuntimeError("This TokenFeatures is not fitted yet: call `fit` first.")
+        check_fitted(self, "_axes")
         tokens = _as_tokens(tokens)
         flat = tokens.flatten(1).cpu().long()
         if not len(self._known):

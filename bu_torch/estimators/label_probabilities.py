@@ -1,0 +1,164 @@
+"""Class probabilities at perturbed samples: votes of the nearest labels and a regression on all, mixed."""
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from bu_torch import functional
+from bu_torch.estimators.label_regression import LabelRegression
+from bu_torch.estimators.label_votes import LabelVotes
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted
+from bu_torch.samples.balance import weights_of
+from bu_torch.samples.copies import copies
+
+
+class LabelProbabilities:
+    """Class probabilities at perturbed samples: fit once on the training labels, then score many classifiers.
+
+    Two estimates are mixed: the votes of the labels near a sample (`LabelVotes`), and a regression on all labels
+    (`LabelRegression`). The weight of the mixture is the one that predicts left-out labels best (smallest Brier score).
+    Where a sample has exact copies, as measurements in whole numbers often have, that is mixed once more with the
+    shares of their labels, by the weight that predicts left-out labels of such samples best.
+
+    The score of a classifier is its expected accuracy: the mean probability of the classes that it predicts. It needs
+    no labels beyond those of the training samples. This estimate is this project's own.
+
+    Args:
+        votes: Estimator of the votes, fitted in place; None for `LabelVotes()`.
+        regression: Estimator of the regression, fitted in place; None for `LabelRegression()`.
+
+    Attributes:
+        votes: The fitted `LabelVotes`.
+        regression: The fitted `LabelRegression`.
+        weight_: Weight of the regression, in [0, 1]; the votes have the rest.
+        copy_weight_: Weight of the copies' labels, in [0, 1], where a sample has exact copies in its cluster; the
+            mixture has the rest. 0 where no sample has any.
+
+    Example:
+        >>> labels = torch.arange(40) // 20
+        >>> features = labels.unsqueeze(1) + torch.linspace(-0.3, 0.3, 40).unsqueeze(1)
+        >>> neighbors = torch.cdist(features, features).argsort(dim=1)[:, :5]
+        >>> probabilities = LabelProbabilities().fit(features, labels, neighbors)
+        >>> bool(probabilities.score(features + 0.01, labels) > 0.95)
+        True
+    """
+
+    weight_: float
+    copy_weight_: float
+    _weights: Tensor | None
+    _copied: Tensor  # rows of the samples with copies, (R,)
+    _copy_shares: Tensor  # of the labels of each of them and its copies, (R, J)
+
+    def __init__(self, votes: LabelVotes | None = None, regression: LabelRegression | None = None) -> None:
+        self.votes = LabelVotes() if votes is None else votes
+        self.regression = LabelRegression() if regression is None else regression
+
+    def fit(self, features: Any, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
+        """Fit the votes and the regression, and find the weight of their mixture.
+
+        Args:
+            features: Training samples, shape (N, d) or (N, ...), tensor or array of numbers, finite.
+            labels: Classes, shape (N,), integers >= 0.
+            neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`), on the
+                device of the features.
+            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; the
+                probabilities, and the score, are those of that distribution. None where it draws all alike.
+
+        Returns:
+            The fitted estimator, on the device of the features.
+
+        Raises:
+            ValueError: If shapes do not fit, or a value is not finite.
+            TypeError: If an argument has the wrong type.
+        """
+        labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
+        self._weights = weights_of(labels, None, sample_weight)
+        self.votes.fit(labels, neighbors, self._weights)
+        self.regression.fit(features, labels, self._weights)
+        rows = self.regression.rows_
+        left_out = self.votes.left_out[rows], self.regression.left_out
+        weights = None if self._weights is None else self._weights[rows]
+        self.weight_ = float(functional.mixing_weight(*left_out, labels[rows], weights=weights))
+        self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
+        return self
+
+    def _fit_copies(self, features: Tensor, labels: Tensor, neighbors: Tensor) -> None:
+        """Count the labels of exact copies, and find their weight."""
+        weights = torch.ones_like(labels, dtype=torch.float64) if self._weights is None else self._weights
+        self._copied, place = labels[:0], torch.empty_like(labels)
+        counts = weights.new_zeros((0, self.votes.votes.shape[1]))
+        for rows, others in copies(features, neighbors):
+            if not len(self._copied):
+                self._copied, counts = rows, weights.new_zeros((len(rows), counts.shape[1]))
+                place[rows] = torch.arange(len(rows), device=rows.device)
+            counts[place[rows], labels[others]] += weights[others]
+        self.copy_weight_ = self._weight_of_copies(counts, labels)
+        counts[torch.arange(len(counts), device=counts.device), labels[self._copied]] += weights[self._copied]
+        self._copy_shares = _rows_to_one(counts).float()
+
+    def _weight_of_copies(self, counts: Tensor, labels: Tensor) -> float:
+        """By samples that the regression has left out, too."""
+        rows = self.regression.rows_
+        read = torch.full_like(labels, -1)  # the row of each sample among them
+        read[rows] = torch.arange(len(rows), device=rows.device)
+        is_read = read[self._copied] >= 0
+        copied = self._copied[is_read]
+        if not len(copied):
+            return 0.0
+        mixture = torch.lerp(self.votes.left_out[copied], self.regression.left_out[read[copied]], self.weight_)
+        weights = None if self._weights is None else self._weights[copied]
+        others = _rows_to_one(counts[is_read]).to(mixture)
+        return float(functional.mixing_weight(mixture, others, labels[copied], weights=weights))
+
+    def predict_proba(self, perturbed: Any) -> Tensor:
+        """Class probabilities at perturbed samples.
+
+        Args:
+            perturbed: D perturbed copies of each training sample, one draw of all N samples after another, shape
+                (D * N, d) or (D * N, ...), as the features in `fit`.
+
+        Returns:
+            Shape (D * N, J), in [0, 1], rows sum to 1, float32, on the device of the fitted tensors; J is the largest
+            label + 1.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If the length is not a multiple of N, the number of features differs from that of `fit`, or a
+                value is not finite.
+        """
+        check_fitted(self, "weight_")
+        perturbed = as_flat_features(perturbed, "perturbed")
+        votes = self.votes.votes
+        if len(perturbed) % len(votes):
+            raise ValueError(f"`perturbed` must hold a multiple of the {len(votes)} samples, got {len(perturbed)}.")
+        probabilities = self.regression.predict_proba(perturbed)
+        for draw in probabilities.view(-1, *votes.shape):  # in place: with many draws this is a large tensor
+            torch.lerp(votes, draw, self.weight_, out=draw)
+            draw[self._copied] = torch.lerp(draw[self._copied], self._copy_shares, self.copy_weight_)
+        return probabilities
+
+    def score(self, perturbed: Any, predictions: Any) -> Tensor:
+        """Expected accuracy of predictions at perturbed samples.
+
+        Args:
+            perturbed: As for `predict_proba`.
+            predictions: Predicted classes there, shape (D * N,), integers >= 0. A class that `fit` never saw has
+                probability 0.
+
+        Returns:
+            Scalar in [0, 1], float64, on the device of the fitted tensors.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If shapes do not fit, or a value is not finite.
+            TypeError: If the predictions are not integers.
+        """
+        probabilities = self.predict_proba(perturbed)
+        predictions = as_labels(predictions, len(probabilities), "predictions").to(probabilities.device)
+        weights = None if self._weights is None else self._weights.repeat(len(probabilities) // len(self._weights))
+        return functional.expected_accuracy(probabilities, predictions, weights=weights)
+
+
+def _rows_to_one(counts: Tensor) -> Tensor:
+    return counts / counts.sum(dim=1, keepdim=True)

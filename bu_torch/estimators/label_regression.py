@@ -1,0 +1,190 @@
+"""Class probabilities at any point: a kernel regression on the training labels."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from bu_torch import functional
+from bu_torch.estimators.skill import best_candidate, shares_of, skill
+from bu_torch.functional.regression import landmark_projection, left_out_by_penalty
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
+from bu_torch.internal.progress import advance
+from bu_torch.neighbors.k_means import lloyd, log_device
+from bu_torch.samples.balance import weights_of
+from bu_torch.samples.subset import stratified_rows
+from bu_torch.space.features import common_standardization, standardize
+
+_BLOCK_ELEMENTS = 2**18  # kernel entries at once: 2 MB, which a processor keeps at hand
+_LEAST_PENALTY = 1e-8  # with a smaller one, leave-one-out predictions are lost in rounding
+_LLOYD_STEPS = 4  # of K-means for landmarks; more gain nothing
+
+
+class LabelRegression:
+    """Class probabilities by ridge regression of one-hot labels with the kernel of a wide ReLU network.
+
+    Regression with a neural tangent kernel is what an infinitely wide network learns, and does well on small tables
+    (Arora et al. 2020). It sees shapes that the nearest neighbours do not: a plane through many features, or a rule of
+    a few. The penalty is the one that predicts left-out labels best (smallest Brier score, leave-one-out in closed
+    form); it comes out large where labels are noisy. Points are centred and divided by their root mean square, so
+    shift, scale and rotation do not matter. Of more than `n_landmarks` samples, centres of K-means span the solution
+    (Nystroem; Zhang, Tsang, Kwok 2008). They are fitted to the labels of all samples, or of `max_samples` random ones,
+    where each class keeps its share.
+
+    Args:
+        n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.
+        penalties: The penalties to choose from, each >= 1e-8, in units of the kernel's mean diagonal; the first of
+            equally good ones is taken.
+        max_samples: The largest number of samples to fit to, >= 1.
+        seed: Seed of the random choices, 0 <= seed < 2**64.
+
+    Attributes:
+        penalty_: The chosen penalty.
+        rows_: The S samples that it is fitted to, shape (S,), int64; all N where they are not more than `max_samples`.
+        left_out: Class probabilities of each of them by a fit to the others, shape (S, J), float32; J is the largest
+            label + 1. Centre, scale and shares of the classes are those of all S.
+        skill_: How well they predict a sample's label: 1 minus their Brier score over that of the shares of the
+            classes. 1 is certain and 0 is chance; 0 also where there is a single class.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        TypeError: If an integer is none.
+
+    Example:
+        >>> features = torch.linspace(-1, 1, 40).unsqueeze(1)
+        >>> regression = LabelRegression().fit(features, (features > 0).long())
+        >>> regression.predict_proba([[-0.5], [0.5]]).argmax(dim=1)
+        tensor([0, 1])
+    """
+
+    penalty_: float
+    rows_: Tensor
+    left_out: Tensor
+    skill_: float
+    _center: Tensor  # (d,)
+    _scale: Tensor  # scalar
+    _landmarks: Tensor  # (L, d), centred and scaled
+    _weights: Tensor  # (L, J)
+    _shares: Tensor  # (J,)
+
+    def __init__(
+        self,
+        n_landmarks: int = 500,
+        penalties: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30),
+        max_samples: int = 10_000,
+        seed: int = 0,
+    ) -> None:
+        self.n_landmarks = check_integer("n_landmarks", n_landmarks, 1)
+        if len(penalties) == 0 or not all(_LEAST_PENALTY <= penalty < math.inf for penalty in penalties):
+            raise ValueError(
+                f"`penalties` must hold at least one number, all finite and >= {_LEAST_PENALTY}, got {penalties!r}."
+            )
+        self.penalties = tuple(penalties)
+        self.max_samples = check_integer("max_samples", max_samples, 1)
+        self.seed = check_seed(seed)
+
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
+        """Choose the penalty and solve.
+
+        Args:
+            features: Shape (N, d) or (N, ...), tensor or array of numbers, finite.
+            labels: Classes, shape (N,), integers >= 0.
+            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive: its
+                squared error counts by it. None where it draws all alike.
+
+        Returns:
+            The fitted estimator, on the device of the features.
+
+        Raises:
+            ValueError: If shapes do not fit, or a value is not finite.
+            TypeError: If the labels are not classes.
+        """
+        points = as_flat_features(features)
+        labels = as_labels(labels, points.shape[0]).to(points.device)
+        weights = weights_of(labels, None, sample_weight)
+        n_classes = int(labels.max()) + 1
+        self.rows_ = torch.arange(len(points), device=points.device)
+        if len(points) > self.max_samples:
+            self.rows_ = stratified_rows(len(points), self.max_samples, self.seed, labels).to(points.device)
+            points, labels = points[self.rows_], labels[self.rows_]
+            weights = None if weights is None else weights_of(labels, None, weights[self.rows_])
+        # Least squares with weights is least squares of rows that are multiplied by their roots.
+        root = None if weights is None else weights.sqrt().unsqueeze(1)
+        self._center, self._scale = common_standardization(points)
+        self._landmarks = self._choose_landmarks(points)
+        self._shares = shares_of(labels, weights)
+        targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
+        targets = targets if root is None else targets * root
+        basis, eigenvalues, projection = self._orthogonal_basis(points, root)
+        left_out = left_out_by_penalty(basis, eigenvalues, targets, self.penalties)
+        probabilities = (self._as_probabilities(predicted, root) for predicted in left_out)
+        candidates = zip(self.penalties, probabilities, strict=True)
+        brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights)
+        self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)
+        self.skill_ = skill(brier_score, self._shares)
+        return self
+
+    def _as_probabilities(self, predicted: Tensor, root: Tensor | None) -> Tensor:
+        return functional.as_probabilities((predicted if root is None else predicted / root) + self._shares)
+
+    def predict_proba(self, features: Any) -> Tensor:
+        """Class probabilities at any points.
+
+        Args:
+            features: Shape (P, d) or (P, ...), as for `fit`.
+
+        Returns:
+            Shape (P, J), rows sum to 1, float32, on the device of the fitted tensors.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If the number of features differs from that of `fit`, or a value is not finite.
+        """
+        check_fitted(self, "_weights")
+        points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
+        # All blocks go into one tensor. Small tensors that outlive the large temporary ones would scatter the heap.
+        probabilities = torch.empty(len(points), len(self._shares), device=points.device, dtype=torch.float32)
+        kernels = self._kernel_blocks(points)
+        for block, kernel in zip(self._blocks(probabilities), kernels, strict=True):
+            block.copy_(functional.as_probabilities(kernel @ self._weights + self._shares))
+        return probabilities
+
+    def _choose_landmarks(self, points: Tensor) -> Tensor:  # (S, d) -> (L, d)
+        points = standardize(points.double(), self._center, self._scale)
+        if len(points) <= self.n_landmarks:
+            return points
+        rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
+        log_device(points.device)
+        on_host = points.float().cpu().numpy()
+        centers, _ = lloyd(on_host, on_host[rows.numpy()], _LLOYD_STEPS)
+        return torch.from_numpy(centers).to(points)
+
+    def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Coordinates B (S, R) of points, with B'B = diag(e); e (R,); and the P (L, R) with B = kernel @ P.
+
+        With `root` (S, 1) each row of the kernel is multiplied by its own.
+        """
+        landmarks = self._landmarks
+        eigenvalues, projection = landmark_projection(functional.tangent_kernel(landmarks, landmarks))
+        basis = torch.empty(len(points), len(eigenvalues), dtype=projection.dtype, device=projection.device)
+        for block, kernel in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
+            torch.matmul(kernel, projection, out=block)
+        if root is not None:
+            basis *= root
+        if root is None and len(points) == len(landmarks):  # all span the basis: it is orthogonal already
+            return basis, eigenvalues, projection
+        squared_lengths, rotation = torch.linalg.eigh(basis.T @ basis)
+        for block in self._blocks(basis):
+            block.copy_(block @ rotation)
+        return basis, squared_lengths.clamp(min=0), projection @ rotation
+
+    def _kernel_blocks(self, points: Tensor) -> Iterator[Tensor]:
+        """Kernel of points and landmarks, (S, L), block by block of the points."""
+        for block in self._blocks(points):
+            yield functional.tangent_kernel(standardize(block.double(), self._center, self._scale), self._landmarks)
+            advance(len(block) * len(self._landmarks))
+
+    def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return rows.split(max(1, _BLOCK_ELEMENTS // max(self._landmarks.shape)))

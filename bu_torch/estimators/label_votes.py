@@ -1,0 +1,120 @@
+"""Class probabilities at the training samples: votes of the labels near each."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from bu_torch import functional
+from bu_torch.estimators.skill import best_candidate, shares_of, skill
+from bu_torch.functional.votes import count_votes
+from bu_torch.internal.inputs import as_labels, check_fitted
+from bu_torch.samples.balance import weights_of
+from bu_torch.samples.subset import stratified_rows
+
+_MOST_VOTES = 100_000  # of which the decay is chosen
+
+
+class LabelVotes:
+    """Class probabilities at each training sample: fit once on labels and neighbours, then score many classifiers.
+
+    The m-th nearest sample of a cluster votes for its label with weight m^-decay. The decay is the one whose votes
+    predict left-out labels best (smallest Brier score). It comes out small where labels are noisy or classes overlap,
+    so many samples have a say. It comes out large where classes are finely shaped but well separated, so the sample's
+    own label nearly decides alone. Of more than 100,000 samples, a stratified subset of so many chooses. This estimate
+    is this project's own.
+
+    Args:
+        decays: The decays to choose from, each >= 0; the first of equally good ones is taken.
+
+    Attributes:
+        decay_: The chosen decay.
+        votes: Class probabilities with the sample's own vote, shape (N, J), float32; J is the largest label + 1.
+        left_out: Class probabilities without the sample's own vote, shape (N, J), float32.
+        skill_: How well the votes of the others predict a sample's label: 1 minus their Brier score over that of as
+            many labels drawn at random. 1 is certain and 0 is chance; 0 also where there is a single class.
+
+    Raises:
+        ValueError: If there are no decays, or one is negative.
+
+    Example:
+        >>> labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
+        >>> float(LabelVotes().fit(labels, neighbors).score(torch.tensor([0, 0, 1, 0])))
+        0.75
+    """
+
+    decay_: float
+    votes: Tensor
+    left_out: Tensor
+    skill_: float
+    _weights: Tensor | None
+
+    def __init__(self, decays: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)) -> None:
+        if len(decays) == 0 or not all(decay >= 0 for decay in decays):
+            raise ValueError(f"`decays` must hold at least one number, all >= 0, got {decays!r}.")
+        self.decays = tuple(decays)
+
+    def fit(self, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
+        """Choose the decay and count the votes.
+
+        Args:
+            labels: Classes, shape (N,), integers >= 0.
+            neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`).
+            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive: a vote
+                counts by it. None where it draws all alike.
+
+        Returns:
+            The fitted estimator, on the device of the neighbours.
+
+        Raises:
+            ValueError: If shapes do not fit.
+            TypeError: If an argument is not made of integers.
+        """
+        labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
+        self._weights = weights = weights_of(labels, None, sample_weight)
+        decays: Sequence[float] = self.decays
+        if len(labels) > _MOST_VOTES and len(decays) > 1:
+            decays = [self._decay_of_some(labels, neighbors, weights)]
+        candidates = (
+            (decay, functional.label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights))
+            for decay in decays
+        )
+        brier_score, self.decay_, self.left_out = best_candidate(candidates, labels, weights)
+        # The mean of M - 1 labels drawn at random is off by the error of the shares, and by its own variance.
+        n_voters = (neighbors.shape[1] - 1) * _evenness(weights)
+        self.skill_ = skill(brier_score, shares_of(labels, weights), n_voters)
+        self.votes = functional.label_votes(labels, neighbors, self.decay_, weights=weights)
+        return self
+
+    def _decay_of_some(self, labels: Tensor, neighbors: Tensor, weights: Tensor | None) -> float:
+        """The decay whose votes predict best the labels of a subset."""
+        rows = stratified_rows(len(labels), _MOST_VOTES, 0, labels).to(labels.device)
+        voters, n_classes = neighbors[rows, 1:].long(), int(labels.max()) + 1
+        candidates = ((decay, count_votes(labels, voters, decay, n_classes, weights)) for decay in self.decays)
+        return best_candidate(candidates, labels[rows], None if weights is None else weights[rows])[1]
+
+    def score(self, predictions: Any) -> Tensor:
+        """Mean share of the votes that the predictions got.
+
+        Args:
+            predictions: Predicted classes of D perturbed copies of each sample, one draw of all N samples after
+                another, shape (D * N,), integers >= 0. A class that `fit` never saw has no votes.
+
+        Returns:
+            Scalar in [0, 1], float64, on the device of the votes.
+
+        Raises:
+            RuntimeError: If `fit` has not been called.
+            ValueError: If the length is not a multiple of N.
+            TypeError: If the predictions are not integers.
+        """
+        check_fitted(self, "votes")
+        predictions = torch.as_tensor(predictions)
+        predictions = as_labels(predictions, predictions.shape[0] if predictions.ndim else 1, "predictions")
+        return functional.vote_agreement(self.votes, predictions.to(self.votes.device), weights=self._weights)
+
+
+def _evenness(weights: Tensor | None) -> float:
+    """Samples of equal weight that a mean with these weights is worth, as a share of their number (Kish 1965)."""
+    return 1.0 if weights is None else float(weights.sum().square() / weights.square().sum() / len(weights))
