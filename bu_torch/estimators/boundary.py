@@ -105,9 +105,9 @@ class BoundaryUncertainty(ClusterScores):
             check_choice("feature_extractor", feature_extractor, ("inputs", "patches", "tokens", "module"))
         self.feature_extractor = feature_extractor
         self.module = module
-        named = None if isinstance(feature_extractor, str) and feature_extractor == "module" else feature_extractor
-        self.space = FeatureSpace(named, n_components, seed, module)
-        self.known_space: Literal["inputs", "patches", "tokens"] | None = None  # that a run which resumes has chosen
+        extractor = None if isinstance(feature_extractor, str) and feature_extractor == "module" else feature_extractor
+        self.space = FeatureSpace(extractor, n_components, seed, module)
+        self.known_space: Literal["inputs", "patches", "tokens"] | None = None  # chosen before, by a run that resumes
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
         self._settled: tuple[Tensor, Tensor, Tensor | None] | None = None  # samples that the space was chosen for
@@ -145,7 +145,7 @@ class BoundaryUncertainty(ClusterScores):
         return self
 
     def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Tensor:
-        """`fit` to checked samples; returns them as points (N, k) of the space, which are not kept."""
+        """Fit to checked samples and return them as points (N, k) of the space, which are not kept."""
         self.settle_space(inputs, labels, sample_weight)
         points = self.space.fit_transform(inputs) if self._points is None else self._points
         self._points = self._settled = None
@@ -159,7 +159,7 @@ class BoundaryUncertainty(ClusterScores):
         return points
 
     def settle_space(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> str:
-        """Choose the space for checked samples, unless it is chosen for these; returns its name."""
+        """Choose the space for checked samples, unless it is chosen for these, and return its name."""
         check_two_classes(labels)
         is_of_tokens = self.kind_of_perturbation(inputs) == "tokens"
         if is_of_tokens:
@@ -167,8 +167,8 @@ class BoundaryUncertainty(ClusterScores):
         self.weights = weights_of(labels, self.class_weight, sample_weight)
         samples = (inputs, labels, self.weights)
         if self._settled is None or not all(map(_are_equal, samples, self._settled)):
-            chosen = self._choice().choose(*samples, is_of_tokens=is_of_tokens)
-            self.space_name_, self.space, self.skills_, self._points = chosen
+            choice = self._choice().choose(*samples, is_of_tokens=is_of_tokens)
+            self.space_name_, self.space, self.skills_, self._points = choice
             self._settled = samples
         return self.space_name_
 
@@ -274,7 +274,7 @@ class BoundaryUncertainty(ClusterScores):
 
 
 def _likely_pairs(points: Tensor, labels: Tensor, seed: int) -> Tensor:
-    """Likely Bayes pair of each sample, (N, 2): `PrototypeClassifier`'s, which two classes leave no choice."""
+    """Likely Bayes pair of each sample, (N, 2), by `PrototypeClassifier`; the only pair if there are two classes."""
     classes = labels.unique()
     if len(classes) == 2:
         return classes.expand(len(labels), 2).contiguous()

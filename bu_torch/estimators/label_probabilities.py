@@ -18,7 +18,7 @@ class LabelProbabilities:
 
     Two estimates are mixed: the votes of the labels near a sample (`LabelVotes`), and a regression on all labels
     (`LabelRegression`). The weight of the mixture is the one that predicts left-out labels best (smallest Brier score).
-    Where a sample has exact copies, as measurements in whole numbers often have, that is mixed once more with the
+    If a sample has exact copies, as measurements in whole numbers often have, that is mixed once more with the
     shares of their labels, by the weight that predicts left-out labels of such samples best.
 
     The score of a classifier is its expected accuracy: the mean probability of the classes that it predicts. It needs
@@ -32,8 +32,8 @@ class LabelProbabilities:
         votes: The fitted `LabelVotes`.
         regression: The fitted `LabelRegression`.
         weight_: Weight of the regression, in [0, 1]; the votes have the rest.
-        copy_weight_: Weight of the copies' labels, in [0, 1], where a sample has exact copies in its cluster; the
-            mixture has the rest. 0 where no sample has any.
+        copy_weight_: Weight of the copies' labels, in [0, 1], for samples with exact copies in their cluster; the
+            mixture has the rest. 0 if no sample has any.
 
     Example:
         >>> labels = torch.arange(40) // 20
@@ -48,7 +48,7 @@ class LabelProbabilities:
     copy_weight_: float
     _weights: Tensor | None
     _copied: Tensor  # rows of the samples with copies, (R,)
-    _copy_shares: Tensor  # of the labels of each of them and its copies, (R, J)
+    _copy_shares: Tensor  # shares of the labels of each of them and its copies, (R, J)
 
     def __init__(self, votes: LabelVotes | None = None, regression: LabelRegression | None = None) -> None:
         self.votes = LabelVotes() if votes is None else votes
@@ -63,7 +63,7 @@ class LabelProbabilities:
             neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`), on the
                 device of the features.
             sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; the
-                probabilities, and the score, are those of that distribution. None where it draws all alike.
+                probabilities, and the score, are those of that distribution. None if it draws all alike.
 
         Returns:
             The fitted estimator, on the device of the features.
@@ -98,7 +98,7 @@ class LabelProbabilities:
         self._copy_shares = _rows_to_one(counts).float()
 
     def _weight_of_copies(self, counts: Tensor, labels: Tensor) -> float:
-        """By samples that the regression has left out, too."""
+        """Weight of the copies that predicts best, by samples that the regression has left out too."""
         rows = self.regression.rows_
         read = torch.full_like(labels, -1)  # the row of each sample among them
         read[rows] = torch.arange(len(rows), device=rows.device)

@@ -28,10 +28,10 @@ class LabelRegression:
     Regression with a neural tangent kernel is what an infinitely wide network learns, and does well on small tables
     (Arora et al. 2020). It sees shapes that the nearest neighbours do not: a plane through many features, or a rule of
     a few. The penalty is the one that predicts left-out labels best (smallest Brier score, leave-one-out in closed
-    form); it comes out large where labels are noisy. Points are centred and divided by their root mean square, so
+    form); it comes out large if labels are noisy. Points are centred and divided by their root mean square, so
     shift, scale and rotation do not matter. Of more than `n_landmarks` samples, centres of K-means span the solution
     (Nystroem; Zhang, Tsang, Kwok 2008). They are fitted to the labels of all samples, or of `max_samples` random ones,
-    where each class keeps its share.
+    with the share of each class kept.
 
     Args:
         n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.
@@ -42,11 +42,11 @@ class LabelRegression:
 
     Attributes:
         penalty_: The chosen penalty.
-        rows_: The S samples that it is fitted to, shape (S,), int64; all N where they are not more than `max_samples`.
+        rows_: The S samples that it is fitted to, shape (S,), int64; all N if they are not more than `max_samples`.
         left_out: Class probabilities of each of them by a fit to the others, shape (S, J), float32; J is the largest
             label + 1. Centre, scale and shares of the classes are those of all S.
-        skill_: How well they predict a sample's label: 1 minus their Brier score over that of the shares of the
-            classes. 1 is certain and 0 is chance; 0 also where there is a single class.
+        skill_: Skill of predicting a sample's label by them: 1 minus their Brier score over that of the shares of the
+            classes. 1 is certain and 0 is chance; 0 also if there is a single class.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -92,7 +92,7 @@ class LabelRegression:
             features: Shape (N, d) or (N, ...), tensor or array of numbers, finite.
             labels: Classes, shape (N,), integers >= 0.
             sample_weight: How often training draws each sample, relative to the others, shape (N,), positive: its
-                squared error counts by it. None where it draws all alike.
+                squared error counts by it. None if it draws all alike.
 
         Returns:
             The fitted estimator, on the device of the features.

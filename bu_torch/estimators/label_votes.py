@@ -13,15 +13,15 @@ from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.samples.balance import weights_of
 from bu_torch.samples.subset import stratified_rows
 
-_MOST_VOTES = 100_000  # of which the decay is chosen
+_MOST_VOTES = 100_000  # samples to choose the decay by
 
 
 class LabelVotes:
     """Class probabilities at each training sample: fit once on labels and neighbours, then score many classifiers.
 
     The m-th nearest sample of a cluster votes for its label with weight m^-decay. The decay is the one whose votes
-    predict left-out labels best (smallest Brier score). It comes out small where labels are noisy or classes overlap,
-    so many samples have a say. It comes out large where classes are finely shaped but well separated, so the sample's
+    predict left-out labels best (smallest Brier score). It comes out small if labels are noisy or classes overlap,
+    so many samples have a say. It comes out large if classes are finely shaped but well separated, so the sample's
     own label nearly decides alone. Of more than 100,000 samples, a stratified subset of so many chooses. This estimate
     is this project's own.
 
@@ -32,8 +32,8 @@ class LabelVotes:
         decay_: The chosen decay.
         votes: Class probabilities with the sample's own vote, shape (N, J), float32; J is the largest label + 1.
         left_out: Class probabilities without the sample's own vote, shape (N, J), float32.
-        skill_: How well the votes of the others predict a sample's label: 1 minus their Brier score over that of as
-            many labels drawn at random. 1 is certain and 0 is chance; 0 also where there is a single class.
+        skill_: Skill of predicting a sample's label by the votes of the others: 1 minus their Brier score over that of
+            as many labels drawn at random. 1 is certain and 0 is chance; 0 also if there is a single class.
 
     Raises:
         ValueError: If there are no decays, or one is negative.
@@ -62,7 +62,7 @@ class LabelVotes:
             labels: Classes, shape (N,), integers >= 0.
             neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`).
             sample_weight: How often training draws each sample, relative to the others, shape (N,), positive: a vote
-                counts by it. None where it draws all alike.
+                counts by it. None if it draws all alike.
 
         Returns:
             The fitted estimator, on the device of the neighbours.
@@ -88,7 +88,7 @@ class LabelVotes:
         return self
 
     def _decay_of_some(self, labels: Tensor, neighbors: Tensor, weights: Tensor | None) -> float:
-        """The decay whose votes predict best the labels of a subset."""
+        """Decay whose votes predict the labels of a subset best."""
         rows = stratified_rows(len(labels), _MOST_VOTES, 0, labels).to(labels.device)
         voters, n_classes = neighbors[rows, 1:].long(), int(labels.max()) + 1
         candidates = ((decay, count_votes(labels, voters, decay, n_classes, weights)) for decay in self.decays)

@@ -31,7 +31,7 @@ def skill(brier_score: float, shares: Tensor, n_drawn: float = math.inf) -> floa
     """Brier skill score: 1 is certain, 0 is chance; 0 also if there is a single class.
 
     Args:
-        brier_score: Of the probabilities to judge.
+        brier_score: Brier score of the probabilities to judge.
         shares: Share of each class, (J,), float64: the probabilities of chance.
         n_drawn: Labels drawn at random whose mean chance has in place of the shares.
     """

@@ -23,7 +23,7 @@ _MODULE_BATCH = 64  # no more than a training batch mostly is: a network needs m
 
 
 class ChosenSpace(NamedTuple):
-    """The space of neighbours, the skill of each that was compared, and all samples as its points, if at hand."""
+    """Space of neighbours, the skill of each that was compared, and all samples as its points if they are computed."""
 
     name: str
     space: FeatureSpace
@@ -71,7 +71,7 @@ class SpaceChoice:
         Args:
             inputs: Samples, (N, ...).
             labels: Classes, (N,) int64.
-            weights: How often each sample counts, (N,) float64; None if all count alike.
+            weights: Weight of each sample, (N,) float64; None if all count alike.
             is_of_tokens: True if the inputs are perturbed as token ids.
         """
         candidates = self._candidates(inputs, is_of_tokens)
@@ -130,7 +130,7 @@ def choose_space(
         labels: Classes, (N,) int64.
         candidates: Spaces by name, fitted or not; the first of equally good ones is taken. `"module"` is left out if
             its features cannot be read.
-        weights: How often each sample counts, (N,) float64; None if all count alike.
+        weights: Weight of each sample, (N,) float64; None if all count alike.
         seed: Seed of the part and of the regression.
 
     Returns:
@@ -142,7 +142,7 @@ def choose_space(
     columns = torch.unique(of_part, return_inverse=True)[1]
     of_rows = None if weights is None else weights[rows]
     skills: dict[str, float] = {}
-    chosen, best_points = "", part
+    best, best_points = "", part
     for name, space in candidates.items():
         try:
             points = space.fit_transform(part)
@@ -152,6 +152,6 @@ def choose_space(
             _log.info("The network's own features cannot be read: %s: %s", type(error).__name__, error)
             continue
         skills[name] = left_out_skill(points, columns, of_rows, seed)
-        if not chosen or skills[name] > skills[chosen]:
-            chosen, best_points = name, points
-    return chosen, skills, best_points if len(part) == len(inputs) else None
+        if not best or skills[name] > skills[best]:
+            best, best_points = name, points
+    return best, skills, best_points if len(part) == len(inputs) else None

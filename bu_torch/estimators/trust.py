@@ -1,4 +1,4 @@
-"""Trust score: does the classifier agree with the neighbours? And the simpler question how many of them agree."""
+"""Trust score, the agreement of a classifier with the nearest classes, and the share of neighbours that agree."""
 
 import math
 import warnings
@@ -11,8 +11,8 @@ from bu_torch import functional
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer
 from bu_torch.neighbors.graph import is_large, near_groups, nearest, resolve_backend
 
-_TOLERANCE = 0.05  # of distances where there are too many for an exact search
-_FEW_MEMBERS = 2000  # of a class, which are all asked
+_TOLERANCE = 0.05  # relative error of distances if there are too many for an exact search
+_FEW_MEMBERS = 2000  # a class of fewer samples is searched exactly
 
 
 class TrustScore:
@@ -22,7 +22,7 @@ class TrustScore:
     to the predicted class. Samples may be filtered out of their class first:
 
     - `"density"` is the paper's Algorithm 1: in each class, the alpha-fraction of samples with the largest k-NN radius
-      leaves, where a sample is its own first neighbour, as in the paper's balls. (google/TrustScore counts likewise but
+      leaves. A sample is its own first neighbour, as in the paper's balls. (google/TrustScore counts likewise but
       interpolates the quantile; alibi leaves the sample itself out.)
     - `"disagreement"` is the paper's Remark 2, which it does not specify: over all classes together, the alpha-fraction
       of samples with the largest share of other labels among their k nearest other samples leaves; of equal shares the
@@ -44,7 +44,7 @@ class TrustScore:
 
     Attributes:
         class_sizes_: Samples left in each class, (J,) int64; J is the largest label + 1.
-        kept_: Whether each sample of `fit` was kept, (N,) bool.
+        kept_: True for each sample of `fit` that was kept, (N,) bool.
 
     Example:
         >>> trust = TrustScore().fit(torch.tensor([[0.0], [4.0]]), torch.tensor([0, 1]))
@@ -76,8 +76,8 @@ class TrustScore:
     def fit(self, features: Any, labels: Any) -> Self:
         """Keep the (high-density) samples of each class.
 
-        A class without samples, from the start or after filtering, is infinitely far: it is named in a warning where
-        filtering emptied it.
+        A class without samples, from the start or after filtering, is infinitely far. A warning names classes
+        that filtering emptied.
 
         Args:
             features: Labelled samples, shape (N, d), tensor or array of numbers, finite. Distances are Euclidean in
@@ -104,10 +104,10 @@ class TrustScore:
             self._place[rows, 0] = label
             self._place[rows, 1] = torch.arange(len(rows), device=features.device)
         present = torch.bincount(labels, minlength=n_classes) > 0
-        emptied = torch.nonzero(present & (self.class_sizes_ == 0)).flatten().tolist()
-        if emptied:
+        empty = torch.nonzero(present & (self.class_sizes_ == 0)).flatten().tolist()
+        if empty:
             warnings.warn(
-                f"Filtering ({self.filtering!r}, alpha={self.alpha}) left no sample of classes {emptied}: they count as"
+                f"Filtering ({self.filtering!r}, alpha={self.alpha}) left no sample of classes {empty}: they count as"
                 " infinitely far, and predicting them scores 0. A smaller `alpha` keeps them.",
                 stacklevel=2,
             )
@@ -198,7 +198,7 @@ class TrustScore:
         return kept
 
     def _is_dense(self, features: Tensor) -> Tensor:
-        """Algorithm 1 within one class: which samples have a k-NN radius of at most the (1 - alpha)-quantile."""
+        """Algorithm 1 within one class: True for samples with a k-NN radius up to the (1 - alpha)-quantile."""
         n_samples = len(features)
         if self.n_neighbors == 1:  # a sample is its own first neighbour: every radius is 0
             return torch.ones(n_samples, dtype=torch.bool, device=features.device)
@@ -221,7 +221,7 @@ class KNNConfidence:
     """Share of the nearest labelled samples that carry the predicted label: a baseline of the trust score.
 
     Args:
-        n_neighbors: How many samples are asked, >= 1.
+        n_neighbors: Number of nearest samples to look at, >= 1.
 
     Example:
         >>> knn = KNNConfidence(2).fit(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 1, 1]))

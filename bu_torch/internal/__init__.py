@@ -1,1 +1,1 @@
-"""What several rooms share: input checks, reading a network, files, printing, progress."""
+"""Tools that several rooms share: input checks, reading a network, files, printing, progress."""

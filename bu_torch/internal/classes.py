@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class PresentClasses:
-    """The classes among some labels, and the columns that stand for them.
+    """Classes among some labels, and the columns that stand for them.
 
     Public shapes and numbers go up to the largest label. Cost and memory follow the classes that are there.
 
@@ -15,7 +15,7 @@ class PresentClasses:
         labels: (N,) int64, >= 0.
 
     Attributes:
-        classes: Those that are present, ascending, (C,).
+        classes: Classes that are present, ascending, (C,).
         n_classes: J, the largest label + 1.
     """
 
@@ -38,7 +38,7 @@ class PresentClasses:
         return torch.where(classes < self.n_classes, self._columns[classes.clamp(max=self.n_classes - 1)], classes)
 
     def spread(self, columns: Tensor, fill: float) -> Tensor:
-        """An array (n, C) or wider as one with a column for each class, (n, J); those of absent classes hold `fill`."""
+        """Give an array (n, C) or wider a column for each class, (n, J); columns of absent classes hold `fill`."""
         if len(self) == self.n_classes:
             return columns[:, : self.n_classes]
         spread = columns.new_full((len(columns), self.n_classes), fill)

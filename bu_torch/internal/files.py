@@ -30,7 +30,7 @@ def open_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield the name of a file as `open_whole` opens it, for what writes by name."""
+    """Yield the name of a file as `open_whole` opens it, for writers that take a name."""
     with open_whole(path) as file:
         yield Path(file.name)
 

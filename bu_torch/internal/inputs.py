@@ -1,4 +1,4 @@
-"""What an estimator accepts as features and labels, and what it says about the rest."""
+"""Checks of features, labels and options of an estimator, and the errors about the rest."""
 
 import math
 from numbers import Integral, Real
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _EXACT_INTEGER = 2**24  # up to here float32 has all integers
-_EXACT_DOUBLE = 2**53  # and float64
+_EXACT_DOUBLE = 2**53  # up to here float64 has all integers
 _MOST_CLASSES = 100_000
 _MOST_ROWS = 2**63  # int64 ends before
 _MOST_SEEDS = 2**64  # what a `torch.Generator` takes
@@ -32,7 +32,7 @@ def as_features(features: Any, name: str = "features", *, keep_integers: bool = 
             f" got {tuple(features.shape)}.{way_out}"
         )
     is_kept = keep_integers and not features.is_floating_point()
-    if is_kept and features.dtype in (torch.uint16, torch.uint32, torch.uint64):  # with which torch computes little
+    if is_kept and features.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch computes little with these
         features = features.long()
     if features.dtype not in (torch.float32, torch.float64) and not is_kept:
         features = features.to(torch.float64 if _exceeds_float32(features) else torch.float32)
@@ -44,7 +44,7 @@ def as_features(features: Any, name: str = "features", *, keep_integers: bool = 
 
 
 def as_flat_features(features: Any, name: str = "features", n_features: int | None = None) -> Tensor:
-    """`as_features`, flattened to (N, d); d must be `n_features` where that is given."""
+    """Return `as_features`, flattened to (N, d); d must be `n_features` if that is given."""
     flat = as_features(features, name).flatten(1)
     if n_features is not None and flat.shape[1] != n_features:
         raise ValueError(f"`{name}` must have {n_features} features a sample, as in `fit`, got {flat.shape[1]}.")
@@ -76,12 +76,12 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether all values are finite: first by their sum, which is far faster than to look at each."""
+    """Return True if all values are finite: first by their sum, which is far faster than a look at each."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())  # a sum of large values overflows
 
 
 def safe_unit(*parts: Tensor) -> float:
-    """A power of two as whose multiples the squares of all values are in range; 1 where they are anyway."""
+    """Power of two to divide by so that squares neither overflow nor underflow; 1 if they do not anyway."""
     largest = max(float(part.abs().max()) for part in parts)
     reach = 30 if parts[0].dtype == torch.float32 else 300
     exponent = math.frexp(largest)[1] - 1
@@ -121,7 +121,7 @@ def check_seed(seed: Any) -> int:
 
 
 def scikit_learn_seed(seed: Any) -> int:
-    """A seed as scikit-learn takes it, which knows none of more than 32 bits."""
+    """Seed for scikit-learn, which takes at most 32 bits."""
     return check_seed(seed) % 2**32
 
 
@@ -138,7 +138,7 @@ def check_fitted(estimator: object, attribute: str) -> None:
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
-    """`value` as a dense tensor, whatever the order in memory of an array."""
+    """Return `value` as a dense tensor, whatever the order in memory of an array."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
             kind = "nested" if value.is_nested else f"{value.layout}".removeprefix("torch.")
@@ -162,20 +162,20 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 
 def _as_array(value: Any) -> Any:
-    """An array as torch takes it: in C order, in this machine's byte order, writable; a mask is not dropped."""
+    """Return an array as torch takes it: in C order, in this machine's byte order, writable, with no masked entry."""
     if np.ma.is_masked(value):
         raise TypeError("Masked entries have no value.")
     array = np.asarray(value, order="C")
     if array.dtype.names is None:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    if array.dtype.kind in "iu":  # C has two names for 64 bits, of which torch knows one
+    if array.dtype.kind in "iu":  # C has two names for 64 bits, torch knows one
         array = array.view(array.dtype.str)
     return array if array.flags.writeable else array.copy()
 
 
 def _check_range(labels: Tensor, name: str, are_classes: bool) -> None:
-    """Raise unless whole-numbered labels are in range; before they are converted, for int64 would wrap them around."""
-    if labels.dtype == torch.uint64:  # of which torch finds no maximum
+    """Raise unless whole-numbered labels are in range; before their conversion, because int64 would wrap around."""
+    if labels.dtype == torch.uint64:  # torch finds no maximum of these
         array = labels.cpu().numpy()
         least, largest = array.min().item(), array.max().item()
     else:
@@ -183,17 +183,17 @@ def _check_range(labels: Tensor, name: str, are_classes: bool) -> None:
         least, largest = values.min().item(), values.max().item()
     if least < 0:
         way_out = f": {_NUMBER_THEM}" if are_classes else ""
-        raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {_shown(least)}{way_out}.")
+        raise ValueError(f"`{name}` must hold classes 0, 1, ..., got {_as_written(least)}{way_out}.")
     if are_classes and largest >= _MOST_CLASSES:
         raise ValueError(
-            f"`{name}` must hold classes 0, 1, ..., below {_MOST_CLASSES}, got {_shown(largest)}: {_NUMBER_THEM}."
+            f"`{name}` must hold classes 0, 1, ..., below {_MOST_CLASSES}, got {_as_written(largest)}: {_NUMBER_THEM}."
         )
     if largest >= _MOST_ROWS:
-        raise ValueError(f"`{name}` must hold integers below 2**63, got {_shown(largest)}.")
+        raise ValueError(f"`{name}` must hold integers below 2**63, got {_as_written(largest)}.")
 
 
-def _shown(value: float) -> str:
-    """A whole number as its user would write it."""
+def _as_written(value: float) -> str:
+    """Write a whole number as its user would."""
     return f"{value:.6g}" if isinstance(value, float) and abs(value) > _EXACT_DOUBLE else f"{int(value)}"
 
 
@@ -204,7 +204,7 @@ def _exceeds_float32(features: Tensor) -> bool:
 
 
 def _hint(labels: Tensor) -> str:
-    """What labels of two dimensions probably are."""
+    """Guess the meaning of labels of two dimensions."""
     values = labels.double()
     is_share = bool(((values >= 0) & (values <= 1)).all())
     if is_share and bool(((values.sum(dim=1) - 1).abs() < 1e-2).all()):

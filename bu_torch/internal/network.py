@@ -1,4 +1,4 @@
-"""Reading logits off a model, whatever it is and gives."""
+"""Logits of a model of any kind, whatever its outputs are."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ def read_logits(
 
 
 def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int | None = None) -> Tensor:
-    """Logits (n, J) of what a model gave: a tensor or an array, or an output with an entry or attribute `logits`.
+    """Logits (n, J) of a model's output: a tensor or an array, or an object with an entry or attribute `logits`.
 
     With a `key`, the entry or attribute of that name, or of that place in a tuple. Of a single input they may come
     without the dimension of the batch, as a `squeeze` leaves them.
@@ -51,7 +51,7 @@ def logits_of(output: Any, n_inputs: int, name: str = "`model`", key: str | int 
         found = torch.as_tensor(found)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`, got {_shown(output)}."
+            f"{name} must give a tensor or an array of logits (n, J), or an output with `logits`, got {_kind(output)}."
         ) from error
     if found.layout != torch.strided:
         raise TypeError(f"{name} must give dense logits, got a tensor of layout {found.layout}.")
@@ -67,11 +67,11 @@ def _entry(output: Any, key: str | int, name: str) -> Any:
     try:
         return getattr(output, key) if isinstance(key, str) and hasattr(output, key) else output[key]
     except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{name} must give an output with `output_key={key!r}`, got {_shown(output)}.") from error
+        raise ValueError(f"{name} must give an output with `output_key={key!r}`, got {_kind(output)}.") from error
 
 
-def _shown(output: Any) -> str:
-    """The type of an output, and what is in it."""
+def _kind(output: Any) -> str:
+    """Type of an output, and its entries."""
     if isinstance(output, Mapping):
         return f"{type(output).__name__} with {', '.join(repr(key) for key in list(output)[:20])}"
     return f"{type(output).__name__} of {len(output)}" if isinstance(output, tuple | list) else type(output).__name__
@@ -108,19 +108,19 @@ def warn_of_probabilities(logits: Tensor, name: str = "`model`", warn: Callable[
 
 
 def as_taken(model: object, inputs: Tensor) -> Tensor:
-    """Inputs on the device and in the precision of a model, where it has them."""
+    """Inputs on the device and in the precision of a model, if it has these."""
     return inputs.to(device_of(model, inputs), dtype_of(model, inputs))
 
 
 def dtype_of(model: object, inputs: Tensor) -> torch.dtype:
-    """In what a model takes its inputs: its own precision; integers, and where it has none, as they are."""
+    """Precision of a model for its inputs: its own; that of the inputs if they are integers or it has none."""
     if isinstance(model, nn.Module) and inputs.is_floating_point():
         return next((p.dtype for p in model.parameters() if p.is_floating_point()), inputs.dtype)
     return inputs.dtype
 
 
 def device_of(model: object, inputs: Tensor) -> torch.device:
-    """Where a model takes its inputs: on its own device, or where they are if it has none."""
+    """Device of a model for its inputs: its own, or that of the inputs if it has none."""
     if isinstance(model, nn.Module):
         return next((p.device for p in model.parameters()), inputs.device)
     return inputs.device

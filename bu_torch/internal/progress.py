@@ -1,4 +1,4 @@
-"""Telling a progress bar how far a long computation is, wherever it runs."""
+"""Progress of a long computation on a bar, wherever it runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Bar(Protocol):
-    """What is asked of a progress bar: tqdm's `update`."""
+    """Progress bar with tqdm's `update`."""
 
     def update(self, n: float = 1) -> object: ...
 
@@ -17,7 +17,7 @@ _bar: ContextVar[Bar | None] = ContextVar("bar", default=None)
 
 @contextmanager
 def shown_on(bar: Bar) -> Iterator[None]:
-    """Within, `advance` moves `bar`."""
+    """Let `advance` move `bar` within."""
     token = _bar.set(bar)
     try:
         yield
@@ -27,7 +27,7 @@ def shown_on(bar: Bar) -> Iterator[None]:
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Within, `advance` shows that something is done and does not move the bar."""
+    """Let `advance` refresh the bar within, and not move it."""
     bar = _bar.get()
     token = _bar.set(None if bar is None else _Still(bar))
     try:
@@ -45,7 +45,7 @@ class _Still:
 
 
 def advance(n: float = 0) -> None:
-    """Say that `n` more units of work are done, 0 for work that is not counted; nothing where nobody looks."""
+    """Move the bar by `n` units of work, 0 for work that is not counted; does nothing without a bar."""
     bar = _bar.get()
     if bar is not None:
         bar.update(n)

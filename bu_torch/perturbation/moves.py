@@ -70,7 +70,7 @@ def perturb_toward_neighbors(
     """Move each sample a part of the way to one of the samples nearest to it, whatever their classes.
 
     For inputs whose values belong together (images, signals). There a random direction spreads its length as white
-    noise, which no sample holds; a mixture of two near samples stays where the data lies. This takes the place of
+    noise, which no sample holds; a mixture of two near samples stays near the data. This takes the place of
     Algorithm 1 of Ha et al. (2021), which leaves the operation open for such inputs (section 4.2.2), and is this
     project's own. Accuracy on mixtures of training images of one class was proposed as a measure of generalisation by
     Natekar and Sharma (2020), and the response to such perturbations by Schiff et al. (2021).
@@ -81,7 +81,7 @@ def perturb_toward_neighbors(
             others, nearest first.
         generator: Source of the choices. None stands for a fresh CPU generator with seed 0: the global generator is
             never used. One seed gives the same choices for all dtypes and devices.
-        n_nearest: One of so many nearest others is chosen, >= 1; all of them where a cluster holds fewer.
+        n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
         low: Least part of the way, 0 <= low <= high.
         high: Largest part of the way, <= 1; the part is uniform between the two.
 
@@ -119,7 +119,7 @@ def exchange_tokens(
     """Put tokens of one of the texts nearest to it in place of some of each text's own, whatever their classes.
 
     A text takes a run of its neighbour's tokens, from the same places: phrases stay whole. Places in which both hold
-    the same, such as padding, are passed over. The run may begin anywhere, and goes on at the beginning where it
+    the same, such as padding, are passed over. The run may begin anywhere, and goes on at the beginning if it
     reaches the end. Token ids cannot be moved along a line; this is to them what `perturb_toward_neighbors` is to
     images, and the crossover of genetic algorithms. It takes the place of Algorithm 1 of Ha et al. (2021), which leaves
     the operation open for such inputs (section 4.2.2), and is this project's own.
@@ -131,7 +131,7 @@ def exchange_tokens(
             others, nearest first.
         generator: Source of the choices. None stands for a fresh CPU generator with seed 0: the global generator is
             never used. One seed gives the same choices for all dtypes and devices.
-        n_nearest: One of so many nearest others is chosen, >= 1; all of them where a cluster holds fewer.
+        n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
         low: Least share to exchange, of the places in which the two texts differ, 0 <= low <= high.
         high: Largest share, <= 1; the share is uniform between the two, and rounded to whole places.
 
@@ -167,7 +167,7 @@ def exchange_tokens(
 def _choose(
     inputs: Tensor, neighbors: Any, generator: torch.Generator, n_nearest: int, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
-    """One of the nearest others of each sample (N,), and a number in [0, 1) (N,) float32; checks what was asked for."""
+    """Choose one of the nearest others of each sample (N,), and a number in [0, 1) (N,) float32; checks arguments."""
     neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
     check_index("neighbors", neighbors, (len(inputs), "M"), inputs.device)
     if neighbors.shape[1] < 2:
@@ -183,7 +183,7 @@ def _choose(
 
 
 def keeps_integers(perturbation: Any) -> bool:
-    """Whether samples of integers stay integers where they are perturbed so: by a callable, or as tokens."""
+    """Return True if integer samples stay integers under this perturbation: a callable, or `"tokens"`."""
     return callable(perturbation) or (isinstance(perturbation, str) and perturbation == "tokens")
 
 

@@ -1,1 +1,1 @@
-"""Where distance is measured: inputs, patches, tokens, layers."""
+"""Spaces in which distance is measured: inputs, patches, tokens, layers."""

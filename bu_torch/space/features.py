@@ -1,4 +1,4 @@
-"""The space in which samples are near or far: standardised inputs, what an extractor makes of them, or a few axes."""
+"""Space in which samples are near or far: standardised inputs, features of them, or a few of their axes."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,7 +27,7 @@ _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 
 
 class FeatureSpace:
-    """Where distances are measured: features of the inputs, standardised, and optionally reduced by PCA.
+    """Space in which distances are measured: features of the inputs, standardised, and optionally reduced by PCA.
 
     Ha et al. (2021), section 4.2.2, leave the space open (for speech they measure distances between features and not
     between waveforms). Distances between raw inputs of thousands of values say little and take long to search.
@@ -41,7 +41,7 @@ class FeatureSpace:
             are kept than there are features or samples.
         seed: Seed of the randomised PCA, 0 <= seed < 2**64.
         module: In eval mode while features are extracted, and left as it was: an extractor may be a function that calls
-            it. So is the extractor itself, or what it is a method of.
+            it. So is the extractor itself, or the module that it is a method of.
 
     Attributes:
         name: `"inputs"`, `"patches"`, `"tokens"` or `"custom"`.
@@ -88,7 +88,7 @@ class FeatureSpace:
         return self
 
     def fit_transform(self, inputs: Tensor) -> Tensor:
-        """`fit` and `transform` of the same inputs, whose features are extracted once."""
+        """Fit to inputs and transform them, whose features are extracted once."""
         if self.name == "patches":
             self._features = PatchFeatures(seed=self.seed).fit(inputs)
         elif self.name == "tokens":
@@ -149,7 +149,7 @@ def principal_components(
     from sklearn.decomposition import PCA
 
     pca = PCA(n_components, svd_solver="full" if exact else "auto", random_state=scikit_learn_seed(seed))
-    with np.errstate(invalid="ignore"):  # shares of a variance of 0, where all points are equal
+    with np.errstate(invalid="ignore"):  # shares of a variance of 0, if all points are equal
         pca.fit(points.cpu().numpy())
     return torch.as_tensor(pca.mean_).to(points), torch.as_tensor(pca.components_).to(points)
 
@@ -181,7 +181,7 @@ def common_standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit(flat: Tensor) -> Tensor:
-    """A power of two for each feature as whose multiples squares are in range: dividing by it is exact."""
+    """Power of two for each feature to divide by, exactly, so that squares neither overflow nor underflow."""
     if flat.dtype != torch.float64:  # squares of float32 are in range in float64
         return torch.ones((), dtype=torch.float64, device=flat.device)
     exponent = torch.frexp(flat.abs().amax(dim=0)).exponent

@@ -1,4 +1,4 @@
-"""What a layer of a network makes of its inputs, as features for distances."""
+"""Activations of a layer of a network, as features for distances."""
 
 from typing import Any, Self
 
@@ -21,12 +21,12 @@ class LayerFeatures:
 
     Args:
         model: The network; its `forward` takes a batch of inputs.
-        layer: `"logits"`, what `model` returns; `"penultimate"`, what goes into the `nn.Linear` that runs last; or the
+        layer: `"logits"`, the output of `model`; `"penultimate"`, the input of the `nn.Linear` that runs last; or the
             name of a submodule (`model.named_modules()`), whose output is taken, that of its last call if there are
             several. Activations are flattened to one row a sample.
         n_components: Number of principal components to keep, >= 1; None for the activations themselves.
         batch_size: Inputs in a forward pass, >= 1.
-        keep_integers: Whether the network takes integers (token ids) as they are.
+        keep_integers: True if the network takes integers (token ids) as they are.
 
     Attributes:
         mean_: Mean of the activations in `fit`, (d,); only with `n_components`.
@@ -52,10 +52,10 @@ class LayerFeatures:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
-        named = dict(model.named_modules())
-        if layer not in ("logits", "penultimate") and layer not in named:
+        submodules = dict(model.named_modules())
+        if layer not in ("logits", "penultimate") and layer not in submodules:
             raise ValueError(
-                f"`layer` must be 'logits', 'penultimate' or one of {sorted(filter(None, named))}, got {layer!r}."
+                f"`layer` must be 'logits', 'penultimate' or one of {sorted(filter(None, submodules))}, got {layer!r}."
             )
         self.model = model
         self.layer = layer
@@ -110,15 +110,15 @@ class LayerFeatures:
 
     def _activations(self, inputs: Any) -> Tensor:
         inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers)
-        seen: list[Any] = []
-        handles = [module.register_forward_hook(self._hook(seen), with_kwargs=True) for module in self._hooked()]
+        outputs: list[Any] = []
+        handles = [module.register_forward_hook(self._hook(outputs), with_kwargs=True) for module in self._hooked()]
         rows = []
         try:
             with evaluation_mode(self.model):
                 for batch in inputs.split(self.batch_size):
-                    seen.clear()
+                    outputs.clear()
                     self.model(as_taken(self.model, batch))
-                    rows.append(self._row(seen, len(batch)).to(inputs.device))
+                    rows.append(self._row(outputs, len(batch)).to(inputs.device))
                     advance()
         finally:
             for handle in handles:
@@ -130,21 +130,21 @@ class LayerFeatures:
             return [module for module in self.model.modules() if isinstance(module, nn.Linear)]
         return [self.model if self.layer == "logits" else self.model.get_submodule(self.layer)]
 
-    def _hook(self, seen: list[Any]) -> Any:
+    def _hook(self, outputs: list[Any]) -> Any:
         is_input = self.layer == "penultimate"
 
         def remember(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            seen[:] = [(*given, *named.values())[0] if is_input else output]
+            outputs[:] = [(*given, *named.values())[0] if is_input else output]
 
         return remember
 
-    def _row(self, seen: list[Any], n_samples: int) -> Tensor:
-        if not seen:
+    def _row(self, outputs: list[Any], n_samples: int) -> Tensor:
+        if not outputs:
             raise ValueError(f"`layer` must run in the forward pass, but {self.layer!r} did not: name another one.")
-        if not isinstance(seen[0], Tensor):
-            raise TypeError(f"`layer` must give a tensor, but {self.layer!r} gave {type(seen[0]).__name__}.")
-        if seen[0].ndim == 0 or seen[0].shape[0] != n_samples:
+        if not isinstance(outputs[0], Tensor):
+            raise TypeError(f"`layer` must give a tensor, but {self.layer!r} gave {type(outputs[0]).__name__}.")
+        if outputs[0].ndim == 0 or outputs[0].shape[0] != n_samples:
             raise ValueError(
-                f"`layer` must give one row a sample, {n_samples}, but {self.layer!r} gave {tuple(seen[0].shape)}."
+                f"`layer` must give one row a sample, {n_samples}, but {self.layer!r} gave {tuple(outputs[0].shape)}."
             )
-        return seen[0].detach().reshape(n_samples, -1)
+        return outputs[0].detach().reshape(n_samples, -1)

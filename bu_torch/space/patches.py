@@ -1,4 +1,4 @@
-"""Features of images that no training is needed for: how much they look like random patches of the training images."""
+"""Features of images without any training: their likeness to random patches of the training images."""
 
 from typing import Self
 
@@ -13,7 +13,7 @@ _WHITENING = 0.1  # added to the eigenvalues, relative to their mean
 _LEAST = 1e-12
 _THRESHOLD = 0.25
 _SAMPLED = 20_000  # patches to whiten by
-_BLOCK_ELEMENTS = 2**21  # of the maps of a block: 8 MB, which a cache holds; with 2**24 all takes twice as long
+_BLOCK_ELEMENTS = 2**21  # of the maps of a block: 8 MB, which a cache holds; 2**24 takes twice as long
 
 
 class PatchFeatures:
@@ -105,7 +105,7 @@ class PatchFeatures:
         mean = torch.nn.functional.conv2d(images, box)
         variance = torch.nn.functional.conv2d(images.square(), box) - mean.square()
         contrast = (variance.clamp(min=0) + _CONTRAST).rsqrt()
-        # What a filter makes of a patch less its mean is what the filter less its own mean makes of the patch.
+        # A filter on a patch less its mean equals the filter less its own mean on the patch.
         responses = torch.nn.functional.conv2d(images, self._filters - self._filters.mean(dim=(1, 2, 3), keepdim=True))
         responses *= contrast
         responses -= self._offsets.view(1, -1, 1, 1)

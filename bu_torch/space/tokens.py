@@ -1,4 +1,4 @@
-"""Features of texts that no training is needed for: which tokens they hold, reduced to a few axes."""
+"""Features of texts without any training: counts of their tokens, reduced to a few axes."""
 
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,7 +11,7 @@ from bu_torch.internal.inputs import as_features, check_fitted, check_integer, c
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-_LEAST_TEXTS = 2  # that hold a token, for it to say which texts are near
+_LEAST_TEXTS = 2  # that hold a token: one in a single text says nothing of near texts
 
 
 class TokenFeatures:
@@ -23,7 +23,7 @@ class TokenFeatures:
     that `fit` has not seen.
 
     Args:
-        n_components: Number of axes, >= 1; where there are no more tokens, each has its own.
+        n_components: Number of axes, >= 1; if there are no more tokens, each has its own.
         seed: Seed of the randomised decomposition, 0 <= seed < 2**64.
 
     Raises:

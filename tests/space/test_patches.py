@@ -179,6 +179,15 @@ def test_no_file_keeps_features_of_a_network(tmp_path):
     assert Signals(20, n_draws=1).load(tmp_path / "cache.npz", images, labels).boundary.space_name_ == "patches"
 
 
+def test_a_file_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since(tmp_path):
+    images, labels = textures()
+    written, read = Signals(20, n_draws=1), Signals(20, n_draws=1)
+    written.boundary.known_space = "inputs"
+    written.fit(images, labels).save(tmp_path / "cache.npz")
+    assert read.settle_space(images, labels) == "patches"
+    assert read.load(tmp_path / "cache.npz", images, labels).boundary.space_name_ == "inputs"
+
+
 def test_feature_maps_are_no_images():
     """Patches of many channels are too many numbers to whiten."""
     maps = torch.randn(60, 64, 3, 3)
