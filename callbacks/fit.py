@@ -1,4 +1,4 @@
-"""What belongs to one `trainer.fit`: made in `setup`, released in `teardown`; its results stay."""
+"""One `trainer.fit`: made in `setup`, released in `teardown`; its results stay."""
 
 import dataclasses
 import time
@@ -38,7 +38,7 @@ class Fit:
 
     Args:
         callback: Whose arguments hold.
-        settings: What the tracker is told of them.
+        settings: Those of its arguments that the tracker needs.
 
     Attributes:
         tracker: What was measured, and the verdict.

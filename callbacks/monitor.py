@@ -131,7 +131,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     @property
     def tracker(self) -> Tracker:
-        """What was measured, and its verdict."""
+        """Measurements of this fit, and the verdict."""
         return self._fit.tracker
 
     @property

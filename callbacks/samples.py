@@ -1,4 +1,4 @@
-"""Where the samples of a check come from: read and prepared in the first process, for all."""
+"""Samples of the checks: read and prepared in the first process, for all."""
 
 import math
 from collections.abc import Iterator
@@ -171,7 +171,7 @@ class CheckSamples:
         return None
 
     def _plan(self, trainer: "Trainer", samples: Samples, n_operations: int) -> tuple[Samples, int]:
-        """As many of the samples as the budget allows, and how many draws; a resumed run has decided that."""
+        """Choose as many samples as the budget allows, and how many draws; a resumed run has decided that."""
         plan = self._tracker.plan = self._tracker.plan or self._planned(trainer, samples.n_training, n_operations)
         return fewer_of(samples, plan.n_samples, self._callback.seed), plan.n_draws
 
