@@ -238,9 +238,9 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         return self._tracker.is_comparable
 
     @property
-    def new_standing(self) -> float | None:
-        """By what a check compares, if one has been made in the hook that runs, and counts; else None."""
-        return self._tracker.last_standing if self._has_checked else None
+    def new_score(self) -> float | None:
+        """Score of the check that was made in the hook that runs; None if none was made, or if it does not count."""
+        return self._tracker.checks.last_score if self._has_checked else None
 
     def conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
@@ -308,11 +308,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         return self._tracker.score_name
 
     def _kept(self) -> dict[str, Any] | None:
-        """The check that the keeper holds."""
-        standing = None if self._keeper is None else self._keeper.best_model_score
-        if self._keeper is None or standing is None:
-            return None
-        return self._tracker.check_of_standing(float(standing), self._keeper.best_epoch, self._keeper.best_step)
+        """The kept check, if a fit has saved it."""
+        return None if self._keeper is None or self._keeper.best_epoch is None else self._tracker.kept
 
     def _restore(self, trainer: "Trainer") -> str:
         """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from bu_torch.internal.inputs import check_integer
 from bu_torch.signals.catalogue import SIGNALS
@@ -209,21 +209,6 @@ def as_rule(rule: Any) -> Rule:
     return rule
 
 
-class Standing(NamedTuple):
-    """Where a check stands among those before it, and all that the next one needs to know.
-
-    Args:
-        last: By what it compares: its score, NaN or infinite too, but where it is within the rule's margin of the
-            highest score: there it is the next number above the largest before. None for a check that does not count.
-        highest: The highest score that counts; -inf before the first.
-        largest: The largest `last`; a check that is to be kept has a larger one than all before it.
-    """
-
-    last: float | None = None
-    highest: float = -math.inf
-    largest: float = -math.inf
-
-
 class SelectionRule:
     """Says of each check, from it and those before, whether its epoch is to be kept.
 
@@ -299,12 +284,11 @@ class SelectionRule:
         return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
 
     def kept(self, history: History) -> dict[str, Any] | None:
-        """The check whose epoch is kept among completed ones: the first of largest standing; None if none counts."""
-        kept, before = None, Standing()
+        """The check whose epoch is kept among completed ones; None if none counts."""
+        kept, highest = None, -math.inf
         for entry in history:
-            standing = self.stand(before, entry)
-            kept = entry if standing.largest > before.largest else kept
-            before = standing
+            if self.takes_place(entry, highest):
+                kept, highest = entry, max(entry[self.score_name], highest)
         return kept
 
     def highest(self, history: History) -> dict[str, Any] | None:
@@ -312,26 +296,22 @@ class SelectionRule:
         counted = [entry for entry in history if _is_finite(self.score(entry))]
         return max(counted, key=lambda entry: entry[self.score_name], default=None)
 
-    def stand(self, before: Standing, entry: Mapping[str, Any]) -> Standing:
-        """Where a completed check stands, after the standing of the one before, or `Standing()`."""
+    def takes_place(self, entry: Mapping[str, Any], highest: float) -> bool:
+        """Tell if a completed check is kept instead of those before it.
+
+        Args:
+            entry: The check.
+            highest: The highest score of those before that count; -inf if none does.
+
+        Returns:
+            True if its score is higher, or within the rule's margin of `highest`; False if it does not count.
+        """
         score = self.score(entry)
-        if score is None or not _is_finite(score) or not self._is_highest(score, before.highest, entry):
-            return before._replace(last=score)
-        largest = max(score, math.nextafter(before.largest, math.inf))
-        return Standing(largest, max(score, before.highest), largest)
-
-    def standings(self, history: History) -> list[float | None]:
-        """By what each completed check compares: `Standing.last`."""
-        standings = [Standing()]
-        for entry in history:
-            standings.append(self.stand(standings[-1], entry))
-        return [standing.last for standing in standings[1:]]
-
-    def _is_highest(self, score: float, highest: float, entry: Mapping[str, Any]) -> bool:
-        """Whether a score exceeds the highest before it, or is its equal."""
+        if score is None or not math.isfinite(score):
+            return False
         if score > highest:
             return True
-        if STANDARD_ERROR not in entry:  # of an older version
+        if STANDARD_ERROR not in entry:
             return False
         margin = self._number("margin", self._values(entry), entry[STANDARD_ERROR])
         return margin > 0 and score >= highest - margin

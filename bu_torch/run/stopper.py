@@ -130,7 +130,8 @@ class BoundaryUncertaintyStopper(Settings):
             inputs = tracker.perturbed_inputs
             logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
-            self._best.offer(tracker.last_standing, model)
+            if tracker.checks.is_kept_new:
+                self._best.keep(model, epoch, step)
         tracker.end_check(started, tracker.details() if tracker.is_recorded else None)
         self.stopping_reason = tracker.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.verdict.should_stop else None
@@ -187,6 +188,7 @@ class BoundaryUncertaintyStopper(Settings):
         self._tracker.load_state_dict(state_dict["checks"])
         if self._tracker.is_comparable:
             self._best.load_state_dict(state_dict["keeper"])
+        self._tracker.checks.fall_back(self._best.epoch, self._best.step)
 
     @property
     def history(self) -> list[dict[str, Any]]:

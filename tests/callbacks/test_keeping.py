@@ -189,6 +189,43 @@ class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
         assert self.files(tmp_path) == ["boundary-epoch=2-step=12.ckpt"]
 
 
+class Equals(Stopping):
+    """Each check but the first is within half a standard error of a tenth."""
+
+    def _measure(self, trainer, pl_module):
+        return super()._measure(trainer, pl_module) | {"standard_error": 0.1 if trainer.current_epoch else 0.0}
+
+
+class TestEquals:
+    """The latest of equal checks is kept, though its score is lower."""
+
+    SCRIPT = (0.7, 0.69, 0.5, 0.68, 0.4, 0.64)
+
+    def test_the_score_of_the_kept_check_is_lightning_s(self, tmp_path):
+        own = Equals(self.SCRIPT, rule="accuracy_and_uncertainty")
+        made, weights = fit(tmp_path, own, max_epochs=6)
+        assert (own.best_epoch, own.best_score) == (3, own.history[3]["accuracy_and_uncertainty"])
+        keeper = made.checkpoint_callback
+        assert float(keeper.best_model_score) == float(keeper.current_score) == own.best_score
+        assert (keeper.best_epoch, keeper.best_step) == (3, own.best_step)
+        kept = torch.load(own.best_model_path, weights_only=True)
+        assert kept["epoch"] == 3
+        (state,) = [state for key, state in kept["callbacks"].items() if key.startswith("Keeper")]
+        assert (state["best_epoch"], float(state["best_model_score"])) == (3, own.best_score)
+        assert same(kept["state_dict"], weights[3])
+
+    @pytest.mark.parametrize("end", [2, 3, 4, 5])
+    def test_a_run_that_resumes_in_another_folder_goes_on_from_the_same_file(self, tmp_path, end):
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        first = Equals(self.SCRIPT, rule="accuracy_and_uncertainty")
+        fit(tmp_path, first, last, max_epochs=end)
+        resumed, path = Equals(self.SCRIPT, rule="accuracy_and_uncertainty"), tmp_path / "user" / "last.ckpt"
+        fit(tmp_path / "elsewhere", resumed, max_epochs=6, ckpt_path=path)
+        assert (resumed.best_epoch, resumed.best_score) == (3, resumed.history[3]["accuracy_and_uncertainty"])
+        assert (resumed.best_model_path == first.best_model_path) == (end >= 4)
+        assert torch.load(resumed.best_model_path, weights_only=True)["epoch"] == 3
+
+
 def checkpoints(folder):
     return sorted(path.name for path in folder.rglob("*.ckpt"))
 

@@ -8,7 +8,7 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import Rule, SelectionRule, Signals
+from bu_torch import Rule, Signals
 from bu_torch.run import tracker as module_of_tracker
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import MeasurementSettings, Settings
@@ -83,21 +83,6 @@ def test_a_check_of_the_same_epoch_and_step_takes_the_place_of_the_last(again, p
     assert [(entry["epoch"], entry["step"]) for entry in tracker.history] == places
     assert tracker.history[-1] is entry
     assert tracker.verdict.wait == len(places) - 1
-
-
-def test_a_check_is_found_by_its_standing_and_place():
-    tracker = Tracker(Settings(rule="expected_accuracy"))
-    for epoch, step, score in [(0, 4, 0.5), (0, 8, 0.5), (1, 12, 0.5), (1, 16, 0.1)]:
-        tracker.add(epoch, VALUES | {"expected_accuracy": score}, step)
-    found = {place: tracker.check_of_standing(0.5, *place) for place in [(), (0, 8), (1,), (1, 16), (7, 7)]}
-    assert {place: entry["step"] for place, entry in found.items()} == {
-        (): 4,
-        (0, 8): 8,
-        (1,): 12,
-        (1, 16): 12,
-        (7, 7): 4,
-    }
-    assert tracker.check_of_standing(0.7) is None
 
 
 @pytest.mark.parametrize(
@@ -413,9 +398,7 @@ def test_a_state_of_before_the_margin_goes_on_and_its_checks_have_no_equals():
 
 
 def test_the_standard_error_is_against_checks_that_count():
-    tracker, _ = prepared()
-    tracker.settings = Settings(n_neighbors=20, n_draws=2, start_from_epoch=1)
-    tracker.selection = SelectionRule(start_from_epoch=1)
+    tracker, _ = prepared(Settings(n_neighbors=20, n_draws=2, start_from_epoch=1))
     for epoch in range(3):
         noise = torch.randn(240, 3, generator=torch.Generator().manual_seed(epoch), dtype=torch.float64)
         values = tracker.measure(noise + (2 - epoch) * 5 * tracker.signals.probabilities)
