@@ -93,7 +93,6 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             check_finite=owner.check_finite,
             check_on_train_epoch_end=True,
             verbose=owner.verbose,
-            log_rank_zero_only=owner.log_rank_zero_only,
         )
         self.owner = owner
         self._best_before = -math.inf  # the score to beat at the last check
@@ -127,7 +126,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         if self.verbose and verdict.best > self._best_before:
             self.best_score = torch.tensor(self._best_before, dtype=torch.float64)
             improvement = self._improvement_message(torch.tensor(verdict.best, dtype=torch.float64))
-            self._log_info(trainer, improvement, self.log_rank_zero_only)
+            self._log_info(trainer, improvement, log_rank_zero_only=False)
         self._best_before = verdict.best
         self._take_over_verdict()
         should_stop = trainer.strategy.reduce_boolean_decision(verdict.should_stop, all=False)
@@ -451,12 +450,37 @@ class MemoryKeeperMixin(Companion, Checkpoint):
 class ConcluderMixin(Companion):
     """Puts the kept weights back when training ends, after all other callbacks have saved those of training.
 
-    It is kept last in the trainer's list.
+    It is kept last in the trainer's list. From the end of a fit to the next it stands for the `ModelCheckpoint` that
+    Lightning has added: `ckpt_path="best"` would warn of two checkpoint callbacks, or of one whose state is missing.
     """
 
     def __init__(self, owner: "BoundaryUncertaintyStopping", default_checkpoint: Any = None) -> None:
         self.owner = owner
         self.default_checkpoint = default_checkpoint
+        self._is_standing_in = False
+
+    @property
+    def state_key(self) -> str:
+        return str(self.default_checkpoint.state_key) if self._is_standing_in else super().state_key
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.default_checkpoint.state_dict()) if self._is_standing_in else {}
+
+    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+        if stage == FITTING:  # the owner, which does so before, may have left the trainer
+            self.bring_default_checkpoint_back(trainer, pl_module)
+
+    def bring_default_checkpoint_back(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Undo `_stand_in`; Lightning, which walks over the list of before, would not set the checkpoint up."""
+        if self._is_standing_in:
+            self._is_standing_in = False
+            trainer.callbacks = [*trainer.callbacks, self.default_checkpoint]
+            self.default_checkpoint.setup(trainer, pl_module, FITTING)
+
+    def _stand_in(self, trainer: "Trainer") -> None:
+        others = [one for one in trainer.callbacks if one is not self.default_checkpoint]
+        self._is_standing_in = len(others) < len(trainer.callbacks)
+        trainer.callbacks = others
 
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         # The module's own hook, which exports it perhaps, comes next. What writes files beside training has written
@@ -468,19 +492,13 @@ class ConcluderMixin(Companion):
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self.owner in trainer.callbacks:
             self.owner.conclude(trainer)
-            self._set_default_checkpoint_aside(trainer)
+            self._stand_in(trainer)
             self._leave_first_place(trainer)
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         if self.owner in trainer.callbacks:
             self.owner.conclude(trainer, exception)
-            self._set_default_checkpoint_aside(trainer)
-
-    def _set_default_checkpoint_aside(self, trainer: "Trainer") -> None:
-        StandIn = _classes(self.library)[-1]
-        trainer.callbacks = [
-            StandIn(self.owner, one) if one is self.default_checkpoint else one for one in trainer.callbacks
-        ]
+            self._stand_in(trainer)
 
     def _leave_first_place(self, trainer: "Trainer") -> None:
         """Put the keepers behind the user's own checkpoint callbacks, if this process was spawned.
@@ -492,33 +510,6 @@ class ConcluderMixin(Companion):
             trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, KeeperMixin))
 
 
-class StandInMixin(Companion):
-    """Takes the place of the `ModelCheckpoint` that Lightning has added, from the end of a fit to the next.
-
-    `ckpt_path="best"` would warn of two checkpoint callbacks where the user made none.
-    """
-
-    def __init__(self, owner: "BoundaryUncertaintyStopping", checkpoint: Any) -> None:
-        self.owner = owner
-        self.checkpoint = checkpoint
-
-    @property
-    def best_model_path(self) -> str:
-        return str(self.checkpoint.best_model_path)
-
-    @property
-    def state_key(self) -> str:
-        return str(self.checkpoint.state_key)
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.checkpoint.state_dict())
-
-    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
-        if stage == FITTING:
-            bring_default_checkpoints_back(trainer)  # the owner, which would have done so, may have left the trainer
-            self.checkpoint.setup(trainer, pl_module, stage)
-
-
 def trial_values() -> dict[str, Tensor]:
     """Of the kinds that a file name is made of."""
     values = dict.fromkeys(SIGNALS, torch.tensor(0.5, dtype=torch.float64))
@@ -526,20 +517,19 @@ def trial_values() -> dict[str, Tensor]:
 
 
 @cache
-def _classes(library: Library) -> tuple[Any, Any, Any, Any, Any]:
-    """Verdict bearer, keeper, memory keeper, concluder and stand-in as subclasses of a trainer's own."""
+def _classes(library: Library) -> tuple[Any, Any, Any, Any]:
+    """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own."""
     bases = (
         (VerdictBearerMixin, library.early_stopping),
         (KeeperMixin, library.model_checkpoint),
         (MemoryKeeperMixin, library.checkpoint),
         (ConcluderMixin, library.callback),
-        (StandInMixin, library.callback),
     )
     made = [
         type(own.__name__.removesuffix("Mixin"), (own, theirs), {"__doc__": own.__doc__, "library": library})
         for own, theirs in bases
     ]
-    return made[0], made[1], made[2], made[3], made[4]
+    return made[0], made[1], made[2], made[3]
 
 
 def _blank(library: Library, name: str) -> Any:
@@ -563,7 +553,7 @@ def install(
         if not isinstance(callback, Companion) or (callback.owner is not owner and callback.owner in trainer.callbacks)
     ]
     library = library_of(trainer)
-    VerdictBearer, Keeper, MemoryKeeper, Concluder, _ = _classes(library)
+    VerdictBearer, Keeper, MemoryKeeper, Concluder = _classes(library)
     default_checkpoint = _default_checkpoint(trainer.callbacks, library)
     writes_checkpoints = any(
         isinstance(callback, library.checkpoint) and not isinstance(callback, MemoryKeeperMixin) for callback in present
@@ -583,9 +573,11 @@ def install(
     return bearer, keeper
 
 
-def bring_default_checkpoints_back(trainer: "Trainer") -> None:
-    """For another fit. Lightning, which walks over the list of before, calls the stand-in's `setup`."""
-    trainer.callbacks = [one.checkpoint if isinstance(one, StandInMixin) else one for one in trainer.callbacks]
+def bring_default_checkpoints_back(trainer: "Trainer", pl_module: "LightningModule") -> None:
+    """Put the `ModelCheckpoint` that Lightning has added back into `trainer.callbacks`, for another fit."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, ConcluderMixin):
+            callback.bring_default_checkpoint_back(trainer, pl_module)
 
 
 def _default_checkpoint(callbacks: list[Any], library: Library) -> Any:

@@ -42,9 +42,7 @@ class History:
         self.settings = settings
         self.selection: SelectionRule | None = None
         if isinstance(settings, Settings):
-            self.selection = SelectionRule(
-                settings.rule, smoothing=settings.smoothing, start_from_epoch=settings.start_from_epoch
-            )
+            self.selection = SelectionRule(settings.rule, start_from_epoch=settings.start_from_epoch)
             self.selection.rule.reset()
         self.entries: list[Check] = []
         self.n_not_compared = 0
@@ -186,7 +184,6 @@ class History:
             score,
             patience=settings.patience,
             min_delta=settings.min_delta,
-            min_delta_mode=settings.min_delta_mode,
             stopping_threshold=settings.stopping_threshold,
             check_finite=settings.check_finite,
         )

@@ -34,20 +34,15 @@ from bu_torch.signals.recognition import Recognition
 _COMPARED = (
     "rule",
     "averaging",
-    "smoothing",
     "start_from_epoch",
     "n_neighbors",
     "n_draws",
     "max_samples",
     "budget",
     "seed",
-    "n_components",
     "class_weight",
 )
-_SINCE = ("rule.n_standard_errors",)  # of these, states of before lack one, and their scores are the same
-REMOVED_RULE = "consensus"
 _SETTLED = 3  # checks
-_FEWEST_CLUSTERS = 2  # so many times `n_neighbors`, in samples, are not worth a warning
 _BELOW_CHANCE = 0.8
 _MOST_CLASSES = 1 / 3  # of the samples
 
@@ -223,7 +218,6 @@ class Tracker:
             self.warn(
                 f"{samples.n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
             )
-        self._warn_of_small_budget(samples)
         samples, n_draws = self._within_memory(samples)
         self._warn_of_many_classes(samples)
         signals = self.settings.make_signals(n_draws, module, class_weight)
@@ -275,17 +269,6 @@ class Tracker:
             "classes": samples.classes,
         }
         return self._signals.fingerprint
-
-    def _warn_of_small_budget(self, samples: Samples) -> None:
-        """Say so where a number has left hardly more than one cluster of neighbours, which no score can be made of."""
-        asked, n_samples = self.settings, len(samples.inputs)
-        is_bound = asked.max_samples is None and asked.budget not in (None, "auto") and n_samples < samples.n_training
-        if is_bound and n_samples < _FEWEST_CLUSTERS * asked.n_neighbors:
-            self.warn(
-                f"`budget={asked.budget:g}` leaves {n_samples} of {samples.n_training} samples for a check, hardly more"
-                f" than one cluster of `n_neighbors={asked.n_neighbors}`. Raise `budget`, or leave it at 'auto', which"
-                " has a floor for small data."
-            )
 
     def _warn_of_many_classes(self, samples: Samples) -> None:
         n_samples = len(samples.inputs)
@@ -733,11 +716,10 @@ class Tracker:
         """Go on where `state_dict` was taken; with other settings, patience and the best epoch start anew.
 
         Raises:
-            ValueError: If it is no state of a tracker, or was taken under a rule that was removed.
+            ValueError: If it is no state of a tracker.
         """
         state = read_state(state_dict, max(MAX_DRAWS, self.settings.n_draws or 0))
         settings = self._compared_settings() if state.settings is None else state.settings
-        refuse_removed_rule(settings.get("rule"))
         self._predictions, self._best_predictions = state.predictions, state.best_predictions
         self._prepared = state.prepared
         self._recognition = Recognition()
@@ -748,11 +730,7 @@ class Tracker:
         if state.plan is not None and state.asked == self._asked():
             self.plan = state.plan
             self._fingerprint = state.samples
-        changed = {
-            name: now
-            for name, now in self._compared_settings().items()
-            if now != settings.get(name) and (name in settings or name not in _SINCE)
-        }
+        changed = {name: now for name, now in self._compared_settings().items() if now != settings.get(name)}
         self.checks.load(state.history, state.n_not_compared, None if changed else state.rule)
         if changed:
             self._forget_predictions()
@@ -781,7 +759,7 @@ class Tracker:
     def _asked(self) -> list[float | str | None]:
         """Settings that decide what is looked at."""
         asked = self.settings
-        return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed, asked.n_components]
+        return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed]
 
     def _compared_settings(self) -> dict[str, Any]:
         if self.selection is None:
@@ -799,15 +777,6 @@ class Tracker:
     def _columns(self) -> list[str]:
         """What a check adds to `history` beside its epoch."""
         return [*Signals.NAMES, STANDARD_ERROR, *([] if self.selection is None else self.selection.added)]
-
-
-def refuse_removed_rule(name: Any) -> None:
-    """Raise where a run that resumes was decided by a rule that was removed."""
-    if name == REMOVED_RULE:
-        raise ValueError(
-            f"The run began with `rule={REMOVED_RULE!r}`, which is no more. Begin a new run, from its weights alone if"
-            " you like (`Model.load_from_checkpoint`): `rule='expected_accuracy'` is at least as good."
-        )
 
 
 def _warn(message: str) -> None:

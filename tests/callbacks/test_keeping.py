@@ -233,7 +233,7 @@ def checkpoints(folder):
 class TestNames:
     def test_folder_and_template_are_model_checkpoint_s(self, tmp_path):
         mine = tmp_path / "mine"
-        own = Stopping(dirpath=str(mine), filename="{epoch:02d}-{trust_score:.2f}-{train_loss:.0f}", smoothing=0.5)
+        own = Stopping(dirpath=str(mine), filename="{epoch:02d}-{trust_score:.2f}-{train_loss:.0f}")
         fit(tmp_path, own)
         assert checkpoints(mine) == ["epoch=01-trust_score=1.80-train_loss=0.ckpt"]
         assert own.best_model_path == str(mine / checkpoints(mine)[0])
@@ -280,7 +280,6 @@ class TestNames:
             ({"dirpath": 3}, "`dirpath` must be a path or None, got int"),
             ({"verbose": "yes"}, "`verbose` must be True or False, got 'yes'"),
             ({"save_weights_only": 1}, "`save_weights_only` must be True or False, got 1"),
-            ({"log_rank_zero_only": None}, "`log_rank_zero_only` must be True or False, got None"),
         ],
     )
     def test_bad_arguments_are_refused_before_training(self, tmp_path, kwargs, message):
@@ -331,12 +330,8 @@ class TestWords:
 
     def test_without_it_nothing_is_said(self, tmp_path, caplog):
         with caplog.at_level("INFO"):
-            fit(tmp_path, Stopping(self.SCRIPT, log_rank_zero_only=True), max_epochs=4)
+            fit(tmp_path, Stopping(self.SCRIPT), max_epochs=4)
         assert not [one for one in caplog.records if "improved" in one.getMessage() or "top 1" in one.getMessage()]
-
-    def test_log_rank_zero_only_is_early_stopping_s(self, tmp_path):
-        made, _ = fit(tmp_path, Stopping(verbose=True, log_rank_zero_only=True), max_epochs=1)
-        assert (made.early_stopping_callback.verbose, made.early_stopping_callback.log_rank_zero_only) == (True, True)
 
     def test_a_run_that_resumes_compares_with_the_best_of_before(self, tmp_path, caplog):
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
@@ -392,7 +387,6 @@ def test_the_command_line_takes_them(tmp_path, monkeypatch):
         "filename": "{epoch}",
         "save_weights_only": "true",
         "verbose": "true",
-        "log_rank_zero_only": "true",
         "patience": 0,
         "n_neighbors": 20,
     }
@@ -401,5 +395,5 @@ def test_the_command_line_takes_them(tmp_path, monkeypatch):
     cli = LightningCLI(Classifier, Blobs, args=[*args, *(f"--trainer.callbacks.{n}={v}" for n, v in given.items())])
     (own,) = [one for one in cli.trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping)]
     assert (own.filename, own.patience) == ("{epoch}", 0)
-    assert (own.save_weights_only, own.verbose, own.log_rank_zero_only) == (True, True, True)
+    assert (own.save_weights_only, own.verbose) == (True, True)
     assert checkpoints(tmp_path / "mine") == [f"epoch={own.best_epoch}.ckpt"]
