@@ -49,8 +49,8 @@ import rivals
 import torch
 from judging import (
     AVERAGE,
+    KEPT,
     PATIENCE,
-    STANDING,
     Columns,
     Kept,
     Record,
@@ -226,14 +226,15 @@ class Curves(L.Callback):
         return self.with_score(values | {STANDARD_ERROR: float(measured.standard_error)}, signals, "")
 
     def with_score(self, values: dict[str, float], signals: Signals, prefix: str) -> dict[str, float]:
-        """What a check measured, the default rule's score of it, and by what that compares with those before."""
+        """What a check measured, the default rule's score of it, and the check that the rule keeps so far."""
         checks = self.checks[prefix]
         checks.append({"epoch": len(checks), **values})
         selection = SelectionRule(AccuracyAndUncertainty())
         selection.rule.adapt(len(signals.boundary.labels), signals.boundary.n_neighbors)
         selection.complete(checks)
         score = {selection.score_name: checks[-1][selection.score_name]}
-        return values | score | {STANDING: selection.standings(checks)[-1]}
+        kept = selection.kept(checks)
+        return values | score | {KEPT: len(checks) - 1 if kept is None else kept["epoch"]}
 
     def look(self, module: nn.Module, prefix: str) -> None:
         """Add to the row what is read of the weights that the module holds."""

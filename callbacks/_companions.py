@@ -68,11 +68,16 @@ class Companion(Callback):
             self._key_of_owner = of_owner, self._generate_state_key(owner=of_owner)
         return self._key_of_owner[1]
 
-    def standing_of(self, trainer: "Trainer") -> float | None:
-        """By what the check of this hook compares with others; None if there is nothing to decide."""
+    def new_score(self, trainer: "Trainer") -> float | None:
+        """Score of the check of this hook; None if there is nothing to decide."""
         if trainer.fast_dev_run or self.owner not in trainer.callbacks:
             return None
-        return self.owner.new_standing
+        return self.owner.new_score
+
+    def agree_on_kept(self, trainer: "Trainer", epoch: int | None, step: int | None) -> None:
+        """Have the history keep the check that is saved, or none: a run that resumes may have lost a later one."""
+        if self.owner in trainer.callbacks:
+            self.owner.tracker.checks.fall_back(epoch, step)
 
 
 class VerdictBearerMixin(Companion, EarlyStopping):
@@ -88,7 +93,6 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             check_finite=owner.check_finite,
             check_on_train_epoch_end=True,
             verbose=owner.verbose,
-            log_rank_zero_only=owner.log_rank_zero_only,
         )
         self.owner = owner
         self._best_before = -math.inf  # the score to beat at the last check
@@ -102,7 +106,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             self._best_before = self.owner.tracker.verdict.best
 
     def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
-        if self.standing_of(trainer) is not None:
+        if self.new_score(trainer) is not None:
             self._decide(trainer)
         # `min_steps` may be reached in the middle of an epoch, where Lightning stops too. After the last batch the
         # epoch's own check decides.
@@ -110,7 +114,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             self._stop(trainer)
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        if self.standing_of(trainer) is None or self._should_skip_check(trainer):
+        if self.new_score(trainer) is None or self._should_skip_check(trainer):
             if self._is_due and _may_stop(trainer):
                 self._stop(trainer)
             return
@@ -122,7 +126,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         if self.verbose and verdict.best > self._best_before:
             self.best_score = torch.tensor(self._best_before, dtype=torch.float64)
             improvement = self._improvement_message(torch.tensor(verdict.best, dtype=torch.float64))
-            self._log_info(trainer, improvement, self.log_rank_zero_only)
+            self._log_info(trainer, improvement, log_rank_zero_only=False)
         self._best_before = verdict.best
         self._take_over_verdict()
         should_stop = trainer.strategy.reduce_boolean_decision(verdict.should_stop, all=False)
@@ -181,6 +185,10 @@ class KeeperMixin(Companion, ModelCheckpoint):
             super().setup(trainer, pl_module, stage)
             self.dirpath: Any = _absolute(self.dirpath)  # Lightning leaves it relative where a logger or the user does
 
+    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        super().on_train_start(trainer, pl_module)
+        self.agree_on_kept(trainer, self.best_epoch, self.best_step)
+
     def on_train_batch_start(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
         self._settle(trainer)
 
@@ -191,29 +199,28 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self._save_if_best(trainer)
 
     def _save_if_best(self, trainer: "Trainer") -> None:
-        standing = self.standing_of(trainer)
-        if standing is not None and math.isfinite(standing) and not self._should_skip_saving_checkpoint(trainer):
+        score = self.new_score(trainer)
+        if score is not None and math.isfinite(score) and not self._should_skip_saving_checkpoint(trainer):
             with self.owner.tracker.saving():
                 self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
+    def check_monitor_top_k(self, trainer: "Trainer", current: Tensor | None = None) -> bool:
+        """Tell if the last check is the one to keep, in any process."""
+        is_new = self.owner.tracker.checks.is_kept_new
+        return bool(trainer.strategy.reduce_boolean_decision(is_new, all=False))
+
     def _monitor_candidates(self, trainer: "Trainer") -> dict[str, Tensor]:
         candidates = super()._monitor_candidates(trainer)
-        standing = self.standing_of(trainer)
-        if standing is not None:
+        if self.new_score(trainer) is not None:
             own = {name: value for name, value in self.owner.history[-1].items() if name not in ("epoch", "step")}
             candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
-            candidates[self.owner.score_name] = torch.tensor(standing, dtype=torch.float64)
         return candidates
 
     def _get_metric_interpolated_filepath_name(
         self, monitor_candidates: dict[str, Tensor], trainer: "Trainer", del_filepath: str | None = None
     ) -> str:
-        # By the score of the check, not its standing. And never over the best so far, whose name a template without the
-        # epoch gives again: checkpoints name that file.
-        score = torch.tensor(self.owner.history[-1][self.owner.score_name], dtype=torch.float64)
-        return super()._get_metric_interpolated_filepath_name(
-            monitor_candidates | {self.owner.score_name: score}, trainer
-        )
+        # Never over the best so far, whose name a template without the epoch gives again: checkpoints name that file.
+        return super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
 
     def _should_skip_saving_checkpoint(self, trainer: "Trainer") -> bool:
         # Without Lightning's comparison of step counts, which stand still where a module steps its optimiser itself.
@@ -222,9 +229,9 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def _update_best_and_save(self, current: Tensor, trainer: "Trainer", monitor_candidates: dict[str, Tensor]) -> None:
         self._before = {name: copy.copy(getattr(self, name)) for name in _BEST}
         self._obsolete = None
+        self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
         try:
             super()._update_best_and_save(current, trainer, monitor_candidates)
-            self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step
         except OSError as error:
             if trainer.world_size > 1:  # the others wait for this one within Lightning
                 raise
@@ -328,12 +335,14 @@ class KeeperMixin(Companion, ModelCheckpoint):
         for name, value in (self._before or {}).items():
             setattr(self, name, value)
         self._before = self._obsolete = None
+        self.owner.tracker.checks.fall_back(self.best_epoch, self.best_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not (self.owner.is_fitting and self.owner.is_comparable):
             return
         path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
-        if not path or score is None:
+        epoch, step = state_dict.get("best_epoch"), state_dict.get("best_step")
+        if not path or score is None or not isinstance(epoch, int):
             return
         if not (_may_be_read(path, str(self.dirpath)) and self._fs.exists(path) and _is_whole(path)):
             rank_zero_warn(
@@ -355,9 +364,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
                 "kth_value": score,
             }
         )
-        for name in ("best_epoch", "best_step"):
-            place = state_dict.get(name)
-            setattr(self, name, place if isinstance(place, int) else None)
+        self.best_epoch, self.best_step = epoch, step if isinstance(step, int) else None
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "best_epoch": self.best_epoch, "best_step": self.best_step}
@@ -404,8 +411,6 @@ class MemoryKeeperMixin(Companion, Checkpoint):
     """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
 
     best_model_path = ""
-    best_epoch: int | None = None  # not needed: no weights in memory are ever lost
-    best_step: int | None = None  # likewise
     is_best_there = True
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
@@ -414,22 +419,25 @@ class MemoryKeeperMixin(Companion, Checkpoint):
         self._resumed_weights: dict[str, Any] | None = None
 
     @property
-    def best_model_score(self) -> float | None:
-        return self.best.score
+    def best_epoch(self) -> int | None:
+        return self.best.epoch
+
+    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        self.agree_on_kept(trainer, self.best.epoch, self.best.step)
 
     def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
-        self._offer(trainer, pl_module)
+        self._keep_if_best(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        self._offer(trainer, pl_module)
+        self._keep_if_best(trainer, pl_module)
 
-    def _offer(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        standing = self.standing_of(trainer)
-        if self.best.would_keep(standing):  # otherwise the weights need not change places
-            with self.owner.tracker.saving(), evaluation_weights(trainer):
-                self.owner.after_check.compare(pl_module)
-                with self.owner.tracker.averaged(pl_module):
-                    self.best.offer(standing, measured_module(trainer, pl_module))
+    def _keep_if_best(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        if self.new_score(trainer) is None or not self.owner.tracker.checks.is_kept_new:
+            return
+        with self.owner.tracker.saving(), evaluation_weights(trainer):
+            self.owner.after_check.compare(pl_module)
+            with self.owner.tracker.averaged(pl_module):
+                self.best.keep(measured_module(trainer, pl_module), trainer.current_epoch, trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict()
@@ -448,12 +456,37 @@ class MemoryKeeperMixin(Companion, Checkpoint):
 class ConcluderMixin(Companion):
     """Puts the kept weights back when training ends, after all other callbacks have saved those of training.
 
-    It is kept last in the trainer's list.
+    It is kept last in the trainer's list. From the end of a fit to the next it stands for the `ModelCheckpoint` that
+    Lightning has added: `ckpt_path="best"` would warn of two checkpoint callbacks, or of one whose state is missing.
     """
 
     def __init__(self, owner: "BoundaryUncertaintyStopping", default_checkpoint: Any = None) -> None:
         self.owner = owner
         self.default_checkpoint = default_checkpoint
+        self._is_standing_in = False
+
+    @property
+    def state_key(self) -> str:
+        return str(self.default_checkpoint.state_key) if self._is_standing_in else super().state_key
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.default_checkpoint.state_dict()) if self._is_standing_in else {}
+
+    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+        if stage == FITTING:  # the owner, which does so before, may have left the trainer
+            self.bring_default_checkpoint_back(trainer, pl_module)
+
+    def bring_default_checkpoint_back(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        """Undo `_stand_in`; Lightning, which walks over the list of before, would not set the checkpoint up."""
+        if self._is_standing_in:
+            self._is_standing_in = False
+            trainer.callbacks = [*trainer.callbacks, self.default_checkpoint]
+            self.default_checkpoint.setup(trainer, pl_module, FITTING)
+
+    def _stand_in(self, trainer: "Trainer") -> None:
+        others = [one for one in trainer.callbacks if one is not self.default_checkpoint]
+        self._is_standing_in = len(others) < len(trainer.callbacks)
+        trainer.callbacks = others
 
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         # The module's own hook, which exports it perhaps, comes next. What writes files beside training has written
@@ -465,19 +498,13 @@ class ConcluderMixin(Companion):
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self.owner in trainer.callbacks:
             self.owner.conclude(trainer)
-            self._set_default_checkpoint_aside(trainer)
+            self._stand_in(trainer)
             self._leave_first_place(trainer)
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         if self.owner in trainer.callbacks:
             self.owner.conclude(trainer, exception)
-            self._set_default_checkpoint_aside(trainer)
-
-    def _set_default_checkpoint_aside(self, trainer: "Trainer") -> None:
-        StandIn = _classes(self.library)[-1]
-        trainer.callbacks = [
-            StandIn(self.owner, one) if one is self.default_checkpoint else one for one in trainer.callbacks
-        ]
+            self._stand_in(trainer)
 
     def _leave_first_place(self, trainer: "Trainer") -> None:
         """Put the keepers behind the user's own checkpoint callbacks, if this process was spawned.
@@ -489,33 +516,6 @@ class ConcluderMixin(Companion):
             trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, KeeperMixin))
 
 
-class StandInMixin(Companion):
-    """Takes the place of the `ModelCheckpoint` that Lightning has added, from the end of a fit to the next.
-
-    `ckpt_path="best"` would warn of two checkpoint callbacks where the user made none.
-    """
-
-    def __init__(self, owner: "BoundaryUncertaintyStopping", checkpoint: Any) -> None:
-        self.owner = owner
-        self.checkpoint = checkpoint
-
-    @property
-    def best_model_path(self) -> str:
-        return str(self.checkpoint.best_model_path)
-
-    @property
-    def state_key(self) -> str:
-        return str(self.checkpoint.state_key)
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.checkpoint.state_dict())
-
-    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
-        if stage == FITTING:
-            bring_default_checkpoints_back(trainer)  # the owner, which would have done so, may have left the trainer
-            self.checkpoint.setup(trainer, pl_module, stage)
-
-
 def trial_values() -> dict[str, Tensor]:
     """Of the kinds that a file name is made of."""
     values = dict.fromkeys(SIGNALS, torch.tensor(0.5, dtype=torch.float64))
@@ -523,20 +523,19 @@ def trial_values() -> dict[str, Tensor]:
 
 
 @cache
-def _classes(library: Library) -> tuple[Any, Any, Any, Any, Any]:
-    """Verdict bearer, keeper, memory keeper, concluder and stand-in as subclasses of a trainer's own."""
+def _classes(library: Library) -> tuple[Any, Any, Any, Any]:
+    """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own."""
     bases = (
         (VerdictBearerMixin, library.early_stopping),
         (KeeperMixin, library.model_checkpoint),
         (MemoryKeeperMixin, library.checkpoint),
         (ConcluderMixin, library.callback),
-        (StandInMixin, library.callback),
     )
     made = [
         type(own.__name__.removesuffix("Mixin"), (own, theirs), {"__doc__": own.__doc__, "library": library})
         for own, theirs in bases
     ]
-    return made[0], made[1], made[2], made[3], made[4]
+    return made[0], made[1], made[2], made[3]
 
 
 def _blank(library: Library, name: str) -> Any:
@@ -560,7 +559,7 @@ def install(
         if not isinstance(callback, Companion) or (callback.owner is not owner and callback.owner in trainer.callbacks)
     ]
     library = library_of(trainer)
-    VerdictBearer, Keeper, MemoryKeeper, Concluder, _ = _classes(library)
+    VerdictBearer, Keeper, MemoryKeeper, Concluder = _classes(library)
     default_checkpoint = _default_checkpoint(trainer.callbacks, library)
     writes_checkpoints = any(
         isinstance(callback, library.checkpoint) and not isinstance(callback, MemoryKeeperMixin) for callback in present
@@ -580,9 +579,11 @@ def install(
     return bearer, keeper
 
 
-def bring_default_checkpoints_back(trainer: "Trainer") -> None:
-    """For another fit. Lightning, which walks over the list of before, calls the stand-in's `setup`."""
-    trainer.callbacks = [one.checkpoint if isinstance(one, StandInMixin) else one for one in trainer.callbacks]
+def bring_default_checkpoints_back(trainer: "Trainer", pl_module: "LightningModule") -> None:
+    """Put the `ModelCheckpoint` that Lightning has added back into `trainer.callbacks`, for another fit."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, ConcluderMixin):
+            callback.bring_default_checkpoint_back(trainer, pl_module)
 
 
 def _default_checkpoint(callbacks: list[Any], library: Library) -> Any:

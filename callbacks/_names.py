@@ -29,12 +29,7 @@ def suffix_of(callback: Any, monitors: Sequence[Any]) -> str:
 
 def _log_alike(first: Any, second: Any) -> bool:
     """Tell if two callbacks log equal values under each name that both log."""
-    if any(not _equal(getattr(first, name), getattr(second, name)) for name in _MEASURED):
-        return False
-    smoothings = [getattr(one, "smoothing", 0) for one in (first, second)]
-    if not all(smoothings):
-        return True
-    return smoothings[0] == smoothings[1] and first.start_from_epoch == second.start_from_epoch
+    return all(_equal(getattr(first, name), getattr(second, name)) for name in _MEASURED)
 
 
 def _equal(first: Any, second: Any) -> bool:

@@ -67,21 +67,18 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             such files.
         verbose: Log a line when the score improves, and one when a checkpoint is saved or is not the best, in the words
             of `EarlyStopping` and `ModelCheckpoint`.
-        log_rank_zero_only: With `verbose`, log the improvement in the first process alone.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
-            `min_delta_mode`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `smoothing`, `rule`; and all of
-            `BoundaryUncertaintyMonitor`.
+            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; and all of `BoundaryUncertaintyMonitor`.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
             first finite check that counts.
         best_step: `trainer.global_step` of the kept check, equal to `checkpoint["global_step"]`; None likewise.
-        best_score: The rule's score, of smoothed signals if `smoothing` is on, in the kept epoch; None likewise.
+        best_score: The rule's score in the kept epoch; None likewise.
         best_model_path: Checkpoint of the kept epoch; "" if none was written.
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
         stopping_reason: Why the training ended, in words; "" while it runs.
-        history: As for `BoundaryUncertaintyMonitor`, with `<signal>_smoothed` if `smoothing` is on, and the score of a
-            rule of your own under its name.
+        history: As for `BoundaryUncertaintyMonitor`, and the score of a rule that is no signal under its name.
         record_path: As for `BoundaryUncertaintyMonitor`.
 
     Raises:
@@ -117,7 +114,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     filename: str | None = None
     save_weights_only: bool = False
     verbose: bool = False
-    log_rank_zero_only: bool = False
 
     def _clear(self) -> None:
         super()._clear()
@@ -181,7 +177,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                     " training ends, and the first one's checkpoint is `ckpt_path='best'`: `restore_best_weights=False`"
                     " for all but one."
                 )
-            bring_default_checkpoints_back(trainer)
+            bring_default_checkpoints_back(trainer, pl_module)
             self._bearer, self._keeper = install(trainer, self)
             for companion in (self._bearer, self._keeper):
                 companion.setup(trainer, pl_module, stage)
@@ -225,7 +221,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
         # Lightning skips a state whose key it does not know, and the key holds the rule's name. The state of another
-        # rule is passed on under today's key: the tracker warns of what has changed, or refuses a removed rule.
+        # rule is passed on under today's key: the tracker warns of what has changed.
         states = checkpoint.get("callbacks", {})
         if trainer.state.fn == FITTING and self.state_key not in states:
             claimed = {one.state_key for one in trainer.callbacks}
@@ -249,9 +245,9 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         return self.tracker.is_comparable
 
     @property
-    def new_standing(self) -> float | None:
-        """By what a check compares, if one has been made in the hook that runs, and counts; else None."""
-        return self.tracker.last_standing if self._fit.has_checked else None
+    def new_score(self) -> float | None:
+        """Score of the check that was made in the hook that runs; None if none was made, or if it does not count."""
+        return self.tracker.checks.last_score if self._fit.has_checked else None
 
     def conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
@@ -303,7 +299,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        for name in ("restore_best_weights", "save_weights_only", "verbose", "log_rank_zero_only"):
+        for name in ("restore_best_weights", "save_weights_only", "verbose"):
             setattr(self, name, check_flag(name, getattr(self, name)))
         if not (self.dirpath is None or isinstance(self.dirpath, str | Path)):
             raise TypeError(f"`dirpath` must be a path or None, got {type(self.dirpath).__name__}.")
@@ -321,11 +317,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         return self.tracker.score_name
 
     def _kept(self) -> dict[str, Any] | None:
-        """The check that the keeper holds."""
-        standing = None if self._keeper is None else self._keeper.best_model_score
-        if self._keeper is None or standing is None:
-            return None
-        return self.tracker.check_of_standing(float(standing), self._keeper.best_epoch, self._keeper.best_step)
+        """The kept check, if a fit has saved it."""
+        return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.kept
 
     def _restore(self, trainer: "Trainer") -> str:
         """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""

@@ -50,12 +50,13 @@ RULE = {
     "rule": (
         "be one of 'accuracy_and_uncertainty', 'expected_accuracy', 'boundary_uncertainty', 'trust_score'",
         "accuracy",
-        "consensus",
     ),
-    "smoothing": ("be a .*number", 1.0, -0.1),
     "start_from_epoch": ("be an integer >= 0", -1),
 }
-SETTINGS = MEASURED | {"max_samples": ("be an integer >= 40", 39), "budget": ("be", 0, -1.0, "much", NAN, True)}
+SETTINGS = {name: wrong for name, wrong in MEASURED.items() if name != "n_components"} | {
+    "max_samples": ("be an integer >= 40", 39),
+    "budget": ("be one of 'auto', None", 0, 0.3, -1.0, "much", NAN, True),
+}
 REFUSED = {
     NeighborGraph: NEIGHBORS | {"backend": ("be 'auto', 'faiss'", "annoy"), "exact": ("be True, False or None", "no")},
     BoundaryUncertainty: MEASURED,
@@ -98,7 +99,6 @@ REFUSED = {
     | {
         "patience": ("be an integer >= 0", -1),
         "min_delta": ("be a finite number >= 0", NAN, -0.1),
-        "min_delta_mode": ("be one of 'abs', 'rel'", "relative"),
         "stopping_threshold": ("be a finite number", "0.9"),
         "check_finite": ("be True or False", "no"),
     },

@@ -39,10 +39,9 @@ class BoundaryUncertaintyStopper(Settings):
             draws all alike.
         folder: Where to leave the record of the checks; None for none.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
-            `min_delta_mode`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `smoothing`, `rule`;
-            `n_neighbors`, `n_draws`, `max_samples`, `budget` (an epoch is taken to visit each of the N samples once),
-            `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`, `class_weight`, `averaging` (0.7),
-            `averaging_device`, `output_key`.
+            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; `n_neighbors`, `n_draws`, `max_samples`,
+            `budget` (an epoch is taken to visit each of the N samples once), `seed`, `cache`, `feature_extractor`,
+            `perturbation`, `class_weight`, `averaging` (0.7), `averaging_device`, `output_key`.
 
     Attributes:
         best_epoch: Epoch of the kept check, as `check` is told; None before the first that counts.
@@ -130,7 +129,8 @@ class BoundaryUncertaintyStopper(Settings):
             inputs = tracker.perturbed_inputs
             logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
-            self._best.offer(tracker.last_standing, model)
+            if tracker.checks.is_kept_new:
+                self._best.keep(model, epoch, step)
         tracker.end_check(started, tracker.details() if tracker.is_recorded else None)
         self.stopping_reason = tracker.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.verdict.should_stop else None
@@ -180,13 +180,11 @@ class BoundaryUncertaintyStopper(Settings):
         """Go on where `state_dict` was taken.
 
         With other settings or samples, patience and the best epoch start anew, with a warning.
-
-        Raises:
-            ValueError: If it was taken under a rule that is no more.
         """
         self._tracker.load_state_dict(state_dict["checks"])
         if self._tracker.is_comparable:
             self._best.load_state_dict(state_dict["keeper"])
+        self._tracker.checks.fall_back(self._best.epoch, self._best.step)
 
     @property
     def history(self) -> list[dict[str, Any]]:

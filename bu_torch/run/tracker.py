@@ -1,7 +1,6 @@
 """The heart: follows one training from check to check, and knows no trainer."""
 
 import dataclasses
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,11 +13,12 @@ from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.network import warn_of_probabilities
-from bu_torch.rule.decision import Reason, Verdict, decide
-from bu_torch.rule.rules import STANDARD_ERROR, SelectionRule, Standing
+from bu_torch.rule.decision import Reason, Verdict
+from bu_torch.rule.rules import STANDARD_ERROR, SelectionRule
 from bu_torch.run import user_cache
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS, Plan, plan
+from bu_torch.run.history import History
 from bu_torch.run.preparation import fit_or_find, fit_or_load
 from bu_torch.run.record import Record, check_line, end_line, header_line, row
 from bu_torch.run.settings import MeasurementSettings, Settings
@@ -34,20 +34,15 @@ from bu_torch.signals.recognition import Recognition
 _COMPARED = (
     "rule",
     "averaging",
-    "smoothing",
     "start_from_epoch",
     "n_neighbors",
     "n_draws",
     "max_samples",
     "budget",
     "seed",
-    "n_components",
     "class_weight",
 )
-_SINCE = ("rule.n_standard_errors",)  # of these, states of before lack one, and their scores are the same
-REMOVED_RULE = "consensus"
 _SETTLED = 3  # checks
-_FEWEST_CLUSTERS = 2  # so many times `n_neighbors`, in samples, are not worth a warning
 _BELOW_CHANCE = 0.8
 _MOST_CLASSES = 1 / 3  # of the samples
 
@@ -93,15 +88,11 @@ class Tracker:
         is_restored: Whether `prepare` could take what a resumed state holds for it; False for damage.
     """
 
-    history: list[dict[str, Any]]
-    verdict: Verdict
     average: WeightAverage | None
     plan: Plan | None
-    n_not_compared: int
     setup_seconds: float
     check_seconds: float
     saving_seconds: float
-    _standing: Standing  # of the last check
     _signals: Signals | None  # only where it was prepared
     _predictions: Tensor  # at the last check, (n_draws * N,)
     _best_predictions: Tensor  # at the check of highest expected accuracy that counts, likewise
@@ -109,22 +100,15 @@ class Tracker:
 
     def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None] | None = None) -> None:
         self.settings = settings
-        self.selection: SelectionRule | None = None
-        if isinstance(settings, Settings):
-            self.selection = SelectionRule(
-                settings.rule, smoothing=settings.smoothing, start_from_epoch=settings.start_from_epoch
-            )
         self.warn = warn if warn is not None else _warn
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: another training begins."""
-        self.history = []
-        self.verdict, self._standing = Verdict(), Standing()
+        self.checks = History(self.settings)
         past = self.settings.averaging
         self.average = None if past is None else WeightAverage(past, self.settings.averaging_device)
         self.plan = None
-        self.n_not_compared = 0
         self.setup_seconds = 0.0
         self.check_seconds = 0.0
         self.saving_seconds = 0.0
@@ -146,8 +130,28 @@ class Tracker:
         self._began = time.perf_counter()
         self._has_resumed = False
         self._seconds_elsewhere = 0.0
-        if self.selection is not None:
-            self.selection.rule.reset()
+
+    @property
+    def selection(self) -> SelectionRule | None:
+        """Rule that scores the checks; None without a rule."""
+        return self.checks.selection
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self.checks.entries
+
+    @property
+    def n_not_compared(self) -> int:
+        return self.checks.n_not_compared
+
+    @property
+    def compared(self) -> list[dict[str, Any]]:
+        """Checks that count."""
+        return self.checks.compared
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.checks.verdict
 
     def planned(
         self,
@@ -214,7 +218,6 @@ class Tracker:
             self.warn(
                 f"{samples.n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
             )
-        self._warn_of_small_budget(samples)
         samples, n_draws = self._within_memory(samples)
         self._warn_of_many_classes(samples)
         signals = self.settings.make_signals(n_draws, module, class_weight)
@@ -266,17 +269,6 @@ class Tracker:
             "classes": samples.classes,
         }
         return self._signals.fingerprint
-
-    def _warn_of_small_budget(self, samples: Samples) -> None:
-        """Say so where a number has left hardly more than one cluster of neighbours, which no score can be made of."""
-        asked, n_samples = self.settings, len(samples.inputs)
-        is_bound = asked.max_samples is None and asked.budget not in (None, "auto") and n_samples < samples.n_training
-        if is_bound and n_samples < _FEWEST_CLUSTERS * asked.n_neighbors:
-            self.warn(
-                f"`budget={asked.budget:g}` leaves {n_samples} of {samples.n_training} samples for a check, hardly more"
-                f" than one cluster of `n_neighbors={asked.n_neighbors}`. Raise `budget`, or leave it at 'auto', which"
-                " has a floor for small data."
-            )
 
     def _warn_of_many_classes(self, samples: Samples) -> None:
         n_samples = len(samples.inputs)
@@ -349,7 +341,7 @@ class Tracker:
             self._adapt(n_samples)
         are_the_same = not self.history or (is_restored and self._fingerprint in (None, fingerprint))
         if not are_the_same:
-            self._compare_nothing_before()
+            self._begin_anew()
         self._fingerprint = fingerprint
         return are_the_same
 
@@ -449,16 +441,13 @@ class Tracker:
             step: Likewise.
         """
         if self.average is not None and isinstance(model, nn.Module):
-            self.average.update(model, is_again=self._is_last(epoch, step))
+            self.average.update(model, is_again=self.checks.is_last(epoch, step))
 
     def averaged(self, model: object) -> AbstractContextManager[None]:
         """Have what is measured and kept in the network: the average, where there is one."""
         if self.average is None or not isinstance(model, nn.Module):
             return nullcontext()
         return self.average.inside(model)
-
-    def _is_last(self, epoch: int, step: int | None) -> bool:
-        return bool(self.history) and (self.history[-1]["epoch"], self.history[-1].get("step")) == (epoch, step)
 
     def measure(self, logits: Tensor) -> dict[str, float]:
         """Signals and `standard_error` of the network's logits at `perturbed_inputs`; waits for the device once.
@@ -503,31 +492,16 @@ class Tracker:
         Returns:
             The new entry of `history`.
         """
-        if self._is_last(epoch, step):
-            self.history.pop()
-            self.n_not_compared = min(self.n_not_compared, len(self.history))
-            self._decide_anew()
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
-        if self._is_of_highest_accuracy(entry):
+        if self.checks.is_most_accurate(entry):
             self._best_predictions = self._predictions
-        self.history.append(entry)
-        if self.selection is not None:
-            self.selection.complete(self.compared)
-            before = self._standing.largest
-            self._decide(entry)
-            if self.last_standing is not None:
-                self._recognition.add(epoch, step, is_kept=self._standing.largest > before)
+        self.checks.add(entry, is_counted=is_counted)
+        if self.checks.last_score is not None:
+            self._recognition.add(epoch, step, is_kept=self.kept is entry)
         if not is_counted:
-            self._compare_nothing_before()
+            self._forget_predictions()
         self._warn_of_worse_than_chance()  # last, for a warning may be made an error
         return entry
-
-    def _is_of_highest_accuracy(self, entry: Mapping[str, Any]) -> bool:
-        """Whether no check that counts had an expected accuracy as high as this one, which counts."""
-        first = 0 if self.selection is None else self.selection.start_from_epoch
-        accuracy = entry.get("expected_accuracy", math.nan)
-        before = (check.get("expected_accuracy", math.nan) for check in self.compared if check["epoch"] >= first)
-        return entry["epoch"] >= first and math.isfinite(accuracy) and not any(other >= accuracy for other in before)
 
     def _warn_of_worse_than_chance(self) -> None:
         """Say once that the network predicts what the labels contradict, which no training aims at."""
@@ -557,45 +531,19 @@ class Tracker:
         )
 
     @property
-    def compared(self) -> list[dict[str, Any]]:
-        """The checks that can be compared with one another: all but the first `n_not_compared`."""
-        return self.history[self.n_not_compared :]
-
-    @property
     def kept(self) -> dict[str, Any] | None:
-        """The check whose weights are to be kept; None if no check counts yet."""
-        return None if self.selection is None else self.selection.kept(self.compared)
+        """Check whose weights are to be kept; None if no check counts yet."""
+        return self.checks.kept
 
     @property
     def highest(self) -> dict[str, Any] | None:
-        """The check of the highest score, which may not be the one to keep; None if no check counts yet."""
-        return None if self.selection is None else self.selection.highest(self.compared)
+        """Check of the highest score, which may not be the one to keep; None if no check counts yet."""
+        return self.checks.highest
 
     @property
     def score_name(self) -> str:
         """The entry of a check that holds its score; "" without a rule."""
         return "" if self.selection is None else self.selection.score_name
-
-    @property
-    def last_standing(self) -> float | None:
-        """By what the last check compares with those before it (`Standing.last`); None if it counts not."""
-        return self._standing.last
-
-    def check_of_standing(
-        self, standing: float, epoch: int | None = None, step: int | None = None
-    ) -> dict[str, Any] | None:
-        """The first check of exactly this standing; of `epoch` and `step`, if those are known.
-
-        Where none has it, as with a rule that has changed its mind about an earlier check, that of `epoch` and `step`.
-        """
-        if self.selection is None:
-            return None
-        standings = self.selection.standings(self.compared)
-        found = [entry for entry, one in zip(self.compared, standings, strict=True) if one == standing]
-        found = found or [entry for entry in self.compared if entry["epoch"] == epoch and entry.get("step") == step]
-        of_epoch = [entry for entry in found if entry["epoch"] == epoch]
-        of_step = [entry for entry in of_epoch if entry.get("step") == step]
-        return next(iter((*of_step, *of_epoch, *found)), None)
 
     def why_stopped(self, epoch: int, step: int | None = None) -> str:
         """Why training should stop, in words; "" where it should go on.
@@ -611,7 +559,7 @@ class Tracker:
         where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
         start = f"Stopped {where}: {self.selection.title}"
         if self.verdict.reason == Reason.NON_FINITE_METRIC:
-            return f"{start} gave a score that is not finite ({self.last_standing})."
+            return f"{start} gave a score that is not finite ({self.checks.last_score})."
         if self.verdict.reason == Reason.STOPPING_THRESHOLD:
             return f"{start} rose above the stopping threshold {settings.stopping_threshold}."
         wait = self.verdict.wait
@@ -745,14 +693,12 @@ class Tracker:
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, as plain numbers, strings and tensors on the CPU."""
-        state = {
-            "history": self.history,
+        state = self.checks.state_dict() | {
             "predictions": self._predictions.cpu().to(torch.int32),
             "best_predictions": self._best_predictions.cpu().to(torch.int32),
             "plan": None if self.plan is None else dataclasses.astuple(self.plan),
             "asked": self._asked(),
             "samples": self._fingerprint,
-            "n_not_compared": self.n_not_compared,
         }
         if recalls := self._recognition.state_dict():
             state["recalls"] = recalls
@@ -763,20 +709,17 @@ class Tracker:
         if self.average is not None:
             state["average"] = self.average.state_dict()
         if self.selection is not None:
-            state |= {"settings": self._compared_settings(), "rule": self.selection.rule.state_dict()}
+            state["settings"] = self._compared_settings()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; with other settings, patience and the best epoch start anew.
 
         Raises:
-            ValueError: If it is no state of a tracker, or was taken under a rule that was removed.
+            ValueError: If it is no state of a tracker.
         """
         state = read_state(state_dict, max(MAX_DRAWS, self.settings.n_draws or 0))
         settings = self._compared_settings() if state.settings is None else state.settings
-        refuse_removed_rule(settings.get("rule"))
-        self.history = state.history
-        self.n_not_compared = state.n_not_compared
         self._predictions, self._best_predictions = state.predictions, state.best_predictions
         self._prepared = state.prepared
         self._recognition = Recognition()
@@ -787,15 +730,10 @@ class Tracker:
         if state.plan is not None and state.asked == self._asked():
             self.plan = state.plan
             self._fingerprint = state.samples
-        if self.selection is None:
-            return
-        changed = {
-            name: now
-            for name, now in self._compared_settings().items()
-            if now != settings.get(name) and (name in settings or name not in _SINCE)
-        }
+        changed = {name: now for name, now in self._compared_settings().items() if now != settings.get(name)}
+        self.checks.load(state.history, state.n_not_compared, None if changed else state.rule)
         if changed:
-            self._compare_nothing_before()
+            self._forget_predictions()
             self._fingerprint = None  # to which weights of classes belong; there is nothing left to compare
             was = ", ".join(f"{name}={settings.get(name)!r:.100}" for name in changed)
             now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
@@ -803,50 +741,25 @@ class Tracker:
                 f"The run resumes with {now} where it had {was}: its scores cannot be compared with those before, so"
                 " patience and the best epoch start anew."
             )
-        else:
-            self.selection.rule.load_state_dict(state.rule)
-            self._decide_anew()
 
     @property
     def is_comparable(self) -> bool:
-        """Whether what is measured from now on can be compared with any check so far."""
-        return self.n_not_compared < len(self.history)
+        """True if what is measured from now on can be compared with a check so far."""
+        return self.checks.is_comparable
 
-    def _compare_nothing_before(self) -> None:
+    def _begin_anew(self) -> None:
+        """Compare what is measured from now on with nothing so far."""
+        self.checks.begin_anew()
+        self._forget_predictions()
+
+    def _forget_predictions(self) -> None:
         self._predictions, self._best_predictions = self._predictions[:0], self._best_predictions[:0]
-        self.n_not_compared = len(self.history)
         self._recognition = Recognition()
-        self.verdict, self._standing = Verdict(), Standing()
-        if self.selection is not None:
-            self.selection.rule.reset()
-
-    def _decide_anew(self) -> None:
-        self.verdict, self._standing = Verdict(), Standing()
-        for entry in self.compared:
-            self._decide(entry)
-
-    def _decide(self, entry: Mapping[str, Any]) -> None:
-        """Go on from the verdict and the standing of the check before."""
-        if self.selection is None:
-            return
-        self._standing = self.selection.stand(self._standing, entry)
-        if (score := self.selection.score(entry)) is None:
-            return
-        assert isinstance(self.settings, Settings)  # noqa: S101  (there is a rule)
-        self.verdict = decide(
-            self.verdict,
-            score,
-            patience=self.settings.patience,
-            min_delta=self.settings.min_delta,
-            min_delta_mode=self.settings.min_delta_mode,
-            stopping_threshold=self.settings.stopping_threshold,
-            check_finite=self.settings.check_finite,
-        )
 
     def _asked(self) -> list[float | str | None]:
         """Settings that decide what is looked at."""
         asked = self.settings
-        return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed, asked.n_components]
+        return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed]
 
     def _compared_settings(self) -> dict[str, Any]:
         if self.selection is None:
@@ -864,15 +777,6 @@ class Tracker:
     def _columns(self) -> list[str]:
         """What a check adds to `history` beside its epoch."""
         return [*Signals.NAMES, STANDARD_ERROR, *([] if self.selection is None else self.selection.added)]
-
-
-def refuse_removed_rule(name: Any) -> None:
-    """Raise where a run that resumes was decided by a rule that was removed."""
-    if name == REMOVED_RULE:
-        raise ValueError(
-            f"The run began with `rule={REMOVED_RULE!r}`, which is no more. Begin a new run, from its weights alone if"
-            " you like (`Model.load_from_checkpoint`): `rule='expected_accuracy'` is at least as good."
-        )
 
 
 def _warn(message: str) -> None:

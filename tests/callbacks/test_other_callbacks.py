@@ -431,8 +431,8 @@ class TestNamesOfSeveral:
     def test_equal_measurements_share_their_names(self, tmp_path):
         inputs, labels = blobs()
         kwargs = {"n_neighbors": 20, "n_draws": 1, "averaging": 0.7, "reference": (inputs, labels)}
-        monitor, first = BoundaryUncertaintyMonitor(**kwargs), BoundaryUncertaintyStopping(smoothing=0.5, **kwargs)
-        second = self.quiet(BoundaryUncertaintyStopping(rule="trust_score", smoothing=0.5, **kwargs))
+        monitor, first = BoundaryUncertaintyMonitor(**kwargs), BoundaryUncertaintyStopping(**kwargs)
+        second = self.quiet(BoundaryUncertaintyStopping(rule="trust_score", **kwargs))
         seen = self.logged(tmp_path, monitor, first, second)
         assert not [name for name in seen if name.endswith("_2")]
         for name, value in {**first.history[0], **second.history[0]}.items():
@@ -443,8 +443,6 @@ class TestNamesOfSeveral:
     @pytest.mark.parametrize(
         ("first", "second"),
         [
-            ({"smoothing": 0.5}, {"smoothing": 0.9}),
-            ({"smoothing": 0.5}, {"smoothing": 0.5, "start_from_epoch": 3}),
             ({}, {"every_n_epochs": 2}),
             ({}, {"reference": blobs()}),
             ({}, {"input_key": 0}),

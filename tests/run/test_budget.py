@@ -8,6 +8,7 @@ from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.samples import CheckSamples
 from bu_torch.run import budget
 from bu_torch.run.budget import Plan, count_operations, describe_slow_check, plan
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
@@ -33,11 +34,6 @@ ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 
         (200, 10**9, {}, Plan(200, 2)),
         (20000, 1000, {"budget": None}, Plan(20000, 4)),
         (100, 1000, {"budget": None}, Plan(100, 12)),
-        (20000, 1000, {"budget": 1.0}, Plan(20000, 1)),
-        (20000, 1000, {"budget": 2.5}, Plan(20000, 2)),
-        (2500, 1000, {"budget": 0.05}, Plan(125, 1)),
-        (2500, 10**9, {"budget": 0.3}, Plan(750, 1)),
-        (200, 1000, {"budget": 0.05}, Plan(40, 1)),
         (20000, 1000, {"n_draws": 4}, Plan(1500, 4)),
         (20000, 1000, {"n_draws": 1000}, Plan(40, 1000)),
         (20000, 1000, {"max_samples": 3000}, Plan(3000, 2)),
@@ -57,8 +53,6 @@ def test_the_price_is_bounded(n_training, n_operations):
     assert 40 <= made.n_samples <= n_training
     assert 1 <= made.n_draws <= 12
     assert made.n_samples * made.n_draws <= max(0.15 * n_training, floor)
-    bound = plan(n_training, n_training, n_operations, **ASKED | {"budget": 0.3})
-    assert bound.n_samples * bound.n_draws <= max(0.3 * n_training, 40)
 
 
 def test_what_an_epoch_visits_sets_the_price():
@@ -213,14 +207,14 @@ def weighted(data):
 @pytest.mark.parametrize("kind", ["part of the places", "weighted", "reference"])
 def test_samples_that_cannot_be_afforded_are_left_out_by_their_own_places(tmp_path, monkeypatch, kind):
     data, seen = Told(), {}
-    own = BoundaryUncertaintyMonitor._plan
+    own = CheckSamples._plan
 
-    def plan_and_look(monitor, made, samples, n_operations):
+    def plan_and_look(reading, made, samples, n_operations):
         seen["before"] = samples
-        seen["after"], n_draws = own(monitor, made, samples, n_operations)
+        seen["after"], n_draws = own(reading, made, samples, n_operations)
         return seen["after"], n_draws
 
-    monkeypatch.setattr(BoundaryUncertaintyMonitor, "_plan", plan_and_look)
+    monkeypatch.setattr(CheckSamples, "_plan", plan_and_look)
     monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs", reference=data if kind == "reference" else None)
     sampler = None
     if kind == "part of the places":

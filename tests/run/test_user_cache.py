@@ -65,7 +65,6 @@ def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
         {"n_draws": 3},
         {"n_neighbors": 21},
         {"seed": 1},
-        {"n_components": 2},
         {"class_weight": [1.0, 2.0, 1.0]},
         {"perturbation": "neighbors"},
         {"samples": blobs(seed=1)},
