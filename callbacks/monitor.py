@@ -196,15 +196,15 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     @property
     def setup_seconds(self) -> float:
-        return self._tracker.setup_seconds
+        return self._tracker.account.setup_seconds
 
     @property
     def check_seconds(self) -> float:
-        return self._tracker.check_seconds
+        return self._tracker.account.check_seconds
 
     @property
     def record_path(self) -> str:
-        return self._tracker.record_path
+        return self._tracker.account.path
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         library_of(trainer)
@@ -259,11 +259,11 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 self._try(trainer, pl_module)
                 self._watch(trainer, pl_module, batch)
                 seconds = time.perf_counter() - started
-            self._tracker.leave_out(seconds)
+            self._tracker.account.leave_out(seconds)
 
     def on_before_backward(self, trainer: "Trainer", pl_module: "LightningModule", loss: Tensor) -> None:
-        is_asked = self.class_weight is None and self._tracker.is_prepared
-        if is_asked and (line := self._loss_weights.compare(loss, lambda: self._tracker.n_classes)):
+        is_asked = self.class_weight is None and self._tracker.groundwork.is_prepared
+        if is_asked and (line := self._loss_weights.compare(loss, lambda: self._tracker.groundwork.n_classes)):
             rank_zero_info(line)
 
     def on_train_batch_end(
@@ -311,7 +311,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         is_within_epoch = self.every_n_train_steps is not None
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_within_epoch else 1)
         shown_by = [] if self._suffix else dashboards(trainer)
-        details = self._tracker.details() if shown_by or self._tracker.is_recorded else None
+        details = self._tracker.predictions.details() if shown_by or self._tracker.account.path else None
         if details is not None:
             for dashboard in shown_by:
                 dashboard.show(details, step)
@@ -320,7 +320,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             self._log(trainer, pl_module, step if is_within_epoch else None)
         is_first = self.check_seconds == 0
         self._tracker.end_check(started, details, train_loss)
-        if is_first and (line := describe_slow_check(self.check_seconds, self._tracker.training_seconds)):
+        if is_first and (line := describe_slow_check(self.check_seconds, self._tracker.account.training_seconds)):
             every = "every_n_epochs" if self.every_n_train_steps is None else "every_n_train_steps"
             rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{every}=`.")
 
@@ -369,7 +369,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             seconds = time.perf_counter() - started
             for other in trainer.callbacks:
                 if isinstance(other, BoundaryUncertaintyMonitor) and other is not self:
-                    other.tracker.leave_out(seconds)
+                    other.tracker.account.leave_out(seconds)
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         self._tracker.end("Training ended.")
@@ -421,16 +421,16 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         read: list[Samples] = []  # in the first process alone
         one = in_first(trainer, lambda: self._read_here(trainer, pl_module, read))
         n_operations = self._count_operations(trainer, pl_module, one)
-        inputs, self._tracker.plan, compared = in_first(
+        inputs, self._tracker.groundwork.plan, compared = in_first(
             trainer, lambda: self._prepare_here(trainer, pl_module, read, n_operations)
         )
         self._n_rows = len(inputs)
-        if self._tracker.is_prepared:
-            self._tracker.to(pl_module.device)
+        if self._tracker.groundwork.is_prepared:
+            self._tracker.groundwork.signals.to(pl_module.device)
         if trainer.world_size > 1:
             inputs = share(inputs, trainer.global_rank, trainer.world_size).to(pl_module.device)
-        elif self._tracker.is_prepared:
-            inputs = self._tracker.perturbed_inputs
+        elif self._tracker.groundwork.is_prepared:
+            inputs = self._tracker.groundwork.perturbed_inputs
         self._inputs = inputs
         if not self._tracker.go_on(*compared):
             rank_zero_warn(
@@ -449,7 +449,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             self._refuse_too_few(len(samples.inputs), "it")
             self._takes_integers = not samples.inputs.is_floating_point()
         # A resumed run has a plan; where several processes train, it has yet to be seen whether one may pass alone.
-        is_needless = trainer.world_size == 1 and self._tracker.plan is not None
+        is_needless = trainer.world_size == 1 and self._tracker.groundwork.plan is not None
         return None if is_needless or not len(samples.inputs) else samples.inputs[:1].cpu().clone()
 
     def _count_operations(self, trainer: "Trainer", pl_module: "LightningModule", one: Tensor | None) -> int:
@@ -500,12 +500,12 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
                 has_progress_bar=trainer.progress_bar_callback is not None,
                 class_weight=self._loss_weights.found,
             )
-            for line in (self._tracker.cache(), self._tracker.space(), self._tracker.balance()):
-                if line:
-                    rank_zero_info(line)
-        inputs = self._tracker.perturbed_inputs
+            for line in self._tracker.groundwork.lines():
+                rank_zero_info(line)
+        groundwork = self._tracker.groundwork
+        inputs = groundwork.perturbed_inputs
         inputs = inputs if trainer.world_size == 1 else inputs.cpu()
-        return inputs, self._tracker.plan, (fingerprint, self._tracker.is_restored, self._tracker.n_samples)
+        return inputs, groundwork.plan, (fingerprint, groundwork.is_restored, groundwork.n_samples)
 
     def _describe_schedule(self) -> str:
         n, unit = self.every_n_epochs, "epoch"
@@ -557,12 +557,13 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     def _plan(self, trainer: "Trainer", samples: Samples, n_operations: int) -> tuple[Samples, int]:
         """As many of the samples as the budget allows, and how many draws; a resumed run has decided that."""
-        made = self._tracker.plan = self._tracker.plan or self._planned(trainer, samples.n_training, n_operations)
+        groundwork = self._tracker.groundwork
+        made = groundwork.plan = groundwork.plan or self._planned(trainer, samples.n_training, n_operations)
         return fewer_of(samples, made.n_samples, self.seed), made.n_draws
 
     def _planned(self, trainer: "Trainer", n_training: int, n_operations: int) -> Plan:
         takes_all = self.max_samples is None and is_pair(self.reference)
-        return self._tracker.planned(
+        return self._tracker.groundwork.planned(
             n_training,
             self._n_visited(trainer, n_training),
             n_operations,
@@ -591,7 +592,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
         logits = in_each(trainer, lambda: self._read_logits(trainer, pl_module, module, batch))
 
         def check() -> None:
-            n_classes = self._tracker.n_classes
+            n_classes = self._tracker.groundwork.n_classes
             if n_classes > 2 == logits.shape[1] and not bool(logits[:, 0].any()):
                 raise MisconfigurationException(
                     f"The module's `forward` gives one column, and the labels have classes 0, ..., {n_classes - 1}."
