@@ -17,7 +17,8 @@ from bu_torch.run.state import State
 from bu_torch.samples.balance import ClassWeight, class_shares
 from bu_torch.samples.reading import Samples
 from bu_torch.samples.subset import stratified_rows
-from bu_torch.signals.measuring import MOST_ENTRIES, Signals
+from bu_torch.signals.fitness import MOST_ENTRIES
+from bu_torch.signals.measuring import Signals
 
 
 class Groundwork:
