@@ -196,7 +196,7 @@ class Curves(L.Callback):
         else:
             average = self.monitor.tracker.average
             row["check_seconds"] = self.monitor.setup_seconds + self.monitor.check_seconds
-            signals = self.monitor.tracker.signals
+            signals = self.monitor.tracker.groundwork.signals
             measured = {name: self.monitor.history[-1][name] for name in (*signals.NAMES, STANDARD_ERROR)}
             for name in signals.NAMES:
                 row.pop(name)
@@ -215,7 +215,7 @@ class Curves(L.Callback):
 
     def signals(self, module: nn.Module, monitor: BoundaryUncertaintyMonitor) -> dict[str, float]:
         """What the monitor would measure of the weights themselves, from what it has prepared."""
-        signals = monitor.tracker.signals
+        signals = monitor.tracker.groundwork.signals
         logits, _ = rivals.read(module, signals.perturbed_inputs)
         accuracy, best = self.best
         measured = signals.measure(logits, self.perturbed_predictions, best)

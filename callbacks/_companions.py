@@ -23,6 +23,7 @@ from bu_torch.callbacks._lightning import FITTING, Library, library_of, measured
 from bu_torch.callbacks._optimizers import TrainingWeights, evaluation_weights
 from bu_torch.callbacks._own_files import OwnFiles
 from bu_torch.internal.printing import cleaned
+from bu_torch.run import messages
 from bu_torch.run.best_weights import BestWeights
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -141,7 +142,8 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         self.has_stopped, self._is_due = True, False
         self.stopped_epoch = trainer.current_epoch
         step = None if self.owner.every_n_train_steps is None else trainer.global_step
-        self.why_stopped = self.stopping_reason_message = self.owner.tracker.why_stopped(self.stopped_epoch, step)
+        self.why_stopped = messages.why_stopped(self.owner.tracker.checks, self.stopped_epoch, step)
+        self.stopping_reason_message = self.why_stopped
 
     def _take_over_verdict(self) -> None:
         verdict = self.owner.tracker.verdict
@@ -201,7 +203,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def _save_if_best(self, trainer: "Trainer") -> None:
         score = self.new_score(trainer)
         if score is not None and math.isfinite(score) and not self._should_skip_saving_checkpoint(trainer):
-            with self.owner.tracker.saving():
+            with self.owner.tracker.account.saving():
                 self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def check_monitor_top_k(self, trainer: "Trainer", current: Tensor | None = None) -> bool:
@@ -434,7 +436,7 @@ class MemoryKeeperMixin(Companion, Checkpoint):
     def _keep_if_best(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self.new_score(trainer) is None or not self.owner.tracker.checks.is_kept_new:
             return
-        with self.owner.tracker.saving(), evaluation_weights(trainer):
+        with self.owner.tracker.account.saving(), evaluation_weights(trainer):
             self.owner.after_check.compare(pl_module)
             with self.owner.tracker.averaged(pl_module):
                 self.best.keep(measured_module(trainer, pl_module), trainer.current_epoch, trainer.global_step)

@@ -140,15 +140,15 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     @property
     def setup_seconds(self) -> float:
-        return self.tracker.setup_seconds
+        return self.tracker.account.setup_seconds
 
     @property
     def check_seconds(self) -> float:
-        return self.tracker.check_seconds
+        return self.tracker.account.check_seconds
 
     @property
     def record_path(self) -> str:
-        return self.tracker.record_path
+        return self.tracker.account.path
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         library_of(trainer)

@@ -27,6 +27,7 @@ from bu_torch.internal.inputs import check_flag
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import why_unreadable
 from bu_torch.rule.rules import as_rule
+from bu_torch.run import messages
 from bu_torch.run.settings import MeasurementSettings, Settings
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     @property
     def is_comparable(self) -> bool:
         """Whether what is measured from now on can be compared with any check so far."""
-        return self.tracker.is_comparable
+        return self.tracker.checks.is_comparable
 
     @property
     def new_score(self) -> float | None:
@@ -265,7 +266,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         kept = self._kept()
         if kept is None:
             if trainer.current_epoch:
-                why = self.tracker.why_none_kept()
+                why = messages.why_none_kept(self.tracker.checks)
                 name = "every_n_epochs" if self.every_n_train_steps is None else "every_n_train_steps"
                 why += "" if self.history else f" (`{name}={getattr(self, name)}`)"
                 why += (
@@ -276,18 +277,18 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
         how = self._restore(trainer) if is_graceful and self.restore_best_weights else "not "
         where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
-        assert self.tracker.selection is not None  # noqa: S101  (there is a rule)
-        title, unit = self.tracker.selection.title, as_rule(self.rule).unit
+        assert self.tracker.checks.selection is not None  # noqa: S101  (there is a rule)
+        title, unit = self.tracker.checks.selection.title, as_rule(self.rule).unit
         is_early = kept is self.history[-1] and self.stopped_epoch is None and exception is None
         longer = " That was the last check: longer training may be better." if is_early else ""
-        name, highest = self.score_name, self.tracker.highest
+        name, highest = self.score_name, self.tracker.checks.highest
         equal = ""
         if highest is not None and highest[name] > kept[name]:
             equal = f", half a standard error or less below the {highest[name]:.4f} of {self._place(highest)}"
         rank_zero_info(
             f"Boundary uncertainty kept {self._place(kept)} ({title}: {kept[name]:.4f}{unit and f' {unit}'}{equal}):"
             f" its {'averaged ' if self.tracker.average is not None else ''}weights are {how}in the model"
-            f"{where}. {self.stopping_reason.rstrip('.')}.{longer} {self.tracker.cost()}"
+            f"{where}. {self.stopping_reason.rstrip('.')}.{longer} {messages.cost(self.tracker.account)}"
         )
         if line := self.tracker.unrecognised(kept):
             rank_zero_info(line)
@@ -314,7 +315,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     @property
     def score_name(self) -> str:
         """The entry of `history` that decides."""
-        return self.tracker.score_name
+        return self.tracker.checks.score_name
 
     def _kept(self) -> dict[str, Any] | None:
         """The kept check, if a fit has saved it."""

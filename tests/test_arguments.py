@@ -1,5 +1,6 @@
 """What is set when an object is made, out of its range, and what is asked before a fit: refused by name."""
 
+import inspect
 import re
 
 import numpy as np
@@ -112,6 +113,12 @@ def test_what_is_out_of_range_is_refused_by_name(made, name):
         got = type(value).__name__ if expected == "be callable" else repr(value)
         with pytest.raises((TypeError, ValueError), match=f"`{name}` must {expected}.*got {re.escape(got)}"):
             made(**{name: value})
+
+
+@pytest.mark.parametrize("made", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping, BoundaryUncertaintyStopper])
+def test_what_other_options_supersede_is_no_option(made):
+    names = inspect.signature(made).parameters
+    assert not {"smoothing", "min_delta_mode", "log_rank_zero_only", "n_components"} & names.keys()
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,11 @@ class History:
         return self._last.verdict
 
     @property
+    def score_name(self) -> str:
+        """Entry of a check that holds its score; "" without a rule."""
+        return "" if self.selection is None else self.selection.score_name
+
+    @property
     def last_score(self) -> float | None:
         """Score of the last check; None if it does not count."""
         if self.selection is None or not self.is_comparable:
@@ -146,6 +151,11 @@ class History:
         self.is_kept_new = False
         if self.selection is not None:
             self.selection.rule.reset()
+
+    def rule_settings(self) -> dict[str, Any]:
+        """Settings of the rule, by the names that states and records have for them."""
+        settings = {} if self.selection is None else self.selection.rule.settings()
+        return {f"rule.{name}": value for name, value in settings.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, and what the rule remembers."""

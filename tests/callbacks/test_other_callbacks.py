@@ -260,7 +260,7 @@ class TestWeightAveraging:
         first = N_BEFORE[which]
         assert (own.best_epoch, own.stopped_epoch) == (first, first + 2)
         record = read_record(own.record_path)
-        assert own.tracker.n_not_compared == record.n_not_compared == first
+        assert own.tracker.checks.n_not_compared == record.n_not_compared == first
         assert Verdict.of(dataclasses.replace(record, end=None)).kept == first  # as the page says while the run goes on
         assert ("before its first update neither count" in caplog.text) == (first > 0)
 
@@ -281,7 +281,7 @@ class TestWeightAveraging:
         resumed, path = real(), tmp_path / "user" / "last.ckpt"
         again, _ = fit_for_real(tmp_path, resumed, self.averaging(which), ckpt_path=path)
         assert (resumed.history, resumed.best_epoch) == (whole.history, whole.best_epoch)
-        assert resumed.tracker.n_not_compared == whole.tracker.n_not_compared == 2
+        assert resumed.tracker.checks.n_not_compared == whole.tracker.checks.n_not_compared == 2
         assert same(again.state_dict(), module.state_dict())
 
     def test_several_of_ours_keep_their_order(self, tmp_path):

@@ -116,7 +116,7 @@ class TestPlaces:
         for kwargs in ({}, {"every_n_train_steps": 3}):
             monitor = BoundaryUncertaintyMonitor(n_neighbors=20, **kwargs)
             trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs(n=1200), batch_size=300))
-            n_draws.append(monitor.tracker.plan.n_draws)
+            n_draws.append(monitor.tracker.groundwork.plan.n_draws)
         assert n_draws == [10, 7]
 
     @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class TestTheLossOfTheModule:
         again = BoundaryUncertaintyStopping(**FEW)
         trainer(tmp_path, again, max_epochs=4).fit(OfModule(weights), loader(X, Y), ckpt_path=first.best_model_path)
         assert [check["epoch"] for check in again.history] == [0, 1, 2, 3]
-        assert again.tracker.n_not_compared == 0
+        assert again.tracker.checks.n_not_compared == 0
         assert lines(log)[1] == lines(log)[0]
         assert not [one for one in recwarn if "cannot be compared" in str(one.message)]
 

@@ -67,7 +67,7 @@ def test_limited_batches_are_counted(tmp_path, monkeypatch):
     module = Classifier()
     module.register_parameter("heavy", torch.nn.Parameter(torch.zeros(2 * 10**6)))
     trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=2).fit(module, data)
-    assert monitor.tracker.plan == Plan(220, 1)
+    assert monitor.tracker.groundwork.plan == Plan(220, 1)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_of_a_reference(tmp_path, monkeypatch, reference, asked, expected):
     monkeypatch.setattr("bu_torch.run.budget._MOST_FLOOR", 200)
     monitor = BoundaryUncertaintyMonitor(reference=reference, **asked)
     trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs()))
-    assert monitor.tracker.plan == expected
+    assert monitor.tracker.groundwork.plan == expected
 
 
 def test_weights_of_lazy_layers_are_not_counted():
@@ -179,8 +179,8 @@ def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, ca
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         data = loader(*images(), batch_size=1300)
         trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
-    assert monitor.tracker.plan == Plan(500, 1)
-    assert monitor.tracker.n_samples == 500
+    assert monitor.tracker.groundwork.plan == Plan(500, 1)
+    assert monitor.tracker.groundwork.n_samples == 500
     expected = "looks at a stratified random 500 of 1300 training samples, 1 draw each, after every epoch."
     assert expected in caplog.text
 
@@ -250,7 +250,7 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="The run resumes with other")
         resumed = fit(2, tmp_path / "user" / "last.ckpt")
-    assert resumed.tracker.plan == Plan(500, 1)
+    assert resumed.tracker.groundwork.plan == Plan(500, 1)
     assert [check["epoch"] for check in resumed.history] == [0, 1]
 
 
@@ -295,7 +295,7 @@ def test_so_does_the_plain_loop():
     stopper = BoundaryUncertaintyStopper(*images(), feature_extractor="inputs")
     network = OfImages().net
     stopper.check(network)
-    assert stopper._tracker.plan == Plan(500, 1)
+    assert stopper._tracker.groundwork.plan == Plan(500, 1)
     assert network.training
 
 
@@ -306,7 +306,7 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
         trainer(tmp_path, monitor, last, max_epochs=1 if ckpt_path is None else 2).fit(
             Classifier(), loader(*blobs(n_samples)), ckpt_path=ckpt_path
         )
-        return monitor.tracker.plan
+        return monitor.tracker.groundwork.plan
 
     path = tmp_path / "user" / "last.ckpt"
     assert fit(120) == Plan(120, 12)
