@@ -250,7 +250,12 @@ class Groundwork:
         lines = (
             messages.cache(self.found_in, self.kept_in, len(boundary.labels), user_cache.folder()),
             messages.space(boundary.space_name_, boundary.skills_),
-            "" if boundary.class_weight is not None else messages.balance(boundary.labels, boundary.weights),
+            messages.balance(
+                boundary.labels,
+                boundary.weights,
+                is_sampled=boundary.class_weight != "balanced" and self.about["data"]["sampling"] == "weighted",
+                has_class_weight=boundary.class_weight is not None,
+            ),
         )
         return [line for line in lines if line]
 

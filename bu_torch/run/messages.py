@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from bu_torch.internal.printing import cleaned
 from bu_torch.rule.decision import Reason
 from bu_torch.run.account import Account
 from bu_torch.run.budget import Plan
@@ -87,32 +88,34 @@ def cache(found_in: Path | None, kept_in: Path | None, n_samples: int, shared_fo
         shared_folder: The user's cache folder.
     """
     if found_in is not None:
-        return (
-            f"Boundary uncertainty found what an earlier run has prepared: {found_in}. `cache=None` computes it anew."
-        )
+        return f"Boundary uncertainty loaded what an earlier run has prepared: {cleaned(str(found_in))}. To change it: `cache=None`."
     if kept_in is None:
         return ""
     off = "`cache=None` or `BU_TORCH_CACHE=off`" if kept_in.parent == shared_folder else "`cache=None`"
     return (
         f"Boundary uncertainty kept neighbours, distances, class probabilities and labels of {n_samples} samples for"
-        f" later runs: {kept_in}. To change it: {off}."
+        f" later runs: {cleaned(str(kept_in))}. To change it: {off}."
     )
 
 
-def balance(labels: Tensor, weights: Tensor | None) -> str:
+def balance(labels: Tensor, weights: Tensor | None, *, is_sampled: bool, has_class_weight: bool) -> str:
     """Tell how classes count, if a sampler weights samples or a class is rare; else "".
 
     Args:
         labels: Label of each sample, (N,).
-        weights: How often training draws each, (N,); None for alike.
+        weights: How often each counts, (N,); None for alike.
+        is_sampled: True if a sampler draws some more often.
+        has_class_weight: True if class weights multiply that.
     """
-    drawn = "" if weights is None else "Samples count as often as the sampler draws them."
+    drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
+    if has_class_weight:
+        return f"{drawn[:-1]}, times the weights of their classes." if drawn else ""
     if (rare := rare_class(labels, weights)) is None:
         return drawn
     label, share = rare
     return (
         f"{drawn}{drawn and ' '}Class {label} is {share:.1%} of what training draws, and has that weight in"
-        " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike."
+        " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike, which may cost accuracy."
     )
 
 

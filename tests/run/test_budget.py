@@ -332,7 +332,7 @@ def test_a_cache_is_written_once_and_taken_from_then_on(tmp_path, monkeypatch, c
     monkeypatch.setattr("bu_torch.signals.measuring.BoundaryUncertainty.fit", lambda *a: pytest.fail("computed again"))
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         assert fit(*blobs()) == first
-    assert f"found what an earlier run has prepared: {tmp_path / 'cache.npz'}" in caplog.text
+    assert f"loaded what an earlier run has prepared: {tmp_path / 'cache.npz'}" in caplog.text
     with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
         fit(*blobs(), seed=1)
     with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
