@@ -88,7 +88,8 @@ def cache(found_in: Path | None, kept_in: Path | None, n_samples: int, shared_fo
         shared_folder: The user's cache folder.
     """
     if found_in is not None:
-        return f"Boundary uncertainty loaded what an earlier run has prepared: {cleaned(str(found_in))}. To change it: `cache=None`."
+        file = cleaned(str(found_in))
+        return f"Boundary uncertainty loaded what an earlier run has prepared: {file}. To change it: `cache=None`."
     if kept_in is None:
         return ""
     off = "`cache=None` or `BU_TORCH_CACHE=off`" if kept_in.parent == shared_folder else "`cache=None`"

@@ -406,7 +406,7 @@ class TestBalance:
             (
                 True,
                 [1.0, 2.0],
-                "^Samples count as often as the sampler draws them, times the weights of their classes.$",
+                "^Samples count as often as the sampler draws them, times the weights of their class",
             ),
         ],
     )
