@@ -1,34 +1,29 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
-import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from bu_torch.callbacks._companions import (
-    KeeperMixin,
-    MemoryKeeperMixin,
-    VerdictBearerMixin,
-    bring_default_checkpoints_back,
-    install,
-    trial_values,
-)
+from bu_torch.callbacks._companions import KeeperMixin
+from bu_torch.callbacks._concluder import bring_default_checkpoints_back
+from bu_torch.callbacks._endings import restore, why_ended
 from bu_torch.callbacks._habits import INSTEAD, without
-from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
+from bu_torch.callbacks._install import install
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
-from bu_torch.callbacks._optimizers import RAW_WEIGHTS, leave_training
+from bu_torch.callbacks._memory_keeper import MemoryKeeperMixin
+from bu_torch.callbacks._optimizers import RAW_WEIGHTS
+from bu_torch.callbacks._verdict_bearer import VerdictBearerMixin
 from bu_torch.callbacks._weights_after_check import WeightsAfterCheck
-from bu_torch.callbacks.averages import SHARDED
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, describe_exception
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.internal.printing import cleaned
-from bu_torch.ranking.checkpoints import why_unreadable
 from bu_torch.rule.rules import as_rule
 from bu_torch.run import messages
 from bu_torch.run.settings import MeasurementSettings, Settings
+from bu_torch.signals.catalogue import SIGNALS
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -201,7 +196,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             )
         if self._keeper is not None and self.filename is not None:
             try:
-                self._keeper.format_checkpoint_name(trial_values())
+                self._keeper.format_checkpoint_name(_trial_values())
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise MisconfigurationException(
                     f"`filename` must be a template as `ModelCheckpoint` takes, such as"
@@ -255,7 +250,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         if trainer.state.fn != FITTING or trainer.fast_dev_run or self._is_concluded:
             return
         self._is_concluded = True
-        self.stopping_reason = self._reason(trainer, exception)
+        self.stopping_reason = why_ended(trainer, exception, self._bearer)
         self.tracker.end(
             self.stopping_reason,
             kept_epoch=self.best_epoch,
@@ -275,7 +270,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                 rank_zero_info(f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason}")
             return
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
-        how = self._restore(trainer) if is_graceful and self.restore_best_weights else "not "
+        how = restore(trainer, self._keeper) if is_graceful and self.restore_best_weights else "not "
         where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
         assert self.tracker.checks.selection is not None  # noqa: S101  (there is a rule)
         title, unit = self.tracker.checks.selection.title, as_rule(self.rule).unit
@@ -321,97 +316,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         """The kept check, if a fit has saved it."""
         return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.kept
 
-    def _restore(self, trainer: "Trainer") -> str:
-        """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""
-        module = trainer.lightning_module
-        path = cleaned(self.best_model_path)
-        if type(trainer.strategy).__name__ in SHARDED:
-            rank_zero_warn(
-                f"{type(trainer.strategy).__name__} shards the weights, which are not put back into such a module: the"
-                f" kept epoch is in {path}."
-            )
-            return "not "
-        if self._keeper is None or not self._keeper.is_best_there:
-            rank_zero_warn(f"The checkpoint of the kept epoch is gone: {path}.")
-            return "not "
-        leave_training(trainer)
-        is_own = self._keeper.is_best_own
-        if isinstance(self._keeper, MemoryKeeperMixin):
-            weights = self._keeper.best.weights
-            return self._load_or_leave(
-                trainer,
-                lambda: self._load(trainer, lambda: module.load_state_dict(weights, strict=False), is_own=is_own),
-                "The weights of the kept epoch, which the resumed state holds, do not fit",
-            )
-        if is_own:
-            return self._load_best(trainer, is_own=True)  # it may hold hyperparameters of any class
-        return self._load_or_leave(
-            trainer,
-            lambda: self._load_best(trainer, is_own=False),
-            f"The checkpoint of the kept epoch, {path}, was not written by this process and cannot be read as plain"
-            " data",
-            " If you trust the file, read it by `torch.load(path, weights_only=False)`, or allow its classes before the"
-            " next `fit` by `torch.serialization.add_safe_globals`.",
-        )
 
-    def _load_or_leave(self, trainer: "Trainer", load: Callable[[], str], refusal: str, remedy: str = "") -> str:
-        """Load what a resumed state has named: whatever it is, it may not end the fit. As `_restore`."""
-        module = trainer.lightning_module
-        before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
-        try:
-            return load()
-        except Exception as error:  # what a damaged or crafted file raises is not documented
-            module.load_state_dict(before, strict=False)
-            why = cleaned(why_unreadable(error))
-            rank_zero_warn(f"{refusal}: {why}. The weights stay as training left them.{remedy}")
-            return "not "
-
-    def _load_best(self, trainer: "Trainer", *, is_own: bool) -> str:
-        checkpoint = trainer.strategy.load_checkpoint(self.best_model_path, weights_only=not is_own)
-        trainer.lightning_module.on_load_checkpoint(checkpoint)
-        return self._load(
-            trainer, lambda: trainer.strategy.load_model_state_dict(checkpoint, strict=False), is_own=is_own
-        )
-
-    def _load(self, trainer: "Trainer", load: Callable[[], Any], *, is_own: bool) -> str:
-        """Load weights of which some may be left out: those stay as they are in the module, and a line says so."""
-        module = trainer.lightning_module
-        missing, unexpected = load_what_is_there(module, load)
-        changed = changed_by_training(module, missing)
-        wrong = [*changed, *unexpected]
-        if wrong and module.strict_loading and not is_own:
-            raise ValueError(f"it lacks weights, or holds others, than the module has: {listed(wrong)}")
-        where = f" Its checkpoint is {cleaned(self.best_model_path)}." if self.best_model_path else ""
-        if changed:
-            rank_zero_warn(
-                f"The saved weights of the kept epoch leave out {len(changed)} that training changes:"
-                f" {listed(changed)}. Those stay as the last epoch left them; all others are put back.{where}"
-            )
-        elif missing:
-            rank_zero_info(
-                f"The saved weights of the kept epoch leave out {len(missing)} that training does not change, which"
-                f" stay as they are in the module: {listed(missing)}."
-            )
-        if unexpected and module.strict_loading:
-            rank_zero_warn(f"The module has no place for saved weights of the kept epoch: {listed(unexpected)}.{where}")
-        return "partly " if changed else ""
-
-    def _reason(self, trainer: "Trainer", exception: BaseException | None) -> str:
-        if exception is not None:
-            return describe_exception(exception)
-        if self._bearer is not None and self._bearer.has_stopped:
-            return self._bearer.why_stopped
-        for callback in trainer.callbacks:
-            if (
-                isinstance(callback, library_of(trainer).timer)
-                and (left := callback.time_remaining()) is not None
-                and left <= 0
-            ):
-                return "Training ran until `max_time`."
-        if trainer.limit_train_batches == 0:
-            return "There was no training batch."
-        if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
-            return f"Training ran until `max_epochs={trainer.max_epochs}`."
-        if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
-            return f"Training ran until `max_steps={trainer.max_steps}`."
-        return "Training was stopped from elsewhere (`trainer.should_stop`)."
+def _trial_values() -> dict[str, torch.Tensor]:
+    """Values of the kinds that a file name is made of."""
+    values = dict.fromkeys(SIGNALS, torch.tensor(0.5, dtype=torch.float64))
+    return {"epoch": torch.tensor(0), "step": torch.tensor(0), **values}
