@@ -54,7 +54,7 @@ class Rule:
     keeps_from: str = "all"
     needs_checks: bool = False
     of_average: bool = False
-    kept_by: str = ""  # column whose first largest value, until the rule stops, is kept in place of its own
+    kept_by: str = ""  # column of the epoch kept so far, in place of the largest value
 
     def can_judge(self, record: Record) -> bool:
         if self.decides_on not in record:
@@ -67,7 +67,7 @@ class Rule:
         decided_on, kept_from = self.curves(record, self.decides_on), self.curves(record, self.keeps_from)
         kept, stopped = self.decide(decided_on[self.column])
         if self.kept_by:
-            kept, _ = largest(decided_on[self.kept_by][: stopped + 1])
+            kept = int(decided_on[self.kept_by][stopped])
         # Wall time of its training until it stops, and of a second one where it keeps from that.
         seconds = elapsed(decided_on, stopped, self.needs_checks)
         seconds += elapsed(kept_from, kept, False) if self.keeps_from != self.decides_on else 0.0
@@ -95,16 +95,16 @@ def on_both(name: str, *given: Any, **settings: Any) -> dict[str, Rule]:
 patient_largest, patient_smallest = (partial(best, patience=PATIENCE) for best in (largest, smallest))
 DEFAULT = "default"
 SCORE = AccuracyAndUncertainty.name
-STANDING = "standing"
+KEPT = "kept_so_far"
 RULES: dict[str, Rule] = {
     **on_both("best in hindsight", "test_error", smallest),
     # Not causal either: what is left where the trend of the test error is known, but not its jumps from epoch to epoch.
     "best of the smoothed test error": Rule("test_error", lambda errors: smallest(smoothed(errors))),
-    DEFAULT: Rule(SCORE, patient_largest, needs_checks=True, of_average=True, kept_by=STANDING),
-    f"{DEFAULT}, no limit": Rule(SCORE, largest, needs_checks=True, of_average=True, kept_by=STANDING),
+    DEFAULT: Rule(SCORE, patient_largest, needs_checks=True, of_average=True, kept_by=KEPT),
+    f"{DEFAULT}, no limit": Rule(SCORE, largest, needs_checks=True, of_average=True, kept_by=KEPT),
     f"{DEFAULT}, no margin": Rule(SCORE, patient_largest, needs_checks=True, of_average=True),
-    "accuracy and uncertainty": Rule(SCORE, patient_largest, needs_checks=True, kept_by=STANDING),
-    "accuracy and uncertainty, no limit": Rule(SCORE, largest, needs_checks=True, kept_by=STANDING),
+    "accuracy and uncertainty": Rule(SCORE, patient_largest, needs_checks=True, kept_by=KEPT),
+    "accuracy and uncertainty, no limit": Rule(SCORE, largest, needs_checks=True, kept_by=KEPT),
     **on_both("expected accuracy", "expected_accuracy", patient_largest, needs_checks=True),
     **on_both("boundary uncertainty", "boundary_uncertainty", patient_largest, needs_checks=True),
     **on_both("trust score", "trust_score", patient_largest, needs_checks=True),

@@ -49,8 +49,8 @@ import rivals
 import torch
 from judging import (
     AVERAGE,
+    KEPT,
     PATIENCE,
-    STANDING,
     Columns,
     Kept,
     Record,
@@ -196,7 +196,7 @@ class Curves(L.Callback):
         else:
             average = self.monitor.tracker.average
             row["check_seconds"] = self.monitor.setup_seconds + self.monitor.check_seconds
-            signals = self.monitor.tracker.signals
+            signals = self.monitor.tracker.groundwork.signals
             measured = {name: self.monitor.history[-1][name] for name in (*signals.NAMES, STANDARD_ERROR)}
             for name in signals.NAMES:
                 row.pop(name)
@@ -215,7 +215,7 @@ class Curves(L.Callback):
 
     def signals(self, module: nn.Module, monitor: BoundaryUncertaintyMonitor) -> dict[str, float]:
         """What the monitor would measure of the weights themselves, from what it has prepared."""
-        signals = monitor.tracker.signals
+        signals = monitor.tracker.groundwork.signals
         logits, _ = rivals.read(module, signals.perturbed_inputs)
         accuracy, best = self.best
         measured = signals.measure(logits, self.perturbed_predictions, best)
@@ -226,14 +226,15 @@ class Curves(L.Callback):
         return self.with_score(values | {STANDARD_ERROR: float(measured.standard_error)}, signals, "")
 
     def with_score(self, values: dict[str, float], signals: Signals, prefix: str) -> dict[str, float]:
-        """What a check measured, the default rule's score of it, and by what that compares with those before."""
+        """What a check measured, the default rule's score of it, and the check that the rule keeps so far."""
         checks = self.checks[prefix]
         checks.append({"epoch": len(checks), **values})
         selection = SelectionRule(AccuracyAndUncertainty())
         selection.rule.adapt(len(signals.boundary.labels), signals.boundary.n_neighbors)
         selection.complete(checks)
         score = {selection.score_name: checks[-1][selection.score_name]}
-        return values | score | {STANDING: selection.standings(checks)[-1]}
+        kept = selection.kept(checks)
+        return values | score | {KEPT: len(checks) - 1 if kept is None else kept["epoch"]}
 
     def look(self, module: nn.Module, prefix: str) -> None:
         """Add to the row what is read of the weights that the module holds."""

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from bu_torch.ranking.soup import Soup, average_checkpoints, greedy_soup
     from bu_torch.rule.rules import Rule, SelectionRule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
-    from bu_torch.signals.measuring import Measurement, Signals
+    from bu_torch.signals.measurement import Measurement
+    from bu_torch.signals.measuring import Signals
     from bu_torch.space.features import FeatureSpace
     from bu_torch.space.layers import LayerFeatures
     from bu_torch.space.patches import PatchFeatures
@@ -97,7 +98,8 @@ _MODULES = {
     "neighbors.prototypes": ("PrototypeClassifier",),
     "ranking.ranking": ("Candidate", "Ranking", "rank_checkpoints", "rank_models"),
     "ranking.scoring": ("BoundaryUncertaintyScorer",),
-    "signals.measuring": ("Measurement", "Signals"),
+    "signals.measurement": ("Measurement",),
+    "signals.measuring": ("Signals",),
     "ranking.soup": ("Soup", "average_checkpoints", "greedy_soup"),
     "space.features": ("FeatureSpace",),
     "space.tokens": ("TokenFeatures",),

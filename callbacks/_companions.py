@@ -1,4 +1,4 @@
-"""Lightning's own early stopping and checkpointing, made to act on a stopping callback's checks.
+"""Lightning's own checkpointing, made to act on a stopping callback's checks.
 
 Thin subclasses, for the plain classes fall short where they follow a callback that checks now and then: they read
 `callback_metrics`, which keeps a stale value between checks; they share one state key with the user's own; and
@@ -7,11 +7,8 @@ Thin subclasses, for the plain classes fall short where they follow a callback t
 
 import copy
 import math
-import os
 import re
 import stat
-import zipfile
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +16,18 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks._lightning import FITTING, Library, library_of, measured_module
+from bu_torch.callbacks._best_file import absolute, is_whole, may_be_read
+from bu_torch.callbacks._lightning import FITTING, Library
 from bu_torch.callbacks._optimizers import TrainingWeights, evaluation_weights
 from bu_torch.callbacks._own_files import OwnFiles
 from bu_torch.internal.printing import cleaned
-from bu_torch.run.best_weights import BestWeights
-from bu_torch.signals.catalogue import SIGNALS
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-else:  # the bases are the trainer's own: `_classes` adds them
+else:  # the bases are the trainer's own: `_install` adds them
     Callback = Checkpoint = EarlyStopping = ModelCheckpoint = object
 
 
@@ -57,7 +53,9 @@ class Companion(Callback):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # `pickle` looks for a class by its name in a module, and these have none there.
-        return _blank, (self.library, type(self).__name__), vars(self)
+        from bu_torch.callbacks._install import blank  # which imports this file
+
+        return blank, (self.library, type(self).__name__), vars(self)
 
     _key_of_owner = ("", "")
 
@@ -68,89 +66,16 @@ class Companion(Callback):
             self._key_of_owner = of_owner, self._generate_state_key(owner=of_owner)
         return self._key_of_owner[1]
 
-    def standing_of(self, trainer: "Trainer") -> float | None:
-        """By what the check of this hook compares with others; None if there is nothing to decide."""
+    def new_score(self, trainer: "Trainer") -> float | None:
+        """Score of the check of this hook; None if there is nothing to decide."""
         if trainer.fast_dev_run or self.owner not in trainer.callbacks:
             return None
-        return self.owner.new_standing
+        return self.owner.new_score
 
-
-class VerdictBearerMixin(Companion, EarlyStopping):
-    """Carries the verdict of a check across processes and, as `EarlyStopping` does, into checkpoints."""
-
-    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
-        super().__init__(
-            monitor=owner.score_name,
-            mode="max",
-            patience=owner.patience,
-            min_delta=owner.min_delta,
-            stopping_threshold=owner.stopping_threshold,
-            check_finite=owner.check_finite,
-            check_on_train_epoch_end=True,
-            verbose=owner.verbose,
-            log_rank_zero_only=owner.log_rank_zero_only,
-        )
-        self.owner = owner
-        self._best_before = -math.inf  # the score to beat at the last check
-        self.has_stopped = False
-        self.why_stopped = ""
-        self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
-
-    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        if self.owner in trainer.callbacks:  # the run may resume with that verdict
-            self._is_due = self.owner.tracker.verdict.should_stop and not _may_stop(trainer)
-            self._best_before = self.owner.tracker.verdict.best
-
-    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
-        if self.standing_of(trainer) is not None:
-            self._decide(trainer)
-        # `min_steps` may be reached in the middle of an epoch, where Lightning stops too. After the last batch the
-        # epoch's own check decides.
-        elif self._is_due and not trainer.is_last_batch and _may_stop(trainer):
-            self._stop(trainer)
-
-    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        if self.standing_of(trainer) is None or self._should_skip_check(trainer):
-            if self._is_due and _may_stop(trainer):
-                self._stop(trainer)
-            return
-        self._decide(trainer)
-
-    def _decide(self, trainer: "Trainer") -> None:
-        """Act on the check that has just been made."""
-        verdict = self.owner.tracker.verdict
-        if self.verbose and verdict.best > self._best_before:
-            self.best_score = torch.tensor(self._best_before, dtype=torch.float64)
-            improvement = self._improvement_message(torch.tensor(verdict.best, dtype=torch.float64))
-            self._log_info(trainer, improvement, self.log_rank_zero_only)
-        self._best_before = verdict.best
-        self._take_over_verdict()
-        should_stop = trainer.strategy.reduce_boolean_decision(verdict.should_stop, all=False)
-        # `trainer.should_stop` is never taken back, so it is not set before `min_epochs` and `min_steps` allow a stop:
-        # the metric may recover by then.
-        self._is_due = should_stop and not _may_stop(trainer)
-        if should_stop and not self._is_due:
-            self._stop(trainer)
-
-    def _stop(self, trainer: "Trainer") -> None:
-        trainer.should_stop = True
-        self.has_stopped, self._is_due = True, False
-        self.stopped_epoch = trainer.current_epoch
-        step = None if self.owner.every_n_train_steps is None else trainer.global_step
-        self.why_stopped = self.stopping_reason_message = self.owner.tracker.why_stopped(self.stopped_epoch, step)
-
-    def _take_over_verdict(self) -> None:
-        verdict = self.owner.tracker.verdict
-        self.wait_count = verdict.wait
-        self.best_score = torch.tensor(verdict.best, dtype=torch.float64)
-        self.stopping_reason: Any = type(self.stopping_reason)[verdict.reason.name]
-
-    def state_dict(self) -> dict[str, Any]:
-        self._take_over_verdict()  # a checkpoint may be saved between the check and this callback's turn
-        return super().state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing: the verdict follows from the history, which the owner has loaded."""
+    def agree_on_kept(self, trainer: "Trainer", epoch: int | None, step: int | None) -> None:
+        """Have the history keep the check that is saved, or none: a run that resumes may have lost a later one."""
+        if self.owner in trainer.callbacks:
+            self.owner.tracker.checks.fall_back(epoch, step)
 
 
 class KeeperMixin(Companion, ModelCheckpoint):
@@ -179,7 +104,11 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
             super().setup(trainer, pl_module, stage)
-            self.dirpath: Any = _absolute(self.dirpath)  # Lightning leaves it relative where a logger or the user does
+            self.dirpath: Any = absolute(self.dirpath)  # Lightning leaves it relative where a logger or the user does
+
+    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        super().on_train_start(trainer, pl_module)
+        self.agree_on_kept(trainer, self.best_epoch, self.best_step)
 
     def on_train_batch_start(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
         self._settle(trainer)
@@ -191,29 +120,28 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self._save_if_best(trainer)
 
     def _save_if_best(self, trainer: "Trainer") -> None:
-        standing = self.standing_of(trainer)
-        if standing is not None and math.isfinite(standing) and not self._should_skip_saving_checkpoint(trainer):
-            with self.owner.tracker.saving():
+        score = self.new_score(trainer)
+        if score is not None and math.isfinite(score) and not self._should_skip_saving_checkpoint(trainer):
+            with self.owner.tracker.account.saving():
                 self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def check_monitor_top_k(self, trainer: "Trainer", current: Tensor | None = None) -> bool:
+        """Tell if the last check is the one to keep, in any process."""
+        is_new = self.owner.tracker.checks.is_kept_new
+        return bool(trainer.strategy.reduce_boolean_decision(is_new, all=False))
 
     def _monitor_candidates(self, trainer: "Trainer") -> dict[str, Tensor]:
         candidates = super()._monitor_candidates(trainer)
-        standing = self.standing_of(trainer)
-        if standing is not None:
+        if self.new_score(trainer) is not None:
             own = {name: value for name, value in self.owner.history[-1].items() if name not in ("epoch", "step")}
             candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
-            candidates[self.owner.score_name] = torch.tensor(standing, dtype=torch.float64)
         return candidates
 
     def _get_metric_interpolated_filepath_name(
         self, monitor_candidates: dict[str, Tensor], trainer: "Trainer", del_filepath: str | None = None
     ) -> str:
-        # By the score of the check, not its standing. And never over the best so far, whose name a template without the
-        # epoch gives again: checkpoints name that file.
-        score = torch.tensor(self.owner.history[-1][self.owner.score_name], dtype=torch.float64)
-        return super()._get_metric_interpolated_filepath_name(
-            monitor_candidates | {self.owner.score_name: score}, trainer
-        )
+        # Never over the best so far, whose name a template without the epoch gives again: checkpoints name that file.
+        return super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
 
     def _should_skip_saving_checkpoint(self, trainer: "Trainer") -> bool:
         # Without Lightning's comparison of step counts, which stand still where a module steps its optimiser itself.
@@ -222,9 +150,9 @@ class KeeperMixin(Companion, ModelCheckpoint):
     def _update_best_and_save(self, current: Tensor, trainer: "Trainer", monitor_candidates: dict[str, Tensor]) -> None:
         self._before = {name: copy.copy(getattr(self, name)) for name in _BEST}
         self._obsolete = None
+        self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
         try:
             super()._update_best_and_save(current, trainer, monitor_candidates)
-            self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step
         except OSError as error:
             if trainer.world_size > 1:  # the others wait for this one within Lightning
                 raise
@@ -282,10 +210,10 @@ class KeeperMixin(Companion, ModelCheckpoint):
                 super()._remove_checkpoint(trainer, path)
 
     def _settle_newest(self, trainer: "Trainer", is_in_all: bool) -> None:
-        is_whole = _is_whole(self.best_model_path)
+        is_sound = is_whole(self.best_model_path)
         if is_in_all:  # after an exception the other processes may not be here
-            is_whole = trainer.strategy.broadcast(is_whole)
-        if not is_whole:
+            is_sound = trainer.strategy.broadcast(is_sound)
+        if not is_sound:
             damaged = cleaned(self.best_model_path)
             rank_zero_warn(f"The checkpoint {damaged} is damaged: the best one before is kept instead.")
             self._take_back()
@@ -317,7 +245,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
     @property
     def is_best_there(self) -> bool:
         """Whether the best checkpoint can be read, without waiting for a pipe that took its place."""
-        return _may_be_read(self.best_model_path, str(self.dirpath))
+        return may_be_read(self.best_model_path, str(self.dirpath))
 
     @property
     def is_best_own(self) -> bool:
@@ -328,14 +256,16 @@ class KeeperMixin(Companion, ModelCheckpoint):
         for name, value in (self._before or {}).items():
             setattr(self, name, value)
         self._before = self._obsolete = None
+        self.owner.tracker.checks.fall_back(self.best_epoch, self.best_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not (self.owner.is_fitting and self.owner.is_comparable):
             return
         path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
-        if not path or score is None:
+        epoch, step = state_dict.get("best_epoch"), state_dict.get("best_step")
+        if not path or score is None or not isinstance(epoch, int):
             return
-        if not (_may_be_read(path, str(self.dirpath)) and self._fs.exists(path) and _is_whole(path)):
+        if not (may_be_read(path, str(self.dirpath)) and self._fs.exists(path) and is_whole(path)):
             rank_zero_warn(
                 f"The checkpoint of the best epoch so far is gone or damaged: {cleaned(path)}."
                 " The best of the epochs to come is kept instead."
@@ -355,275 +285,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
                 "kth_value": score,
             }
         )
-        for name in ("best_epoch", "best_step"):
-            place = state_dict.get(name)
-            setattr(self, name, place if isinstance(place, int) else None)
+        self.best_epoch, self.best_step = epoch, step if isinstance(step, int) else None
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "best_epoch": self.best_epoch, "best_step": self.best_step}
-
-
-def _absolute(folder: Any) -> Any:
-    """A folder on this machine by its absolute path; others as they are."""
-    if not isinstance(folder, str | Path):
-        return folder
-    local = str(folder).removeprefix("file://")
-    return folder if "://" in local else str(Path(local).absolute())
-
-
-def _may_be_read(path: Any, folder: str) -> bool:
-    """Whether a resumed state may name this as the best checkpoint of a run that writes to `folder`.
-
-    A local run has written local files, by absolute paths: a regular file, or a folder of shards. Lightning would take
-    other spellings for addresses to download from, or wait for a pipe. A remote run stays with its kind of store.
-    """
-    if not isinstance(path, str) or "::" in path or "\0" in path:
-        return False
-    if "://" in folder:
-        kind = folder.partition("://")[0]
-        return path.startswith(f"{kind}://") and not kind.startswith("http")
-    if "://" in path or not Path(path).is_absolute():
-        return False
-    try:
-        mode = os.stat(path).st_mode  # noqa: PTH116  (a name may be one that `Path` cannot hold)
-    except (OSError, ValueError):
-        return False
-    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-
-
-def _is_whole(path: str) -> bool:
-    """False for a local file that torch began and did not end; others may be whole."""
-    if not Path(path).is_file():
-        return True
-    with Path(path).open("rb") as file:
-        begins = file.read(2)
-    return begins not in (b"PK", b"") or zipfile.is_zipfile(path)
-
-
-class MemoryKeeperMixin(Companion, Checkpoint):
-    """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
-
-    best_model_path = ""
-    best_epoch: int | None = None  # not needed: no weights in memory are ever lost
-    best_step: int | None = None  # likewise
-    is_best_there = True
-
-    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
-        self.owner = owner
-        self.best = BestWeights()
-        self._resumed_weights: dict[str, Any] | None = None
-
-    @property
-    def best_model_score(self) -> float | None:
-        return self.best.score
-
-    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
-        self._offer(trainer, pl_module)
-
-    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        self._offer(trainer, pl_module)
-
-    def _offer(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        standing = self.standing_of(trainer)
-        if self.best.would_keep(standing):  # otherwise the weights need not change places
-            with self.owner.tracker.saving(), evaluation_weights(trainer):
-                self.owner.after_check.compare(pl_module)
-                with self.owner.tracker.averaged(pl_module):
-                    self.best.offer(standing, measured_module(trainer, pl_module))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.best.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.owner.is_fitting and self.owner.is_comparable:
-            self.best.load_state_dict(state_dict)
-            self._resumed_weights = self.best.weights
-
-    @property
-    def is_best_own(self) -> bool:
-        """Whether the best weights are of this fit, not of a resumed state."""
-        return self.best.weights is not self._resumed_weights
-
-
-class ConcluderMixin(Companion):
-    """Puts the kept weights back when training ends, after all other callbacks have saved those of training.
-
-    It is kept last in the trainer's list.
-    """
-
-    def __init__(self, owner: "BoundaryUncertaintyStopping", default_checkpoint: Any = None) -> None:
-        self.owner = owner
-        self.default_checkpoint = default_checkpoint
-
-    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        # The module's own hook, which exports it perhaps, comes next. What writes files beside training has written
-        # them all in `on_fit_end`.
-        is_written = not isinstance(trainer.strategy.checkpoint_io, self.library.async_checkpoint_io)
-        if self.owner in trainer.callbacks and is_written:
-            self.owner.conclude(trainer)
-
-    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        if self.owner in trainer.callbacks:
-            self.owner.conclude(trainer)
-            self._set_default_checkpoint_aside(trainer)
-            self._leave_first_place(trainer)
-
-    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
-        if self.owner in trainer.callbacks:
-            self.owner.conclude(trainer, exception)
-            self._set_default_checkpoint_aside(trainer)
-
-    def _set_default_checkpoint_aside(self, trainer: "Trainer") -> None:
-        StandIn = _classes(self.library)[-1]
-        trainer.callbacks = [
-            StandIn(self.owner, one) if one is self.default_checkpoint else one for one in trainer.callbacks
-        ]
-
-    def _leave_first_place(self, trainer: "Trainer") -> None:
-        """Put the keepers behind the user's own checkpoint callbacks, if this process was spawned.
-
-        Its parent, whose list lacks all companions, takes the best path of the first checkpoint callback here for that
-        of the first one there.
-        """
-        if self.default_checkpoint is None and hasattr(trainer.strategy.launcher, "get_extra_results"):
-            trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, KeeperMixin))
-
-
-class StandInMixin(Companion):
-    """Takes the place of the `ModelCheckpoint` that Lightning has added, from the end of a fit to the next.
-
-    `ckpt_path="best"` would warn of two checkpoint callbacks where the user made none.
-    """
-
-    def __init__(self, owner: "BoundaryUncertaintyStopping", checkpoint: Any) -> None:
-        self.owner = owner
-        self.checkpoint = checkpoint
-
-    @property
-    def best_model_path(self) -> str:
-        return str(self.checkpoint.best_model_path)
-
-    @property
-    def state_key(self) -> str:
-        return str(self.checkpoint.state_key)
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.checkpoint.state_dict())
-
-    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
-        if stage == FITTING:
-            bring_default_checkpoints_back(trainer)  # the owner, which would have done so, may have left the trainer
-            self.checkpoint.setup(trainer, pl_module, stage)
-
-
-def trial_values() -> dict[str, Tensor]:
-    """Of the kinds that a file name is made of."""
-    values = dict.fromkeys(SIGNALS, torch.tensor(0.5, dtype=torch.float64))
-    return {"epoch": torch.tensor(0), "step": torch.tensor(0), **values}
-
-
-@cache
-def _classes(library: Library) -> tuple[Any, Any, Any, Any, Any]:
-    """Verdict bearer, keeper, memory keeper, concluder and stand-in as subclasses of a trainer's own."""
-    bases = (
-        (VerdictBearerMixin, library.early_stopping),
-        (KeeperMixin, library.model_checkpoint),
-        (MemoryKeeperMixin, library.checkpoint),
-        (ConcluderMixin, library.callback),
-        (StandInMixin, library.callback),
-    )
-    made = [
-        type(own.__name__.removesuffix("Mixin"), (own, theirs), {"__doc__": own.__doc__, "library": library})
-        for own, theirs in bases
-    ]
-    return made[0], made[1], made[2], made[3], made[4]
-
-
-def _blank(library: Library, name: str) -> Any:
-    """A companion with nothing in it yet, to be unpickled."""
-    cls = next(cls for cls in _classes(library) if cls.__name__ == name)
-    return cls.__new__(cls)
-
-
-def install(
-    trainer: "Trainer", owner: "BoundaryUncertaintyStopping"
-) -> tuple[VerdictBearerMixin, KeeperMixin | MemoryKeeperMixin]:
-    """Put fresh companions into `trainer.callbacks`, and take out those of an earlier fit.
-
-    The list is replaced, not changed: Lightning walks over it while this runs. The keeper stands before any other
-    checkpoint callback, so that `ckpt_path="best"` is its file. Both stand behind each `EarlyStopping` of the user's,
-    so that `trainer.early_stopping_callback` is the user's, and the keeper's file holds its state of the same epoch.
-    """
-    present = [
-        callback
-        for callback in trainer.callbacks
-        if not isinstance(callback, Companion) or (callback.owner is not owner and callback.owner in trainer.callbacks)
-    ]
-    library = library_of(trainer)
-    VerdictBearer, Keeper, MemoryKeeper, Concluder, _ = _classes(library)
-    default_checkpoint = _default_checkpoint(trainer.callbacks, library)
-    writes_checkpoints = any(
-        isinstance(callback, library.checkpoint) and not isinstance(callback, MemoryKeeperMixin) for callback in present
-    )
-    bearer = VerdictBearer(owner)
-    keeper = Keeper(owner) if writes_checkpoints else MemoryKeeper(owner)
-    bearer_at, keeper_at = _places(present, owner, library)
-    trainer.callbacks = [
-        *present[:keeper_at],
-        *([keeper] if keeper_at < bearer_at else []),
-        *present[keeper_at:bearer_at],
-        bearer,
-        *([keeper] if keeper_at == bearer_at else []),
-        *present[bearer_at:],
-        Concluder(owner, default_checkpoint),
-    ]
-    return bearer, keeper
-
-
-def bring_default_checkpoints_back(trainer: "Trainer") -> None:
-    """For another fit. Lightning, which walks over the list of before, calls the stand-in's `setup`."""
-    trainer.callbacks = [one.checkpoint if isinstance(one, StandInMixin) else one for one in trainer.callbacks]
-
-
-def _default_checkpoint(callbacks: list[Any], library: Library) -> Any:
-    """The `ModelCheckpoint` that Lightning adds where a user has made none; None if there is none such.
-
-    Nothing tells it from a user's `ModelCheckpoint()` without arguments.
-    """
-    known = [one.default_checkpoint for one in callbacks if isinstance(one, ConcluderMixin)]
-    theirs = [one for one in callbacks if isinstance(one, library.checkpoint) and not isinstance(one, Companion)]
-    if len(theirs) != 1:
-        return None
-    (found,) = theirs
-    if any(found is one for one in known):  # its folder has been set since
-        return found
-    is_default = type(found) is library.model_checkpoint and _plain(found) == _plain(library.model_checkpoint())
-    return found if is_default else None
-
-
-def _plain(callback: Any) -> dict[str, Any]:
-    return {
-        name: value for name, value in vars(callback).items() if value is None or isinstance(value, bool | int | str)
-    }
-
-
-def _places(present: list[Any], owner: "BoundaryUncertaintyStopping", library: Library) -> tuple[int, int]:
-    """Where in the list bearer and keeper belong."""
-    own = present.index(owner)
-    bearer_at, first_checkpoint = own + 1, len(present)
-    for place, callback in enumerate(present):
-        if not isinstance(callback, Companion):
-            is_before_bearer = isinstance(callback, library.early_stopping)
-            if isinstance(callback, library.checkpoint):
-                first_checkpoint = min(first_checkpoint, place)
-        else:  # the first owner's keeper is "best"
-            is_before_bearer = callback.owner in present[:own] and not isinstance(callback, ConcluderMixin)
-        if is_before_bearer:
-            bearer_at = max(bearer_at, place + 1)
-    return bearer_at, min(bearer_at, first_checkpoint)
-
-
-def _may_stop(trainer: "Trainer") -> bool:
-    """Whether Lightning would act on `trainer.should_stop` now."""
-    n_epochs = trainer.fit_loop.epoch_progress.current.processed  # counts the epoch that is ending
-    return n_epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)

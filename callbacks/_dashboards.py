@@ -1,4 +1,4 @@
-"""What loggers can show beyond scalars: a dashboard is a class, and its logger's name in `_BY_LOGGER`."""
+"""Dashboards of loggers that show more than scalars: one class each, and its logger's name in `_BY_LOGGER`."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol

@@ -110,7 +110,7 @@ def measured_module(trainer: Any, pl_module: Any) -> Any:
 
 
 def is_average_untouched(trainer: Any) -> bool:
-    """Whether `WeightAveraging` has not updated its average yet, which then is the network before training."""
+    """Tell if `WeightAveraging` has not updated its average yet, which then is the network before training."""
     average = _average_model(trainer)
     return average is not None and int(average.n_averaged) == 0
 

@@ -11,7 +11,7 @@ _MEASURED += ["every_n_epochs", "every_n_train_steps", "reference", "input_key",
 
 
 def suffix_of(callback: Any, monitors: Sequence[Any]) -> str:
-    """What the names that `callback` logs end in: "" for the first of `monitors`, "_2" for the next that differs.
+    """End of the names that `callback` logs: "" for the first of `monitors`, "_2" for the next that differs.
 
     Those that measure alike log equal values, and share their names.
     """
@@ -28,13 +28,8 @@ def suffix_of(callback: Any, monitors: Sequence[Any]) -> str:
 
 
 def _log_alike(first: Any, second: Any) -> bool:
-    """Whether two callbacks log equal values under each name that both log."""
-    if any(not _equal(getattr(first, name), getattr(second, name)) for name in _MEASURED):
-        return False
-    smoothings = [getattr(one, "smoothing", 0) for one in (first, second)]
-    if not all(smoothings):
-        return True
-    return smoothings[0] == smoothings[1] and first.start_from_epoch == second.start_from_epoch
+    """Tell if two callbacks log equal values under each name that both log."""
+    return all(_equal(getattr(first, name), getattr(second, name)) for name in _MEASURED)
 
 
 def _equal(first: Any, second: Any) -> bool:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def in_first(trainer: "Trainer", work: Callable[[], T]) -> T:
-    """What `work` gives in the first process, in all of them; where it raises there, all raise."""
+    """Run `work` in the first process and return its result in all of them; if it raises there, all raise."""
     if trainer.world_size == 1:
         return work()
     outcome: tuple[Any, str] = (None, "")

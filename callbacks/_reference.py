@@ -11,7 +11,7 @@ _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
 
 
 def is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
-    """Whether samples are given as (inputs, labels)."""
+    """Tell if samples are given as (inputs, labels)."""
     return isinstance(value, tuple | list) and len(value) == 2
 
 

@@ -92,7 +92,7 @@ def read_pair(pair: tuple[Any, Any], how_many: Callable[[int], int], seed: int, 
 
 
 def batch_hooks(trainer: "Trainer", pl_module: "LightningModule") -> Callable[[Any], Any] | None:
-    """What the trainer does to a training batch before the module gets it; None if the user has no hook there.
+    """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's.
 
     The hooks of the module or the datamodule are called, whichever the trainer would call.
     """
@@ -110,7 +110,7 @@ def batch_hooks(trainer: "Trainer", pl_module: "LightningModule") -> Callable[[A
 
 
 def _is_users(owner: Any, name: str) -> bool:
-    """Whether a method is not Lightning's own."""
+    """Tell if a method is not Lightning's own."""
     if name in vars(owner):
         return True
     defining = next(cls for cls in type(owner).__mro__ if name in vars(cls))

@@ -1,4 +1,4 @@
-"""What the network gets in training, beside what a check gives it for the same batch.
+"""Inputs of the network in training, compared with those that a check gives it for the same batch.
 
 A module may prepare its inputs in `training_step`, where nothing can be read off. Then a check would look at inputs
 that the network never meets.
@@ -42,7 +42,7 @@ class Witness:
 
     @staticmethod
     def can_watch(module: nn.Module) -> bool:
-        """Whether the calls of this module can be seen without changing how it runs: not those of compiled ones."""
+        """Tell if the calls of this module can be seen without changing how it runs: not those of compiled ones."""
         if getattr(module, "_compiler_ctx", None) is not None:
             return False
         return not any(
@@ -79,22 +79,22 @@ class Witness:
 
     @property
     def has_rehearsed(self) -> bool:
-        """Whether there is a call to compare with."""
+        """Tell if there is a call to compare with."""
         return bool(self._expected)
 
     @property
     def has_seen(self) -> bool:
-        """Whether training has called what a check calls."""
+        """Tell if training has called what a check calls."""
         return bool(self._got)
 
     def objection(self) -> str:
-        """How the call in training differed from that of a check, in words; "" if it did not, or none was seen."""
+        """Say how the call in training differed from that of a check; "" if it did not, or if none was seen."""
         of_bytes = ""
         for module, expected in self._expected.items():  # the module itself comes first
             if module not in self._got:
                 continue
-            if told := difference(expected, self._got[module], self._labels):
-                return f"{told}{of_bytes}"
+            if found := difference(expected, self._got[module], self._labels):
+                return f"{found}{of_bytes}"
             if not _is_cast(expected, self._got[module]):
                 return ""
             # What takes bytes may scale them, and leave numbers as they are: its parts tell.
@@ -152,7 +152,7 @@ class _Deaf:
 
 
 def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], labels: Tensor | None) -> str:
-    """How two calls differ, in words; "" if one has the other's values, or values that are distributed alike.
+    """Say how two calls differ; "" if one has the other's values, or values that are distributed alike.
 
     Values differ in the augmentation and mixing of samples: the mean of a batch stays what it is, and so, nearly, does
     its spread. Values that are shifted or stretched are other units.
@@ -167,7 +167,7 @@ def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], 
         names = ", ".join(str(name) if isinstance(name, str) else f"argument {name}" for name in got)
         return f"{len(got)} tensors ({names}), of which a check has one"
     pairs = zip(expected.values(), got.values(), strict=False)
-    return next((told for first, second in pairs if (told := _difference(first, second))), "")
+    return next((found for first, second in pairs if (found := _difference(first, second))), "")
 
 
 def _difference(expected: Tensor, got: Tensor) -> str:
@@ -200,13 +200,13 @@ def _kept(values: Tensor) -> Tensor:
 
 
 def _is_cast(expected: _Call, got: _Call) -> bool:
-    """Whether training hands over integers where a check hands over floating-point numbers."""
+    """Tell if training hands over integers where a check hands over floating-point numbers."""
     pairs = zip(expected.values(), got.values(), strict=False)
     return any(first.is_floating_point() and not second.is_floating_point() for first, second in pairs)
 
 
 def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:
-    """Whether many of the values that are not 0 are what they were."""
+    """Tell if many of the values that are not 0 are what they were."""
     is_told = expected.abs() > _CLOSE * expected.abs().max()  # 0 is 0 in any unit
     is_kept = (expected - got).abs() <= _CLOSE * expected.abs()
     # Dropout stretches what it leaves; no change of units makes a 0 of another value.
@@ -215,7 +215,7 @@ def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:
 
 
 def _is_of(value: Tensor, labels: Tensor) -> bool:
-    """Whether a tensor holds the labels: as they are, as a column, or one-hot."""
+    """Tell if a tensor holds the labels: as they are, as a column, or one-hot."""
     flat = labels.flatten()
     if value.numel() == flat.numel():
         return bool((value.flatten() == flat).all())

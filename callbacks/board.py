@@ -1,4 +1,4 @@
-"""What a check shows: to loggers, to the progress bar, and to callbacks that read `callback_metrics`."""
+"""Display of a check: for loggers, the progress bar, and callbacks that read `callback_metrics`."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""What belongs to one `trainer.fit`: made in `setup`, released in `teardown`; its results stay."""
+"""One `trainer.fit`: made in `setup`, released in `teardown`; its results stay."""
 
 import dataclasses
 import time
@@ -38,7 +38,7 @@ class Fit:
 
     Args:
         callback: Whose arguments hold.
-        settings: What the tracker is told of them.
+        settings: Those of its arguments that the tracker needs.
 
     Attributes:
         tracker: What was measured, and the verdict.
@@ -89,19 +89,21 @@ class Fit:
         # training makes lazy layers.
         if self._network.is_tried or has_lazy_layers(pl_module):
             return
+        groundwork = self.tracker.groundwork
         with self._clocks_of_others_stopped(trainer):
             started = time.perf_counter()
-            n_classes = self.tracker.n_classes if self.tracker.is_prepared else None
+            n_classes = groundwork.n_classes if groundwork.is_prepared else None
             self._network.try_out(trainer, pl_module, n_classes)
             if self._callback.reference is None:
                 self._watch.begin(trainer, pl_module, batch)
             seconds = time.perf_counter() - started
-        self.tracker.leave_out(seconds)
+        self.tracker.account.leave_out(seconds)
 
     def see_loss(self, loss: Tensor) -> None:
         """Compare the class weights of the first loss with those that were found."""
-        is_asked = self._callback.class_weight is None and self.tracker.is_prepared
-        if is_asked and (line := self._samples.loss_weights.compare(loss, lambda: self.tracker.n_classes)):
+        groundwork = self.tracker.groundwork
+        is_due = self._callback.class_weight is None and groundwork.is_prepared
+        if is_due and (line := self._samples.loss_weights.compare(loss, lambda: groundwork.n_classes)):
             rank_zero_info(line)
 
     def end_batch(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
@@ -177,15 +179,16 @@ class Fit:
         # Where Lightning logs the scalars of the last batch, too; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
         is_shown = self._board.find_dashboards(trainer)
-        details = tracker.details() if is_shown or tracker.is_recorded else None
+        details = tracker.predictions.details() if is_shown or tracker.account.path else None
         if details is not None:
             self._board.show_details(details, step)
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
         if not trainer.barebones:  # which logs nothing, and warns where one tries
             self._board.show(trainer, pl_module, tracker.history[-1], step if is_by_steps else None)
-        is_first = tracker.check_seconds == 0
+        account = tracker.account
+        is_first = account.check_seconds == 0
         tracker.end_check(started, details, train_loss)
-        if is_first and (line := describe_slow_check(tracker.check_seconds, tracker.training_seconds)):
+        if is_first and (line := describe_slow_check(account.check_seconds, account.training_seconds)):
             rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{self._schedule.option}=`.")
 
     def _given(self) -> dict[str, Any]:
@@ -212,7 +215,7 @@ class Fit:
             seconds = time.perf_counter() - started
             for other in self._monitors(trainer):
                 if other is not self._callback:
-                    other.tracker.leave_out(seconds)
+                    other.tracker.account.leave_out(seconds)
 
 
 def record_folder(trainer: "Trainer") -> Path | None:

@@ -81,8 +81,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             two.
         label_key: Likewise of the labels.
         **settings: `bu_torch.run.settings.MeasurementSettings` says what each is: `n_neighbors`, `n_draws`,
-            `max_samples`, `budget`, `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`,
-            `class_weight`, `averaging` (None: the network is measured as each check finds it), `averaging_device`,
+            `max_samples`, `budget`, `seed`, `cache`, `feature_extractor`, `perturbation`, `class_weight`,
+            `averaging` (None: the network is measured as each check finds it), `averaging_device`,
             `output_key`.
 
     Attributes:
@@ -131,7 +131,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     @property
     def tracker(self) -> Tracker:
-        """What was measured, and its verdict."""
+        """Measurements of this fit, and the verdict."""
         return self._fit.tracker
 
     @property
@@ -140,15 +140,15 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     @property
     def setup_seconds(self) -> float:
-        return self.tracker.setup_seconds
+        return self.tracker.account.setup_seconds
 
     @property
     def check_seconds(self) -> float:
-        return self.tracker.check_seconds
+        return self.tracker.account.check_seconds
 
     @property
     def record_path(self) -> str:
-        return self.tracker.record_path
+        return self.tracker.account.path
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         library_of(trainer)

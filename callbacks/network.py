@@ -1,4 +1,4 @@
-"""How the network is read: in the trainer's precision, by all processes, without a trace."""
+"""Reading the network: in the trainer's precision, by all processes, without a trace."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Where the samples of a check come from: read and prepared in the first process, for all."""
+"""Samples of the checks: read and prepared in the first process, for all."""
 
 import math
 from collections.abc import Iterator
@@ -68,12 +68,13 @@ class CheckSamples:
         found: list[Samples] = []  # in the first process alone
         one = in_first(trainer, lambda: self._read_here(trainer, pl_module, found))
         n_operations = self._network.count_operations(trainer, pl_module, one)
-        inputs, self._tracker.plan, compared = in_first(
+        groundwork = self._tracker.groundwork
+        inputs, groundwork.plan, compared = in_first(
             trainer, lambda: self._prepare_here(trainer, pl_module, found, n_operations)
         )
-        if self._tracker.is_prepared:
-            self._tracker.to(pl_module.device)
-            inputs = self._tracker.perturbed_inputs if trainer.world_size == 1 else inputs
+        if groundwork.is_prepared:
+            groundwork.signals.to(pl_module.device)
+            inputs = groundwork.perturbed_inputs if trainer.world_size == 1 else inputs
         self._network.take(trainer, pl_module, inputs)
         is_comparable = self._tracker.go_on(*compared)
         if not is_comparable:
@@ -93,7 +94,7 @@ class CheckSamples:
             self._callback._refuse_too_few(len(samples.inputs), "it")
             self._network.takes_integers = not samples.inputs.is_floating_point()
         # A resumed run has a plan; where several processes train, it has yet to be seen whether one may pass alone.
-        is_needless = trainer.world_size == 1 and self._tracker.plan is not None
+        is_needless = trainer.world_size == 1 and self._tracker.groundwork.plan is not None
         return None if is_needless or not len(samples.inputs) else samples.inputs[:1].cpu().clone()
 
     @contextmanager
@@ -127,12 +128,12 @@ class CheckSamples:
                 has_progress_bar=trainer.progress_bar_callback is not None,
                 class_weight=self.loss_weights.found,
             )
-            for line in (self._tracker.cache(), self._tracker.space(), self._tracker.balance()):
-                if line:
-                    rank_zero_info(line)
-        inputs = self._tracker.perturbed_inputs
+            for line in self._tracker.groundwork.lines():
+                rank_zero_info(line)
+        groundwork = self._tracker.groundwork
+        inputs = groundwork.perturbed_inputs
         inputs = inputs if trainer.world_size == 1 else inputs.cpu()
-        return inputs, self._tracker.plan, (fingerprint, self._tracker.is_restored, self._tracker.n_samples)
+        return inputs, groundwork.plan, (fingerprint, groundwork.is_restored, groundwork.n_samples)
 
     def _read(self, trainer: "Trainer", pl_module: "LightningModule") -> Samples:
         asked = self._callback
@@ -171,8 +172,9 @@ class CheckSamples:
         return None
 
     def _plan(self, trainer: "Trainer", samples: Samples, n_operations: int) -> tuple[Samples, int]:
-        """As many of the samples as the budget allows, and how many draws; a resumed run has decided that."""
-        plan = self._tracker.plan = self._tracker.plan or self._planned(trainer, samples.n_training, n_operations)
+        """Choose as many samples as the budget allows, and how many draws; a resumed run has decided that."""
+        groundwork = self._tracker.groundwork
+        plan = groundwork.plan = groundwork.plan or self._planned(trainer, samples.n_training, n_operations)
         return fewer_of(samples, plan.n_samples, self._callback.seed), plan.n_draws
 
     def _planned(self, trainer: "Trainer", n_training: int, n_operations: int) -> Plan:
@@ -180,7 +182,9 @@ class CheckSamples:
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Different samples that all processes train on between two checks.
         n_visited = int(min(n_training, self._schedule.n_batches(trainer) * batch_size * trainer.world_size))
-        return self._tracker.planned(n_training, n_visited, n_operations, max_samples=n_training if takes_all else None)
+        return self._tracker.groundwork.planned(
+            n_training, n_visited, n_operations, max_samples=n_training if takes_all else None
+        )
 
 
 def _way_out_of_labels(labels: Tensor) -> str:

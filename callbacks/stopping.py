@@ -1,33 +1,29 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
-import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from bu_torch.callbacks._companions import (
-    KeeperMixin,
-    MemoryKeeperMixin,
-    VerdictBearerMixin,
-    bring_default_checkpoints_back,
-    install,
-    trial_values,
-)
+from bu_torch.callbacks._companions import KeeperMixin
+from bu_torch.callbacks._concluder import bring_default_checkpoints_back
+from bu_torch.callbacks._endings import restore, why_ended
 from bu_torch.callbacks._habits import INSTEAD, without
-from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
+from bu_torch.callbacks._install import install
 from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
-from bu_torch.callbacks._optimizers import RAW_WEIGHTS, leave_training
+from bu_torch.callbacks._memory_keeper import MemoryKeeperMixin
+from bu_torch.callbacks._optimizers import RAW_WEIGHTS
+from bu_torch.callbacks._verdict_bearer import VerdictBearerMixin
 from bu_torch.callbacks._weights_after_check import WeightsAfterCheck
-from bu_torch.callbacks.averages import SHARDED
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor, describe_exception
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.internal.inputs import check_flag
 from bu_torch.internal.printing import cleaned
-from bu_torch.ranking.checkpoints import why_unreadable
 from bu_torch.rule.rules import as_rule
+from bu_torch.run import messages
 from bu_torch.run.settings import MeasurementSettings, Settings
+from bu_torch.signals.catalogue import SIGNALS
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -67,21 +63,18 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             such files.
         verbose: Log a line when the score improves, and one when a checkpoint is saved or is not the best, in the words
             of `EarlyStopping` and `ModelCheckpoint`.
-        log_rank_zero_only: With `verbose`, log the improvement in the first process alone.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
-            `min_delta_mode`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `smoothing`, `rule`; and all of
-            `BoundaryUncertaintyMonitor`.
+            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; and all of `BoundaryUncertaintyMonitor`.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
             first finite check that counts.
         best_step: `trainer.global_step` of the kept check, equal to `checkpoint["global_step"]`; None likewise.
-        best_score: The rule's score, of smoothed signals if `smoothing` is on, in the kept epoch; None likewise.
+        best_score: The rule's score in the kept epoch; None likewise.
         best_model_path: Checkpoint of the kept epoch; "" if none was written.
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
         stopping_reason: Why the training ended, in words; "" while it runs.
-        history: As for `BoundaryUncertaintyMonitor`, with `<signal>_smoothed` if `smoothing` is on, and the score of a
-            rule of your own under its name.
+        history: As for `BoundaryUncertaintyMonitor`, and the score of a rule that is no signal under its name.
         record_path: As for `BoundaryUncertaintyMonitor`.
 
     Raises:
@@ -117,7 +110,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     filename: str | None = None
     save_weights_only: bool = False
     verbose: bool = False
-    log_rank_zero_only: bool = False
 
     def _clear(self) -> None:
         super()._clear()
@@ -181,7 +173,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                     " training ends, and the first one's checkpoint is `ckpt_path='best'`: `restore_best_weights=False`"
                     " for all but one."
                 )
-            bring_default_checkpoints_back(trainer)
+            bring_default_checkpoints_back(trainer, pl_module)
             self._bearer, self._keeper = install(trainer, self)
             for companion in (self._bearer, self._keeper):
                 companion.setup(trainer, pl_module, stage)
@@ -204,7 +196,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             )
         if self._keeper is not None and self.filename is not None:
             try:
-                self._keeper.format_checkpoint_name(trial_values())
+                self._keeper.format_checkpoint_name(_trial_values())
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise MisconfigurationException(
                     f"`filename` must be a template as `ModelCheckpoint` takes, such as"
@@ -225,7 +217,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
         # Lightning skips a state whose key it does not know, and the key holds the rule's name. The state of another
-        # rule is passed on under today's key: the tracker warns of what has changed, or refuses a removed rule.
+        # rule is passed on under today's key: the tracker warns of what has changed.
         states = checkpoint.get("callbacks", {})
         if trainer.state.fn == FITTING and self.state_key not in states:
             claimed = {one.state_key for one in trainer.callbacks}
@@ -246,19 +238,19 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     @property
     def is_comparable(self) -> bool:
         """Whether what is measured from now on can be compared with any check so far."""
-        return self.tracker.is_comparable
+        return self.tracker.checks.is_comparable
 
     @property
-    def new_standing(self) -> float | None:
-        """By what a check compares, if one has been made in the hook that runs, and counts; else None."""
-        return self.tracker.last_standing if self._fit.has_checked else None
+    def new_score(self) -> float | None:
+        """Score of the check that was made in the hook that runs; None if none was made, or if it does not count."""
+        return self.tracker.checks.last_score if self._fit.has_checked else None
 
     def conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
         if trainer.state.fn != FITTING or trainer.fast_dev_run or self._is_concluded:
             return
         self._is_concluded = True
-        self.stopping_reason = self._reason(trainer, exception)
+        self.stopping_reason = why_ended(trainer, exception, self._bearer)
         self.tracker.end(
             self.stopping_reason,
             kept_epoch=self.best_epoch,
@@ -269,7 +261,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         kept = self._kept()
         if kept is None:
             if trainer.current_epoch:
-                why = self.tracker.why_none_kept()
+                why = messages.why_none_kept(self.tracker.checks)
                 name = "every_n_epochs" if self.every_n_train_steps is None else "every_n_train_steps"
                 why += "" if self.history else f" (`{name}={getattr(self, name)}`)"
                 why += (
@@ -278,20 +270,20 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                 rank_zero_info(f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason}")
             return
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
-        how = self._restore(trainer) if is_graceful and self.restore_best_weights else "not "
+        how = restore(trainer, self._keeper) if is_graceful and self.restore_best_weights else "not "
         where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
-        assert self.tracker.selection is not None  # noqa: S101  (there is a rule)
-        title, unit = self.tracker.selection.title, as_rule(self.rule).unit
+        assert self.tracker.checks.selection is not None  # noqa: S101  (there is a rule)
+        title, unit = self.tracker.checks.selection.title, as_rule(self.rule).unit
         is_early = kept is self.history[-1] and self.stopped_epoch is None and exception is None
         longer = " That was the last check: longer training may be better." if is_early else ""
-        name, highest = self.score_name, self.tracker.highest
+        name, highest = self.score_name, self.tracker.checks.highest
         equal = ""
         if highest is not None and highest[name] > kept[name]:
             equal = f", half a standard error or less below the {highest[name]:.4f} of {self._place(highest)}"
         rank_zero_info(
             f"Boundary uncertainty kept {self._place(kept)} ({title}: {kept[name]:.4f}{unit and f' {unit}'}{equal}):"
             f" its {'averaged ' if self.tracker.average is not None else ''}weights are {how}in the model"
-            f"{where}. {self.stopping_reason.rstrip('.')}.{longer} {self.tracker.cost()}"
+            f"{where}. {self.stopping_reason.rstrip('.')}.{longer} {messages.cost(self.tracker.account)}"
         )
         if line := self.tracker.unrecognised(kept):
             rank_zero_info(line)
@@ -303,7 +295,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def _check_settings(self) -> None:
         super()._check_settings()
-        for name in ("restore_best_weights", "save_weights_only", "verbose", "log_rank_zero_only"):
+        for name in ("restore_best_weights", "save_weights_only", "verbose"):
             setattr(self, name, check_flag(name, getattr(self, name)))
         if not (self.dirpath is None or isinstance(self.dirpath, str | Path)):
             raise TypeError(f"`dirpath` must be a path or None, got {type(self.dirpath).__name__}.")
@@ -318,106 +310,14 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     @property
     def score_name(self) -> str:
         """The entry of `history` that decides."""
-        return self.tracker.score_name
+        return self.tracker.checks.score_name
 
     def _kept(self) -> dict[str, Any] | None:
-        """The check that the keeper holds."""
-        standing = None if self._keeper is None else self._keeper.best_model_score
-        if self._keeper is None or standing is None:
-            return None
-        return self.tracker.check_of_standing(float(standing), self._keeper.best_epoch, self._keeper.best_step)
+        """The kept check, if a fit has saved it."""
+        return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.kept
 
-    def _restore(self, trainer: "Trainer") -> str:
-        """Put the weights of the kept epoch back; "", "partly " or "not ", as they are in the module then."""
-        module = trainer.lightning_module
-        path = cleaned(self.best_model_path)
-        if type(trainer.strategy).__name__ in SHARDED:
-            rank_zero_warn(
-                f"{type(trainer.strategy).__name__} shards the weights, which are not put back into such a module: the"
-                f" kept epoch is in {path}."
-            )
-            return "not "
-        if self._keeper is None or not self._keeper.is_best_there:
-            rank_zero_warn(f"The checkpoint of the kept epoch is gone: {path}.")
-            return "not "
-        leave_training(trainer)
-        is_own = self._keeper.is_best_own
-        if isinstance(self._keeper, MemoryKeeperMixin):
-            weights = self._keeper.best.weights
-            return self._load_or_leave(
-                trainer,
-                lambda: self._load(trainer, lambda: module.load_state_dict(weights, strict=False), is_own=is_own),
-                "The weights of the kept epoch, which the resumed state holds, do not fit",
-            )
-        if is_own:
-            return self._load_best(trainer, is_own=True)  # it may hold hyperparameters of any class
-        return self._load_or_leave(
-            trainer,
-            lambda: self._load_best(trainer, is_own=False),
-            f"The checkpoint of the kept epoch, {path}, was not written by this process and cannot be read as plain"
-            " data",
-            " If you trust the file, read it by `torch.load(path, weights_only=False)`, or allow its classes before the"
-            " next `fit` by `torch.serialization.add_safe_globals`.",
-        )
 
-    def _load_or_leave(self, trainer: "Trainer", load: Callable[[], str], refusal: str, remedy: str = "") -> str:
-        """Load what a resumed state has named: whatever it is, it may not end the fit. As `_restore`."""
-        module = trainer.lightning_module
-        before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
-        try:
-            return load()
-        except Exception as error:  # what a damaged or crafted file raises is not documented
-            module.load_state_dict(before, strict=False)
-            why = cleaned(why_unreadable(error))
-            rank_zero_warn(f"{refusal}: {why}. The weights stay as training left them.{remedy}")
-            return "not "
-
-    def _load_best(self, trainer: "Trainer", *, is_own: bool) -> str:
-        checkpoint = trainer.strategy.load_checkpoint(self.best_model_path, weights_only=not is_own)
-        trainer.lightning_module.on_load_checkpoint(checkpoint)
-        return self._load(
-            trainer, lambda: trainer.strategy.load_model_state_dict(checkpoint, strict=False), is_own=is_own
-        )
-
-    def _load(self, trainer: "Trainer", load: Callable[[], Any], *, is_own: bool) -> str:
-        """Load weights of which some may be left out: those stay as they are in the module, and a line says so."""
-        module = trainer.lightning_module
-        missing, unexpected = load_what_is_there(module, load)
-        changed = changed_by_training(module, missing)
-        wrong = [*changed, *unexpected]
-        if wrong and module.strict_loading and not is_own:
-            raise ValueError(f"it lacks weights, or holds others, than the module has: {listed(wrong)}")
-        where = f" Its checkpoint is {cleaned(self.best_model_path)}." if self.best_model_path else ""
-        if changed:
-            rank_zero_warn(
-                f"The saved weights of the kept epoch leave out {len(changed)} that training changes:"
-                f" {listed(changed)}. Those stay as the last epoch left them; all others are put back.{where}"
-            )
-        elif missing:
-            rank_zero_info(
-                f"The saved weights of the kept epoch leave out {len(missing)} that training does not change, which"
-                f" stay as they are in the module: {listed(missing)}."
-            )
-        if unexpected and module.strict_loading:
-            rank_zero_warn(f"The module has no place for saved weights of the kept epoch: {listed(unexpected)}.{where}")
-        return "partly " if changed else ""
-
-    def _reason(self, trainer: "Trainer", exception: BaseException | None) -> str:
-        if exception is not None:
-            return describe_exception(exception)
-        if self._bearer is not None and self._bearer.has_stopped:
-            return self._bearer.why_stopped
-        for callback in trainer.callbacks:
-            if (
-                isinstance(callback, library_of(trainer).timer)
-                and (left := callback.time_remaining()) is not None
-                and left <= 0
-            ):
-                return "Training ran until `max_time`."
-        if trainer.limit_train_batches == 0:
-            return "There was no training batch."
-        if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
-            return f"Training ran until `max_epochs={trainer.max_epochs}`."
-        if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
-            return f"Training ran until `max_steps={trainer.max_steps}`."
-        return "Training was stopped from elsewhere (`trainer.should_stop`)."
+def _trial_values() -> dict[str, torch.Tensor]:
+    """Values of the kinds that a file name is made of."""
+    values = dict.fromkeys(SIGNALS, torch.tensor(0.5, dtype=torch.float64))
+    return {"epoch": torch.tensor(0), "step": torch.tensor(0), **values}

@@ -65,7 +65,6 @@ def header(classes=None, n_classes=None, **settings):
             "rule": "expected_accuracy",
             "patience": 20,
             "min_delta": 0.0,
-            "smoothing": 0.0,
             "start_from_epoch": 0,
             "every_n_epochs": 1,
             "n_neighbors": 40,

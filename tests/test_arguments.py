@@ -1,5 +1,6 @@
 """What is set when an object is made, out of its range, and what is asked before a fit: refused by name."""
 
+import inspect
 import re
 
 import numpy as np
@@ -50,12 +51,13 @@ RULE = {
     "rule": (
         "be one of 'accuracy_and_uncertainty', 'expected_accuracy', 'boundary_uncertainty', 'trust_score'",
         "accuracy",
-        "consensus",
     ),
-    "smoothing": ("be a .*number", 1.0, -0.1),
     "start_from_epoch": ("be an integer >= 0", -1),
 }
-SETTINGS = MEASURED | {"max_samples": ("be an integer >= 40", 39), "budget": ("be", 0, -1.0, "much", NAN, True)}
+SETTINGS = {name: wrong for name, wrong in MEASURED.items() if name != "n_components"} | {
+    "max_samples": ("be an integer >= 40", 39),
+    "budget": ("be one of 'auto', None", 0, 0.3, -1.0, "much", NAN, True),
+}
 REFUSED = {
     NeighborGraph: NEIGHBORS | {"backend": ("be 'auto', 'faiss'", "annoy"), "exact": ("be True, False or None", "no")},
     BoundaryUncertainty: MEASURED,
@@ -98,7 +100,6 @@ REFUSED = {
     | {
         "patience": ("be an integer >= 0", -1),
         "min_delta": ("be a finite number >= 0", NAN, -0.1),
-        "min_delta_mode": ("be one of 'abs', 'rel'", "relative"),
         "stopping_threshold": ("be a finite number", "0.9"),
         "check_finite": ("be True or False", "no"),
     },
@@ -112,6 +113,12 @@ def test_what_is_out_of_range_is_refused_by_name(made, name):
         got = type(value).__name__ if expected == "be callable" else repr(value)
         with pytest.raises((TypeError, ValueError), match=f"`{name}` must {expected}.*got {re.escape(got)}"):
             made(**{name: value})
+
+
+@pytest.mark.parametrize("made", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping, BoundaryUncertaintyStopper])
+def test_what_other_options_supersede_is_no_option(made):
+    names = inspect.signature(made).parameters
+    assert not {"smoothing", "min_delta_mode", "log_rank_zero_only", "n_components"} & names.keys()
 
 
 @pytest.mark.parametrize(

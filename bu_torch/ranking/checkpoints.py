@@ -124,9 +124,9 @@ def _read(path: Path, weights_only: bool) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch says of a file before it refuses it
             return torch.load(path, map_location="cpu", weights_only=weights_only)
-    except OSError:
-        raise
-    except Exception as error:  # a damaged or crafted file may raise anything
+    except Exception as error:  # a damaged or crafted file may raise anything, torch's own OSError among it
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
         if weights_only and (foreign := _foreign_class(error)):
             raise ValueError(
                 f"`{path}` holds an object of {foreign}, which is not read, for unpickling it can run any code. If"

@@ -137,9 +137,7 @@ def _scores(record: Record, verdict: Verdict) -> Figure:
     curves = [
         curve(places, record.values("boundary_uncertainty"), "boundary uncertainty", BLUE),
         curve(detailed, ceilings, "its ceiling", GREY, dash="dot"),
-        curve(places, _smoothed(record, "boundary_uncertainty"), "smoothed", BLUE, dash="dash"),
         curve(places, record.values("trust_score"), "trust score", ORANGE, yaxis="y2"),
-        curve(places, _smoothed(record, "trust_score"), "smoothed", ORANGE, dash="dash", yaxis="y2"),
     ]
     layout = {
         "xaxis": {"title": {"text": record.axis}, "anchor": "y2"},
@@ -494,10 +492,6 @@ def _cost(record: Record, verdict: Verdict) -> Figure | None:
         drawn(curves, layout, verdict),
         320,
     )
-
-
-def _smoothed(record: Record, name: str) -> list[float]:
-    return record.values(f"{name}_smoothed")
 
 
 def _differences(record: Record, name: str) -> list[float]:

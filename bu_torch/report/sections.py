@@ -151,7 +151,7 @@ def _rules(record: Record, verdict: Verdict) -> str:
             continue
         names = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
         rows.append([name, str(check[record.axis]), *(figure(check.get(column, math.nan)) for column in names)])
-    note = "Each rule replayed on the checks of this run, patience aside, with its smoothing and first epoch."
+    note = "Each rule replayed on the checks of this run, patience aside, with its first epoch."
     kept_by_rule = verdict.by_rule.get(verdict.rule or "")
     if record.end and kept_by_rule and kept_by_rule[record.axis] != verdict.kept:
         note += (

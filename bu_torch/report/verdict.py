@@ -152,9 +152,8 @@ def _replay(name: RuleName, record: Record) -> dict[str, Any] | None:
 def _selection(name: Any, record: Record) -> SelectionRule:
     """A rule that goes by a name, with the settings of the run."""
     settings = record.settings
-    options: dict[str, Any] = {
-        option: settings[option] for option in ("smoothing", "start_from_epoch") if settings.get(option) is not None
-    }
+    start = settings.get("start_from_epoch")
+    options: dict[str, Any] = {} if start is None else {"start_from_epoch": start}
     n_samples, n_neighbors = record.data.get("n_samples"), settings.get("n_neighbors")
     try:
         selection = SelectionRule(name, **options)

@@ -2,7 +2,7 @@
 
 import math
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 
 class Reason(StrEnum):
@@ -39,18 +39,16 @@ def decide(
     *,
     patience: int,
     min_delta: float = 0.0,
-    min_delta_mode: Literal["abs", "rel"] = "abs",
     stopping_threshold: float | None = None,
     check_finite: bool = True,
 ) -> Verdict:
-    """Decide after a check, as Lightning's `EarlyStopping(mode="max")` does; Lightning has no `min_delta_mode`.
+    """Decide after a check, as Lightning's `EarlyStopping(mode="max")` does.
 
     Args:
         before: The verdict after the check before, or `Verdict()`.
         score: Of this check, larger is better.
         patience: So many checks in a row without improvement are a reason to stop, >= 0; 0 and 1 are alike.
         min_delta: An improvement exceeds the best by more than this, >= 0.
-        min_delta_mode: `"abs"`, or `"rel"` for a fraction of the magnitude of the best.
         stopping_threshold: A score beyond it is a reason to stop; None for none.
         check_finite: A score that is NaN or infinite is a reason to stop.
 
@@ -61,8 +59,6 @@ def decide(
         return before._replace(reason=Reason.NON_FINITE_METRIC)
     if stopping_threshold is not None and score > stopping_threshold:
         return before._replace(reason=Reason.STOPPING_THRESHOLD)
-    if min_delta_mode == "rel":
-        min_delta = min_delta * abs(before.best) if math.isfinite(before.best) else 0.0
     if score - min_delta > before.best:
         return Verdict(score)
     wait = before.wait + 1

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from bu_torch.internal.inputs import check_integer
 from bu_torch.signals.catalogue import SIGNALS
@@ -16,7 +16,7 @@ RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 History = Sequence[dict[str, Any]]
 _LARGEST_CLUSTER = 0.05  # of all samples
 STANDARD_ERROR = "standard_error"  # entry of a check: of its expected accuracy less the highest before
-# Columns of a history or a record that no rule may be named after, beside the signals and their smoothed values.
+# Columns of a history or a record that no rule may be named after, beside the signals.
 _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD_ERROR)
 
 
@@ -31,8 +31,7 @@ class Rule:
     Attributes:
         name: What checkpoints, records and messages call the rule. Two callbacks of one trainer must have rules of
             different names, and a rule may not have the name of a signal or of another column of a record.
-        signals: Names of the signals that `score` looks at (`bu_torch.Signals.NAMES`). They are smoothed where
-            `smoothing` is on.
+        signals: Names of the signals that `score` looks at (`bu_torch.Signals.NAMES`).
         title: The rule's name in words, for plots and pages; by default its name with spaces.
         unit: What a score is measured in, and so `min_delta` and `stopping_threshold`; "" for a plain number.
 
@@ -203,25 +202,10 @@ def as_rule(rule: Any) -> Rule:
         raise ValueError(f"`rule.signals` must be names among {', '.join(SIGNALS)}, got {unknown[0]!r}.")
     if type(rule).score is Rule.score:
         raise TypeError(f"`rule` must define `score`, which {type(rule).__name__} does not.")
-    is_taken = name in (*SIGNALS, *RULES, *_RESERVED) or name.endswith("_smoothed")
+    is_taken = name in (*SIGNALS, *RULES, *_RESERVED)
     if is_taken and not (name in RULES and type(rule) is type(RULES[name]())):
         raise ValueError(f"`rule.name` must not be the name of a signal, a rule or another column, got {name!r}.")
     return rule
-
-
-class Standing(NamedTuple):
-    """Where a check stands among those before it, and all that the next one needs to know.
-
-    Args:
-        last: By what it compares: its score, NaN or infinite too, but where it is within the rule's margin of the
-            highest score: there it is the next number above the largest before. None for a check that does not count.
-        highest: The highest score that counts; -inf before the first.
-        largest: The largest `last`; a check that is to be kept has a larger one than all before it.
-    """
-
-    last: float | None = None
-    highest: float = -math.inf
-    largest: float = -math.inf
 
 
 class SelectionRule:
@@ -232,8 +216,6 @@ class SelectionRule:
     Args:
         rule: `"accuracy_and_uncertainty"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a
             `Rule`.
-        smoothing: Weight of the past in an exponential moving average of the signals that the rule looks at, corrected
-            for the start, 0 <= smoothing < 1.
         start_from_epoch: Checks of earlier epochs are not kept, >= 0.
 
     Attributes:
@@ -250,61 +232,49 @@ class SelectionRule:
         1
     """
 
-    def __init__(
-        self, rule: RuleName | Rule = DEFAULT_RULE, *, smoothing: float = 0.0, start_from_epoch: int = 0
-    ) -> None:
+    def __init__(self, rule: RuleName | Rule = DEFAULT_RULE, *, start_from_epoch: int = 0) -> None:
         self.rule = as_rule(rule)
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"`smoothing` must be a number with 0 <= smoothing < 1, got {smoothing!r}.")
-        self.smoothing = smoothing
         self.start_from_epoch = check_integer("start_from_epoch", start_from_epoch, 0)
 
     @property
     def score_name(self) -> str:
-        return self._looked_at(self.rule.name) if self.rule.name in SIGNALS else self.rule.name
+        return self.rule.name
 
     @property
     def title(self) -> str:
-        """What decides, in words."""
-        return f"smoothed {self.rule.title}" if self.smoothing else self.rule.title
+        """Rule in words."""
+        return self.rule.title
 
     @property
     def added(self) -> list[str]:
-        """The entries that `complete` adds to a check."""
-        smoothed = [self._looked_at(name) for name in self.rule.signals if self.smoothing]
-        return smoothed if self.rule.name in SIGNALS else [*smoothed, self.rule.name]
+        """Entries that `complete` adds to a check."""
+        return [] if self.rule.name in SIGNALS else [self.rule.name]
 
     def complete(self, history: History) -> None:
-        """Add to the last check what follows from it and those before.
+        """Add the score to the last check, unless it is a signal.
 
         Args:
             history: Checks in order of their epochs, each with `epoch` and the signals looked at (NaN where one could
-                not be measured), all but the last completed before. The last one gets `<signal>_smoothed` where
-                `smoothing` is on, and the score of a rule that is no signal; NaN where a signal is not finite.
+                not be measured), all but the last completed before. The last one gets the score of a rule that is no
+                signal; NaN where a signal is not finite.
 
         Raises:
             KeyError: If a signal is missing.
             TypeError: If the rule's score is no number.
         """
-        entry = history[-1]
-        if self.smoothing:
-            for name in self.rule.signals:
-                values = [check[name] for check in history]
-                entry[self._looked_at(name)] = _moving_averages(values, self.smoothing)[-1]
         if self.rule.name not in SIGNALS:
-            entry[self.rule.name] = self._scored(entry)
+            history[-1][self.rule.name] = self._scored(history[-1])
 
     def score(self, entry: Mapping[str, Any]) -> float | None:
         """The score of a completed check; None where its epoch is too early to count."""
         return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
 
     def kept(self, history: History) -> dict[str, Any] | None:
-        """The check whose epoch is kept among completed ones: the first of largest standing; None if none counts."""
-        kept, before = None, Standing()
+        """The check whose epoch is kept among completed ones; None if none counts."""
+        kept, highest = None, -math.inf
         for entry in history:
-            standing = self.stand(before, entry)
-            kept = entry if standing.largest > before.largest else kept
-            before = standing
+            if self.takes_place(entry, highest):
+                kept, highest = entry, max(entry[self.score_name], highest)
         return kept
 
     def highest(self, history: History) -> dict[str, Any] | None:
@@ -312,28 +282,24 @@ class SelectionRule:
         counted = [entry for entry in history if _is_finite(self.score(entry))]
         return max(counted, key=lambda entry: entry[self.score_name], default=None)
 
-    def stand(self, before: Standing, entry: Mapping[str, Any]) -> Standing:
-        """Where a completed check stands, after the standing of the one before, or `Standing()`."""
+    def takes_place(self, entry: Mapping[str, Any], highest: float) -> bool:
+        """Tell if a completed check is kept instead of those before it.
+
+        Args:
+            entry: The check.
+            highest: The highest score of those before that count; -inf if none does.
+
+        Returns:
+            True if its score is higher, or within the rule's margin of `highest`; False if it does not count.
+        """
         score = self.score(entry)
-        if score is None or not _is_finite(score) or not self._is_highest(score, before.highest, entry):
-            return before._replace(last=score)
-        largest = max(score, math.nextafter(before.largest, math.inf))
-        return Standing(largest, max(score, before.highest), largest)
-
-    def standings(self, history: History) -> list[float | None]:
-        """By what each completed check compares: `Standing.last`."""
-        standings = [Standing()]
-        for entry in history:
-            standings.append(self.stand(standings[-1], entry))
-        return [standing.last for standing in standings[1:]]
-
-    def _is_highest(self, score: float, highest: float, entry: Mapping[str, Any]) -> bool:
-        """Whether a score exceeds the highest before it, or is its equal."""
+        if score is None or not math.isfinite(score):
+            return False
         if score > highest:
             return True
-        if STANDARD_ERROR not in entry:  # of an older version
+        if STANDARD_ERROR not in entry:
             return False
-        margin = self._number("margin", self._values(entry), entry[STANDARD_ERROR])
+        margin = self._number("margin", {name: entry[name] for name in self.rule.signals}, entry[STANDARD_ERROR])
         return margin > 0 and score >= highest - margin
 
     def replay(self, history: History) -> dict[str, Any] | None:
@@ -353,25 +319,14 @@ class SelectionRule:
     def judged(self, history: History) -> list[dict[str, Any]]:
         """Completed copies of all checks, as for `replay`."""
         judged = [dict(entry) for entry in history]
-        if self.smoothing:
-            for name in self.rule.signals:
-                averages = _moving_averages([check[name] for check in judged], self.smoothing)
-                for entry, average in zip(judged, averages, strict=True):
-                    entry[self._looked_at(name)] = average
         if self.rule.name not in SIGNALS:
             self.rule.reset()
             for entry in judged:
                 entry[self.rule.name] = self._scored(entry)
         return judged
 
-    def _looked_at(self, signal: str) -> str:
-        return f"{signal}_smoothed" if self.smoothing else signal
-
-    def _values(self, entry: Mapping[str, Any]) -> dict[str, float]:
-        return {name: entry[self._looked_at(name)] for name in self.rule.signals}
-
     def _scored(self, entry: Mapping[str, Any]) -> float:
-        values = self._values(entry)
+        values = {name: entry[name] for name in self.rule.signals}
         if not all(math.isfinite(value) for value in values.values()):
             return math.nan
         return self._number("score", values)
@@ -390,15 +345,3 @@ class SelectionRule:
 
 def _is_finite(score: float | None) -> bool:
     return score is not None and math.isfinite(score)
-
-
-def _moving_averages(values: list[float], weight_of_past: float) -> list[float]:
-    """Exponential moving average of the finite values, corrected for the start; NaN where a value is not finite."""
-    total = weight = 0.0
-    averages = []
-    for value in values:
-        if math.isfinite(value):
-            total = weight_of_past * total + (1 - weight_of_past) * value
-            weight = weight_of_past * weight + (1 - weight_of_past)
-        averages.append(total / weight if math.isfinite(value) else math.nan)
-    return averages

@@ -1,45 +1,39 @@
 """The best weights so far, in memory."""
 
-import math
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 
 class BestWeights:
-    """Keeps a copy of the weights of the module with the largest score, or standing (`SelectionRule.standings`).
+    """A copy of the weights at the kept check.
 
     Attributes:
-        score: The largest score, None before the first.
-        weights: A `state_dict` on the CPU; empty before the first, and where the best model was no module.
+        epoch: Epoch of that check; None before the first.
+        step: Step of that check; None if it is not known.
+        weights: A `state_dict` on the CPU; empty before the first, and if the model was no module.
     """
 
     def __init__(self) -> None:
-        self.score: float | None = None
+        self.epoch: int | None = None
+        self.step: int | None = None
         self.weights: dict[str, Any] = {}
 
-    def would_keep(self, score: float | None) -> bool:
-        """Whether a score is finite and the largest so far."""
-        return score is not None and math.isfinite(score) and (self.score is None or score > self.score)
-
-    def offer(self, score: float | None, model: object) -> None:
-        """Keep the weights of `model`, if it has some, where its score is finite and the largest so far."""
-        if not self.would_keep(score):
-            return
-        self.score = score
+    def keep(self, model: object, epoch: int, step: int | None) -> None:
+        """Copy the weights of `model`, if it has some, in place of those before."""
+        self.epoch, self.step = epoch, step
         state = model.state_dict() if isinstance(model, nn.Module) else {}
         self.weights = {
             name: value.detach().cpu().clone() if isinstance(value, Tensor) else value for name, value in state.items()
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Score and weights, as Lightning's checkpoints name them."""
-        score = None if self.score is None else torch.tensor(self.score, dtype=torch.float64)
-        return {"best_model_score": score, "best_weights": self.weights}
+        """Epoch, step and weights."""
+        return {"best_epoch": self.epoch, "best_step": self.step, "best_weights": self.weights}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        score = state_dict["best_model_score"]
-        self.score = None if score is None else float(score)
+        epoch, step = state_dict["best_epoch"], state_dict["best_step"]
+        self.epoch = epoch if isinstance(epoch, int) else None
+        self.step = step if isinstance(step, int) else None
         self.weights = state_dict["best_weights"]

@@ -42,12 +42,12 @@ def plan(
     n_visited: int,
     n_operations: int,
     *,
-    budget: float | Literal["auto"] | None,
+    budget: Literal["auto"] | None,
     n_draws: int | None,
     max_samples: int | None,
     n_neighbors: int,
 ) -> Plan:
-    """Spend at most `budget` forward passes for each sample of an epoch on one check.
+    """Bound the forward passes of one check by a share of those that an epoch visits.
 
     Another sample says more than another draw of the same one, so further draws are made where all samples are in:
     small data, where single predictions make the signals jump, has the most.
@@ -56,8 +56,8 @@ def plan(
         n_training: How many training samples there are.
         n_visited: How many of them an epoch of one process visits.
         n_operations: Floating-point operations of a forward pass of one sample.
-        budget: Forward passes of one check as a fraction of `n_visited`; `"auto"` for 0.15, or the floor of small data
-            where that is more; None for no bound.
+        budget: `"auto"` bounds the forward passes of one check by 0.15 of `n_visited`, or by the floor of small data if
+            that is more; None for no bound.
         n_draws: Draws that were asked for; None to choose, at most `MAX_DRAWS`.
         max_samples: Reference samples that were asked for; None to choose.
         n_neighbors: At least so many reference samples, for a cluster must fit.
@@ -67,7 +67,7 @@ def plan(
         return Plan(n_samples, n_draws or min(MAX_DRAWS, max(_UNBOUNDED_DRAWS, _MOST_FLOOR // n_samples)))
     affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)
     floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, affordable))
-    passes = math.floor(max(AUTO * n_visited, floor) if budget == "auto" else budget * n_visited)
+    passes = math.floor(max(AUTO * n_visited, floor))
     if n_draws is None:
         n_draws = min(MAX_DRAWS, max(1, passes // n_samples))
     if max_samples is None:

@@ -40,11 +40,11 @@ class MeasurementSettings:
         max_samples: Look at no more than so many training samples, a subset drawn with `seed`, stratified where labels
             can be told without reading the samples; at least `n_neighbors`. None chooses within the budget. (Of an
             `IterableDataset` the first `max_samples` are read, or 10,000.)
-        budget: Price of a check in forward passes, which several processes share: at most this fraction of the training
-            samples that an epoch visits, > 0, but no fewer than a cluster. It bounds what `n_draws` and `max_samples`
-            choose by themselves. To train on a sample costs two to three forward passes, so that 0.15 is below a tenth
-            of a training epoch. `"auto"` is 0.15, with a floor for small data: 6000 passes of a small network, fewer
-            where a pass takes more than 60,000 floating-point operations, and 500 from 1,160,000 on. None for no bound.
+        budget: Price of a check in forward passes, which several processes share. `"auto"` is at most 0.15 of the
+            training samples that an epoch visits, but no fewer than a cluster. It bounds what `n_draws` and
+            `max_samples` choose by themselves. To train on a sample costs two to three forward passes, so that this is
+            below a tenth of a training epoch. Small data has a floor: 6000 passes of a small network, fewer where a
+            pass takes more than 60,000 floating-point operations, and 500 from 1,160,000 on. None for no bound.
             Counted, not timed: runs repeat.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
         cache: What is computed before the first epoch is kept for the next run on the same samples. `"auto"` keeps it
@@ -60,8 +60,6 @@ class MeasurementSettings:
             module say; one that is trained with the network is used as it is before training. None takes the inputs
             where they are vectors (N, d) of numbers, and else chooses the one in which left-out labels are predicted
             best.
-        n_components: Measure distances among so many principal components only, >= 1, which is faster where inputs have
-            hundreds of values; None for all.
         perturbation: How samples are perturbed: `"random"`, in a random direction by the distance to the nearest
             neighbour; `"neighbors"`, a part of the way to a sample near by; `"tokens"`, for token ids, by tokens of a
             text near by; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.
@@ -86,11 +84,10 @@ class MeasurementSettings:
     n_neighbors: int = 40
     n_draws: int | None = None
     max_samples: int | None = None
-    budget: float | Literal["auto"] | None = "auto"
+    budget: Literal["auto"] | None = AUTO
     seed: int = 0
     cache: str | Path | None = "auto"
     feature_extractor: FeatureExtractor | None = None
-    n_components: int | None = None
     perturbation: Perturbation | None = None
     class_weight: ClassWeight | None = None
     averaging: float | None = None
@@ -105,12 +102,7 @@ class MeasurementSettings:
         self.n_draws = None if self.n_draws is None else check_integer("n_draws", self.n_draws, 1)
         if self.max_samples is not None:
             self.max_samples = check_integer("max_samples", self.max_samples, self.n_neighbors)
-        if isinstance(self.budget, str):
-            self.budget = check_choice("budget", self.budget, ("auto",))
-        elif self.budget is not None:
-            self.budget = check_number("budget", self.budget)
-            if self.budget <= 0:
-                raise ValueError(f"`budget` must be > 0, 'auto', or None for no bound, got {self.budget!r}.")
+        self.budget = check_choice("budget", self.budget, (AUTO, None))
         self.seed = check_seed(self.seed)
         if self.cache is not None:
             if not isinstance(self.cache, str | PathLike):
@@ -123,9 +115,7 @@ class MeasurementSettings:
         is_key = isinstance(self.output_key, str | int) and not isinstance(self.output_key, bool)
         if self.output_key is not None and not is_key:
             raise TypeError(f"`output_key` must be a name, a place or None, got {self.output_key!r}.")
-        boundary = self.make_signals(n_draws=1).boundary
-        self.n_components = boundary.space.n_components
-        self.class_weight = boundary.class_weight
+        self.class_weight = self.make_signals(n_draws=1).boundary.class_weight
 
     def _refuse_too_few(self, n_samples: int, what: str) -> None:
         """Raise a ValueError where `what`, the source of the samples, has fewer than a cluster takes."""
@@ -152,7 +142,6 @@ class MeasurementSettings:
             n_draws,
             self.seed,
             feature_extractor=self.feature_extractor,
-            n_components=self.n_components,
             perturbation=self.perturbation,
             class_weight=class_weight if self.class_weight is None else self.class_weight,
             module=module,
@@ -168,14 +157,10 @@ class Settings(MeasurementSettings):
             stops at the first check without improvement, and so does 1.
         min_delta: An improvement must exceed the best by more than this to reset the patience, >= 0. What is kept does
             not depend on it.
-        min_delta_mode: `"abs"`, or `"rel"` for a fraction of the magnitude of the best.
         stopping_threshold: Stop as soon as the score exceeds this; None for never.
         check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
         start_from_epoch: Checks in earlier epochs are measured and logged but count neither for the patience nor as
             best, >= 0.
-        smoothing: Weight of the past in an exponential moving average of what the rule looks at, 0 <= smoothing < 1, as
-            in TensorBoard (corrected for the start); 0 is off. The smoothed value decides and is logged as
-            `<signal>_smoothed` beside the raw one. (`averaging` is of weights, and changes what is measured.)
         rule: `"accuracy_and_uncertainty"`, expected accuracy with a little boundary uncertainty
             (`bu_torch.rule.rules.AccuracyAndUncertainty`): the latest epoch within half a standard error of the
             largest score is kept. Or `"expected_accuracy"`, `"boundary_uncertainty"` or `"trust_score"` alone: the
@@ -191,11 +176,9 @@ class Settings(MeasurementSettings):
 
     patience: int = 20
     min_delta: float = 0.0
-    min_delta_mode: Literal["abs", "rel"] = "abs"
     stopping_threshold: float | None = None
     check_finite: bool = True
     start_from_epoch: int = 0
-    smoothing: float = 0.0
     rule: RuleName | Rule = DEFAULT_RULE
     averaging: float | None = AVERAGING
 
@@ -203,12 +186,10 @@ class Settings(MeasurementSettings):
         super()._check_settings()
         self.patience = check_integer("patience", self.patience, 0)
         self.min_delta = check_number("min_delta", self.min_delta, 0)
-        self.min_delta_mode = check_choice("min_delta_mode", self.min_delta_mode, ("abs", "rel"))
         if self.stopping_threshold is not None:
             self.stopping_threshold = check_number("stopping_threshold", self.stopping_threshold)
         self.check_finite = check_flag("check_finite", self.check_finite)
         self.start_from_epoch = check_integer("start_from_epoch", self.start_from_epoch, 0)
-        self.smoothing = check_number("smoothing", self.smoothing, 0, below=1)
         as_rule(self.rule)
 
 

@@ -7,8 +7,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import Plan
+from bu_torch.run.history import History
+from bu_torch.run.settings import MeasurementSettings
 
+# Settings that scores depend on: with another value of one of them, scores cannot be compared.
+_COMPARED = ("start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight")
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _PREPARED = (torch.float32, torch.float64, torch.int64)
 _MOST_NAME = 100  # characters of a column
@@ -63,6 +68,19 @@ def read_state(state: Any, most_draws: int) -> State:
         average=_read_average(_read(state, "average", dict, None)),
         recalls=_read_recalls(_read(state, "recalls", dict, {})),
     )
+
+
+def compared_settings(
+    settings: MeasurementSettings, average: WeightAverage | None, checks: History
+) -> dict[str, int | float | str | None]:
+    """Settings that scores depend on, as plain data; empty without a rule."""
+    if checks.selection is None:
+        return {}
+    named = {name: getattr(settings, name) for name in _COMPARED}
+    if isinstance(weights := named["class_weight"], dict | list):
+        named["class_weight"] = repr(weights)  # of all classes
+    past = None if average is None else average.past
+    return {"rule": checks.selection.rule.name, "averaging": past, **named, **checks.rule_settings()}
 
 
 def read_weights(weights: Any) -> dict[str, Tensor]:

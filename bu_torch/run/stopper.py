@@ -15,6 +15,7 @@ from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.network import device_of, read_logits
 from bu_torch.internal.printing import say
 from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.run import messages, user_cache
 from bu_torch.run.best_weights import BestWeights
 from bu_torch.run.budget import count_operations
 from bu_torch.run.settings import Settings, as_file
@@ -39,10 +40,9 @@ class BoundaryUncertaintyStopper(Settings):
             draws all alike.
         folder: Where to leave the record of the checks; None for none.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
-            `min_delta_mode`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `smoothing`, `rule`;
-            `n_neighbors`, `n_draws`, `max_samples`, `budget` (an epoch is taken to visit each of the N samples once),
-            `seed`, `cache`, `feature_extractor`, `n_components`, `perturbation`, `class_weight`, `averaging` (0.7),
-            `averaging_device`, `output_key`.
+            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; `n_neighbors`, `n_draws`, `max_samples`,
+            `budget` (an epoch is taken to visit each of the N samples once), `seed`, `cache`, `feature_extractor`,
+            `perturbation`, `class_weight`, `averaging` (0.7), `averaging_device`, `output_key`.
 
     Attributes:
         best_epoch: Epoch of the kept check, as `check` is told; None before the first that counts.
@@ -122,17 +122,18 @@ class BoundaryUncertaintyStopper(Settings):
         """
         tracker = self._tracker
         epoch, step = self._place(epoch, step)
-        if not tracker.is_prepared:
+        if not tracker.groundwork.is_prepared:
             self._prepare(model)
         started = time.perf_counter()
         tracker.update_average(model, epoch, step)
         with tracker.averaged(model):
-            inputs = tracker.perturbed_inputs
+            inputs = tracker.groundwork.perturbed_inputs
             logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
-            self._best.offer(tracker.last_standing, model)
-        tracker.end_check(started, tracker.details() if tracker.is_recorded else None)
-        self.stopping_reason = tracker.why_stopped(epoch, step)
+            if tracker.checks.is_kept_new:
+                self._best.keep(model, epoch, step)
+        tracker.end_check(started, tracker.predictions.details() if tracker.account.path else None)
+        self.stopping_reason = messages.why_stopped(tracker.checks, epoch, step)
         self.stopped_epoch = epoch if tracker.verdict.should_stop else None
         return tracker.verdict.should_stop
 
@@ -180,13 +181,11 @@ class BoundaryUncertaintyStopper(Settings):
         """Go on where `state_dict` was taken.
 
         With other settings or samples, patience and the best epoch start anew, with a warning.
-
-        Raises:
-            ValueError: If it was taken under a rule that is no more.
         """
         self._tracker.load_state_dict(state_dict["checks"])
-        if self._tracker.is_comparable:
+        if self._tracker.checks.is_comparable:
             self._best.load_state_dict(state_dict["keeper"])
+        self._tracker.checks.fall_back(self._best.epoch, self._best.step)
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -205,35 +204,36 @@ class BoundaryUncertaintyStopper(Settings):
     @property
     def best_score(self) -> float | None:
         kept = self._tracker.kept
-        return None if kept is None else kept[self._tracker.score_name]
+        return None if kept is None else kept[self._tracker.checks.score_name]
 
     @property
     def setup_seconds(self) -> float:
-        return self._tracker.setup_seconds
+        return self._tracker.account.setup_seconds
 
     @property
     def check_seconds(self) -> float:
-        return self._tracker.check_seconds
+        return self._tracker.account.check_seconds
 
     @property
     def record_path(self) -> str:
-        return self._tracker.record_path
+        return self._tracker.account.path
 
     def _prepare(self, model: object) -> None:
-        tracker, started = self._tracker, time.perf_counter()
+        tracker, groundwork, started = self._tracker, self._tracker.groundwork, time.perf_counter()
         one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
-        if tracker.plan is None and isinstance(model, nn.Module):
+        if groundwork.plan is None and isinstance(model, nn.Module):
             forward = partial(read_logits, model, one, check_finite=False, output_key=self.output_key)
             n_operations = count_operations(model, forward)
-        made = tracker.plan_checks(n_training, n_training, n_operations)
+        made = groundwork.plan_checks(n_training, n_training, n_operations)
         samples = choose_among_whole(self._samples, lambda n: made.n_samples, self.seed)
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
         fingerprint = tracker.prepare(samples, module=module, cache=as_file(self.cache), has_progress_bar=True)
-        if line := tracker.cache():
+        n_samples = len(groundwork.signals.boundary.labels)
+        if line := messages.cache(groundwork.found_in, groundwork.kept_in, n_samples, user_cache.folder()):
             self._tell(line)
-        tracker.to(device_of(model, tracker.perturbed_inputs))
-        if not tracker.go_on(fingerprint, tracker.is_restored):
+        groundwork.signals.to(device_of(model, groundwork.perturbed_inputs))
+        if not tracker.go_on(fingerprint, groundwork.is_restored):
             self._best = BestWeights()
             tracker.warn(
                 "The samples are not those that the loaded state was taken with: what is measured now cannot be"
@@ -244,7 +244,7 @@ class BoundaryUncertaintyStopper(Settings):
 
     def _tell(self, line: str) -> None:
         """Log a line on the cache. That a file was written is told on stderr if the log does not show it."""
-        if self._tracker.kept_in is None or _log.isEnabledFor(logging.INFO):
+        if self._tracker.groundwork.kept_in is None or _log.isEnabledFor(logging.INFO):
             _log.info(line)
         else:
             say(line, sys.stderr)

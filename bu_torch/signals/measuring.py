@@ -1,9 +1,6 @@
 """All that a check measures, from one pass of logits: U, trust, expected accuracy, and agreement with what is near."""
 
-import hashlib
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,60 +22,14 @@ from bu_torch.internal.inputs import as_features, as_labels
 from bu_torch.perturbation.draws import Perturbation
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.samples.balance import ClassWeight, weights_of
-from bu_torch.samples.copies import copies
 from bu_torch.signals.cache import PREPARED, Samples, check_prepared, read_cache, write_cache
 from bu_torch.signals.catalogue import SIGNALS, Reading
-from bu_torch.signals.details import Details, describe
-from bu_torch.signals.recognition import recalls_of
+from bu_torch.signals.fingerprint import fingerprint_of_samples
+from bu_torch.signals.fitness import check_size, warn_of_copies, warn_of_little_skill
+from bu_torch.signals.measurement import Measurement
 
-_FORMAT = 10  # of the file, to be raised when what it holds, or how that is computed, changes
-_PROBE = 64
-_LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
-_MOST_COPIES = 0.5
 _OWN = ("class_distances", "left_out_distances", "votes", "probabilities")
 _SKILLS = ("vote_skill", "regression_skill")
-MOST_ENTRIES = 2**28  # of an array with a column for each class: a gibibyte in float32, of which there are four
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What one call of `Signals.measure` found; it unpacks into values and predictions.
-
-    Attributes:
-        values: Scalars by the names of `Signals.NAMES`, float64, on the device of the logits.
-        predictions: Predicted classes at the perturbed inputs, (n_draws * N,) int64.
-        standard_error: Of the difference between the expected accuracy and that of the predictions `best`, float64; 0
-            without `best`.
-    """
-
-    values: dict[str, Tensor]
-    predictions: Tensor
-    standard_error: Tensor
-    _reading: Reading
-    _signals: "Signals"
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.values, self.predictions))
-
-    def recalls(self) -> Tensor:
-        """Recall of the C classes that have samples, by labels and by label probabilities, (2 * C,) float64."""
-        reading, classes = self._reading, self._signals._classes
-        of_labels = classes.columns(reading.labels)
-        return recalls_of(reading.columns, of_labels, reading.label_probabilities, reading.weights, len(classes))
-
-    def details(self, n_doubtful: int = 50) -> Details:
-        """What is behind the values, by pair of classes and by sample; waits for the device.
-
-        Args:
-            n_doubtful: So many of the least trusted samples are told, >= 1.
-        """
-        signals = self._signals
-        return describe(
-            self._reading,
-            label_trust=signals._label_trust,
-            nearest_class=signals._nearest_class,
-            n_doubtful=n_doubtful,
-        )
 
 
 def _with_absent_column(distances: Tensor) -> Tensor:
@@ -88,9 +39,6 @@ def _with_absent_column(distances: Tensor) -> Tensor:
 
 class Signals:
     """What the callbacks measure at each check, for any loop: fit once on labelled samples, then measure logits.
-
-    Holds a `BoundaryUncertainty`, the class distances of a `TrustScore` with and without the sample that was perturbed,
-    and the votes and class probabilities of `LabelProbabilities`, all of the same samples.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
@@ -109,10 +57,9 @@ class Signals:
         left_out_distances: The same, the sample that was perturbed left out.
         votes: Votes of the labels near each sample, (N, J), float32 (`LabelVotes`).
         probabilities: Class probabilities at each perturbed sample, (n_draws * N, J), float32 (`LabelProbabilities`).
-        vote_skill: How well the labels nearby predict a sample's label, 1 is certain and 0 chance (`LabelVotes`).
-        regression_skill: How well a regression on all other samples does (`LabelRegression`). Where the first is below
-            0.01, `fit` and `load` warn that what asks the neighbours cannot be relied on, and nothing at all where both
-            are; they warn as well where more than half of the samples have an exact copy with the same label.
+        vote_skill: Skill of the labels nearby at predicting a sample's label, 1 is certain, 0 chance (`LabelVotes`).
+        regression_skill: Skill of a regression on all other samples (`LabelRegression`). `fit` and `load` warn of
+            skills below 0.01, and if more than half of the samples have an exact copy with the same label.
 
     Example:
         >>> labels = torch.arange(200) % 2
@@ -182,8 +129,8 @@ class Signals:
         inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
         labels = as_labels(labels, len(inputs)).to(inputs.device)
         self._classes = PresentClasses(labels)
-        self._check_size(len(inputs))
         boundary = self.boundary
+        check_size(boundary.n_draws, len(inputs), len(self._classes))
         points = boundary.fit_points(inputs, labels, sample_weight)
         columns = self._classes.columns(boundary.labels)
         perturbed = boundary.space.transform(boundary.perturbed_inputs.flatten(0, 1))
@@ -200,8 +147,8 @@ class Signals:
         self._votes, self.vote_skill = expected.votes.votes, expected.votes.skill_
         self.regression_skill = expected.regression.skill_
         self._probabilities = expected.predict_proba(perturbed)
-        self._fingerprint = self._of(inputs, boundary.labels, boundary.weights)
-        self._warn_of_copies(inputs)
+        self._fingerprint = fingerprint_of_samples(self.boundary, inputs, boundary.labels, boundary.weights)
+        warn_of_copies(inputs, self.boundary)
         return self._completed()
 
     @property
@@ -224,64 +171,45 @@ class Signals:
         """Class probabilities at each perturbed sample, (n_draws * N, J)."""
         return self._classes.spread(self._probabilities, 0.0)
 
-    def _check_size(self, n_samples: int) -> None:
-        n_entries = self.boundary.n_draws * n_samples * len(self._classes)
-        if n_entries > MOST_ENTRIES:
-            raise ValueError(
-                f"{self.boundary.n_draws} draws of {n_samples} samples of {len(self._classes)} classes need arrays of"
-                f" {n_entries:.1e} numbers, more than {MOST_ENTRIES:.1e}: pass fewer draws or samples (`n_draws`,"
-                " `max_samples`)."
-            )
-
-    def _warn_of_copies(self, inputs: Tensor) -> None:
-        labels = self.boundary.labels
-        is_copied = torch.zeros_like(labels, dtype=torch.bool)
-        for rows, others in copies(inputs, self.boundary.neighbors):
-            is_copied[rows] |= labels[others] == labels[rows]
-        share = float(is_copied.double().mean())
-        if share > _MOST_COPIES:
-            warnings.warn(
-                f"{share:.0%} of the samples have an exact copy with the same label among the others. Copies tell each"
-                " other's label, so that a network that learns labels by heart looks better than it is. Where a dataset"
-                " repeats its samples, pass each once: to the callbacks, as `reference`.",
-                stacklevel=3,
-            )
-
     @property
     def perturbed_inputs(self) -> Tensor:
-        """Where a classifier is read, (n_draws * N, ...), in the units and the shape of the inputs."""
+        """Inputs at which a classifier is read, (n_draws * N, ...), in the units and the shape of the samples."""
         self._check_fitted()
         return self.boundary.perturbed_inputs.flatten(0, 1)
 
     @property
     def fingerprint(self) -> str:
-        """Of the samples and settings of `fit`, 64 hexadecimal digits."""
+        """Digest of the samples and settings of `fit`, 64 hexadecimal digits."""
         self._check_fitted()
         return self._fingerprint
 
     @property
     def is_fitted(self) -> bool:
-        """Whether `fit` or `load` has been called."""
+        """True if `fit` or `load` has been called."""
         return hasattr(self, "_votes")
 
     def is_of(self, features: Any, labels: Any, sample_weight: Any = None) -> bool:
-        """Whether these Signals are fitted, and on just these samples: arguments as for `fit`."""
+        """True if these Signals are fitted, and on just these samples: arguments as for `fit`."""
         return self.is_fitted and self._fingerprint == self.fingerprint_of(features, labels, sample_weight)
 
     def fingerprint_of(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
-        """What `fingerprint` is after `fit` with these arguments."""
+        """The `fingerprint` after `fit` with these arguments."""
+        return fingerprint_of_samples(self.boundary, *self._read(features, labels, sample_weight))
+
+    def _read(self, features: Any, labels: Any, sample_weight: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, labels and weights of samples, checked."""
         inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
-        labels = as_labels(labels, inputs.shape[0])
-        return self._of(inputs, labels, self._weights_of(labels, sample_weight))
+        labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
+        return inputs, labels, weights_of(labels, self.boundary.class_weight, sample_weight)
 
     def n_comparisons(self, n_samples: int) -> int:
-        """How far `fit` moves a progress bar that is shown: the pairs of N samples that it looks at."""
+        """Length of the progress bar of `fit`: the pairs of N samples that it looks at."""
         regression = LabelRegression()
         n_read = min(n_samples, regression.max_samples) + self.boundary.n_draws * n_samples
         return (1 + self.boundary.n_draws) * n_samples**2 + n_read * min(n_samples, regression.n_landmarks)
 
     def prepared(self) -> dict[str, Tensor]:
-        """What of `fit` cannot be computed again once a network has been trained on, on the CPU: for `restore`.
+        """Results of `fit` that cannot be computed again once a network has been trained on, on the CPU, for `restore`.
 
         Perturbed inputs are not among it: they follow from the samples.
         """
@@ -293,13 +221,12 @@ class Signals:
         Raises:
             ValueError: If it is not of these samples and settings, or damaged.
         """
-        inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
-        labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
+        inputs, labels, weights = self._read(features, labels, sample_weight)
         if unknown := sorted(set(prepared) - set(PREPARED)):
             raise ValueError(f"`prepared` must hold {', '.join(PREPARED)}, got {', '.join(unknown)[:100]} besides.")
         arrays = {name: value.detach().numpy() for name, value in prepared.items() if isinstance(value, Tensor)}
         check_prepared(arrays, self._as_samples(labels))
-        return self._take(arrays, inputs, labels, self._weights_of(labels, sample_weight), "module")
+        return self._take(arrays, inputs, labels, weights, "module")
 
     def _as_samples(self, labels: Tensor) -> Samples:
         return Samples(labels.cpu().numpy(), self.boundary.n_neighbors, self.boundary.n_draws)
@@ -318,8 +245,8 @@ class Signals:
             setattr(self, f"_{name}", tensors[name])
         self._left_out_distances = _with_absent_column(self._left_out_distances)
         self._class_distances = _with_absent_column(self._class_distances)
-        self._fingerprint = self._of(inputs, labels, weights)
-        self._warn_of_copies(inputs)
+        self._fingerprint = fingerprint_of_samples(self.boundary, inputs, labels, weights)
+        warn_of_copies(inputs, self.boundary)
         return self._completed()
 
     def measure(self, logits: Tensor, before: Tensor | None = None, best: Tensor | None = None) -> Measurement:
@@ -438,10 +365,8 @@ class Signals:
             PermissionError: If it cannot be opened, or is another user's.
             ValueError: If the file is none of ours or damaged, or was made of other samples or settings.
         """
-        inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
-        labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
-        weights = self._weights_of(labels, sample_weight)
-        wanted = self._of(inputs, labels, weights)
+        inputs, labels, weights = self._read(features, labels, sample_weight)
+        wanted = fingerprint_of_samples(self.boundary, inputs, labels, weights)
         arrays = read_cache(path, wanted, self._as_samples(labels), is_own=is_own)
         space = str(arrays.pop("space"))
         return self._take(arrays, inputs, labels, weights, space)
@@ -461,7 +386,7 @@ class Signals:
         return self.boundary.settle_space(inputs, labels, sample_weight)
 
     def _completed(self) -> Self:
-        """With what follows from what `fit` computes and a file holds; a warning where that tells nothing."""
+        """Add what follows from what `fit` computes and a file holds; warn if that tells nothing."""
         columns = self._classes.columns(self.boundary.labels)
         weights, neighbors = self.boundary.weights, self.boundary.neighbors
         shares = functional.label_votes(columns, neighbors, 0.0, weights=weights)
@@ -469,47 +394,9 @@ class Signals:
         repeated = columns.repeat(self.boundary.n_draws)
         self._label_trust = functional.trust_score(self._left_out_distances, repeated, validate_args=False)
         self._nearest_class = self._classes.classes[self._left_out_distances[:, :-1].argmin(dim=1)]
-        if self.vote_skill < _LEAST_SKILL <= self.regression_skill:
-            warnings.warn(
-                "The labels of the nearest neighbours tell no more of a sample's label than chance (Brier skill score"
-                f" {self.vote_skill:.2f}), a regression on all samples does ({self.regression_skill:.2f}): expected"
-                " accuracy can be relied on, boundary uncertainty, trust score and agreement with neighbours cannot.",
-                stacklevel=3,
-            )
-        elif self.vote_skill < _LEAST_SKILL:
-            warnings.warn(
-                "The other samples tell no more of a sample's label than chance (Brier skill score"
-                f" {self.vote_skill:.2f} by the nearest, {self.regression_skill:.2f} by regression on all): either"
-                " nearly all labels are noise, or nearby inputs do not mean nearby things. What is measured then says"
-                " little of a classifier. A `feature_extractor` may give a space in which distances mean something.",
-                stacklevel=3,
-            )
+        warn_of_little_skill(self.vote_skill, self.regression_skill)
         return self
 
     def _check_fitted(self) -> None:
         if not self.is_fitted:
             raise RuntimeError("These Signals are not fitted yet: call `fit` first.")
-
-    def _weights_of(self, labels: Tensor, sample_weight: Any) -> Tensor | None:
-        return weights_of(labels, self.boundary.class_weight, sample_weight)
-
-    def _of(self, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
-        """Fingerprint of samples and settings."""
-        settings = (self.boundary.n_neighbors, self.boundary.n_draws, self.boundary.seed)
-        digest = hashlib.sha256(repr((_FORMAT, *settings, self.boundary.space.n_components)).encode())
-        if isinstance(self.boundary.feature_extractor, str):
-            digest.update(self.boundary.feature_extractor.encode())
-        # An extractor and a perturbation are told by what they make of a few samples.
-        kind = self.boundary.kind_of_perturbation(inputs)
-        if kind in ("neighbors", "tokens"):
-            digest.update(kind.encode())
-        few = inputs[:_PROBE]
-        is_probed = callable(self.boundary.feature_extractor) and not self.boundary.may_use_module(inputs)
-        probe = [self.boundary.space.extract(few)] if is_probed else []
-        if callable(self.boundary.perturbation):
-            generator = torch.Generator().manual_seed(self.boundary.seed)
-            probe.append(self.boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))
-        for tensor in (inputs, labels, *probe, *([] if weights is None else [weights])):
-            digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
-            digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))
-        return digest.hexdigest()

@@ -93,8 +93,9 @@ class Recognition:
         if kept.epoch == balanced.epoch:
             places = (f"step {kept.step}", f"step {balanced.step}")
         return (
-            f"Class {int(classes[loser])} is recognised at {before:.0%} of its perturbed samples in the kept"
-            f" {places[0]}, and at {after:.0%} in {places[1]}. To change it: `class_weight='balanced'`."
+            f"Class {int(classes[loser])} is recognised, by the given labels, at {before:.0%} of its perturbed"
+            f" samples in the kept {places[0]}, and at {after:.0%} in {places[1]}. To change it:"
+            " `class_weight='balanced'`, which may cost accuracy."
         )
 
     def state_dict(self) -> dict[str, Any]:

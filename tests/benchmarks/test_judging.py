@@ -17,9 +17,9 @@ CURVES = {name: [0.1, 0.6, 0.2] for name in SIGNALS} | {
     "changed_predictions": [1.0, 0.2, 0.3],
     "evidence": [-0.5, 0.1, -0.5],
     "test_error": [0.5, 0.2, 0.3],
-    "standing": [0.1, 0.6, 0.2],
+    "kept_so_far": [0, 1, 1],
     "averaged_accuracy_and_uncertainty": [0.1, 0.3, 0.2],
-    "averaged_standing": [0.1, 0.3, 0.3 + 1e-15],
+    "averaged_kept_so_far": [0, 1, 2],
     "averaged_expected_accuracy": [0.3, 0.2, 0.1],
     "averaged_test_error": [0.5, 0.4, 0.15],
     "seconds": [2.0, 3.0, 4.0],
@@ -101,8 +101,8 @@ def test_patience_ends_a_rule_and_no_limit_does_not(judging):
 
 def test_what_is_equal_is_kept_until_the_rule_stops(judging):
     scores = [0.0, 0.5, *[0.4] * 18, 0.45, *[0.4] * 10]
-    standings = [*scores[:20], 0.5 + 1e-15, *[0.5 + 1e-14] * 10]
-    columns = {"averaged_accuracy_and_uncertainty": scores, "averaged_standing": standings}
+    kept_so_far = [0, *[1] * 19, 20, *[21] * 10]
+    columns = {"averaged_accuracy_and_uncertainty": scores, "averaged_kept_so_far": kept_so_far}
     columns |= {name: scores for name in ("averaged_test_error", "test_error", "seconds", "check_seconds")}
     record = {"all": columns}
     kept = {end: judging.RULES[f"default{end}"].judge(record) for end in ("", ", no limit", ", no margin")}

@@ -173,7 +173,7 @@ def test_another_weight_of_the_past_starts_anew(tmp_path):
     resumed, again = stopping(averaging=0.5), ModelCheckpoint(tmp_path / "again", save_last=True)
     with pytest.warns(UserWarning, match=r"resumes with averaging=0\.5 where it had averaging=0\.6"):
         fit(tmp_path, resumed, again, ckpt_path=tmp_path / "user" / "last.ckpt")
-    assert resumed.tracker.n_not_compared == 3
+    assert resumed.tracker.checks.n_not_compared == 3
     content = torch.load(tmp_path / "again" / "last.ckpt", weights_only=True)
     (state,) = [one for key, one in content["callbacks"].items() if key.startswith("BoundaryUncertaintyStopping")]
     assert set(state["average"]["n_checks"].values()) == {3}

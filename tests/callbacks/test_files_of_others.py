@@ -47,7 +47,7 @@ def run(tmp_path, **kwargs):
 
 
 def craft(path, best, score, as_text=True):
-    """Name another file as the best so far."""
+    """Name another file as the best so far, that of the last check."""
     best = str(best) if as_text else best
     content = torch.load(path, weights_only=True)
     (state,) = [state for key, state in content["callbacks"].items() if key.startswith("Keeper")]
@@ -55,7 +55,9 @@ def craft(path, best, score, as_text=True):
     state.update(best_model_path=best, kth_best_model_path=best, best_model_score=value, kth_value=value)
     state["best_k_models"] = {best: value}
     (own,) = [state for key, state in content["callbacks"].items() if key.startswith("BoundaryUncertaintyStopping")]
-    own["history"][-1]["accuracy_and_uncertainty"] = score
+    for check in own["history"] if score < 0 else own["history"][-1:]:
+        check["accuracy_and_uncertainty"] = score
+    state.update(best_epoch=own["history"][-1]["epoch"], best_step=own["history"][-1]["step"])
     torch.save(content, path)
 
 
@@ -221,7 +223,7 @@ def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, 
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)
     for key, state in content["callbacks"].items():
         if key.startswith("MemoryKeeper"):
-            state.update(best_model_score=torch.tensor(1e9, dtype=torch.float64), best_weights=weights)
+            state.update(best_epoch=1, best_step=made.global_step, best_weights=weights)
         if key.startswith("BoundaryUncertaintyStopping"):
             state["history"][-1]["accuracy_and_uncertainty"] = 1e9
     torch.save(content, tmp_path / "last.ckpt")

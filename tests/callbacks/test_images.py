@@ -123,20 +123,20 @@ def test_a_space_that_is_none_of_the_networks_is_kept_through_two_resumes(tmp_pa
     resumed = part("third", 6, tmp_path / "second" / "last.ckpt")
     assert resumed.history == whole.history
     assert resumed.best_epoch == whole.best_epoch
-    assert resumed.tracker.n_not_compared == 0
+    assert resumed.tracker.checks.n_not_compared == 0
 
 
 def test_the_loop_looks_at_no_network_that_may_have_learnt_the_labels():
     stopper = BoundaryUncertaintyStopper(*images(), n_neighbors=20, n_draws=1)
     stopper.check(Module())
-    assert list(stopper._tracker.signals.boundary.skills_) == ["inputs", "patches"]
+    assert list(stopper._tracker.groundwork.signals.boundary.skills_) == ["inputs", "patches"]
     asked = BoundaryUncertaintyStopper(*images(), n_neighbors=20, n_draws=1, feature_extractor="module")
     asked.check(Module())
     again = BoundaryUncertaintyStopper(*images(), n_neighbors=20, n_draws=1, feature_extractor="module")
     again.load_state_dict(asked.state_dict())
     again.check(Plain())
-    assert torch.equal(again._tracker.perturbed_inputs, asked._tracker.perturbed_inputs)
-    assert again._tracker.is_comparable
+    assert torch.equal(again._tracker.groundwork.perturbed_inputs, asked._tracker.groundwork.perturbed_inputs)
+    assert again._tracker.checks.is_comparable
 
 
 def test_features_of_a_network_are_not_cached(tmp_path):

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
-from scripted import Scripted
+from scripted import Scripted, ScriptedFit
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
@@ -169,6 +169,47 @@ class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
         assert self.files(tmp_path) == ["boundary-epoch=2-step=12.ckpt"]
 
 
+class EqualsFit(ScriptedFit):
+    def _measure(self, trainer, pl_module):
+        return super()._measure(trainer, pl_module) | {"standard_error": 0.1 if trainer.current_epoch else 0.0}
+
+
+class Equals(Scripted):
+    """Each check but the first is within half a standard error of a tenth."""
+
+    fit_class = EqualsFit
+
+
+class TestEquals:
+    """The latest of equal checks is kept, though its score is lower."""
+
+    SCRIPT = (0.7, 0.69, 0.5, 0.68, 0.4, 0.64)
+
+    def test_the_score_of_the_kept_check_is_lightning_s(self, tmp_path):
+        own = Equals(self.SCRIPT, rule="accuracy_and_uncertainty")
+        made, weights = fit(tmp_path, own, max_epochs=6)
+        assert (own.best_epoch, own.best_score) == (3, own.history[3]["accuracy_and_uncertainty"])
+        keeper = made.checkpoint_callback
+        assert float(keeper.best_model_score) == float(keeper.current_score) == own.best_score
+        assert (keeper.best_epoch, keeper.best_step) == (3, own.best_step)
+        kept = torch.load(own.best_model_path, weights_only=True)
+        assert kept["epoch"] == 3
+        (state,) = [state for key, state in kept["callbacks"].items() if key.startswith("Keeper")]
+        assert (state["best_epoch"], float(state["best_model_score"])) == (3, own.best_score)
+        assert same(kept["state_dict"], weights[3])
+
+    @pytest.mark.parametrize("end", [2, 3, 4, 5])
+    def test_a_run_that_resumes_in_another_folder_goes_on_from_the_same_file(self, tmp_path, end):
+        last = ModelCheckpoint(tmp_path / "user", save_last=True)
+        first = Equals(self.SCRIPT, rule="accuracy_and_uncertainty")
+        fit(tmp_path, first, last, max_epochs=end)
+        resumed, path = Equals(self.SCRIPT, rule="accuracy_and_uncertainty"), tmp_path / "user" / "last.ckpt"
+        fit(tmp_path / "elsewhere", resumed, max_epochs=6, ckpt_path=path)
+        assert (resumed.best_epoch, resumed.best_score) == (3, resumed.history[3]["accuracy_and_uncertainty"])
+        assert (resumed.best_model_path == first.best_model_path) == (end >= 4)
+        assert torch.load(resumed.best_model_path, weights_only=True)["epoch"] == 3
+
+
 def checkpoints(folder):
     return sorted(path.name for path in folder.rglob("*.ckpt"))
 
@@ -176,7 +217,7 @@ def checkpoints(folder):
 class TestNames:
     def test_folder_and_template_are_model_checkpoint_s(self, tmp_path):
         mine = tmp_path / "mine"
-        own = Scripted(dirpath=str(mine), filename="{epoch:02d}-{trust_score:.2f}-{train_loss:.0f}", smoothing=0.5)
+        own = Scripted(dirpath=str(mine), filename="{epoch:02d}-{trust_score:.2f}-{train_loss:.0f}")
         fit(tmp_path, own)
         assert checkpoints(mine) == ["epoch=01-trust_score=1.80-train_loss=0.ckpt"]
         assert own.best_model_path == str(mine / checkpoints(mine)[0])
@@ -223,7 +264,6 @@ class TestNames:
             ({"dirpath": 3}, "`dirpath` must be a path or None, got int"),
             ({"verbose": "yes"}, "`verbose` must be True or False, got 'yes'"),
             ({"save_weights_only": 1}, "`save_weights_only` must be True or False, got 1"),
-            ({"log_rank_zero_only": None}, "`log_rank_zero_only` must be True or False, got None"),
         ],
     )
     def test_bad_arguments_are_refused_before_training(self, tmp_path, kwargs, message):
@@ -274,12 +314,8 @@ class TestWords:
 
     def test_without_it_nothing_is_said(self, tmp_path, caplog):
         with caplog.at_level("INFO"):
-            fit(tmp_path, Scripted(self.SCRIPT, log_rank_zero_only=True), max_epochs=4)
+            fit(tmp_path, Scripted(self.SCRIPT), max_epochs=4)
         assert not [one for one in caplog.records if "improved" in one.getMessage() or "top 1" in one.getMessage()]
-
-    def test_log_rank_zero_only_is_early_stopping_s(self, tmp_path):
-        made, _ = fit(tmp_path, Scripted(verbose=True, log_rank_zero_only=True), max_epochs=1)
-        assert (made.early_stopping_callback.verbose, made.early_stopping_callback.log_rank_zero_only) == (True, True)
 
     def test_a_run_that_resumes_compares_with_the_best_of_before(self, tmp_path, caplog):
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
@@ -335,7 +371,6 @@ def test_the_command_line_takes_them(tmp_path, monkeypatch):
         "filename": "{epoch}",
         "save_weights_only": "true",
         "verbose": "true",
-        "log_rank_zero_only": "true",
         "patience": 0,
         "n_neighbors": 20,
     }
@@ -344,5 +379,5 @@ def test_the_command_line_takes_them(tmp_path, monkeypatch):
     cli = LightningCLI(Classifier, Blobs, args=[*args, *(f"--trainer.callbacks.{n}={v}" for n, v in given.items())])
     (own,) = [one for one in cli.trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping)]
     assert (own.filename, own.patience) == ("{epoch}", 0)
-    assert (own.save_weights_only, own.verbose, own.log_rank_zero_only) == (True, True, True)
+    assert (own.save_weights_only, own.verbose) == (True, True)
     assert checkpoints(tmp_path / "mine") == [f"epoch={own.best_epoch}.ckpt"]

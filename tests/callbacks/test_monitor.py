@@ -44,7 +44,7 @@ class Reading(BoundaryUncertaintyMonitor):
         samples._read = keep
 
 
-@pytest.mark.parametrize("space", [{}, {"feature_extractor": lambda x: x[:, :2]}, {"n_components": 2}])
+@pytest.mark.parametrize("space", [{}, {"feature_extractor": lambda x: x[:, :2]}])
 def test_history_holds_what_the_signals_say(tmp_path, space):
     features, labels = blobs()
     weights, module = [], Classifier()

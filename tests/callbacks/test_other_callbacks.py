@@ -260,7 +260,7 @@ class TestWeightAveraging:
         first = N_BEFORE[which]
         assert (own.best_epoch, own.stopped_epoch) == (first, first + 2)
         record = read_record(own.record_path)
-        assert own.tracker.n_not_compared == record.n_not_compared == first
+        assert own.tracker.checks.n_not_compared == record.n_not_compared == first
         assert Verdict.of(dataclasses.replace(record, end=None)).kept == first  # as the page says while the run goes on
         assert ("before its first update neither count" in caplog.text) == (first > 0)
 
@@ -281,7 +281,7 @@ class TestWeightAveraging:
         resumed, path = real(), tmp_path / "user" / "last.ckpt"
         again, _ = fit_for_real(tmp_path, resumed, self.averaging(which), ckpt_path=path)
         assert (resumed.history, resumed.best_epoch) == (whole.history, whole.best_epoch)
-        assert resumed.tracker.n_not_compared == whole.tracker.n_not_compared == 2
+        assert resumed.tracker.checks.n_not_compared == whole.tracker.checks.n_not_compared == 2
         assert same(again.state_dict(), module.state_dict())
 
     def test_several_of_ours_keep_their_order(self, tmp_path):
@@ -431,8 +431,8 @@ class TestNamesOfSeveral:
     def test_equal_measurements_share_their_names(self, tmp_path):
         inputs, labels = blobs()
         kwargs = {"n_neighbors": 20, "n_draws": 1, "averaging": 0.7, "reference": (inputs, labels)}
-        monitor, first = BoundaryUncertaintyMonitor(**kwargs), BoundaryUncertaintyStopping(smoothing=0.5, **kwargs)
-        second = self.quiet(BoundaryUncertaintyStopping(rule="trust_score", smoothing=0.5, **kwargs))
+        monitor, first = BoundaryUncertaintyMonitor(**kwargs), BoundaryUncertaintyStopping(**kwargs)
+        second = self.quiet(BoundaryUncertaintyStopping(rule="trust_score", **kwargs))
         seen = self.logged(tmp_path, monitor, first, second)
         assert not [name for name in seen if name.endswith("_2")]
         for name, value in {**first.history[0], **second.history[0]}.items():
@@ -443,8 +443,6 @@ class TestNamesOfSeveral:
     @pytest.mark.parametrize(
         ("first", "second"),
         [
-            ({"smoothing": 0.5}, {"smoothing": 0.9}),
-            ({"smoothing": 0.5}, {"smoothing": 0.5, "start_from_epoch": 3}),
             ({}, {"every_n_epochs": 2}),
             ({}, {"reference": blobs()}),
             ({}, {"input_key": 0}),

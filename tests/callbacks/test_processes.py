@@ -278,7 +278,7 @@ stopping = BoundaryUncertaintyStopping(cache=None, feature_extractor={space!r})
 made = trainer(folder, stopping, max_epochs=1, strategy="ddp", devices=2)
 data = torch.utils.data.TensorDataset(images, labels)
 made.fit(OfImages(), torch.utils.data.DataLoader(data, batch_size=100, shuffle=True))
-plan = stopping.tracker.plan
+plan = stopping.tracker.groundwork.plan
 done(made.global_rank, plan=[plan.n_samples, plan.n_draws], history=stopping.history)
 """
 )

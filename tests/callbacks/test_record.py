@@ -34,7 +34,7 @@ def agree(table, history):
 
 
 def test_each_check_has_its_row_as_soon_as_it_is_measured(tmp_path):
-    stopping = BoundaryUncertaintyStopping(smoothing=0.5)
+    stopping = BoundaryUncertaintyStopping()
     lengths = []
     look = LambdaCallback(on_train_epoch_end=lambda t, m: lengths.append(len(pd.read_csv(stopping.record_path))))
     fit(tmp_path, stopping, look)
@@ -233,14 +233,15 @@ def test_an_earlier_file_stays_and_a_resumed_run_has_all_checks_in_its_own(tmp_p
     assert table.seconds.notna().tolist() == [False, False, True, True]
 
 
-def test_a_resumed_run_records_what_only_it_smooths(tmp_path):
-    fit(tmp_path, BoundaryUncertaintyStopping(), ModelCheckpoint(tmp_path / "user", save_last=True), max_epochs=1)
+def test_a_resumed_run_records_what_only_its_rule_adds(tmp_path):
+    last = ModelCheckpoint(tmp_path / "user", save_last=True)
+    fit(tmp_path, BoundaryUncertaintyStopping(rule="trust_score"), last, max_epochs=1)
     last = tmp_path / "user" / "last.ckpt"
-    with pytest.warns(UserWarning, match=r"smoothing=0\.5 where it had smoothing=0\.0"):
-        second = fit(tmp_path, BoundaryUncertaintyStopping(smoothing=0.5), ckpt_path=last, max_epochs=2)
+    with pytest.warns(UserWarning, match="rule='accuracy_and_uncertainty', .* it had rule='trust_score'"):
+        second = fit(tmp_path, BoundaryUncertaintyStopping(), ckpt_path=last, max_epochs=2)
     table = pd.read_csv(second.record_path)
     agree(table, second.history)
-    assert table.expected_accuracy_smoothed.notna().tolist() == [False, True]
+    assert table.accuracy_and_uncertainty.notna().tolist() == [False, True]
 
 
 def test_where_there_are_no_checkpoints_it_lies_beside_the_logs_and_where_nothing_is_kept_nowhere(tmp_path):

@@ -110,12 +110,13 @@ class TestPlaces:
         trainer(tmp_path, monitor).fit(Classifier(), loader(*blobs()))
         assert places(monitor) == [(0, 4), (1, 8), (2, 12)]
 
-    def test_a_check_costs_a_share_of_what_the_steps_visit(self, tmp_path):
+    def test_a_check_costs_a_share_of_what_the_steps_visit(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("bu_torch.run.budget.AUTO", 10.0)
         n_draws = []
         for kwargs in ({}, {"every_n_train_steps": 3}):
-            monitor = BoundaryUncertaintyMonitor(n_neighbors=20, budget=10.0, **kwargs)
+            monitor = BoundaryUncertaintyMonitor(n_neighbors=20, **kwargs)
             trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs(n=1200), batch_size=300))
-            n_draws.append(monitor.tracker.plan.n_draws)
+            n_draws.append(monitor.tracker.groundwork.plan.n_draws)
         assert n_draws == [10, 7]
 
     @pytest.mark.parametrize(
@@ -309,9 +310,7 @@ class TestResume:
         return callback, module
 
     def callback(self):
-        return BoundaryUncertaintyStopping(
-            n_neighbors=20, every_n_train_steps=2, patience=50, smoothing=0.3, reference=blobs()
-        )
+        return BoundaryUncertaintyStopping(n_neighbors=20, every_n_train_steps=2, patience=50, reference=blobs())
 
     @pytest.mark.parametrize("step", [3, 4, 6, 7, 8])
     @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")

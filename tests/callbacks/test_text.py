@@ -62,7 +62,7 @@ def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, space, is
     assert len(whole.history) == 4
     assert resumed.history == whole.history
     assert resumed.best_epoch == whole.best_epoch
-    assert resumed.tracker.n_not_compared == 0
+    assert resumed.tracker.checks.n_not_compared == 0
 
 
 @pytest.mark.parametrize("with_cache", [False, True])
@@ -76,7 +76,7 @@ def test_the_space_of_tokens_is_kept_through_two_resumes(tmp_path, with_cache):
     fit(tmp_path / "second", BoundaryUncertaintyStopping(**settings), epochs=4, ckpt_path=first)
     resumed = fit(tmp_path / "third", BoundaryUncertaintyStopping(**settings), epochs=6, ckpt_path=second)
     assert resumed.history == whole.history
-    assert resumed.tracker.n_not_compared == 0
+    assert resumed.tracker.checks.n_not_compared == 0
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_the_loop_measures_and_goes_on_alike():
     again.load_state_dict(stopper.state_dict())
     again.check(module)
     assert again.history[0] == stopper.history[0]
-    assert again._tracker.is_comparable
-    assert torch.equal(again._tracker.perturbed_inputs, stopper._tracker.perturbed_inputs)
+    assert again._tracker.checks.is_comparable
+    assert torch.equal(again._tracker.groundwork.perturbed_inputs, stopper._tracker.groundwork.perturbed_inputs)
 
 
 def test_samples_that_are_no_tokens_are_refused(tmp_path):

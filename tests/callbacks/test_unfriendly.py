@@ -144,7 +144,7 @@ def test_a_dataset_that_grows_and_moves_is_read_once(tmp_path):
     for _ in range(2):
         pl.seed_everything(3, verbose=False)
         callback = fit(tmp_path, DataLoader(Growing(), batch_size=30, shuffle=True), Module(), max_epochs=3)
-        assert callback.tracker.plan.n_samples == 120
+        assert callback.tracker.groundwork.plan.n_samples == 120
         assert is_measured(callback)
         histories.append(callback.history)
     assert histories[0] == histories[1]

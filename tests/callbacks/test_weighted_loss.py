@@ -79,7 +79,7 @@ class TestTheLossOfTheModule:
         again = BoundaryUncertaintyStopping(**FEW)
         trainer(tmp_path, again, max_epochs=4).fit(OfModule(weights), loader(X, Y), ckpt_path=first.best_model_path)
         assert [check["epoch"] for check in again.history] == [0, 1, 2, 3]
-        assert again.tracker.n_not_compared == 0
+        assert again.tracker.checks.n_not_compared == 0
         assert lines(log)[1] == lines(log)[0]
         assert not [one for one in recwarn if "cannot be compared" in str(one.message)]
 
@@ -182,11 +182,11 @@ def test_a_class_that_loses_by_what_is_kept_is_named_at_the_end(tmp_path, log, s
     features[:, 0] += 2 * labels
     stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, averaging=None, rule="expected_accuracy")
     trainer(tmp_path, stopping, max_epochs=2).fit(Moved([2.0, 1.0]), loader(features, labels))
-    said = [line for line in log.messages if "is recognised at" in line]
+    said = [line for line in log.messages if "is recognised, by the given labels, at" in line]
     assert len(said) == is_said
     if is_said:
         assert re.match(
-            r"Class 1 is recognised at \d\d% of its perturbed samples in the kept epoch 0, and at \d\d% in epoch 1\. To"
-            " change it: `class_weight='balanced'`.",
+            r"Class 1 is recognised, by the given labels, at \d\d% of its perturbed samples in the kept epoch 0, and at"
+            r" \d\d% in epoch 1\. To change it: `class_weight='balanced'`, which may cost accuracy\.",
             said[0],
         )

@@ -266,3 +266,13 @@ def test_safetensors_files_ask_for_the_package_and_are_read(tmp_path, monkeypatc
     state = nn.Linear(2, 3).state_dict()
     safetensors.save_file(state, tmp_path / "file.safetensors")
     assert same(load_checkpoint(tmp_path / "file.safetensors").state_dict, state)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.99])
+def test_a_file_that_ends_too_soon_is_named(tmp_path, share):
+    path = tmp_path / "torn.ckpt"
+    torch.save(torch.nn.Linear(300, 300).state_dict(), path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ValueError, match=r"torn.ckpt` is no file that `torch.save` wrote, or it is damaged"):
+        load_checkpoint(path)

@@ -81,12 +81,12 @@ def test_what_a_finished_run_shows(tmp_path):
 
 
 def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
-    records.write_run(tmp_path, rule="trust_score", smoothing=0.5, start_from_epoch=10)
+    records.write_run(tmp_path, rule="trust_score", start_from_epoch=10)
     record = read_record(tmp_path)
     drawn = {trace["name"]: trace for trace in drawing(record, "scores")["data"] if trace["mode"] == "markers"}
     assert len(drawn) == len(RULE_NAMES)
     for name in RULE_NAMES:
-        kept = SelectionRule(name, smoothing=0.5, start_from_epoch=10).replay(record.checks)
+        kept = SelectionRule(name, start_from_epoch=10).replay(record.checks)
         assert drawn[f"rule: {figures._SHORT_RULES[name]}"]["x"] == [kept["epoch"]]
 
 
@@ -312,7 +312,7 @@ def test_many_epochs_are_thinned_in_maps_and_the_kept_one_stays(tmp_path, monkey
     assert sums == pytest.approx([1] * len(sums))
 
 
-@pytest.mark.parametrize("settings", [{"rule": "<b>"}, {"rule": ["x"]}, {"smoothing": 5}, {"start_from_epoch": "0"}])
+@pytest.mark.parametrize("settings", [{"rule": "<b>"}, {"rule": ["x"]}, {"start_from_epoch": "0"}])
 def test_settings_that_no_rule_takes_are_refused(tmp_path, settings):
     records.write_run(tmp_path, n_checks=2, n_classes=2)
     records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header(**settings)])

@@ -264,7 +264,7 @@ class TestHeader:
         lines(tmp_path, CHECK | {"pairs": pairs, "doubtful": [[0, 1, 2, 3, 0.5]]}, first=records.header([name] * 50))
         assert size_without_plotly(render(read_record(tmp_path))) < 2 * MEBIBYTE
 
-    @pytest.mark.parametrize("name", ["rule", "smoothing", "start_from_epoch"])
+    @pytest.mark.parametrize("name", ["rule", "start_from_epoch"])
     def test_a_setting_that_a_rule_reads_is_nested(self, tmp_path, name):
         header = json.dumps(records.header(**{name: "NESTED"})).replace('"NESTED"', "[" * 950 + "]" * 950)
         lines(tmp_path, first=f"{header}\n")
@@ -337,7 +337,7 @@ class TestLongRun:
 
     def test_a_long_file_of_settings_that_no_rule_takes(self, tmp_path, monkeypatch):
         monkeypatch.setattr(reading, "_MOST_LINES", 7)
-        records.write_run(tmp_path, n_checks=40, n_classes=2, smoothing=5)
+        records.write_run(tmp_path, n_checks=40, n_classes=2, start_from_epoch=-5)
         with pytest.raises(ValueError, match="none that a rule takes"):
             render(read_record(tmp_path))
 
@@ -354,19 +354,18 @@ class TestLongRun:
                         assert {record.end.kept_epoch, 56} <= set(trace["x"])
         assert "one of every 6 checks" in shown.main
 
-    @pytest.mark.parametrize("smoothing", [0.0, 0.5])
     @pytest.mark.parametrize("start", [0, 30])
-    def test_rules_are_replayed_as_they_replay_themselves(self, tmp_path, smoothing, start):
+    def test_rules_are_replayed_as_they_replay_themselves(self, tmp_path, start):
         draw = random.Random(0)
         rows = records.checks(60)
         for row in rows:
             row["trust_score"] = draw.choice([math.nan, math.inf, 1.0, row["trust_score"]])
             row["expected_accuracy"] = draw.choice([math.nan, 0.5, row["expected_accuracy"]])
-        lines(tmp_path, first=records.header(smoothing=smoothing, start_from_epoch=start))
+        lines(tmp_path, first=records.header(start_from_epoch=start))
         records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
         record = read_record(tmp_path)
         for name, check in Verdict.of(record).by_rule.items():
-            expected = SelectionRule(name, smoothing=smoothing, start_from_epoch=start).replay(record.checks)
+            expected = SelectionRule(name, start_from_epoch=start).replay(record.checks)
             assert check["epoch"] == expected["epoch"]
 
 

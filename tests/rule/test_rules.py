@@ -112,14 +112,7 @@ def test_a_rule_of_one_s_own_scores_by_its_signals():
     kept = SelectionRule(Product()).replay(history)
     assert (kept["epoch"], kept["product"]) == (1, 1.6)
     assert "product" not in history[1]
-
-
-def test_its_signals_are_smoothed_before_they_are_scored():
-    history = checks(trust_score=[1, 2], expected_accuracy=[0.5, 1.0])
-    rule = SelectionRule(Product(), smoothing=0.5)
-    kept = rule.replay(history)
-    assert rule.added == ["trust_score_smoothed", "expected_accuracy_smoothed", "product"]
-    assert kept["product"] == pytest.approx((0.5 * 1 + 2) / 1.5 * (0.5 * 0.5 + 1) / 1.5)
+    assert (SelectionRule(Product()).added, SelectionRule("trust_score").added) == (["product"], [])
 
 
 def test_a_replay_begins_without_memory():
@@ -133,7 +126,7 @@ def test_a_replay_is_causal_and_leaves_the_checks_alone():
     history = checks(trust_score=rng.normal(size=25), expected_accuracy=rng.normal(size=25))
     before = [dict(entry) for entry in history]
     whole = [dict(entry) for entry in history]
-    rule = SelectionRule(Product(), smoothing=0.3)
+    rule = SelectionRule(Product())
     for end in range(len(whole)):
         rule.complete(whole[: end + 1])
     for end in (5, 15, 25):
@@ -148,24 +141,6 @@ def test_early_and_non_finite_checks_are_not_kept(rule):
     history[4] |= dict.fromkeys(RULE_NAMES, math.nan)
     assert SelectionRule(rule, start_from_epoch=4).replay(history)["epoch"] == 5
     assert SelectionRule(rule, start_from_epoch=12).replay(history) is None
-
-
-def test_smoothing_decides_on_the_average():
-    rule = SelectionRule("trust_score", smoothing=0.5)
-    kept = rule.replay(checks(trust_score=[0, 4, 2, 3]))
-    averages = [0, (0 * 0.5 + 4) / 1.5, (0 * 0.25 + 4 * 0.5 + 2) / 1.75, (4 * 0.25 + 2 * 0.5 + 3) / 1.875]
-    assert kept["epoch"] == averages.index(max(averages))
-    assert kept["trust_score_smoothed"] == pytest.approx(max(averages))
-    assert rule.score_name == "trust_score_smoothed"
-
-
-def test_an_average_passes_over_what_is_not_finite():
-    history = checks(trust_score=[0.2, math.nan, 0.4])
-    rule = SelectionRule("trust_score", smoothing=0.5)
-    for end in (1, 2, 3):
-        rule.complete(history[:end])
-    found = [entry["trust_score_smoothed"] for entry in history]
-    assert found == pytest.approx([0.2, math.nan, (0.5 * 0.2 + 0.4) / 1.5], nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +172,6 @@ def made(**attributes):
         (made(name="two words"), ValueError, "`rule.name`"),
         (made(name=None), ValueError, "`rule.name`"),
         (made(name="epoch"), ValueError, "`rule.name` must not be"),
-        (made(name="trust_score_smoothed"), ValueError, "`rule.name` must not be"),
         (made(score=Rule.score), TypeError, "`rule` must define `score`, which Made does not"),
         (made(name="trust_score"), ValueError, "`rule.name` must not be the name of a signal, .* got 'trust_score'"),
         (made(name="train_loss"), ValueError, "or another column, got 'train_loss'"),

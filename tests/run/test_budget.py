@@ -8,6 +8,7 @@ from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.samples import CheckSamples
 from bu_torch.run import budget
 from bu_torch.run.budget import Plan, count_operations, describe_slow_check, plan
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
@@ -33,11 +34,6 @@ ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 
         (200, 10**9, {}, Plan(200, 2)),
         (20000, 1000, {"budget": None}, Plan(20000, 4)),
         (100, 1000, {"budget": None}, Plan(100, 12)),
-        (20000, 1000, {"budget": 1.0}, Plan(20000, 1)),
-        (20000, 1000, {"budget": 2.5}, Plan(20000, 2)),
-        (2500, 1000, {"budget": 0.05}, Plan(125, 1)),
-        (2500, 10**9, {"budget": 0.3}, Plan(750, 1)),
-        (200, 1000, {"budget": 0.05}, Plan(40, 1)),
         (20000, 1000, {"n_draws": 4}, Plan(1500, 4)),
         (20000, 1000, {"n_draws": 1000}, Plan(40, 1000)),
         (20000, 1000, {"max_samples": 3000}, Plan(3000, 2)),
@@ -57,8 +53,6 @@ def test_the_price_is_bounded(n_training, n_operations):
     assert 40 <= made.n_samples <= n_training
     assert 1 <= made.n_draws <= 12
     assert made.n_samples * made.n_draws <= max(0.15 * n_training, floor)
-    bound = plan(n_training, n_training, n_operations, **ASKED | {"budget": 0.3})
-    assert bound.n_samples * bound.n_draws <= max(0.3 * n_training, 40)
 
 
 def test_what_an_epoch_visits_sets_the_price():
@@ -73,7 +67,7 @@ def test_limited_batches_are_counted(tmp_path, monkeypatch):
     module = Classifier()
     module.register_parameter("heavy", torch.nn.Parameter(torch.zeros(2 * 10**6)))
     trainer(tmp_path, monitor, max_epochs=1, limit_train_batches=2).fit(module, data)
-    assert monitor.tracker.plan == Plan(220, 1)
+    assert monitor.tracker.groundwork.plan == Plan(220, 1)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +83,7 @@ def test_of_a_reference(tmp_path, monkeypatch, reference, asked, expected):
     monkeypatch.setattr("bu_torch.run.budget._MOST_FLOOR", 200)
     monitor = BoundaryUncertaintyMonitor(reference=reference, **asked)
     trainer(tmp_path, monitor, max_epochs=1).fit(Classifier(), loader(*blobs()))
-    assert monitor.tracker.plan == expected
+    assert monitor.tracker.groundwork.plan == expected
 
 
 def test_weights_of_lazy_layers_are_not_counted():
@@ -185,8 +179,8 @@ def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, ca
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         data = loader(*images(), batch_size=1300)
         trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
-    assert monitor.tracker.plan == Plan(500, 1)
-    assert monitor.tracker.n_samples == 500
+    assert monitor.tracker.groundwork.plan == Plan(500, 1)
+    assert monitor.tracker.groundwork.n_samples == 500
     expected = "looks at a stratified random 500 of 1300 training samples, 1 draw each, after every epoch."
     assert expected in caplog.text
 
@@ -213,14 +207,14 @@ def weighted(data):
 @pytest.mark.parametrize("kind", ["part of the places", "weighted", "reference"])
 def test_samples_that_cannot_be_afforded_are_left_out_by_their_own_places(tmp_path, monkeypatch, kind):
     data, seen = Told(), {}
-    own = BoundaryUncertaintyMonitor._plan
+    own = CheckSamples._plan
 
-    def plan_and_look(monitor, made, samples, n_operations):
+    def plan_and_look(reading, made, samples, n_operations):
         seen["before"] = samples
-        seen["after"], n_draws = own(monitor, made, samples, n_operations)
+        seen["after"], n_draws = own(reading, made, samples, n_operations)
         return seen["after"], n_draws
 
-    monkeypatch.setattr(BoundaryUncertaintyMonitor, "_plan", plan_and_look)
+    monkeypatch.setattr(CheckSamples, "_plan", plan_and_look)
     monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs", reference=data if kind == "reference" else None)
     sampler = None
     if kind == "part of the places":
@@ -256,7 +250,7 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="The run resumes with other")
         resumed = fit(2, tmp_path / "user" / "last.ckpt")
-    assert resumed.tracker.plan == Plan(500, 1)
+    assert resumed.tracker.groundwork.plan == Plan(500, 1)
     assert [check["epoch"] for check in resumed.history] == [0, 1]
 
 
@@ -301,7 +295,7 @@ def test_so_does_the_plain_loop():
     stopper = BoundaryUncertaintyStopper(*images(), feature_extractor="inputs")
     network = OfImages().net
     stopper.check(network)
-    assert stopper._tracker.plan == Plan(500, 1)
+    assert stopper._tracker.groundwork.plan == Plan(500, 1)
     assert network.training
 
 
@@ -312,7 +306,7 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
         trainer(tmp_path, monitor, last, max_epochs=1 if ckpt_path is None else 2).fit(
             Classifier(), loader(*blobs(n_samples)), ckpt_path=ckpt_path
         )
-        return monitor.tracker.plan
+        return monitor.tracker.groundwork.plan
 
     path = tmp_path / "user" / "last.ckpt"
     assert fit(120) == Plan(120, 12)
@@ -338,7 +332,7 @@ def test_a_cache_is_written_once_and_taken_from_then_on(tmp_path, monkeypatch, c
     monkeypatch.setattr("bu_torch.signals.measuring.BoundaryUncertainty.fit", lambda *a: pytest.fail("computed again"))
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         assert fit(*blobs()) == first
-    assert f"found what an earlier run has prepared: {tmp_path / 'cache.npz'}" in caplog.text
+    assert f"loaded what an earlier run has prepared: {tmp_path / 'cache.npz'}" in caplog.text
     with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
         fit(*blobs(), seed=1)
     with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):

@@ -42,8 +42,8 @@ class InLightning(Classifier):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"patience": 2, "rule": "boundary_uncertainty", "start_from_epoch": 3, "smoothing": 0.3},
-        {"patience": 4, "rule": "trust_score", "min_delta": 0.05, "min_delta_mode": "rel"},
+        {"patience": 2, "rule": "boundary_uncertainty", "start_from_epoch": 3},
+        {"patience": 4, "rule": "trust_score", "min_delta": 0.05},
         {"stopping_threshold": 0.1},
     ],
 )

@@ -8,8 +8,8 @@ import torch
 from problems import blobs
 from torch import nn
 
-from bu_torch import Rule, SelectionRule, Signals
-from bu_torch.run import tracker as module_of_tracker
+from bu_torch import Rule, Signals
+from bu_torch.run import account, groundwork, messages
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import MeasurementSettings, Settings
 from bu_torch.run.tracker import Tracker
@@ -38,7 +38,6 @@ def decided(scores, **settings):
         ([0.1, 0.12, 0.14, 0.3], {"patience": 2, "min_delta": 0.05}, [0, 1, 2, 3], [2]),
         ([0.1, float("nan"), 0.3], {"patience": 9}, [0, 2], [1]),
         ([0.1, 0.6, 0.2], {"patience": 9, "stopping_threshold": 0.5}, [0, 1], [1]),
-        ([0.0, 1.0, 0.6, 0.5], {"patience": 2, "smoothing": 0.5}, [0, 1], [3]),
     ],
 )
 def test_it_says_what_to_keep_and_when_to_stop(scores, settings, kept, stopped):
@@ -51,11 +50,6 @@ def test_it_says_what_to_keep_and_when_to_stop(scores, settings, kept, stopped):
         ({"patience": 1}, 0.1, "expected accuracy and boundary uncertainty did not improve in the last check."),
         ({"patience": 1, "rule": "trust_score"}, 0.1, "trust score did not improve in the last check."),
         (
-            {"patience": 1, "rule": "expected_accuracy", "smoothing": 0.5},
-            0.1,
-            "smoothed expected accuracy did not improve in the last check.",
-        ),
-        (
             {"rule": "expected_accuracy", "stopping_threshold": 0.8},
             0.9,
             "expected accuracy rose above the stopping threshold 0.8.",
@@ -67,7 +61,7 @@ def test_it_says_why_in_words_not_in_names_of_columns(settings, last, reason):
     tracker = Tracker(Settings(**settings))
     for epoch, score in enumerate([0.5, last]):
         tracker.add(epoch, VALUES | {"expected_accuracy": score, "trust_score": score})
-    assert tracker.why_stopped(1) == f"Stopped in epoch 1: {reason}"
+    assert messages.why_stopped(tracker.checks, 1) == f"Stopped in epoch 1: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -83,21 +77,6 @@ def test_a_check_of_the_same_epoch_and_step_takes_the_place_of_the_last(again, p
     assert [(entry["epoch"], entry["step"]) for entry in tracker.history] == places
     assert tracker.history[-1] is entry
     assert tracker.verdict.wait == len(places) - 1
-
-
-def test_a_check_is_found_by_its_standing_and_place():
-    tracker = Tracker(Settings(rule="expected_accuracy"))
-    for epoch, step, score in [(0, 4, 0.5), (0, 8, 0.5), (1, 12, 0.5), (1, 16, 0.1)]:
-        tracker.add(epoch, VALUES | {"expected_accuracy": score}, step)
-    found = {place: tracker.check_of_standing(0.5, *place) for place in [(), (0, 8), (1,), (1, 16), (7, 7)]}
-    assert {place: entry["step"] for place, entry in found.items()} == {
-        (): 4,
-        (0, 8): 8,
-        (1,): 12,
-        (1, 16): 12,
-        (7, 7): 4,
-    }
-    assert tracker.check_of_standing(0.7) is None
 
 
 @pytest.mark.parametrize(
@@ -116,10 +95,18 @@ def test_a_state_whose_steps_no_run_makes_is_refused(history):
         Tracker(Settings()).load_state_dict({"history": history})
 
 
+def test_it_is_a_small_facade():
+    """Each concern is an object of its own: the history, the samples, the predictions, the account."""
+    tracker = Tracker(Settings())
+    methods = [name for name, value in vars(Tracker).items() if callable(value) and not name.startswith("_")]
+    assert len(vars(tracker)) <= 7
+    assert len(methods) <= 15
+
+
 def prepared(settings=None, n=120):
     inputs, labels = blobs(n=n)
     tracker = Tracker(settings or Settings(n_neighbors=20, n_draws=2))
-    tracker.plan_checks(n, n, 0)
+    tracker.groundwork.plan_checks(n, n, 0)
     fingerprint = tracker.prepare(Samples(inputs, labels, torch.arange(n), n))
     return tracker, fingerprint
 
@@ -127,7 +114,7 @@ def prepared(settings=None, n=120):
 def test_it_measures_what_the_estimators_say():
     tracker, _ = prepared()
     model = nn.Linear(4, 3)
-    logits = model(tracker.perturbed_inputs)
+    logits = model(tracker.groundwork.perturbed_inputs)
     values = tracker.measure(logits)
     expected = Signals(20, 2).fit(*blobs(n=120)).measure(logits).values
     assert values == {"standard_error": 0.0} | {name: float(value) for name, value in expected.items()}
@@ -138,7 +125,7 @@ def test_it_measures_what_the_estimators_say():
 
 def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_before():
     tracker, _ = prepared()
-    probabilities = tracker.signals.probabilities.double()
+    probabilities = tracker.groundwork.signals.probabilities.double()
     read: list[torch.Tensor] = []
     for epoch, share in enumerate((0.0, 0.1, 0.9, 0.2, 0.3, 0.15)):
         noise = torch.randn(240, 3, generator=torch.Generator().manual_seed(epoch), dtype=torch.float64)
@@ -213,7 +200,9 @@ def test_with_another_patience_all_before_counts_and_this_run_s_holds():
     assert (stops, said) == ([False, True], [])
 
 
-@pytest.mark.parametrize("changed", [{"smoothing": 0.5}, {"rule": "trust_score"}, {"seed": 1}, {"start_from_epoch": 1}])
+@pytest.mark.parametrize(
+    "changed", [{"averaging": 0.5}, {"budget": None}, {"rule": "trust_score"}, {"seed": 1}, {"start_from_epoch": 1}]
+)
 def test_with_other_settings_nothing_before_is_compared(changed):
     first, said = Tracker(Settings(patience=2)), []
     first.add(0, VALUES | {"expected_accuracy": 0.9})
@@ -247,7 +236,7 @@ def test_a_rule_with_another_parameter_starts_anew():
     second = Tracker(Settings(rule=Weighted(3.0)), said.append)
     second.load_state_dict(first.state_dict())
     assert "resumes with rule.weight=3.0 where it had rule.weight=2.0" in said[0]
-    assert second.n_not_compared == 1
+    assert second.checks.n_not_compared == 1
 
 
 def test_with_other_samples_neither():
@@ -258,23 +247,16 @@ def test_with_other_samples_neither():
     second.load_state_dict(first.state_dict())
     assert not second.go_on(other)
     assert second.kept is None
-    assert second.n_not_compared == 1
-
-
-def test_a_state_under_the_rule_that_is_no_more_is_refused():
-    state = Tracker(Settings()).state_dict()
-    state["settings"]["rule"] = "consensus"
-    with pytest.raises(ValueError, match="began with `rule='consensus'`, which is no more"):
-        Tracker(Settings()).load_state_dict(state)
+    assert second.checks.n_not_compared == 1
 
 
 def test_it_leaves_a_record(tmp_path):
     tracker, _ = prepared()
     tracker.begin(0.0, tmp_path, {"patience": 20})
     tracker.add(0, tracker.measure(torch.randn(240, 3)), step=7)
-    tracker.end_check(0.0, tracker.details())
+    tracker.end_check(0.0, tracker.predictions.details())
     tracker.end("Enough.", kept_epoch=0)
-    header, check, end = map(json.loads, Path(tracker.record_path).with_suffix(".jsonl").read_text().splitlines())
+    header, check, end = map(json.loads, Path(tracker.account.path).with_suffix(".jsonl").read_text().splitlines())
     assert header["settings"] == {
         "patience": 20,
         "rule": "accuracy_and_uncertainty",
@@ -296,33 +278,14 @@ def test_it_leaves_a_record(tmp_path):
     ],
 )
 def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most, plan):
-    monkeypatch.setattr(module_of_tracker, "MOST_ENTRIES", most)
+    monkeypatch.setattr(groundwork, "MOST_ENTRIES", most)
     said = []
     tracker = Tracker(Settings(n_neighbors=20, **settings), said.append)
-    tracker.plan = Plan(120, 2)
+    tracker.groundwork.plan = Plan(120, 2)
     tracker.prepare(Samples(*blobs(n=120), torch.arange(120) + 5, 120))
-    assert tracker.plan == plan
-    assert len(tracker.perturbed_inputs) == plan.n_samples * plan.n_draws
+    assert tracker.groundwork.plan == plan
+    assert len(tracker.groundwork.perturbed_inputs) == plan.n_samples * plan.n_draws
     assert len(said) == (plan != Plan(120, 2))
-
-
-@pytest.mark.parametrize(
-    ("settings", "n_samples", "is_warned"),
-    [
-        ({"budget": 0.1}, 39, True),
-        ({"budget": 0.1}, 40, False),
-        ({"budget": 0.1, "max_samples": 39}, 39, False),  # which was asked for
-        ({"budget": "auto"}, 39, False),
-        ({"budget": None}, 39, False),
-    ],
-)
-def test_a_number_as_budget_that_leaves_hardly_a_cluster_is_warned_of(settings, n_samples, is_warned):
-    said = []
-    tracker = Tracker(Settings(n_neighbors=20, n_draws=1, **settings), said.append)
-    inputs, labels = blobs(n=n_samples)
-    tracker.prepare(Samples(inputs, labels, torch.arange(n_samples), 120))
-    told = "`budget=0.1` leaves 39 of 120 samples for a check, hardly more than one cluster of `n_neighbors=20`"
-    assert [one.startswith(told) for one in said] == [True] * is_warned
 
 
 @pytest.mark.filterwarnings("ignore:The other samples tell no more")
@@ -332,13 +295,6 @@ def test_nearly_as_many_labels_as_samples_are_warned_of(n_classes, is_warned):
     samples = Samples(blobs()[0], torch.arange(120) % n_classes, torch.arange(120), 120)
     Tracker(Settings(n_neighbors=20, n_draws=1), said.append).prepare(samples)
     assert any("that is a regression" in one for one in said) == is_warned
-
-
-def test_all_samples_are_no_fault_of_the_budget():
-    said = []
-    tracker = Tracker(Settings(n_neighbors=20, n_draws=1, budget=1), said.append)
-    tracker.prepare(Samples(*blobs(n=30), torch.arange(30), 30))
-    assert said == []
 
 
 @pytest.mark.parametrize(
@@ -361,7 +317,9 @@ def test_more_columns_than_classes_that_predict_worse_than_chance_are_warned_of_
     tracker, _ = prepared()
     said = []
     tracker.warn = said.append
-    logits = torch.randn(len(tracker.perturbed_inputs), n_columns, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(
+        len(tracker.groundwork.perturbed_inputs), n_columns, generator=torch.Generator().manual_seed(0)
+    )
     tracker.add(0, tracker.measure(logits) | {"expected_accuracy": accuracy})
     tracker.add(1, VALUES | {"expected_accuracy": 0.9})
     start = f"The network gives {n_columns} columns, and the labels have 3 classes. Expected accuracy is {accuracy:.2f}"
@@ -372,52 +330,39 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
     first, resumed = Tracker(Settings()), Tracker(Settings())
     first.begin(0.0, None, {})
     first.add(0, VALUES)
-    assert first.cost().startswith("Boundary uncertainty took at least ")
+    assert messages.cost(first.account).startswith("Boundary uncertainty took at least ")
     resumed.load_state_dict(first.state_dict())
     resumed.begin(0.0, None, {})
-    assert resumed.cost().startswith("Since the run resumed, boundary uncertainty took at least ")
+    assert messages.cost(resumed.account).startswith("Since the run resumed, boundary uncertainty took at least ")
 
 
 def test_saving_is_a_part_of_the_cost(monkeypatch):
     seconds = iter([100.0, 110.0, 113.0, 130.0])
     tracker = Tracker(Settings())
-    monkeypatch.setattr(module_of_tracker.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(account.time, "perf_counter", lambda: next(seconds))
     tracker.begin(90.0, None, {})
-    with tracker.saving():
+    with tracker.account.saving():
         pass
-    assert tracker.saving_seconds == 3.0
+    assert tracker.account.saving_seconds == 3.0
     expected = (
         "Boundary uncertainty took at least 13.0 s (preparation 10.0 s, checks 0.0 s, saving 3.0 s) beside 27.0 s of"
         " training"
     )
-    assert tracker.cost() == f"{expected}: 48%."
+    assert messages.cost(tracker.account) == f"{expected}: 48%."
 
 
 def test_the_parts_of_the_cost_add_up_to_its_sum():
     tracker = Tracker(Settings())
-    tracker.setup_seconds, tracker.check_seconds, tracker.saving_seconds = 0.94, 0.64, 0.14
-    assert "took at least 1.6 s (preparation 0.9 s, checks 0.6 s, saving 0.1 s) beside" in tracker.cost()
-
-
-def test_a_state_of_before_the_margin_goes_on_and_its_checks_have_no_equals():
-    first, second, said = Tracker(Settings()), Tracker(Settings()), []
-    for epoch, score in enumerate([0.5, 0.6, 0.599]):
-        first.add(epoch, VALUES | {"expected_accuracy": score})
-    state = first.state_dict()
-    del state["best_predictions"], state["settings"]["rule.n_standard_errors"]
-    second.warn = said.append
-    second.load_state_dict(state)
-    assert (second.kept["epoch"], second.verdict.wait, said) == (1, 1, [])
-    second.add(3, VALUES | {"expected_accuracy": 0.599, "standard_error": 0.01})
-    assert (second.kept["epoch"], second.highest["epoch"]) == (3, 1)
+    tracker.account.setup_seconds, tracker.account.check_seconds, tracker.account.saving_seconds = 0.94, 0.64, 0.14
+    assert "took at least 1.6 s (preparation 0.9 s, checks 0.6 s, saving 0.1 s) beside" in messages.cost(
+        tracker.account
+    )
 
 
 def test_the_standard_error_is_against_checks_that_count():
-    tracker, _ = prepared()
-    tracker.settings = Settings(n_neighbors=20, n_draws=2, start_from_epoch=1)
-    tracker.selection = SelectionRule(start_from_epoch=1)
+    tracker, _ = prepared(Settings(n_neighbors=20, n_draws=2, start_from_epoch=1))
     for epoch in range(3):
         noise = torch.randn(240, 3, generator=torch.Generator().manual_seed(epoch), dtype=torch.float64)
-        values = tracker.measure(noise + (2 - epoch) * 5 * tracker.signals.probabilities)
+        values = tracker.measure(noise + (2 - epoch) * 5 * tracker.groundwork.signals.probabilities)
         assert (values["standard_error"] > 0) == (epoch == 2)
         tracker.add(epoch, values)

@@ -52,10 +52,10 @@ def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
     assert kept in log.text
     log.clear()
     second = fit(tmp_path, stopping(patience=3))  # which has nothing to do with it
-    assert f"found what an earlier run has prepared: {file}. `cache=None` computes it anew." in log.text
+    assert f"loaded what an earlier run has prepared: {file}. To change it: `cache=None`." in log.text
     assert "for later runs" not in log.text
     assert second.history == first.history
-    assert second.tracker._about == first.tracker._about
+    assert second.tracker.groundwork.about == first.tracker.groundwork.about
     assert list(folder.iterdir()) == [file]
 
 
@@ -65,7 +65,6 @@ def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
         {"n_draws": 3},
         {"n_neighbors": 21},
         {"seed": 1},
-        {"n_components": 2},
         {"class_weight": [1.0, 2.0, 1.0]},
         {"perturbation": "neighbors"},
         {"samples": blobs(seed=1)},
@@ -76,7 +75,7 @@ def test_other_samples_or_settings_are_prepared_anew(tmp_path, folder, other):
     (file,) = folder.iterdir()
     samples = other.pop("samples", None) if "samples" in other else None
     callback = BoundaryUncertaintyStopping(**{"n_neighbors": 20, "n_draws": 2, **other})
-    assert fit(tmp_path, callback, samples).tracker.found_in is None
+    assert fit(tmp_path, callback, samples).tracker.groundwork.found_in is None
     assert file in folder.iterdir()
 
 
@@ -113,9 +112,9 @@ def test_images_are_found_again_whatever_the_network(tmp_path, folder, log):
         callback = stopping()
         trainer(tmp_path, callback, max_epochs=2).fit(module, loader(images, labels))
         histories.append(callback.history)
-        assert callback.tracker._about["data"]["space"] == "inputs"
+        assert callback.tracker.groundwork.about["data"]["space"] == "inputs"
         assert "Neighbours are found among" in log.text
-        assert (callback.tracker.found_in is None) == (len(histories) == 1)
+        assert (callback.tracker.groundwork.found_in is None) == (len(histories) == 1)
     assert histories[0] == histories[1] != histories[2]
     assert len(list(folder.iterdir())) == 1
 
@@ -130,8 +129,8 @@ def test_what_is_found_among_the_network_s_own_features_is_not_kept(tmp_path, fo
             module.net[0].weight.copy_(direction)
         callback = stopping()
         trainer(tmp_path, callback, max_epochs=2).fit(module, loader(images, labels))
-        assert callback.tracker._about["data"]["space"] == "module"
-        assert callback.tracker.found_in is None
+        assert callback.tracker.groundwork.about["data"]["space"] == "module"
+        assert callback.tracker.groundwork.found_in is None
     assert not folder.exists()
 
 
@@ -164,7 +163,7 @@ def test_a_run_that_resumes_finds_the_space_that_it_has_chosen(tmp_path, folder)
     second = stopping()
     again = trainer(tmp_path, second, max_epochs=3, enable_checkpointing=False)
     again.fit(Classifier(36, 2), loader(images, labels), ckpt_path=tmp_path / "last.ckpt", weights_only=False)
-    assert second.tracker.found_in == first.tracker.found_in is not None
+    assert second.tracker.groundwork.found_in == first.tracker.groundwork.found_in is not None
     assert len(second.history) == 3
     assert second.history[:2] == whole.history[:2]
 
@@ -199,9 +198,9 @@ def test_a_loop_of_one_s_own_finds_it_too(folder, caplog):
             stopper.check(model)
     (file,) = folder.iterdir()
     assert f"labels of 120 samples for later runs: {file}." in caplog.text
-    assert f"found what an earlier run has prepared: {file}." in caplog.text
+    assert f"loaded what an earlier run has prepared: {file}." in caplog.text
     assert stoppers[0].history == stoppers[1].history
-    assert [stopper._tracker.found_in is None for stopper in stoppers] == [True, False]
+    assert [stopper._tracker.groundwork.found_in is None for stopper in stoppers] == [True, False]
 
 
 def test_a_loop_of_one_s_own_says_on_stderr_what_it_has_kept_once(folder, capfd):
@@ -219,9 +218,9 @@ def test_no_sample_is_in_what_a_run_leaves(tmp_path, folder, file):
     cache = file if file == "auto" else str(tmp_path / file)
     stopper = BoundaryUncertaintyStopper(inputs, labels, n_neighbors=20, cache=cache)
     stopper.check(nn.Linear(4, 3))
-    moved = stopper._tracker.perturbed_inputs.numpy()
+    moved = stopper._tracker.groundwork.perturbed_inputs.numpy()
     torch.save(stopper.state_dict(), tmp_path / "state.pt")
-    content = stopper._tracker.kept_in.read_bytes() + (tmp_path / "state.pt").read_bytes()
+    content = stopper._tracker.groundwork.kept_in.read_bytes() + (tmp_path / "state.pt").read_bytes()
     assert not [row for rows in (inputs.numpy(), moved) for row in rows if row.tobytes() in content]
 
 
@@ -244,8 +243,8 @@ def test_a_file_of_another_user_is_not_read(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: file.stat().st_uid + 1, raising=False)
     with pytest.warns(UserWarning, match=re.escape(f"The cache file {file} is not read (another user owns it)")):
         again = fit(tmp_path, stopping())
-    assert again.tracker.found_in is None
-    assert again.tracker.kept_in == file
+    assert again.tracker.groundwork.found_in is None
+    assert again.tracker.groundwork.kept_in == file
     assert again.history == first.history
 
 
@@ -265,7 +264,7 @@ def test_what_is_no_regular_file_is_not_read(tmp_path, folder, kind):
         file.symlink_to(tmp_path / "elsewhere")
     before = (tmp_path / "elsewhere").read_bytes()
     again = fit(tmp_path, stopping())
-    assert (again.tracker.found_in, again.tracker.kept_in) == (None, file)
+    assert (again.tracker.groundwork.found_in, again.tracker.groundwork.kept_in) == (None, file)
     assert stat.S_ISREG(file.lstat().st_mode)
     assert (tmp_path / "elsewhere").read_bytes() == before
 
@@ -276,7 +275,7 @@ def test_a_damaged_file_is_made_anew(tmp_path, folder):
     whole = file.read_bytes()
     file.write_bytes(whole[:1000])
     again = fit(tmp_path, stopping())
-    assert again.tracker.found_in is None
+    assert again.tracker.groundwork.found_in is None
     assert again.history == first.history
     assert file.stat().st_size == len(whole)
 
@@ -297,7 +296,7 @@ def test_a_file_of_ones_own_is_named_when_it_is_written(tmp_path, folder, log):
     log.clear()
     fit(tmp_path, stopping(cache=str(file)))
     assert "for later runs" not in log.text
-    assert f"found what an earlier run has prepared: {file}." in log.text
+    assert f"loaded what an earlier run has prepared: {file}." in log.text
     assert not folder.exists()
 
 
@@ -309,7 +308,7 @@ def test_a_user_that_there_is_not_has_no_folder(monkeypatch):
 def test_other_versions_have_files_of_their_own(tmp_path, folder, monkeypatch):
     fit(tmp_path, stopping())
     monkeypatch.setattr(user_cache, "versions", lambda: {"torch": "99"})
-    assert fit(tmp_path, stopping()).tracker.found_in is None
+    assert fit(tmp_path, stopping()).tracker.groundwork.found_in is None
     assert len(list(folder.iterdir())) == 2
 
 
@@ -321,7 +320,7 @@ def test_files_of_others_and_parts_that_are_written_stay(tmp_path, folder, monke
     whole = user_cache.file_of("some fingerprint", "inputs", "cpu")
     with contextlib.suppress(FileNotFoundError), whole_file(whole) as old, whole_file(whole) as new:
         os.utime(old, (0, 0))  # its writer is long gone
-        assert fit(tmp_path, stopping()).tracker.kept_in is None  # nothing is announced that is not there
+        assert fit(tmp_path, stopping()).tracker.groundwork.kept_in is None  # nothing is announced that is not there
         assert sorted(folder.iterdir()) == sorted([mine, new])
 
 
@@ -334,7 +333,7 @@ def test_a_file_of_another_program_stays_whatever_its_name(tmp_path, folder, mon
         np.savez(file.open("wb"), weights=np.zeros(9))
         os.utime(file, (0, 0))
     (folder / f"bu-torch-{'1' * 64}.npz").mkdir()
-    assert fit(tmp_path, stopping()).tracker.kept_in is None
+    assert fit(tmp_path, stopping()).tracker.groundwork.kept_in is None
     assert sorted(folder.iterdir()) == sorted([*others, folder / f"bu-torch-{'1' * 64}.npz"])
 
 
@@ -344,7 +343,7 @@ def test_what_is_not_used_for_thirty_days_goes_with_the_next_write(tmp_path, fol
     used, unused = sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime)
     for file in (used, unused):
         os.utime(file, (time.time() - 31 * 86_400,) * 2)
-    assert fit(tmp_path, stopping()).tracker.found_in == used
+    assert fit(tmp_path, stopping()).tracker.groundwork.found_in == used
     assert unused in folder.iterdir()
     fit(tmp_path, stopping(seed=2))
     assert unused not in folder.iterdir()
@@ -374,7 +373,7 @@ def test_what_is_too_large_is_not_written(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(user_cache, "MOST_BYTES_EACH", file.stat().st_size // 2)
     written = []
     monkeypatch.setattr(Signals, "save", lambda signals, path: written.append(path))
-    assert fit(tmp_path, stopping(seed=3)).tracker.kept_in is None
+    assert fit(tmp_path, stopping(seed=3)).tracker.groundwork.kept_in is None
     assert not written
     monkeypatch.setattr(user_cache, "MOST_BYTES_EACH", file.stat().st_size)
     fit(tmp_path, stopping(seed=3))

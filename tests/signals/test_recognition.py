@@ -28,7 +28,7 @@ def tracked(share, *thresholds, noise=0.0, tracker=None, first=0, **settings):
     tracker = tracker or Tracker(Settings(**SETTINGS, **settings))
     tracker.go_on(tracker.prepare(whole_samples(*samples(share, noise))))
     for epoch, threshold in enumerate(thresholds, start=first):
-        second = tracker.perturbed_inputs[:, 0] - threshold
+        second = tracker.groundwork.perturbed_inputs[:, 0] - threshold
         tracker.add(epoch, tracker.measure(torch.stack((torch.zeros_like(second), second), dim=1)))
     return tracker
 
@@ -39,11 +39,11 @@ def test_a_class_that_loses_by_what_is_kept_is_named():
     line = tracker.unrecognised(tracker.kept)
     labelled = []
     for threshold in (HIGH, LOW):
-        features = tracker.perturbed_inputs.view(2, -1, 2)[:, :80, 0]
+        features = tracker.groundwork.perturbed_inputs.view(2, -1, 2)[:, :80, 0]
         labelled.append(f"{float((features > threshold).double().mean()):.0%}")
     assert line == (
-        f"Class 1 is recognised at {labelled[0]} of its perturbed samples in the kept epoch 0, and at {labelled[1]} in"
-        " epoch 1. To change it: `class_weight='balanced'`."
+        f"Class 1 is recognised, by the given labels, at {labelled[0]} of its perturbed samples in the kept epoch 0,"
+        f" and at {labelled[1]} in epoch 1. To change it: `class_weight='balanced'`, which may cost accuracy."
     )
 
 
@@ -109,13 +109,15 @@ def test_the_plain_loop_says_so(caplog):
         stopper.check(model)
     with caplog.at_level("INFO"):
         stopper.restore(model)
-    assert [line for line in caplog.messages if line.startswith("Class 1 is recognised at ")]
+    assert [line for line in caplog.messages if line.startswith("Class 1 is recognised, by the given labels, at ")]
 
 
 def test_steps_tell_checks_of_one_epoch_apart():
     recognition = Recognition(Recalls(0, 4, [0.9, 0.3], [0.9, 0.3]), Recalls(0, 8, [0.8, 0.6], [0.8, 0.6]))
     line = recognition.line({"epoch": 0, "step": 4}, torch.tensor([2, 5]), torch.tensor([900, 100]))
-    assert line.startswith("Class 5 is recognised at 30% of its perturbed samples in the kept step 4, and at 60% in st")
+    assert line.startswith(
+        "Class 5 is recognised, by the given labels, at 30% of its perturbed samples in the kept step 4"
+    )
     assert recognition.line({"epoch": 0, "step": 8}, torch.tensor([2, 5]), torch.tensor([900, 100])) == ""
 
 

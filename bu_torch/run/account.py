@@ -1,0 +1,97 @@
+"""What a training spends beside training itself, in seconds, and the record that it leaves."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bu_torch.run.record import Record, row
+
+
+class Account:
+    """The seconds of one training, and its record.
+
+    Attributes:
+        setup_seconds: Time that the preparation took.
+        check_seconds: Time that the checks took so far.
+        saving_seconds: Time that it took so far to save what is kept.
+        has_resumed: True if checks were made before this run began.
+    """
+
+    def __init__(self) -> None:
+        self.setup_seconds = 0.0
+        self.check_seconds = 0.0
+        self.saving_seconds = 0.0
+        self.has_resumed = False
+        self._began = time.perf_counter()
+        self._seconds_elsewhere = 0.0
+        self._record: Record | None = None
+
+    def begin(self, started: float, *, has_resumed: bool) -> None:
+        """Count the time of training from now on.
+
+        Args:
+            started: Start of the preparation, by `time.perf_counter`.
+            has_resumed: True if checks were made before.
+        """
+        self._began = time.perf_counter()
+        self.has_resumed = has_resumed
+        self._seconds_elsewhere = 0.0
+        self.setup_seconds = self._began - started
+
+    def open_record(
+        self, folder: Path, header: Mapping[str, Any], checks: Iterable[Mapping[str, Any]], columns: Iterable[str]
+    ) -> None:
+        """Begin a record with the checks before a resume.
+
+        Args:
+            folder: Folder for the files.
+            header: First line beside the table.
+            checks: Those checks.
+            columns: Columns that there are even if no check before has them.
+        """
+        self._record = Record(folder, header, map(row, checks), columns)
+
+    @property
+    def path(self) -> str:
+        """Table of checks on disk; "" if there is none."""
+        return "" if self._record is None or self._record.path is None else str(self._record.path)
+
+    @property
+    def training_seconds(self) -> float:
+        """Time since `begin` without checks, saving, and what others took."""
+        beside = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
+        return time.perf_counter() - self._began - beside
+
+    def leave_out(self, seconds: float) -> None:
+        """Count seconds that have just passed neither as training nor as checks: others took them."""
+        self._seconds_elsewhere += seconds
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Count the time within as that of saving."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.saving_seconds += time.perf_counter() - started
+
+    def note(self, line: Mapping[str, Any]) -> None:
+        """Write one line beside the table, if there is a record."""
+        if self._record is not None:
+            self._record.tell(line)
+
+    def end_check(self, started: float, check: Mapping[str, Any], train_loss: float | None) -> None:
+        """Count the time of a check, and add its row to the table.
+
+        Args:
+            started: Start of the check, by `time.perf_counter`.
+            check: Entry of the history.
+            train_loss: Loss on the training samples; None if it is not known.
+        """
+        now = time.perf_counter()
+        self.check_seconds += now - started
+        if self._record is not None:
+            seconds = now - self._began - self._seconds_elsewhere
+            self._record.append(row(check, seconds, self.check_seconds, train_loss))

@@ -1,0 +1,291 @@
+"""The samples that checks look at, and all that is computed of them before training."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch.internal.inputs import as_labels
+from bu_torch.run import messages, user_cache
+from bu_torch.run.budget import Plan, plan
+from bu_torch.run.preparation import fit_or_find, fit_or_load
+from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.state import State
+from bu_torch.samples.balance import ClassWeight, class_shares
+from bu_torch.samples.reading import Samples
+from bu_torch.samples.subset import stratified_rows
+from bu_torch.signals.fitness import MOST_ENTRIES
+from bu_torch.signals.measuring import Signals
+
+
+class Groundwork:
+    """All that does not depend on the network in training.
+
+    Args:
+        settings: How much to look at, and how.
+
+    Attributes:
+        plan: Numbers of samples and of perturbations of each; None before `plan_checks`.
+        fingerprint: Fingerprint of the samples of the checks so far; None if there is none to compare with.
+        is_restored: False if what a resumed state holds is damaged or of other samples.
+        found_in: File that `prepare` has read; None if it has computed.
+        kept_in: File that `prepare` has written; None for none.
+        about: Samples and classes in plain words, for the record.
+        rows: Places of the samples in the data set, (N,).
+    """
+
+    def __init__(self, settings: MeasurementSettings) -> None:
+        self.settings = settings
+        self.plan: Plan | None = None
+        self.fingerprint: str | None = None
+        self.is_restored = True
+        self.found_in: Path | None = None
+        self.kept_in: Path | None = None
+        self.about: dict[str, Any] = {"data": {}, "classes": None}
+        self.rows = torch.empty(0, dtype=torch.int64)
+        self._signals: Signals | None = None  # only in the process that has prepared
+        self._prepared: Mapping[str, Any] | None = None  # if the network before training is the space
+        self._space: Literal["inputs", "patches", "tokens"] | None = None  # if the network might have been
+
+    def planned(self, n_training: int, n_visited: int, n_operations: int, *, max_samples: int | None = None) -> Plan:
+        """Plan by the settings alone.
+
+        Args:
+            n_training: Number of training samples.
+            n_visited: Number of them that an epoch of one process visits.
+            n_operations: Operations of a forward pass of one sample (`bu_torch.run.budget.count_operations`).
+            max_samples: Used instead of `settings.max_samples`.
+        """
+        return plan(
+            n_training,
+            n_visited,
+            n_operations,
+            budget=self.settings.budget,
+            n_draws=self.settings.n_draws,
+            max_samples=self.settings.max_samples if max_samples is None else max_samples,
+            n_neighbors=self.settings.n_neighbors,
+        )
+
+    def plan_checks(
+        self, n_training: int, n_visited: int, n_operations: int, *, max_samples: int | None = None
+    ) -> Plan:
+        """Plan as `planned` does; a training that is resumed, or has decided, keeps its plan."""
+        self.plan = self.plan or self.planned(n_training, n_visited, n_operations, max_samples=max_samples)
+        return self.plan
+
+    def prepare(
+        self,
+        samples: Samples,
+        warn: Callable[[str], None],
+        *,
+        has_resumed: bool,
+        module: nn.Module | None = None,
+        cache: Path | Literal["auto"] | None = None,
+        has_progress_bar: bool = False,
+        is_saved: bool = True,
+        class_weight: ClassWeight | None = None,
+    ) -> str:
+        """Compute all that does not depend on the network.
+
+        Args:
+            samples: As many as planned.
+            warn: How to warn.
+            has_resumed: Checks were made before, so that the space of neighbours is chosen.
+            module: The network, as it is before training: its features may be the space of neighbours.
+            cache: File to read what is computed from, or to write it to; `"auto"` for one in the user's cache folder,
+                None for none.
+            has_progress_bar: Show a progress bar after a few seconds.
+            is_saved: Write the cache if it is not there.
+            class_weight: Weights of the classes, if `settings.class_weight` is None.
+
+        Returns:
+            Fingerprint of samples and settings, for `Tracker.go_on`.
+
+        Raises:
+            ValueError: As for `Signals.fit` and `Signals.load`.
+            TypeError: As for `Signals.fit`.
+        """
+        _warn_if(messages.ignored(samples.n_ignored), warn)
+        samples, n_draws = self._within_memory(samples, warn)
+        n_samples = len(samples.inputs)
+        n_present = len(torch.unique(as_labels(samples.labels, n_samples)))
+        _warn_if(messages.many_classes(n_samples, n_present, samples.n_training), warn)
+        signals = self.settings.make_signals(n_draws, module, class_weight)
+        if has_resumed:  # as it was chosen when the run began
+            signals.boundary.known_space = self._space
+        self._signals = self._restored(signals, samples) if has_resumed else None
+        if self._signals is None:
+            file = self._file(signals, samples.inputs, cache, warn, has_resumed=has_resumed)
+            options: dict[str, Any] = {
+                "sample_weight": samples.weights,
+                "has_progress_bar": has_progress_bar,
+                "is_saved": is_saved,
+            }
+            if cache == "auto":
+                cached = fit_or_find(signals, samples.inputs, samples.labels, **options)
+            else:
+                cached = fit_or_load(signals, samples.inputs, samples.labels, file, **options)
+            self.found_in, self.kept_in = cached.found_in, cached.kept_in
+            if cached.refusal:
+                warn(f"{cached.refusal} To turn the cache off: `cache=None` or `BU_TORCH_CACHE=off`.")
+            self._signals = signals
+            self._keep_space(signals, samples.inputs)
+        self.rows = samples.rows
+        self.about = self._describe(self._signals, samples, n_draws)
+        return self._signals.fingerprint
+
+    def _file(
+        self,
+        signals: Signals,
+        inputs: Tensor,
+        cache: Path | Literal["auto"] | None,
+        warn: Callable[[str], None],
+        *,
+        has_resumed: bool,
+    ) -> Path | None:
+        """File of the user's own to read or to write; takes the network from `signals` if it may not be the space."""
+        file, boundary = cache if isinstance(cache, Path) else None, signals.boundary
+        if not boundary.may_use_module(inputs):
+            return file
+        if boundary.feature_extractor is not None:
+            if file is not None:
+                warn(f"Features of a network differ from run to run: they are not kept in the cache {file}.")
+            return None
+        # What a file holds follows from the samples alone; and a run that resumes has learnt the labels by now.
+        if file is not None or (has_resumed and self._space is None):
+            boundary.module = None
+        return file
+
+    def _describe(self, signals: Signals, samples: Samples, n_draws: int) -> dict[str, Any]:
+        """Samples and classes, as plain data."""
+        present, shares = class_shares(signals.boundary.labels, samples.weights)
+        data = {
+            "n_samples": len(samples.inputs),
+            "n_draws": n_draws,
+            "n_training": samples.n_training,
+            "n_classes": int(samples.labels.max()) + 1,
+            "n_present": len(present),
+            "smallest_class_share": round(float(shares.min()), 4),  # as training draws them
+            "largest_class_share": round(float(shares.max()), 4),
+            "sampling": "uniform" if samples.weights is None else "weighted",
+            "shape": list(samples.inputs.shape[1:]),
+            "space": signals.boundary.space_name_,
+            "perturbation": signals.boundary.kind_of_perturbation(samples.inputs),
+        }
+        return {"data": data, "classes": samples.classes}
+
+    def _keep_space(self, signals: Signals, inputs: Tensor) -> None:
+        """Keep what a resumed run cannot find again, because the network has changed by then."""
+        self._prepared = self._space = None
+        if signals.boundary.may_use_module(inputs):
+            match signals.boundary.space_name_:
+                case "inputs" | "patches" | "tokens" as name:
+                    self._space = name
+                case _:
+                    self._prepared = signals.prepared()
+
+    def _restored(self, signals: Signals, samples: Samples) -> Signals | None:
+        """Signals of a run that resumes, if the network of its start was the space; else None."""
+        if self._prepared is None or not signals.boundary.may_use_module(samples.inputs):
+            return None
+        try:
+            return signals.restore(self._prepared, samples.inputs, samples.labels, samples.weights)
+        except ValueError:  # of other samples, or damaged: what follows says so
+            self.is_restored = False
+            return None
+
+    def _within_memory(self, samples: Samples, warn: Callable[[str], None]) -> tuple[Samples, int]:
+        """As many samples and draws of those planned as there is room for: some arrays have a column for each class."""
+        made = self.plan_checks(len(samples.inputs), len(samples.inputs), 0)
+        labels = as_labels(samples.labels, len(samples.inputs))
+        n_rows = MOST_ENTRIES // len(torch.unique(labels))
+        n_samples = len(labels)
+        if made.n_draws * n_samples <= n_rows:
+            return samples, made.n_draws
+        n_draws = made.n_draws if self.settings.n_draws is not None else max(1, n_rows // n_samples)
+        if self.settings.max_samples is None and n_draws * n_samples > n_rows >= self.settings.n_neighbors:
+            n_samples = n_rows // n_draws
+            samples = samples.at(stratified_rows(len(labels), n_samples, self.settings.seed, labels))
+        self.plan = Plan(n_samples, n_draws)
+        warn(messages.little_memory(made, self.plan))
+        return samples, n_draws
+
+    @property
+    def is_prepared(self) -> bool:
+        """True if `prepare` has been called here."""
+        return self._signals is not None
+
+    @property
+    def signals(self) -> Signals:
+        """Signals that were prepared.
+
+        Raises:
+            RuntimeError: If `prepare` has not been called.
+        """
+        if self._signals is None:
+            raise RuntimeError("This Tracker has no samples yet: call `prepare` first.")
+        return self._signals
+
+    @property
+    def perturbed_inputs(self) -> Tensor:
+        """Inputs at which the network is to be read, (n_draws * N, ...)."""
+        return self.signals.perturbed_inputs
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples that a check looks at."""
+        return int(self.about["data"]["n_samples"])
+
+    @property
+    def n_classes(self) -> int:
+        """Least number of logits that a network must give."""
+        return int(self.about["data"]["n_classes"])
+
+    def lines(self) -> list[str]:
+        """Lines for the log: which cache, which space, and how classes count."""
+        boundary = self.signals.boundary
+        lines = (
+            messages.cache(self.found_in, self.kept_in, len(boundary.labels), user_cache.folder()),
+            messages.space(boundary.space_name_, boundary.skills_),
+            messages.balance(
+                boundary.labels,
+                boundary.weights,
+                is_sampled=boundary.class_weight != "balanced" and self.about["data"]["sampling"] == "weighted",
+                has_class_weight=boundary.class_weight is not None,
+            ),
+        )
+        return [line for line in lines if line]
+
+    def release(self) -> None:
+        """Free what was computed: training has ended."""
+        self._signals = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data that a resumed run needs."""
+        state: dict[str, Any] = {
+            "plan": None if self.plan is None else dataclasses.astuple(self.plan),
+            "asked": self._requested(),
+            "samples": self.fingerprint,
+        }
+        if self._prepared is not None:
+            state["prepared"] = dict(self._prepared)
+        return state if self._space is None else state | {"space": self._space}
+
+    def load(self, state: State) -> None:
+        """Go on where the state was taken; with other settings, samples are planned anew."""
+        self._prepared, self._space = state.prepared, state.space
+        if state.plan is not None and state.asked == self._requested():
+            self.plan, self.fingerprint = state.plan, state.samples
+
+    def _requested(self) -> list[float | str | None]:
+        """Settings that decide what is looked at."""
+        asked = self.settings
+        return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed]
+
+
+def _warn_if(message: str, warn: Callable[[str], None]) -> None:
+    if message:
+        warn(message)

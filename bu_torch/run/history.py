@@ -1,0 +1,208 @@
+"""The checks of one training so far: which of them is kept, and when to stop."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bu_torch.rule.decision import Verdict, decide
+from bu_torch.rule.rules import SelectionRule
+from bu_torch.run.settings import MeasurementSettings, Settings
+
+Check = dict[str, Any]
+
+
+class Outcome(NamedTuple):
+    """All that the next check needs to know of those before it.
+
+    Args:
+        kept: Check to keep; None before the first that counts.
+        highest: First check of the highest score, which may not be the kept one; None likewise.
+        verdict: Decision to stop or to go on.
+    """
+
+    kept: Check | None = None
+    highest: Check | None = None
+    verdict: Verdict = Verdict()
+
+
+class History:
+    """Checks in order, each with what was decided after it: a fold over plain numbers.
+
+    Args:
+        settings: `Settings`; with `MeasurementSettings` alone, nothing is decided.
+
+    Attributes:
+        entries: One dict a check.
+        n_not_compared: Number of checks at the start of `entries` that count neither for the patience nor as best.
+        selection: Rule that scores the checks; None without a rule.
+        is_kept_new: True if the last check is the one to keep and its weights are not saved yet.
+    """
+
+    def __init__(self, settings: MeasurementSettings) -> None:
+        self.settings = settings
+        self.selection: SelectionRule | None = None
+        if isinstance(settings, Settings):
+            self.selection = SelectionRule(settings.rule, start_from_epoch=settings.start_from_epoch)
+            self.selection.rule.reset()
+        self.entries: list[Check] = []
+        self.n_not_compared = 0
+        self.is_kept_new = False
+        self._outcomes: list[Outcome] = []  # one for each of `compared`, if there is a rule
+
+    @property
+    def compared(self) -> list[Check]:
+        """Checks that count."""
+        return self.entries[self.n_not_compared :]
+
+    @property
+    def is_comparable(self) -> bool:
+        """True if a check so far counts."""
+        return self.n_not_compared < len(self.entries)
+
+    @property
+    def kept(self) -> Check | None:
+        """Check to keep; None if no check counts yet."""
+        return self._last.kept
+
+    @property
+    def highest(self) -> Check | None:
+        """First check of the highest score, which may not be the one to keep; None if no check counts yet."""
+        return self._last.highest
+
+    @property
+    def verdict(self) -> Verdict:
+        """Decision after the last check."""
+        return self._last.verdict
+
+    @property
+    def score_name(self) -> str:
+        """Entry of a check that holds its score; "" without a rule."""
+        return "" if self.selection is None else self.selection.score_name
+
+    @property
+    def last_score(self) -> float | None:
+        """Score of the last check; None if it does not count."""
+        if self.selection is None or not self.is_comparable:
+            return None
+        return self.selection.score(self.entries[-1])
+
+    @property
+    def _last(self) -> Outcome:
+        return self._outcomes[-1] if self._outcomes else Outcome()
+
+    def is_last(self, epoch: int, step: int | None = None) -> bool:
+        """True if the last check is of this epoch and step."""
+        return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
+
+    def is_most_accurate(self, entry: Check) -> bool:
+        """True if `entry` counts and no other check that counts has as high an expected accuracy."""
+        first = 0 if self.selection is None else self.selection.start_from_epoch
+        accuracy = entry.get("expected_accuracy", math.nan)
+        others = [one for one in self.compared if one["epoch"] >= first and place_of(one) != place_of(entry)]
+        is_counted = entry["epoch"] >= first and math.isfinite(accuracy)
+        return is_counted and not any(one.get("expected_accuracy", math.nan) >= accuracy for one in others)
+
+    def add(self, entry: Check, *, is_counted: bool = True) -> None:
+        """Add a check, complete it by what the rule says of it, and decide.
+
+        A check of the same epoch and step as the last one takes its place, and stays kept if that one was: its weights
+        are saved.
+
+        Args:
+            entry: `epoch`, `step` if it is known, and the signals.
+            is_counted: False for a check that does not count, nor does any before it.
+        """
+        was_kept = False
+        if self.is_last(*place_of(entry)):
+            was_kept = self.kept is self.entries[-1]
+            self.entries.pop()
+            self._outcomes = self._outcomes[:-1]
+            self.n_not_compared = min(self.n_not_compared, len(self.entries))
+        self.entries.append(entry)
+        self.is_kept_new = False
+        if self.selection is not None:
+            self.selection.complete(self.compared)
+            outcome = self._after(self._last, entry)
+            self.is_kept_new = outcome.kept is entry and not was_kept
+            self._outcomes.append(outcome._replace(kept=entry) if was_kept else outcome)
+        if not is_counted:
+            self.begin_anew()
+
+    def fall_back(self, epoch: int | None, step: int | None = None) -> None:
+        """Keep the check of this epoch and step: the weights of those after it are lost, or of all, if None.
+
+        Patience goes on as it was.
+        """
+        places: list[tuple[int | None, int | None]] = [place_of(entry) for entry in self.compared]
+        n_left = places.index((epoch, step)) + 1 if (epoch, step) in places else 0
+        left = Outcome()
+        if n_left:
+            left = self._outcomes[n_left - 1]._replace(kept=self.compared[n_left - 1])
+            self._outcomes[n_left - 1] = left
+        self._outcomes[n_left:] = [
+            lost._replace(kept=left.kept, highest=left.highest) for lost in self._outcomes[n_left:]
+        ]
+        self.is_kept_new = False
+
+    def begin_anew(self) -> None:
+        """Compare the checks to come with none of those so far."""
+        self.n_not_compared = len(self.entries)
+        self._outcomes = []
+        self.is_kept_new = False
+        if self.selection is not None:
+            self.selection.rule.reset()
+
+    def rule_settings(self) -> dict[str, Any]:
+        """Settings of the rule, by the names that states and records have for them."""
+        settings = {} if self.selection is None else self.selection.rule.settings()
+        return {f"rule.{name}": value for name, value in settings.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, and what the rule remembers."""
+        state = {"history": self.entries, "n_not_compared": self.n_not_compared}
+        return state if self.selection is None else state | {"rule": self.selection.rule.state_dict()}
+
+    def load(self, entries: Sequence[Check], n_not_compared: int, rule: Mapping[str, Any] | None) -> None:
+        """Go on where `state_dict` was taken, with completed checks.
+
+        Args:
+            entries: All checks.
+            n_not_compared: Number of them that do not count.
+            rule: State of the rule; None if another rule has scored them, so that none counts.
+        """
+        self.entries, self.n_not_compared = list(entries), n_not_compared
+        self._outcomes = []
+        self.is_kept_new = False
+        if self.selection is None:
+            return
+        if rule is None:
+            self.begin_anew()
+            return
+        self.selection.rule.load_state_dict(dict(rule))
+        for entry in self.compared:
+            self._outcomes.append(self._after(self._last, entry))
+
+    def _after(self, before: Outcome, entry: Check) -> Outcome:
+        """Outcome of a completed check after that of the one before."""
+        selection, settings = self.selection, self.settings
+        assert selection is not None  # noqa: S101  (whoever asks has looked)
+        assert isinstance(settings, Settings)  # noqa: S101  (there is a rule)
+        if (score := selection.score(entry)) is None:
+            return before
+        verdict = decide(
+            before.verdict,
+            score,
+            patience=settings.patience,
+            min_delta=settings.min_delta,
+            stopping_threshold=settings.stopping_threshold,
+            check_finite=settings.check_finite,
+        )
+        highest = -math.inf if before.highest is None else before.highest[selection.score_name]
+        if not selection.takes_place(entry, highest):
+            return before._replace(verdict=verdict)
+        return Outcome(entry, entry if score > highest else before.highest, verdict)
+
+
+def place_of(entry: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Epoch and step of a check; None for a step that is not known."""
+    return entry["epoch"], entry.get("step")

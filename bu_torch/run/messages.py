@@ -1,0 +1,194 @@
+"""Sentences for the log, made from plain facts."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bu_torch.internal.printing import cleaned
+from bu_torch.rule.decision import Reason
+from bu_torch.run.account import Account
+from bu_torch.run.budget import Plan
+from bu_torch.run.history import History
+from bu_torch.run.settings import Settings
+from bu_torch.samples.balance import rare_class
+from bu_torch.samples.reading import IGNORED
+
+_SETTLED = 3  # checks
+_BELOW_CHANCE = 0.8
+_MOST_CLASSES = 1 / 3  # of the samples
+_SPACES = {
+    "inputs": "the inputs",
+    "patches": "features of patches",
+    "tokens": "counts of tokens",
+    "module": "the network's own features",
+}
+
+
+def why_stopped(checks: History, epoch: int, step: int | None = None) -> str:
+    """Name the reason to stop after the last check; "" if there is none.
+
+    Args:
+        checks: The checks so far.
+        epoch: Epoch in which training stops.
+        step: Step at which it stops, for checks within epochs.
+    """
+    selection, settings, verdict = checks.selection, checks.settings, checks.verdict
+    if selection is None or not isinstance(settings, Settings) or not verdict.should_stop:
+        return ""
+    where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
+    start = f"Stopped {where}: {selection.title}"
+    if verdict.reason == Reason.NON_FINITE_METRIC:
+        return f"{start} gave a score that is not finite ({checks.last_score})."
+    if verdict.reason == Reason.STOPPING_THRESHOLD:
+        return f"{start} rose above the stopping threshold {settings.stopping_threshold}."
+    wait, compared = verdict.wait, checks.compared
+    now, unit = (epoch, "epoch") if step is None else (step, "step")
+    then = compared[-1 - wait].get(unit) if wait < len(compared) else None
+    since = f" ({now - then} {unit}s)" if then is not None and now - then > wait else ""
+    return f"{start} did not improve in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
+
+
+def why_none_kept(checks: History) -> str:
+    """Name the reason for which no epoch is kept."""
+    if not checks.entries:
+        return "no check was made"
+    if not checks.compared:
+        return "no check counted"
+    selection = checks.selection
+    if selection is not None and all(selection.score(entry) is None for entry in checks.compared):
+        return f"all checks were of epochs before `start_from_epoch={selection.start_from_epoch}`"
+    return "no finite check counted"
+
+
+def cost(account: Account) -> str:
+    """Tell what a training has cost beside training itself; of a resumed one, since then.
+
+    At least so much: what a trainer does for its hooks and with what is logged is not known here.
+    """
+    parts = {"preparation": account.setup_seconds, "checks": account.check_seconds, "saving": account.saving_seconds}
+    seconds = account.training_seconds
+    share = sum(parts.values()) / max(seconds, 1e-9)
+    listed = ", ".join(f"{name} {spent:.1f} s" for name, spent in parts.items() if spent or name != "saving")
+    total = sum(round(spent, 1) for spent in parts.values())  # of the parts as they are listed
+    start = "Since the run resumed, boundary" if account.has_resumed else "Boundary"
+    return (
+        f"{start} uncertainty took at least {total:.1f} s ({listed}) beside {seconds:.1f} s of training: {share:.0%}."
+    )
+
+
+def cache(found_in: Path | None, kept_in: Path | None, n_samples: int, shared_folder: Path | None) -> str:
+    """Tell which file was read or written; "" if none was.
+
+    Args:
+        found_in: File that was read.
+        kept_in: File that was written.
+        n_samples: Number of samples that it is of.
+        shared_folder: The user's cache folder.
+    """
+    if found_in is not None:
+        file = cleaned(str(found_in))
+        return f"Boundary uncertainty loaded what an earlier run has prepared: {file}. To change it: `cache=None`."
+    if kept_in is None:
+        return ""
+    off = "`cache=None` or `BU_TORCH_CACHE=off`" if kept_in.parent == shared_folder else "`cache=None`"
+    return (
+        f"Boundary uncertainty kept neighbours, distances, class probabilities and labels of {n_samples} samples for"
+        f" later runs: {cleaned(str(kept_in))}. To change it: {off}."
+    )
+
+
+def balance(labels: Tensor, weights: Tensor | None, *, is_sampled: bool, has_class_weight: bool) -> str:
+    """Tell how classes count, if a sampler weights samples or a class is rare; else "".
+
+    Args:
+        labels: Label of each sample, (N,).
+        weights: How often each counts, (N,); None for alike.
+        is_sampled: True if a sampler draws some more often.
+        has_class_weight: True if class weights multiply that.
+    """
+    drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
+    if has_class_weight:
+        return f"{drawn[:-1]}, times the weights of their classes." if drawn else ""
+    if (rare := rare_class(labels, weights)) is None:
+        return drawn
+    label, share = rare
+    return (
+        f"{drawn}{drawn and ' '}Class {label} is {share:.1%} of what training draws, and has that weight in"
+        " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike, which may cost accuracy."
+    )
+
+
+def space(name: str, skills: Mapping[str, float]) -> str:
+    """Name the space of neighbours and the skills that it was chosen by; "" if there was no choice."""
+    if not skills:
+        return ""
+    listed = ", ".join(f"{one} {skill:.2f}" for one, skill in skills.items())
+    return f"Neighbours are found among {_SPACES[name]}: left-out labels are predicted best there ({listed})."
+
+
+def ignored(n_ignored: int) -> str:
+    """Tell how many samples are left out; "" for none."""
+    if not n_ignored:
+        return ""
+    return f"{n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
+
+
+def many_classes(n_samples: int, n_present: int, n_training: int) -> str:
+    """Warn of nearly as many classes as samples; "" if there are fewer."""
+    if n_present <= _MOST_CLASSES * n_samples:
+        return ""
+    more = "" if n_samples == n_training else " Look at more of them (`max_samples`)."
+    return (
+        f"The {n_samples} samples that are looked at have {n_present} different labels, so that neighbours say"
+        f" little of a label.{more} Where labels are numbers to be predicted, that is a regression, which has"
+        " no decision boundary: this is for classifiers."
+    )
+
+
+def little_memory(plan: Plan, made: Plan) -> str:
+    """Tell that fewer samples or draws are looked at than were planned."""
+    return (
+        f"So many classes need much memory: a check looks at {made.n_samples} samples, {made.n_draws} times perturbed,"
+        f" where {plan.n_samples} and {plan.n_draws} were planned."
+    )
+
+
+def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """Tell which settings of a run that resumes are others than before."""
+    was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in now)
+    is_now = ", ".join(f"{name}={value!r:.100}" for name, value in now.items())
+    return (
+        f"The run resumes with {is_now} where it had {was}: its scores cannot be compared with those before, so"
+        " patience and the best epoch start anew."
+    )
+
+
+def worse_than_chance(accuracies: list[float], n_present: int, n_classes: int, n_columns: int) -> str:
+    """Warn that the network predicts what the labels contradict, which no training aims at; "" if it does not.
+
+    Args:
+        accuracies: Expected accuracy at each check.
+        n_present: Number of classes that have samples; 0 if it is not known.
+        n_classes: Least number of logits that a network must give.
+        n_columns: Number of logits that it gives.
+    """
+    last = accuracies[-_SETTLED:]
+    is_rising = last[-1] > last[0]  # as that of a network that still learns
+    is_too_wide = len(accuracies) == 1 and n_columns > n_classes
+    is_settled = len(accuracies) >= _SETTLED and not is_rising
+    if not n_present or not (is_too_wide or is_settled) or not all(one < _BELOW_CHANCE / n_present for one in last):
+        return ""
+    if is_too_wide:
+        return (
+            f"The network gives {n_columns} columns, and the labels have {n_present} classes. Expected accuracy is"
+            f" {last[-1]:.2f} at the first check, worse than chance. If `forward` returns an embedding, let it return"
+            " the logits, one for each class; `output_key=` names them in a tuple or a dict."
+        )
+    return (
+        f"Expected accuracy is {last[-1]:.2f} after {len(accuracies)} checks, worse than chance with {n_present}"
+        " classes. Does `training_step` change the labels, or does `forward` give something other than one logit for"
+        " each class of the labels? If so, the scores do not describe the trained network. Change labels in the"
+        " dataset or in `on_after_batch_transfer`."
+    )

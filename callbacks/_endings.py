@@ -1,0 +1,119 @@
+"""The end of a training: its reason, and the kept weights put back."""
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+
+from bu_torch.callbacks._companions import KeeperMixin
+from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
+from bu_torch.callbacks._lightning import library_of
+from bu_torch.callbacks._memory_keeper import MemoryKeeperMixin
+from bu_torch.callbacks._optimizers import leave_training
+from bu_torch.callbacks._verdict_bearer import VerdictBearerMixin
+from bu_torch.callbacks.averages import SHARDED
+from bu_torch.callbacks.monitor import describe_exception
+from bu_torch.internal.printing import cleaned
+from bu_torch.ranking.checkpoints import why_unreadable
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+def why_ended(trainer: "Trainer", exception: BaseException | None, bearer: VerdictBearerMixin | None) -> str:
+    """Name the reason for which training ended."""
+    if exception is not None:
+        return describe_exception(exception)
+    if bearer is not None and bearer.has_stopped:
+        return bearer.why_stopped
+    for callback in trainer.callbacks:
+        if (
+            isinstance(callback, library_of(trainer).timer)
+            and (left := callback.time_remaining()) is not None
+            and left <= 0
+        ):
+            return "Training ran until `max_time`."
+    if trainer.limit_train_batches == 0:
+        return "There was no training batch."
+    if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
+        return f"Training ran until `max_epochs={trainer.max_epochs}`."
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return f"Training ran until `max_steps={trainer.max_steps}`."
+    return "Training was stopped from elsewhere (`trainer.should_stop`)."
+
+
+def restore(trainer: "Trainer", keeper: KeeperMixin | MemoryKeeperMixin | None) -> str:
+    """Put the weights of the kept check back; "", "partly " or "not ", as they are in the module then."""
+    module = trainer.lightning_module
+    path = "" if keeper is None else cleaned(keeper.best_model_path)
+    if type(trainer.strategy).__name__ in SHARDED:
+        rank_zero_warn(
+            f"{type(trainer.strategy).__name__} shards the weights, which are not put back into such a module: the"
+            f" kept epoch is in {path}."
+        )
+        return "not "
+    if keeper is None or not keeper.is_best_there:
+        rank_zero_warn(f"The checkpoint of the kept epoch is gone: {path}.")
+        return "not "
+    leave_training(trainer)
+    is_own = keeper.is_best_own
+    if isinstance(keeper, MemoryKeeperMixin):
+        weights = keeper.best.weights
+        return _load_or_leave(
+            trainer,
+            lambda: _load(trainer, lambda: module.load_state_dict(weights, strict=False), "", is_own=is_own),
+            "The weights of the kept epoch, which the resumed state holds, do not fit",
+        )
+    if is_own:
+        return _load_best(trainer, keeper.best_model_path, is_own=True)  # it may hold hyperparameters of any class
+    return _load_or_leave(
+        trainer,
+        lambda: _load_best(trainer, keeper.best_model_path, is_own=False),
+        f"The checkpoint of the kept epoch, {path}, was not written by this process and cannot be read as plain data",
+        " If you trust the file, read it by `torch.load(path, weights_only=False)`, or allow its classes before the"
+        " next `fit` by `torch.serialization.add_safe_globals`.",
+    )
+
+
+def _load_or_leave(trainer: "Trainer", load: Callable[[], str], refusal: str, remedy: str = "") -> str:
+    """Load what a resumed state has named: whatever it is, it may not end the fit. As `restore`."""
+    module = trainer.lightning_module
+    before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
+    try:
+        return load()
+    except Exception as error:  # what a damaged or crafted file raises is not documented
+        module.load_state_dict(before, strict=False)
+        why = cleaned(why_unreadable(error))
+        rank_zero_warn(f"{refusal}: {why}. The weights stay as training left them.{remedy}")
+        return "not "
+
+
+def _load_best(trainer: "Trainer", path: str, *, is_own: bool) -> str:
+    checkpoint = trainer.strategy.load_checkpoint(path, weights_only=not is_own)
+    trainer.lightning_module.on_load_checkpoint(checkpoint)
+    return _load(trainer, lambda: trainer.strategy.load_model_state_dict(checkpoint, strict=False), path, is_own=is_own)
+
+
+def _load(trainer: "Trainer", load: Callable[[], Any], path: str, *, is_own: bool) -> str:
+    """Load weights of which some may be left out: those stay as they are in the module, and a line says so."""
+    module = trainer.lightning_module
+    missing, unexpected = load_what_is_there(module, load)
+    changed = changed_by_training(module, missing)
+    wrong = [*changed, *unexpected]
+    if wrong and module.strict_loading and not is_own:
+        raise ValueError(f"it lacks weights, or holds others, than the module has: {listed(wrong)}")
+    where = f" Its checkpoint is {cleaned(path)}." if path else ""
+    if changed:
+        rank_zero_warn(
+            f"The saved weights of the kept epoch leave out {len(changed)} that training changes:"
+            f" {listed(changed)}. Those stay as the last epoch left them; all others are put back.{where}"
+        )
+    elif missing:
+        rank_zero_info(
+            f"The saved weights of the kept epoch leave out {len(missing)} that training does not change, which"
+            f" stay as they are in the module: {listed(missing)}."
+        )
+    if unexpected and module.strict_loading:
+        rank_zero_warn(f"The module has no place for saved weights of the kept epoch: {listed(unexpected)}.{where}")
+    return "partly " if changed else ""
