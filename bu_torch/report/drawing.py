@@ -164,3 +164,9 @@ def curve(
 def known(values: Sequence[float]) -> list[float | None]:
     """`values` with a gap where one is not finite, which JSON cannot say, in as many digits as can be seen."""
     return [float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None for value in values]
+
+
+def thinned(places: list[int], most: int, kept: int | None) -> list[int]:
+    """About `most` of the places, evenly, with the last and the kept one."""
+    step = math.ceil(len(places) / most)
+    return sorted({*places[::step], *places[-1:], *([kept] if kept in places else [])})

@@ -9,7 +9,8 @@ from typing import Any
 
 from bu_torch._version import __version__
 from bu_torch.report.drawing import Figure
-from bu_torch.report.figures import class_name, drawing_step
+from bu_torch.report.figures import drawing_step
+from bu_torch.report.maps import class_name
 from bu_torch.report.record import Doubt, Record
 from bu_torch.report.text import duration, escaped, figure, shortened
 from bu_torch.report.verdict import (

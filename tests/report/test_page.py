@@ -17,7 +17,7 @@ import records
 from bu_torch import SelectionRule
 from bu_torch.cli import main
 from bu_torch.report import drawing as drawing_module
-from bu_torch.report import figures, read_record, render, sections, write_report
+from bu_torch.report import figures, maps, read_record, render, sections, write_report
 from bu_torch.report.page import content
 from bu_torch.report.text import cleaned, duration, escaped, figure
 from bu_torch.rule.rules import RULE_NAMES
@@ -302,7 +302,7 @@ def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known_and_of_the_w
 
 
 def test_many_epochs_are_thinned_in_maps_and_the_kept_one_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "_MOST_COLUMNS", 20)
+    monkeypatch.setattr(maps, "_MOST_COLUMNS", 20)
     records.write_run(tmp_path, n_checks=70, n_classes=2)
     record = read_record(tmp_path)
     (trace,) = drawing(record, "near_boundary")["data"]
