@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from bu_torch.estimators.trust import KNNConfidence, TrustScore
     from bu_torch.neighbors.graph import NeighborGraph
     from bu_torch.neighbors.prototypes import PrototypeClassifier
-    from bu_torch.papers.anchors import BisectionAnchorUncertainty, GradientAnchorUncertainty
+    from bu_torch.papers.bisection import BisectionAnchorUncertainty
+    from bu_torch.papers.gradient import GradientAnchorUncertainty
     from bu_torch.perturbation.moves import exchange_tokens, perturb, perturb_toward_neighbors
     from bu_torch.ranking.checkpoints import Checkpoint, load_checkpoint
-    from bu_torch.ranking.ranking import Candidate, Ranking, rank_checkpoints, rank_models
+    from bu_torch.ranking.rank import rank_checkpoints, rank_models
+    from bu_torch.ranking.ranking import Candidate, Ranking
     from bu_torch.ranking.scoring import BoundaryUncertaintyScorer
     from bu_torch.ranking.soup import Soup, average_checkpoints, greedy_soup
     from bu_torch.rule.rules import Rule, SelectionRule
@@ -79,7 +81,8 @@ __all__ = [
 # Where each name is found, once more for the interpreter, which skips the imports above.
 _PACKAGES = ("callbacks", "evaluation", "functional", "report")
 _MODULES = {
-    "papers.anchors": ("BisectionAnchorUncertainty", "GradientAnchorUncertainty"),
+    "papers.bisection": ("BisectionAnchorUncertainty",),
+    "papers.gradient": ("GradientAnchorUncertainty",),
     "estimators.boundary": ("BoundaryUncertainty",),
     "callbacks": ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopping"),
     "ranking.checkpoints": ("Checkpoint", "load_checkpoint"),
@@ -91,7 +94,8 @@ _MODULES = {
     "space.patches": ("PatchFeatures",),
     "perturbation.moves": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
     "neighbors.prototypes": ("PrototypeClassifier",),
-    "ranking.ranking": ("Candidate", "Ranking", "rank_checkpoints", "rank_models"),
+    "ranking.rank": ("rank_checkpoints", "rank_models"),
+    "ranking.ranking": ("Candidate", "Ranking"),
     "ranking.scoring": ("BoundaryUncertaintyScorer",),
     "signals.measuring": ("Measurement", "Signals"),
     "ranking.soup": ("Soup", "average_checkpoints", "greedy_soup"),

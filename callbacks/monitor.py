@@ -45,7 +45,9 @@ from bu_torch.run.budget import Plan, count_operations, describe_slow_check
 from bu_torch.run.settings import MeasurementSettings, as_file
 from bu_torch.run.state import read_weights
 from bu_torch.run.tracker import Tracker
-from bu_torch.samples.reading import IGNORED, Samples, UnreadableError, fewer_of, seeded, split_batch
+from bu_torch.samples.batches import split_batch
+from bu_torch.samples.reading import seeded
+from bu_torch.samples.samples import IGNORED, Samples, UnreadableError, fewer_of
 from bu_torch.signals.catalogue import SIGNALS
 
 if TYPE_CHECKING:

@@ -412,7 +412,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
         >>> sigma_epsilon_of_neighbors([0.0, 2.0] * 50, torch.zeros(100, 1), sigma_delta=1.0, n_neighbors=99)
         tensor(0.1005, dtype=torch.float64)
     """
-    from bu_torch.neighbors.graph import nearest  # the other estimators need torch alone
+    from bu_torch.neighbors.search import nearest  # the other estimators need torch alone
 
     z = _measurements(z)
     features = as_flat_features(features).to(z.device)

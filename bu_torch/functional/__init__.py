@@ -3,14 +3,13 @@
 from bu_torch.functional.anchors import anchor_uncertainty, bisect_segments, class_uncertainty
 from bu_torch.functional.boundary import (
     boundary_uncertainty,
-    index_pairs,
     local_uncertainty,
     pair_uncertainty,
-    top_pairs,
     uncertainty_ceiling,
 )
 from bu_torch.functional.expected_accuracy import expected_accuracy
 from bu_torch.functional.omission import omission
+from bu_torch.functional.pairs import index_pairs, top_pairs
 from bu_torch.functional.parzen import cvml_bandwidth, silverman_bandwidth
 from bu_torch.functional.probabilities import as_probabilities, brier_score, mixing_weight
 from bu_torch.functional.regression import left_out_predictions, tangent_kernel

@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from bu_torch.internal.printing import cleaned, say
-from bu_torch.ranking.ranking import Ranking, find_checkpoints, rank_checkpoints
+from bu_torch.ranking.rank import find_checkpoints, rank_checkpoints
+from bu_torch.ranking.ranking import Ranking
 from bu_torch.ranking.soup import Soup, greedy_soup
 from bu_torch.rule.rules import RANKING_RULE, RULE_NAMES
 from bu_torch.signals.measuring import Signals

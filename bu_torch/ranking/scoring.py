@@ -8,7 +8,7 @@ from typing import Any
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import as_features, check_integer, check_seed
 from bu_torch.ranking.estimators import encode, estimator_logits
-from bu_torch.ranking.ranking import MEASURED, measure_model
+from bu_torch.ranking.rank import MEASURED, measure_model
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.measuring import Signals

@@ -12,16 +12,15 @@ from torch import Tensor, nn
 from bu_torch.internal.files import whole_file
 from bu_torch.internal.inputs import check_integer
 from bu_torch.ranking.checkpoints import Checkpoint, holding, load_checkpoint
-from bu_torch.ranking.ranking import (
-    Candidate,
+from bu_torch.ranking.rank import (
     Paths,
-    Ranking,
     as_ranking_rule,
     find_checkpoints,
     fit_and_rank,
     measure_model,
     score,
 )
+from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName
 from bu_torch.signals.measuring import Signals
 

@@ -23,6 +23,7 @@ def class_name(record: Record, index: int, most: int = 60) -> str:
 
 
 def pair_map(record: Record, verdict: Verdict) -> Figure | None:
+    """Boundary uncertainty of each two classes, at the kept check."""
     shown = shown_details(record, verdict)
     if shown is None or not len(shown[1].pairs):
         return None
@@ -138,6 +139,7 @@ def _classes_shown(pairs: np.ndarray) -> tuple[list[int], int]:
 
 
 def near_boundary(record: Record, verdict: Verdict) -> Figure | None:
+    """Distances from the boundary, by check."""
     return _spread(
         record,
         verdict,
@@ -151,6 +153,7 @@ def near_boundary(record: Record, verdict: Verdict) -> Figure | None:
 
 
 def local_uncertainty(record: Record, verdict: Verdict) -> Figure | None:
+    """Local uncertainties, by check."""
     return _spread(
         record,
         verdict,
@@ -163,6 +166,7 @@ def local_uncertainty(record: Record, verdict: Verdict) -> Figure | None:
 
 
 def log_trust(record: Record, verdict: Verdict) -> Figure | None:
+    """Trust in single predictions, by check."""
     return _spread(
         record,
         verdict,

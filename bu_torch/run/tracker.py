@@ -24,7 +24,7 @@ from bu_torch.run.record import Record, check_line, end_line, header_line, row
 from bu_torch.run.settings import MeasurementSettings, Settings
 from bu_torch.run.state import read_state
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
-from bu_torch.samples.reading import IGNORED, Samples
+from bu_torch.samples.samples import IGNORED, Samples
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.details import Details
 from bu_torch.signals.measuring import MOST_ENTRIES, Measurement, Signals
@@ -59,7 +59,7 @@ class Tracker:
 
         tracker = Tracker(Settings(patience=10))
         planned = tracker.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
-        tracker.prepare(bu_torch.samples.reading.choose_among(inputs, labels, lambda n: planned.n_samples, seed=0))
+        tracker.prepare(bu_torch.samples.samples.choose_among(inputs, labels, lambda n: planned.n_samples, seed=0))
         for epoch in range(500):
             train_one_epoch(model)
             tracker.update_average(model, epoch)

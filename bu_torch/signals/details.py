@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.functional.boundary import sum_by_pair
+from bu_torch.functional.pairs import sum_by_pair
 from bu_torch.functional.weights import cluster_sizes
 from bu_torch.signals.catalogue import Reading
 

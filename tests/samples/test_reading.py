@@ -24,7 +24,8 @@ from torch.utils.data import (
     default_collate,
 )
 
-from bu_torch.samples.reading import UnreadableError, choose_among, known_labels, read_loader, read_samples
+from bu_torch.samples.reading import read_loader, read_samples
+from bu_torch.samples.samples import UnreadableError, choose_among, known_labels
 from bu_torch.samples.subset import stratified_rows
 
 X, Y = problems.blobs(120)
