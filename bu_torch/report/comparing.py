@@ -27,10 +27,10 @@ from bu_torch.report.drawing import (
 )
 from bu_torch.report.figures import with_fewer_checks, with_room
 from bu_torch.report.page import Content, page, write_page
-from bu_torch.report.record import Record
+from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import contents, figure_section, header, shown_value, table_section
 from bu_torch.report.text import duration, escaped, figure
-from bu_torch.report.verdict import Verdict, headline, scores
+from bu_torch.report.verdict import RunVerdict, headline, scores
 from bu_torch.signals.catalogue import SIGNALS
 
 _COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, CYAN, PINK, LIME, BROWN, GREY)
@@ -38,7 +38,7 @@ _PANELS = ("expected_accuracy", "boundary_uncertainty", "trust_score")
 _MOST_NAME = 60
 
 
-def write_comparison(records: Sequence[Record], path: str | PathLike[str]) -> Path:
+def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) -> Path:
     """Write a page with several runs side by side; a file that is there is replaced as a whole or not at all.
 
     Args:
@@ -56,7 +56,7 @@ def write_comparison(records: Sequence[Record], path: str | PathLike[str]) -> Pa
     return write_page(page(comparison(records)), path)
 
 
-def comparison(records: Sequence[Record]) -> Content:
+def comparison(records: Sequence[RunRecord]) -> Content:
     """What the page of several runs shows.
 
     Args:
@@ -73,7 +73,7 @@ def comparison(records: Sequence[Record]) -> Content:
     paths = [record.path.resolve() for record in records]
     if again := next((path for path in paths if paths.count(path) > 1), None):
         raise ValueError(f"`records` must be different runs, but {again} is there twice.")
-    names, verdicts = _names(paths), [Verdict.of(record) for record in records]
+    names, verdicts = _names(paths), [RunVerdict.of(record) for record in records]
     curves = _curves(records, verdicts, names)
     tables = {
         "kept": _kept(records, verdicts, names),
@@ -107,7 +107,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [escaped(name, _MOST_NAME) for name in names]
 
 
-def _caution(records: Sequence[Record]) -> str:
+def _caution(records: Sequence[RunRecord]) -> str:
     """When values of different runs mean the same."""
     same = "Runs on the same samples, measured with the same settings, can be compared value by value."
     # Records of an earlier version say less of their data.
@@ -117,7 +117,7 @@ def _caution(records: Sequence[Record]) -> str:
     return f"{same} Whether the samples are the same, a record does not tell; it tells their number."
 
 
-def _curves(records: Sequence[Record], verdicts: Sequence[Verdict], names: Sequence[str]) -> Figure | None:
+def _curves(records: Sequence[RunRecord], verdicts: Sequence[RunVerdict], names: Sequence[str]) -> Figure | None:
     axis = "epoch" if all(record.axis == "epoch" for record in records) else "step"
     thinned = [with_fewer_checks(record, verdict) for record, verdict in zip(records, verdicts, strict=True)]
     rows: list[tuple[str, list[dict[str, Any]], tuple[float, float]]] = []
@@ -160,7 +160,7 @@ def _limits(values_of_runs: Sequence[Sequence[float]], kept: Sequence[float]) ->
 
 
 def _panels(
-    records: Sequence[Record], verdicts: Sequence[Verdict], axis: str
+    records: Sequence[RunRecord], verdicts: Sequence[RunVerdict], axis: str
 ) -> list[tuple[str, list[tuple[list[Any], list[float]]]]]:
     """Of each panel its title, and of each run places and values."""
     panels = [
@@ -179,7 +179,7 @@ def _panels(
     return panels
 
 
-def _kept(records: Sequence[Record], verdicts: Sequence[Verdict], names: Sequence[str]) -> str:
+def _kept(records: Sequence[RunRecord], verdicts: Sequence[RunVerdict], names: Sequence[str]) -> str:
     rows, endings = [], []
     for record, verdict, name in zip(records, verdicts, names, strict=True):
         check = record.check_at(verdict.kept) or {}
@@ -199,13 +199,13 @@ def _kept(records: Sequence[Record], verdicts: Sequence[Verdict], names: Sequenc
     )
 
 
-def _costs(records: Sequence[Record], names: Sequence[str]) -> str:
+def _costs(records: Sequence[RunRecord], names: Sequence[str]) -> str:
     rows = []
     for record, name in zip(records, names, strict=True):
         last = record.checks[-1] if record.checks else {}
         spent, total = last.get("check_seconds", math.nan), last.get("seconds", math.nan)
         share = f"{spent / total:.1%}" if total > 0 and math.isfinite(spent) else figure(math.nan)
-        n_checks = str(record.n_left_out + len(record.checks))
+        n_checks = str(len(record.checks))
         rows.append([name, n_checks, duration(record.setup_seconds), duration(spent), duration(total), share])
     return table_section(
         "costs",
@@ -217,7 +217,7 @@ def _costs(records: Sequence[Record], names: Sequence[str]) -> str:
     )
 
 
-def _differences(records: Sequence[Record], names: Sequence[str]) -> str:
+def _differences(records: Sequence[RunRecord], names: Sequence[str]) -> str:
     rows = []
     for group in ("settings", "data", "versions"):
         of_runs: list[dict[str, Any]] = [getattr(record, group) for record in records]

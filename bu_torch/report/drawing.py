@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
-from bu_torch.report.verdict import Verdict
+from bu_torch.report.verdict import RunVerdict
 
 BLUE, ORANGE, VIOLET, GREEN, GREY = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2"
 RED = "#dc2626"
@@ -95,7 +95,7 @@ def plotly_script() -> str:
 def drawn(
     traces: list[dict[str, Any]],
     layout: dict[str, Any],
-    verdict: Verdict | None,
+    verdict: RunVerdict | None,
     scales: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A figure as plotly.js takes it; `verdict` marks what is kept."""

@@ -27,9 +27,9 @@ from bu_torch.report.drawing import (
     thinned,
 )
 from bu_torch.report.maps import local_uncertainty, log_trust, near_boundary, pair_map
-from bu_torch.report.record import Record
+from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped
-from bu_torch.report.verdict import Verdict, rule_label, scores
+from bu_torch.report.verdict import RunVerdict, rule_label, scores
 from bu_torch.signals.catalogue import SIGNALS
 
 # Of sizes that leave each to be seen where they coincide.
@@ -54,11 +54,11 @@ _MOST_POINTS = 4000  # of a curve; more are narrower than a pixel
 _FEW_CHECKS = 8
 
 
-def figures(record: Record, verdict: Verdict) -> list[Figure]:
+def figures(record: RunRecord, verdict: RunVerdict) -> list[Figure]:
     """All figures for which the record has something to show."""
     if not record.checks:
         return []
-    makers: tuple[Callable[[Record, Verdict], Figure | None], ...] = (
+    makers: tuple[Callable[[RunRecord, RunVerdict], Figure | None], ...] = (
         _deciding,
         _scores,
         _agreement,
@@ -74,12 +74,12 @@ def figures(record: Record, verdict: Verdict) -> list[Figure]:
     return [one for one in made if one is not None]
 
 
-def drawing_step(record: Record) -> int:
+def drawing_step(record: RunRecord) -> int:
     """One of how many checks the curves show."""
     return max(1, math.ceil(len(record.checks) / _MOST_POINTS))
 
 
-def _deciding(record: Record, verdict: Verdict) -> Figure | None:
+def _deciding(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     label, places, values = scores(record, verdict)
     shown = set(with_fewer_checks(record, verdict).places)
     by_place = {place: value for place, value in zip(places, values, strict=True) if place in shown}
@@ -118,7 +118,7 @@ def _deciding(record: Record, verdict: Verdict) -> Figure | None:
     )
 
 
-def _scores(record: Record, verdict: Verdict) -> Figure:
+def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
     detailed = [place for place in record.places if place in record.details]
     ceilings = [record.details[place].ceiling for place in detailed]
     record = with_fewer_checks(record, verdict)
@@ -152,7 +152,7 @@ def _scores(record: Record, verdict: Verdict) -> Figure:
     )
 
 
-def _marks(verdict: Verdict, axis_name: str) -> list[dict[str, Any]]:
+def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
     """What each rule would have kept, on both curves."""
     traces = []
     for rule, check in verdict.by_rule.items():
@@ -177,7 +177,7 @@ def _marks(verdict: Verdict, axis_name: str) -> list[dict[str, Any]]:
     return traces
 
 
-def _agreement(record: Record, verdict: Verdict) -> Figure | None:
+def _agreement(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     return _share_panels(
         record,
         verdict,
@@ -189,7 +189,7 @@ def _agreement(record: Record, verdict: Verdict) -> Figure | None:
     )
 
 
-def _changes(record: Record, verdict: Verdict) -> Figure | None:
+def _changes(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     return _share_panels(
         record,
         verdict,
@@ -203,7 +203,7 @@ def _changes(record: Record, verdict: Verdict) -> Figure | None:
 
 
 def _share_panels(
-    record: Record, verdict: Verdict, name: str, title: str, reading: str, *, is_larger_better: bool
+    record: RunRecord, verdict: RunVerdict, name: str, title: str, reading: str, *, is_larger_better: bool
 ) -> Figure | None:
     """Each share in a panel of its own, with an axis on which its best values are seen."""
     record = with_fewer_checks(record, verdict)
@@ -251,7 +251,7 @@ def with_room(low: float, high: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _training_loss(record: Record, verdict: Verdict) -> Figure | None:
+def _training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     record = with_fewer_checks(record, verdict)
     values = record.values(_LOSS)
     if not any(math.isfinite(value) for value in values):
@@ -262,7 +262,7 @@ def _training_loss(record: Record, verdict: Verdict) -> Figure | None:
     return Figure("loss", "Training loss", reading, drawing, 280)
 
 
-def _cost(record: Record, verdict: Verdict) -> Figure | None:
+def _cost(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     between, checks = (_differences(record, name) for name in ("seconds", "check_seconds"))
     training = [total - check for total, check in zip(between, checks, strict=True)]
     if not any(math.isfinite(value) for value in training):
@@ -293,21 +293,21 @@ def _cost(record: Record, verdict: Verdict) -> Figure | None:
     )
 
 
-def _smoothed(record: Record, name: str) -> list[float]:
+def _smoothed(record: RunRecord, name: str) -> list[float]:
     return record.values(f"{name}_smoothed")
 
 
-def _differences(record: Record, name: str) -> list[float]:
+def _differences(record: RunRecord, name: str) -> list[float]:
     """What each check adds to a total; NaN where it is not known, or falls as a clock must not."""
     differences = []
-    before = math.nan if record.n_left_out else 0.0
+    before = 0.0
     for total in record.values(name):
         differences.append(total - before if total >= before else math.nan)
         before = total if math.isfinite(total) else before
     return differences
 
 
-def with_fewer_checks(record: Record, verdict: Verdict) -> Record:
+def with_fewer_checks(record: RunRecord, verdict: RunVerdict) -> RunRecord:
     """The record with as many checks as a curve can show."""
     if drawing_step(record) == 1:
         return record

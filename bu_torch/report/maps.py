@@ -7,22 +7,23 @@ from typing import Any
 import numpy as np
 
 from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, drawn, thinned
-from bu_torch.report.record import Histogram, Record
+from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped, figure, shortened
-from bu_torch.report.verdict import Verdict, shown_details
+from bu_torch.report.verdict import RunVerdict, shown_details
+from bu_torch.signals.details import Histogram, Pair
 
 _MOST_COLUMNS = 300  # of a map over the epochs; likewise
 _MOST_CLASSES = 40
 _BLANK_WEIGHT = 1e-6  # effective samples; with fewer near its boundary a pair counts as separable
 
 
-def class_name(record: Record, index: int, most: int = 60) -> str:
+def class_name(record: RunRecord, index: int, most: int = 60) -> str:
     """A class in words, escaped: plotly understands some HTML in its labels."""
     has_name = record.classes is not None and index < len(record.classes)
     return escaped(record.classes[index] if has_name and record.classes else index, most)
 
 
-def pair_map(record: Record, verdict: Verdict) -> Figure | None:
+def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     """Boundary uncertainty of each two classes, at the kept check."""
     shown = shown_details(record, verdict)
     if shown is None or not len(shown[1].pairs):
@@ -103,14 +104,14 @@ def _colour_range(values: list[float]) -> tuple[float, float]:
 
 
 def _pair_grids(
-    record: Record, pairs: np.ndarray, classes: list[int]
+    record: RunRecord, pairs: list[Pair], classes: list[int]
 ) -> tuple[list[list[float | None]], list[list[str]]]:
     """U of each two classes, and what is said of it, in rows and columns of `classes`; symmetric."""
     place = {index: position for position, index in enumerate(classes)}
     values: list[list[float | None]] = [[None] * len(classes) for _ in classes]
     notes = [[""] * len(classes) for _ in classes]
-    for first, second, share, weight, value in pairs.tolist():
-        pair = int(first), int(second)
+    for first, second, share, weight, value in pairs:
+        pair = first, second
         if not place.keys() >= set(pair):
             continue
         note = _pair_note(record, pair, share, weight, value)
@@ -120,7 +121,7 @@ def _pair_grids(
     return values, notes
 
 
-def _pair_note(record: Record, pair: tuple[int, int], share: float, weight: float, value: float) -> str:
+def _pair_note(record: RunRecord, pair: tuple[int, int], share: float, weight: float, value: float) -> str:
     names = " | ".join(class_name(record, index, 40) for index in pair)
     near = "none near the boundary: counts as separable"
     if weight >= _BLANK_WEIGHT:
@@ -128,17 +129,17 @@ def _pair_note(record: Record, pair: tuple[int, int], share: float, weight: floa
     return f"{names}<br>U {figure(value)}, {shortened(f'{share:.2%}', 12)} of the samples<br>{near}"
 
 
-def _classes_shown(pairs: np.ndarray) -> tuple[list[int], int]:
+def _classes_shown(pairs: list[Pair]) -> tuple[list[int], int]:
     """Classes to show in ascending order, those with the most samples on bad boundaries, and how many are left out."""
     loss: dict[int, float] = {}
-    for first, second, share, _, value in pairs.tolist():
-        for index in (int(first), int(second)):
+    for first, second, share, _, value in pairs:
+        for index in (first, second):
             loss[index] = loss.get(index, 0.0) + share * (1 - value if math.isfinite(value) else 0)
     worst = sorted(loss, key=lambda index: -loss[index])[:_MOST_CLASSES]
     return sorted(worst), len(loss) - len(worst)
 
 
-def near_boundary(record: Record, verdict: Verdict) -> Figure | None:
+def near_boundary(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     """Distances from the boundary, by check."""
     return _spread(
         record,
@@ -152,7 +153,7 @@ def near_boundary(record: Record, verdict: Verdict) -> Figure | None:
     )
 
 
-def local_uncertainty(record: Record, verdict: Verdict) -> Figure | None:
+def local_uncertainty(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     """Local uncertainties, by check."""
     return _spread(
         record,
@@ -165,7 +166,7 @@ def local_uncertainty(record: Record, verdict: Verdict) -> Figure | None:
     )
 
 
-def log_trust(record: Record, verdict: Verdict) -> Figure | None:
+def log_trust(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     """Trust in single predictions, by check."""
     return _spread(
         record,
@@ -178,9 +179,9 @@ def log_trust(record: Record, verdict: Verdict) -> Figure | None:
     )
 
 
-def _spread(record: Record, verdict: Verdict, name: str, title: str, axis: str, reading: str) -> Figure | None:
+def _spread(record: RunRecord, verdict: RunVerdict, name: str, title: str, axis: str, reading: str) -> Figure | None:
     """A histogram over the checks, as a map; those whose bins differ from the last one's are left out."""
-    found = {place: one.histograms[name] for place, one in sorted(record.details.items()) if name in one.histograms}
+    found = {place: getattr(one, name) for place, one in sorted(record.details.items())}
     if not found:
         return None
     all_edges = found[max(found)].edges

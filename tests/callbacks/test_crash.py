@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, rank_models
 from bu_torch.report import read_record
-from bu_torch.report.verdict import Verdict
+from bu_torch.report.verdict import RunVerdict
 
 
 class Plain(Classifier):
@@ -131,7 +131,7 @@ def test_other_samples_are_not_compared_with_those_before(tmp_path):
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
     record = read_record(stopping.record_path)
     assert record.n_not_compared == 4
-    assert Verdict.of(record).by_rule["expected_accuracy"]["epoch"] == stopping.best_epoch
+    assert RunVerdict.of(record).by_rule["expected_accuracy"]["epoch"] == stopping.best_epoch
 
 
 def test_the_same_samples_are_not_warned_of_though_they_are_augmented_at_random(tmp_path, recwarn):

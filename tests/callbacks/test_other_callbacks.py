@@ -20,7 +20,7 @@ from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks import monitor as monitor_module
 from bu_torch.callbacks._names import suffix_of
 from bu_torch.report import read_record
-from bu_torch.report.verdict import Verdict
+from bu_torch.report.verdict import RunVerdict
 from bu_torch.run import tracker as tracker_module
 
 
@@ -278,7 +278,9 @@ class TestWeightAveraging:
         assert (own.best_epoch, own.stopped_epoch) == (first, first + 2)
         record = read_record(own.record_path)
         assert own.tracker.n_not_compared == record.n_not_compared == first
-        assert Verdict.of(dataclasses.replace(record, end=None)).kept == first  # as the page says while the run goes on
+        assert (
+            RunVerdict.of(dataclasses.replace(record, end=None)).kept == first
+        )  # as the page says while the run goes on
         assert ("before its first update neither count" in caplog.text) == (first > 0)
 
     def test_an_average_that_is_never_updated_keeps_nothing(self, tmp_path, caplog):
