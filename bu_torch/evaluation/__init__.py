@@ -11,14 +11,16 @@ from bu_torch.evaluation.continuum import (
     error_rate,
     minimal_error_rate,
     minimal_squared_error_rate,
-    sigma_epsilon_of_neighbors,
-    sigma_epsilon_of_replicates,
-    sigma_epsilon_of_residuals,
     squared_error_count,
     squared_error_rate,
 )
 from bu_torch.evaluation.network import network_interval
 from bu_torch.evaluation.resampling import ErrorEstimate, cross_validation_error, holdout_error
+from bu_torch.evaluation.sigma import (
+    sigma_epsilon_of_neighbors,
+    sigma_epsilon_of_replicates,
+    sigma_epsilon_of_residuals,
+)
 from bu_torch.evaluation.trust import select_alpha, suspicious_precision, trustworthy_precision
 
 __all__ = [
