@@ -89,10 +89,11 @@ def boundary_uncertainty(
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
     pairs, pair_index = index_pairs(bayes_pairs)
-    values, shares = pair_uncertainty(
+    weights = relative_weights(weights, (logits.shape[0],), logits.device)
+    terms = pair_terms(
         logits, labels, neighbors, pairs, pair_index, min_weight=min_weight, bandwidth=bandwidth, weights=weights
     )
-    return (values * shares).sum().to(logits.dtype)
+    return (terms.values * terms.shares).sum().to(logits.dtype)
 
 
 def local_uncertainty(
@@ -137,47 +138,8 @@ def local_uncertainty(
     return local, counts
 
 
-def pair_uncertainty(
-    logits: Tensor,
-    labels: Tensor,
-    neighbors: Tensor,
-    pairs: Tensor,
-    pair_index: Tensor,
-    *,
-    min_weight: float = 1e-6,
-    bandwidth: Bandwidth = "silverman",
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and the pair's share of the samples (Eq. 34).
-
-    The sum of their products is `boundary_uncertainty`. Values of index tensors are not checked here.
-
-    Args:
-        logits: As for `boundary_uncertainty`.
-        labels: As for `boundary_uncertainty`.
-        neighbors: As for `boundary_uncertainty`.
-        pairs: Distinct pairs of classes, shape (P, 2), from `index_pairs`.
-        pair_index: Row of `pairs` that holds each sample's likely Bayes pair, shape (N,), from `index_pairs`.
-        min_weight: As for `boundary_uncertainty`.
-        bandwidth: As for `boundary_uncertainty`.
-        weights: As for `boundary_uncertainty`.
-
-    Returns:
-        U_kl, shape (P,), in [0, 1] (NaN if any logit is not finite), and the shares, shape (P,), which add up to 1;
-        both float64, on the device of `logits`.
-
-    Raises:
-        ValueError: If `min_weight` is negative, `bandwidth` is unknown, or the weights do not fit.
-    """
-    weights = relative_weights(weights, (logits.shape[0],), logits.device)
-    terms = pair_terms(
-        logits, labels, neighbors, pairs, pair_index, min_weight=min_weight, bandwidth=bandwidth, weights=weights
-    )
-    return terms.values, terms.shares
-
-
 class PairTerms(NamedTuple):
-    """What boundary uncertainty is made of, by pair of classes and by sample."""
+    """Parts of boundary uncertainty, by pair of classes and by sample."""
 
     values: Tensor  # U_kl (P,), float64
     shares: Tensor  # of the samples (P,), float64
@@ -200,10 +162,24 @@ def pair_terms(
     weights: Tensor | None = None,
     member_labels: Tensor | None = None,
 ) -> PairTerms:
-    """`pair_uncertainty` with all that it is made of; same arguments, same errors.
+    """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and what it consists of; values are not checked.
 
-    `weights` have a mean of 1 and are not checked. Who scores many times may give `member_labels`, `labels[neighbors]`
-    (N, M), which are looked up else.
+    Args:
+        logits: As for `boundary_uncertainty`.
+        labels: As for `boundary_uncertainty`.
+        neighbors: As for `boundary_uncertainty`.
+        pairs: Distinct pairs of classes, shape (P, 2), from `index_pairs`.
+        pair_index: Row of `pairs` that holds each sample's likely Bayes pair, shape (N,), from `index_pairs`.
+        min_weight: As for `boundary_uncertainty`.
+        bandwidth: As for `boundary_uncertainty`.
+        weights: Of the samples, shape (N,), float64 with mean 1; None if all count alike.
+        member_labels: `labels[neighbors]`, shape (N, M); passed, it need not be looked up at each call.
+
+    Returns:
+        The terms; U_kl is NaN if any logit is not finite. The shares add up to 1.
+
+    Raises:
+        ValueError: If `min_weight` is negative or `bandwidth` is unknown.
     """
     check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional import top_pairs
+from bu_torch.functional.pairs import top_pairs
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.inputs import (
     as_flat_features,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from bu_torch import functional
+from bu_torch.functional.anchors import bisect_segments
 from bu_torch.internal.inputs import as_features, as_labels, check_two_classes
 from bu_torch.internal.network import read_logits
 from bu_torch.space.features import standardization, standardize
@@ -82,7 +82,7 @@ class AnchorEstimator:
         return logits
 
     def _bisect(self, model: Callable[[Tensor], Any], start: Tensor, end: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        return functional.bisect_segments(lambda x: self._read(model, x).argmax(dim=1), start, end, n_halvings=n)
+        return bisect_segments(lambda x: self._read(model, x).argmax(dim=1), start, end, n_halvings=n)
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "inputs"):

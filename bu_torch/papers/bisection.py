@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch import functional
-from bu_torch.functional.anchors import MEASURES, Measure
+from bu_torch.functional.anchors import MEASURES, Measure, class_uncertainty
 from bu_torch.functional.checks import check_choice
+from bu_torch.functional.pairs import top_pairs
 from bu_torch.internal.inputs import check_integer, check_seed
 from bu_torch.neighbors.clusters import divisive_clusters
 from bu_torch.neighbors.search import nearest
@@ -122,9 +122,9 @@ class BisectionAnchorUncertainty(AnchorEstimator):
             return torch.bincount(code.flatten(), minlength=n_clusters * logits.shape[1]).view(n_clusters, -1)
 
         # Second choices decide between classes that equally many samples are predicted as.
-        pairs = functional.top_pairs(count(first) * (self.max_size + len(samples)) + count(second))
+        pairs = top_pairs(count(first) * (self.max_size + len(samples)) + count(second))
         priors = torch.bincount(self.labels, minlength=logits.shape[1]) / len(self.labels)
-        local = functional.class_uncertainty(
+        local = class_uncertainty(
             count(self.labels).double(),
             pairs,
             priors=priors if self.prior_correction else None,
@@ -157,7 +157,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         self._check_fitted()
         logits = self._read(model, self.inputs.flatten(1))
         first = logits.argmax(dim=1)
-        return logits, first, functional.top_pairs(logits).sum(dim=1) - first
+        return logits, first, top_pairs(logits).sum(dim=1) - first
 
     def _anchors(self, model: Callable[[Tensor], Any], first: Tensor, second: Tensor, n_classes: int) -> Anchors:
         flat = self.inputs.flatten(1)

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch import functional
-from bu_torch.functional.anchors import GAPS, MEASURES, Gap, Measure, near_boundary_ness
+from bu_torch.functional.anchors import GAPS, MEASURES, Gap, Measure, anchor_uncertainty, near_boundary_ness
 from bu_torch.functional.checks import as_logits, check_choice
+from bu_torch.functional.pairs import top_pairs
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.network import as_taken, check_callable, evaluation_mode
@@ -28,7 +28,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
     near-boundary-ness that holds zero (section 4.4.1; NumPy's `"auto"` bins). Where: each sample is moved by a common
     step along the gradient of g_D2 - g_D1; where that crosses the boundary an anchor lies between, and the step is
     bisected until the class has its number (section 4.4.2). What: a smooth count of the labels among the neighbours of
-    the anchor's sample (section 4.5; `bu_torch.functional.anchor_uncertainty`). Nothing is random.
+    the anchor's sample (section 4.5; `bu_torch.functional.anchors.anchor_uncertainty`). Nothing is random.
 
     The model must be differentiable by autograd with respect to its inputs.
 
@@ -38,9 +38,9 @@ class GradientAnchorUncertainty(AnchorEstimator):
       as it is. Samples whose gradient is 0 or not finite have no direction and get no anchor.
     - The number of anchors may be off by 10, as in the source, but by no more than a tenth: to a class that should have
       ten, none would do. Where no step comes so near, the nearest is taken.
-    - The anchor is found by bisection (`bu_torch.functional.bisect_segments`). Its `pairs` are the classes predicted on
-      its two sides; as in the thesis the value does not depend on them, but on the two classes that most neighbours are
-      labelled as. A classifier that exchanges classes is therefore not told from the right one.
+    - The anchor is found by bisection (`bisect_segments`). Its `pairs` are the classes predicted on its two sides; as
+      in the thesis the value does not depend on them, but on the two classes that most neighbours are labelled as. A
+      classifier that exchanges classes is therefore not told from the right one.
     - The neighbours of an anchor are those of the sample that it was found from, as in the thesis (section 4.6).
 
     Args:
@@ -105,7 +105,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         logits, found = self._anchors(model)
         if not len(found.samples):
             return logits.new_zeros(())
-        values = functional.anchor_uncertainty(
+        values = anchor_uncertainty(
             logits,
             self.labels,
             self.neighbors[found.samples],
@@ -210,7 +210,7 @@ def _gap_gradient(model: Callable[[Tensor], Any], batch: Tensor) -> Tensor:
     inputs = batch.detach().clone().requires_grad_()
     try:
         logits = as_logits(torch.as_tensor(model(inputs)))
-        gap = -logits.gather(1, functional.top_pairs(logits.detach())).diff(dim=1).abs().sum()
+        gap = -logits.gather(1, top_pairs(logits.detach())).diff(dim=1).abs().sum()
         return torch.autograd.grad(gap, inputs)[0]
     except RuntimeError as error:
         raise TypeError(
