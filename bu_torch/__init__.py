@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from bu_torch.ranking.soup import average_checkpoints, greedy_soup
     from bu_torch.rule.rules import Rule, SelectionRule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
+    from bu_torch.samples.reading import read_samples
     from bu_torch.signals.measuring import Measurement as Measurement
     from bu_torch.signals.measuring import Signals
     from bu_torch.space.features import FeatureSpace as FeatureSpace
@@ -74,6 +75,7 @@ __all__ = [
     "perturb",
     "rank_checkpoints",
     "rank_models",
+    "read_samples",
 ]
 
 # Modules of all names, once more for the interpreter, which skips the imports above. Results, and parts of what is in
@@ -97,6 +99,7 @@ _MODULES = {
     "ranking.ranking": ("Candidate", "Ranking"),
     "ranking.scoring": ("BoundaryUncertaintyScorer",),
     "signals.measuring": ("Measurement", "Signals"),
+    "samples.reading": ("read_samples",),
     "ranking.soup": ("Soup", "average_checkpoints", "greedy_soup"),
     "space.features": ("FeatureSpace",),
     "space.tokens": ("TokenFeatures",),

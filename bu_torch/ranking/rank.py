@@ -18,9 +18,9 @@ from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName, as_rule
 from bu_torch.run.preparation import fit_or_load
-from bu_torch.samples.batches import Keys, whole_pair
+from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
-from bu_torch.samples.samples import IGNORED
+from bu_torch.samples.samples import IGNORED, Samples
 from bu_torch.signals.measuring import Signals
 
 Paths = str | Path | Iterable[str | Path]
@@ -35,14 +35,10 @@ def rank_checkpoints(
     dataset: Any,
     *,
     rule: RuleName | Rule = RANKING_RULE,
-    weights_only: bool = True,
-    max_samples: int | None = None,
     signals: Signals | None = None,
-    cache: str | Path | None = None,
+    weights_only: bool = True,
     batch_size: int = 4096,
     device: torch.device | str | None = None,
-    input_key: str | int | None = None,
-    label_key: str | int | None = None,
 ) -> Ranking:
     """Rank checkpoints by what the stopping callback measures at each check, on the training samples alone.
 
@@ -55,22 +51,18 @@ def rank_checkpoints(
         module: Takes each checkpoint's weights in turn: a module, which has its own back afterwards, to the bit; a
             class, which is built from the hyperparameters in each checkpoint as `load_from_checkpoint` does, without
             arguments where there are none; or a callable of no argument.
-        dataset: The training samples: a Dataset or DataLoader of (input, label), read in order and without what its
-            sampler leaves out, a LightningDataModule, or a pair (inputs, labels) of tensors or arrays. Samples that
-            are dicts or longer tuples, and dicts or longer tuples of arrays, need `input_key` and `label_key`. Labels
-            are integers from 0. Random augmentation is read once, at one draw of it: better pass samples without.
+        dataset: The training samples: a pair (inputs, labels) of tensors or arrays, a Dataset or DataLoader of (input,
+            label), read in order and without what its sampler leaves out, a LightningDataModule, or what
+            `bu_torch.read_samples` has read of dicts, of longer tuples, or as a subset. Labels are integers from 0.
+            Random augmentation is read once, at one draw of it: better pass samples without.
         rule: `"expected_accuracy"`, `"accuracy_and_uncertainty"`, `"boundary_uncertainty"`, `"trust_score"`, or a
             `bu_torch.Rule` that does not look at `prediction_changes`: that is a signal of a run, not of one
             classifier.
+        signals: Settings other than those of `Signals()`; fitted here, unless it is already. To keep what is computed
+            once for later: `signals.save(file)`, and then `Signals().load(file, inputs, labels)`.
         weights_only: As for `load_checkpoint`.
-        max_samples: Look at a random subset of so many samples, stratified where the labels can be told; None for all.
-        signals: Other settings than `Signals()` has; it is fitted here, unless it is already.
-        cache: File (npz) that holds what is computed once: taken from there where it exists, written there if not.
         batch_size: Samples in a forward pass, >= 1.
-        device: Where a module that is built here runs; one that is given runs where it is.
-        input_key: Key of the inputs where a sample is a dict; their place, an integer, where it is a tuple of more than
-            two, such as (input, label, weight).
-        label_key: Likewise of the labels.
+        device: Device for a module that is built here; a module that is passed stays where it is.
 
     Returns:
         The ranking; nothing is dropped from it.
@@ -93,20 +85,8 @@ def rank_checkpoints(
         ...     rank_checkpoints(folder, module, (features, labels)).best.path.name
         '-2.0.pt'
     """
-    keys = (input_key, label_key)
-    return fit_and_rank(
-        paths,
-        module,
-        dataset,
-        as_ranking_rule(rule),
-        weights_only,
-        max_samples,
-        signals,
-        cache,
-        batch_size,
-        device,
-        keys,
-    )[1]
+    judge = Judge(rule, signals, batch_size)
+    return judge.rank_files(find_checkpoints(paths), module, dataset, weights_only, device)
 
 
 def rank_models(
@@ -115,12 +95,8 @@ def rank_models(
     labels: Any = None,
     *,
     rule: RuleName | Rule = RANKING_RULE,
-    max_samples: int | None = None,
     signals: Signals | None = None,
-    cache: str | Path | None = None,
     batch_size: int = 4096,
-    input_key: str | int | None = None,
-    label_key: str | int | None = None,
 ) -> Ranking:
     """Rank classifiers of any kind that were trained on the same samples, as `rank_checkpoints` does.
 
@@ -133,12 +109,8 @@ def rank_models(
         labels: Classes (N,), integers from 0; of any kind, strings too, where all models are scikit-learn's. None
             where `dataset` holds them.
         rule: As for `rank_checkpoints`.
-        max_samples: As for `rank_checkpoints`.
         signals: As for `rank_checkpoints`.
-        cache: As for `rank_checkpoints`.
         batch_size: As for `rank_checkpoints`.
-        input_key: As for `rank_checkpoints`.
-        label_key: As for `rank_checkpoints`.
 
     Returns:
         The ranking; equally good ones keep their order.
@@ -156,27 +128,21 @@ def rank_models(
         >>> rank_models(models, features, labels).best.name
         'k = 15'
     """
-    ranked_by = as_ranking_rule(rule)
-    check_integer("batch_size", batch_size, 1)
-    named = _named(models)
-    keys = (input_key, label_key)
-    if labels is None and (pair := whole_pair(dataset, keys)) is not None:
+    judge, named = Judge(rule, signals, batch_size), _named(models)
+    if labels is None and not isinstance(dataset, Samples) and (pair := whole_pair(dataset)) is not None:
         dataset, labels = pair
     frame = dataset if hasattr(dataset, "iloc") else None
     classes = None
     if labels is not None and all(is_estimator(model) for model in named.values()):
         classes, labels = encode(labels)
-    if labels is not None:
-        dataset, keys = (dataset, labels), (None, None)
-    signals = fit_signals(signals, dataset, max_samples, cache, keys)
-    ranked_by.adapt(len(signals.boundary.labels), signals.boundary.n_neighbors)
+    judge.fit(dataset if labels is None else (dataset, labels))
     if classes is None:
-        classes = np.arange(int(signals.boundary.labels.max()) + 1)
+        classes = np.arange(int(judge.signals.boundary.labels.max()) + 1)
     measured = []
     for name, model in named.items():
         read = estimator_logits(model, classes, frame) if is_estimator(model) else model
-        measured.append(Candidate(0, name, math.nan, None, None, measure_model(signals, read, batch_size, name)))
-    return _ranked(measured, ranked_by)
+        measured.append(Candidate(0, name, math.nan, None, None, judge.measure(read, name)))
+    return judge.rank(measured)
 
 
 def find_checkpoints(paths: Paths) -> list[Path]:
@@ -205,41 +171,69 @@ def find_checkpoints(paths: Paths) -> list[Path]:
     return list(once.values())
 
 
-def fit_and_rank(
-    paths: Paths,
-    module: nn.Module | Callable[..., nn.Module],
-    dataset: Any,
-    rule: Rule,
-    weights_only: bool,
-    max_samples: int | None,
-    signals: Signals | None,
-    cache: str | Path | None,
-    batch_size: int,
-    device: torch.device | str | None,
-    keys: Keys,
-) -> tuple[Signals, Ranking]:
-    """`rank_checkpoints`, with the fitted signals that it ranks by."""
-    check_integer("batch_size", batch_size, 1)
-    files = find_checkpoints(paths)
-    signals = fit_signals(signals, dataset, max_samples, cache, keys)
-    rule.adapt(len(signals.boundary.labels), signals.boundary.n_neighbors)
-    measured = []
-    for file in files:
-        checkpoint = load_checkpoint(file, weights_only=weights_only)
-        with holding(module, checkpoint, device) as held:
-            values = measure_model(signals, held, batch_size, str(file))
-        measured.append(Candidate(0, str(file), math.nan, checkpoint.epoch, checkpoint.step, values, file))
-    return signals, _ranked(sorted(measured, key=_age), rule)
+class Judge:
+    """Measures classifiers on the same samples, and ranks them.
+
+    Args:
+        rule: Scores a classifier by its signals.
+        signals: Still to be fitted, or fitted on the samples; None for default settings.
+        batch_size: Samples in a forward pass.
+    """
+
+    def __init__(self, rule: RuleName | Rule, signals: Signals | None, batch_size: int) -> None:
+        self.rule = as_rule(rule)
+        if _OF_A_RUN in self.rule.signals:
+            raise ValueError(
+                f"`rule` must not look at {_OF_A_RUN}, which one classifier has not, got {self.rule.name!r}."
+            )
+        self.signals = Signals() if signals is None else signals
+        if not isinstance(self.signals, Signals):
+            raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
+        self.batch_size = check_integer("batch_size", batch_size, 1)
+
+    def fit(self, dataset: Any) -> None:
+        """Fit signals and rule on the samples of a dataset."""
+        fit_signals(self.signals, dataset)
+        boundary = self.signals.boundary
+        self.rule.adapt(len(boundary.labels), boundary.n_neighbors)
+
+    def measure(self, model: Callable[[Tensor], Any], name: str) -> dict[str, float]:
+        """All signals of a model; NaN if its logits are not finite."""
+        return measure_model(self.signals, model, self.batch_size, name)
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """The score of a model with these signals; NaN if one that the rule looks at is not finite."""
+        looked_at = {name: values[name] for name in self.rule.signals}
+        return float(self.rule.score(looked_at)) if all(map(math.isfinite, looked_at.values())) else math.nan
+
+    def rank(self, candidates: list[Candidate]) -> Ranking:
+        """The candidates in order; equally good ones keep theirs, those without a score come last."""
+        scored = [candidate._replace(score=self.score(candidate.signals)) for candidate in candidates]
+        scored.sort(key=lambda one: (not math.isfinite(one.score), -one.score if math.isfinite(one.score) else 0.0))
+        return Ranking(self.rule.name, tuple(one._replace(rank=rank) for rank, one in enumerate(scored, 1)))
+
+    def rank_files(
+        self,
+        files: list[Path],
+        module: nn.Module | Callable[..., nn.Module],
+        dataset: Any,
+        weights_only: bool,
+        device: torch.device | str | None,
+    ) -> Ranking:
+        """Fit on the samples of a dataset and rank checkpoints; of equally good ones the earliest comes first."""
+        self.fit(dataset)
+        measured = []
+        for file in files:
+            checkpoint = load_checkpoint(file, weights_only=weights_only)
+            with holding(module, checkpoint, device) as held:
+                values = self.measure(held, str(file))
+            measured.append(Candidate(0, str(file), math.nan, checkpoint.epoch, checkpoint.step, values, file))
+        return self.rank(sorted(measured, key=_age))
 
 
-def fit_signals(
-    signals: Signals | None, dataset: Any, max_samples: int | None, cache: str | Path | None, keys: Keys
-) -> Signals:
-    """`signals`, or such of default settings, fitted on the samples of a dataset, or read from the file `cache`."""
-    signals = Signals() if signals is None else signals
-    if not isinstance(signals, Signals):
-        raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
-    samples = read_samples(dataset, max_samples, signals.boundary.seed, keys)
+def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> None:
+    """Fit signals on the samples of a dataset, or read them from the file `cache`; fitted ones must be of these."""
+    samples = dataset if isinstance(dataset, Samples) else read_samples(dataset, seed=signals.boundary.seed)
     inputs = as_features(samples.inputs, "dataset", keep_integers=keeps_integers(signals.boundary.perturbation))
     labels = as_labels(samples.labels, len(inputs)).to(inputs.device)
     if samples.n_ignored:
@@ -247,31 +241,14 @@ def fit_signals(
             f"{samples.n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out.",
             stacklevel=4,
         )
-    if signals.is_fitted:
-        if not signals.is_of(inputs, labels, samples.weights):
-            raise ValueError("`signals` must be fitted on the samples of `dataset`, or on none, got other samples.")
-        return signals
-    path = None if cache is None else Path(cache)
-    fit_or_load(signals, inputs, labels, path, sample_weight=samples.weights)
-    return signals
-
-
-def as_ranking_rule(rule: RuleName | Rule) -> Rule:
-    """A rule that can rank classifiers, by its name or as it is."""
-    found = as_rule(rule)
-    if _OF_A_RUN in found.signals:
-        raise ValueError(f"`rule` must not look at {_OF_A_RUN}, which one classifier has not, got {found.name!r}.")
-    return found
-
-
-def score(values: Mapping[str, float], rule: Rule) -> float:
-    """The score of a candidate with these signals; NaN where one that the rule looks at is not finite."""
-    looked_at = {name: values[name] for name in rule.signals}
-    return float(rule.score(looked_at)) if all(map(math.isfinite, looked_at.values())) else math.nan
+    if not signals.is_fitted:
+        fit_or_load(signals, inputs, labels, cache, sample_weight=samples.weights)
+    elif not signals.is_of(inputs, labels, samples.weights):
+        raise ValueError("`signals` must be fitted on the samples of `dataset`, or on none, got other samples.")
 
 
 def measure_model(signals: Signals, model: Callable[[Tensor], Any], batch_size: int, name: str) -> dict[str, float]:
-    """All signals of a model; NaN where its logits are not finite."""
+    """All signals of a model; NaN if its logits are not finite."""
     try:
         logits = read_logits(model, signals.perturbed_inputs, batch_size, check_finite=False)
         warn_of_probabilities(logits, name)
@@ -279,13 +256,6 @@ def measure_model(signals: Signals, model: Callable[[Tensor], Any], batch_size: 
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
     return {signal: float(values[signal]) for signal in MEASURED}
-
-
-def _ranked(candidates: list[Candidate], rule: Rule) -> Ranking:
-    scores = [score(candidate.signals, rule) for candidate in candidates]
-    order = sorted(range(len(scores)), key=lambda i: (not math.isfinite(scores[i]), -scores[i], i))
-    ranked = (candidates[i]._replace(rank=rank, score=scores[i]) for rank, i in enumerate(order, 1))
-    return Ranking(rule.name, tuple(ranked))
 
 
 def _age(candidate: Candidate) -> tuple[float, float, str]:

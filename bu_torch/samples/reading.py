@@ -37,16 +37,25 @@ READ_BATCH = 256
 _READ_TWICE = 32  # samples, to see whether they are augmented at random
 
 
-def read_samples(dataset: Any, max_samples: int | None = None, seed: int = 0, keys: Keys = NO_KEYS) -> Samples:
+def read_samples(
+    dataset: Any,
+    max_samples: int | None = None,
+    seed: int = 0,
+    *,
+    input_key: str | int | None = None,
+    label_key: str | int | None = None,
+) -> Samples:
     """Read samples from whatever a user has.
 
     Args:
         dataset: A Dataset or another sequence of samples, an `IterableDataset`, a DataLoader, an object with `setup`
             and `train_dataloader` (a LightningDataModule), or all inputs and all labels: a pair, or a longer tuple or
-            a dict with `keys`.
+            a dict with the keys below.
         max_samples: Samples to read at most, >= 1: a random subset, or the first ones of a stream. None reads all.
         seed: Seed of the subset and of what the dataset draws from global random states, 0 <= seed < 2**64.
-        keys: Keys or places of inputs and labels in a batch.
+        input_key: Key of the inputs in samples that are dicts; their place, an integer, in tuples of more than two,
+            such as (input, label, weight).
+        label_key: Likewise of the labels.
 
     Returns:
         The samples; `read_loader` describes their order and choice.
@@ -55,6 +64,7 @@ def read_samples(dataset: Any, max_samples: int | None = None, seed: int = 0, ke
         TypeError: If `dataset` is none of these, or holds tensors that are not dense.
         ValueError: If there is no sample, or batches are not inputs and labels; see `read_loader`.
     """
+    keys = (input_key, label_key)
     if max_samples is not None:
         check_integer("max_samples", max_samples, 1)
 

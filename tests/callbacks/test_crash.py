@@ -15,7 +15,8 @@ from problems import Augmented, Classifier, blobs, same, trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, rank_models
+from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, Signals
+from bu_torch.ranking.rank import fit_signals
 from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict
 
@@ -248,8 +249,8 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path, mo
     with pytest.warns(UserWarning, match="cannot be written"):
         stopper.check(Plain())
     with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*({reason})"):
-        ranking = rank_models([Plain().eval()], blobs(), cache=cache)
-    assert len(ranking) == 1
+        fit_signals(signals := Signals(20), blobs(), cache)
+    assert signals.is_fitted
     assert not list(tmp_path.glob("cache*"))
 
 
