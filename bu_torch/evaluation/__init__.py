@@ -1,4 +1,4 @@
-"""How good is what was kept: error rates, which predictions to trust, and how sure one can be."""
+"""Evaluation of the kept classifier: error rates, trust in single predictions, confidence intervals."""
 
 from bu_torch.evaluation.confidence import cud_supremum, generalization_interval
 from bu_torch.evaluation.continuum import (

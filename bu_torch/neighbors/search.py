@@ -44,12 +44,12 @@ def resolve_backend(backend: str, device: torch.device) -> str:
 
 
 def is_large(n_base: int, n_features: int, n_queries: int) -> bool:
-    """Whether an exact search would take longer than about half a minute on two cores."""
+    """True if an exact search would take longer than about half a minute on two cores."""
     return n_base * n_queries * n_features > _EXACT_PRODUCTS
 
 
 class Neighbors(NamedTuple):
-    """What a search found: distances (Q, k), float64, ascending; rows of the base (Q, k), int64; recall."""
+    """Result of a search: distances (Q, k), float64, ascending; rows of the base (Q, k), int64; recall."""
 
     distances: Tensor
     rows: Tensor
@@ -191,7 +191,7 @@ class _Attempt(NamedTuple):
 
 
 def _attempts(base32: Tensor, backend: str, n_candidates: int) -> Iterator[_Attempt]:
-    """What to try in turn: all rows, with more and more candidates."""
+    """Searches to try in turn: all rows, with more and more candidates."""
     search = _faiss_search(base32) if backend == "faiss" else _torch_search(base32)
     while n_candidates < base32.shape[0]:
         yield _Attempt(search, n_candidates, _is_proven)
@@ -236,7 +236,7 @@ def _is_anything(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor
 
 
 def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
-    """Whether no row outside the candidates can be nearer than the k-th found.
+    """True if no row outside the candidates can be nearer than the k-th found.
 
     A row y nearer than r to a query x has |y| <= |x| + r. In float32 |x|^2 - 2 x.y + |y|^2 then errs by at most
     (d + 8) eps (|x|^2 + |y|^2). A row left out has a value of at least the last candidate's, so it is farther than r if

@@ -29,7 +29,7 @@ class Anchors(NamedTuple):
 
 
 class AnchorEstimator:
-    """What both estimators keep of the samples, and how they read a model."""
+    """Samples of an estimator by anchors, and the reading of a model."""
 
     inputs: Tensor
     labels: Tensor

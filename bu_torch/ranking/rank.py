@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bu_torch.internal.inputs import as_features, as_labels, check_integer
 from bu_torch.internal.network import read_logits, warn_of_probabilities
 from bu_torch.perturbation.moves import keeps_integers
-from bu_torch.ranking.checkpoints import SUFFIXES, holding, load_checkpoint
+from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName, as_rule
@@ -225,8 +225,8 @@ class Judge:
         measured = []
         for file in files:
             checkpoint = load_checkpoint(file, weights_only=weights_only)
-            with holding(module, checkpoint, device) as held:
-                values = self.measure(held, str(file))
+            with module_with_weights(module, checkpoint, device) as loaded_module:
+                values = self.measure(loaded_module, str(file))
             measured.append(Candidate(0, str(file), math.nan, checkpoint.epoch, checkpoint.step, values, file))
         return self.rank(sorted(measured, key=_age))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bu_torch.internal.files import whole_file
 from bu_torch.internal.inputs import check_integer
-from bu_torch.ranking.checkpoints import Checkpoint, holding, load_checkpoint
+from bu_torch.ranking.checkpoints import Checkpoint, load_checkpoint, module_with_weights
 from bu_torch.ranking.rank import Judge, Paths, find_checkpoints
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName
@@ -151,8 +151,8 @@ def greedy_soup(
             continue
         seen.add(_fingerprint(checkpoint))
         trial = average.with_one(checkpoint)
-        with holding(module, trial.checkpoint(), device) as held:
-            values = judge.measure(held, f"the average with {candidate.name}")
+        with module_with_weights(module, trial.checkpoint(), device) as loaded_module:
+            values = judge.measure(loaded_module, f"the average with {candidate.name}")
         if judge.score(values) >= judge.score(measured):
             average, members, measured = trial, [*members, candidate], values
     gain = judge.score(measured) - judge.score(best.signals)
@@ -198,7 +198,7 @@ class _Average:
 
 
 def _fingerprint(checkpoint: Checkpoint) -> str:
-    """Of the weights: a run may save the same ones in several files."""
+    """Digest of the weights: a run may save the same ones in several files."""
     digest = hashlib.sha256()
     for name, value in sorted(checkpoint.state_dict.items()):
         if isinstance(value, Tensor):

@@ -21,8 +21,8 @@ from bu_torch.report.drawing import (
     VIOLET,
     Figure,
     curve,
-    drawn,
-    known,
+    finite_or_none,
+    plotly_drawing,
     stacked,
 )
 from bu_torch.report.figures import with_fewer_checks, with_room
@@ -57,7 +57,7 @@ def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) ->
 
 
 def comparison(records: Sequence[RunRecord]) -> Content:
-    """What the page of several runs shows.
+    """Content of the page of several runs.
 
     Args:
         records: What `read_record` has read, 2 to 10 different records.
@@ -94,7 +94,7 @@ def comparison(records: Sequence[RunRecord]) -> Content:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """What tells the records apart: their paths without what they have in common."""
+    """Names that tell the records apart: their paths without the part that is common to all."""
     top = os.path.commonpath([path.parent for path in paths])
     folders = [str(path.parent.relative_to(top)) for path in paths]
     last = [Path(folder).parts[-1:] for folder in folders]
@@ -136,7 +136,7 @@ def _curves(records: Sequence[RunRecord], verdicts: Sequence[RunVerdict], names:
             if check is not None and check[axis] in places:
                 values_kept.append(values[places.index(check[axis])])
                 marker = {"symbol": "circle-open", "size": 12, "color": colour, "line": {"width": 2.5}}
-                at_kept = {"x": [check[axis]], "y": known(values_kept[-1:]), "marker": marker}
+                at_kept = {"x": [check[axis]], "y": finite_or_none(values_kept[-1:]), "marker": marker}
                 dot = {"type": "scatter", "mode": "markers", "name": name, "hoverinfo": "skip"}
                 traces.append(dot | at_kept | legend | {"showlegend": False})
         rows.append((title, traces, _limits([values for _, values in columns], values_kept)))
@@ -149,7 +149,7 @@ def _curves(records: Sequence[RunRecord], verdicts: Sequence[RunVerdict], names:
         " decided, where all runs have the same. Each axis begins above the lowest values, so the largest are seen."
     )
     height = 120 + 150 * len(rows) + 22 * len(records)
-    return Figure("curves", "Curves", reading, drawn(traces, layout, None), height)
+    return Figure("curves", "Curves", reading, plotly_drawing(traces, layout, None), height)
 
 
 def _limits(values_of_runs: Sequence[Sequence[float]], kept: Sequence[float]) -> tuple[float, float]:
@@ -162,7 +162,7 @@ def _limits(values_of_runs: Sequence[Sequence[float]], kept: Sequence[float]) ->
 def _panels(
     records: Sequence[RunRecord], verdicts: Sequence[RunVerdict], axis: str
 ) -> list[tuple[str, list[tuple[list[Any], list[float]]]]]:
-    """Of each panel its title, and of each run places and values."""
+    """Title of each panel, with places and values of each run."""
     panels = [
         (SIGNALS[name].title, [([check[axis] for check in record.checks], record.values(name)) for record in records])
         for name in _PANELS

@@ -21,8 +21,8 @@ from bu_torch.report.drawing import (
     VIOLET,
     Figure,
     curve,
-    drawn,
-    known,
+    finite_or_none,
+    plotly_drawing,
     stacked,
     thinned,
 )
@@ -70,8 +70,8 @@ def figures(record: RunRecord, verdict: RunVerdict) -> list[Figure]:
         log_trust,
         _cost,
     )
-    made = (make(record, verdict) for make in makers)
-    return [one for one in made if one is not None]
+    drawings = (make(record, verdict) for make in makers)
+    return [one for one in drawings if one is not None]
 
 
 def drawing_step(record: RunRecord) -> int:
@@ -99,7 +99,7 @@ def _deciding(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         "type": "scatter",
         "mode": "markers",
         "x": [verdict.kept],
-        "y": known(kept),
+        "y": finite_or_none(kept),
         "name": "kept" if verdict.rule else "would be kept",
         "marker": {"symbol": "circle-open", "size": 14, "color": RED, "line": {"width": 2.5}},
         "hovertemplate": f"{record.axis} %{{x}}: %{{y:.4f}}",
@@ -111,7 +111,7 @@ def _deciding(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         f"{label.capitalize()}: {rule}."
         + (" All that is measured is of averaged weights." if record.settings.get("averaging") else "")
         + (" The axis begins above the lowest values, so that the largest is seen." if limits[0] > min(finite) else ""),
-        drawn(
+        plotly_drawing(
             [curve(list(by_place), list(by_place.values()), "score", BLUE), *([mark] if kept else [])], layout, verdict
         ),
         320,
@@ -135,7 +135,7 @@ def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
         "yaxis": {"title": {"text": "U"}, "domain": [0.46, 1], "rangemode": "tozero"},
         "yaxis2": {"title": {"text": "trust"}, "domain": [0, 0.4], "anchor": "x"},
     }
-    drawing = drawn(
+    drawing = plotly_drawing(
         [one for one in curves if any(value is not None for value in one["y"])] + _marks(verdict, record.axis),
         layout,
         verdict,
@@ -153,7 +153,7 @@ def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
 
 
 def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
-    """What each rule would have kept, on both curves."""
+    """Marks of the check that each rule would have kept, on both curves."""
     traces = []
     for rule, check in verdict.by_rule.items():
         if check is None:
@@ -165,7 +165,7 @@ def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
                     "type": "scatter",
                     "mode": "markers",
                     "x": [check[axis_name]],
-                    "y": known([check[name]]),
+                    "y": finite_or_none([check[name]]),
                     "yaxis": axis,
                     "name": f"rule: {_SHORT_RULES.get(rule) or escaped(rule_label(rule), 24)}",
                     "legendgroup": rule,
@@ -227,7 +227,7 @@ def _share_panels(
     if not rows:
         return None
     traces, layout = stacked(rows, record.axis)
-    drawing = drawn(traces, layout | {"showlegend": False}, verdict)
+    drawing = plotly_drawing(traces, layout | {"showlegend": False}, verdict)
     return Figure(name, title, reading, drawing, 90 + _ROW_HEIGHT * len(rows))
 
 
@@ -235,7 +235,7 @@ def _largest(places: list[int], values: list[float], colour: str) -> dict[str, A
     """A dot at the largest value."""
     place = max(range(len(values)), key=lambda index: values[index] if math.isfinite(values[index]) else -math.inf)
     marker = {"size": 9, "color": colour}
-    dot = {"x": [places[place]], "y": known([values[place]]), "marker": marker, "hoverinfo": "skip"}
+    dot = {"x": [places[place]], "y": finite_or_none([values[place]]), "marker": marker, "hoverinfo": "skip"}
     return {"type": "scatter", "mode": "markers", "name": "largest", **dot}
 
 
@@ -258,7 +258,7 @@ def _training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         return None
     layout = {"xaxis": {"title": {"text": record.axis}}, "yaxis": {"title": {"text": "loss"}, "rangemode": "tozero"}}
     reading = "The training loss, as the module logs it. It falls on while a network learns wrong labels by heart."
-    drawing = drawn([curve(record.places, values, "training loss", GREY)], layout, verdict)
+    drawing = plotly_drawing([curve(record.places, values, "training loss", GREY)], layout, verdict)
     return Figure("loss", "Training loss", reading, drawing, 280)
 
 
@@ -288,7 +288,7 @@ def _cost(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         "What the checks cost",
         "Seconds that each check took, beside all else since the one before: training, and what its callbacks do. The"
         " axis is logarithmic.",
-        drawn(curves, layout, verdict),
+        plotly_drawing(curves, layout, verdict),
         320,
     )
 
@@ -298,7 +298,7 @@ def _smoothed(record: RunRecord, name: str) -> list[float]:
 
 
 def _differences(record: RunRecord, name: str) -> list[float]:
-    """What each check adds to a total; NaN where it is not known, or falls as a clock must not."""
+    """Differences from check to check of a total; NaN if it is not known, or falls as a clock must not."""
     differences = []
     before = 0.0
     for total in record.values(name):

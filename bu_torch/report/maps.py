@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, drawn, thinned
+from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, plotly_drawing, thinned
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped, figure, shortened
 from bu_torch.report.verdict import RunVerdict, shown_details
@@ -69,7 +69,7 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         "pairs",
         f"Which boundaries are bad: pairs of classes at {record.axis} {place}",
         reading,
-        drawn([_blanks(values), trace], layout, None, WORSE),
+        plotly_drawing([_blanks(values), trace], layout, None, WORSE),
         160 + side,
         least_width=0 if is_small else 100 + 20 * len(classes),
         most_width=max(420, 160 + 3 * side // 2),
@@ -106,7 +106,7 @@ def _colour_range(values: list[float]) -> tuple[float, float]:
 def _pair_grids(
     record: RunRecord, pairs: list[Pair], classes: list[int]
 ) -> tuple[list[list[float | None]], list[list[str]]]:
-    """U of each two classes, and what is said of it, in rows and columns of `classes`; symmetric."""
+    """U of each two classes, and a note on it, in rows and columns of `classes`; symmetric."""
     place = {index: position for position, index in enumerate(classes)}
     values: list[list[float | None]] = [[None] * len(classes) for _ in classes]
     notes = [[""] * len(classes) for _ in classes]
@@ -216,7 +216,7 @@ def _spread(record: RunRecord, verdict: RunVerdict, name: str, title: str, axis:
     }
     if fullest[-1] > most:
         reading += f" The fullest row, with up to {fullest[-1]:.0%}, is beyond the colours."
-    return Figure(name, title, reading, drawn([trace], layout, verdict, MORE), 340)
+    return Figure(name, title, reading, plotly_drawing([trace], layout, verdict, MORE), 340)
 
 
 def _shares(histogram: Histogram) -> list[float]:

@@ -23,7 +23,7 @@ from bu_torch.report.verdict import RunVerdict, headline
 
 @dataclass(frozen=True)
 class Content:
-    """What a page shows of a record: all of it but what draws it.
+    """Content of a page: all of it but the scripts that draw it.
 
     Attributes:
         title: Of the window, escaped.
@@ -97,7 +97,7 @@ def write_page(text: str, path: str | PathLike[str]) -> Path:
 
 
 def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
-    """What the page of a record shows.
+    """Content of the page of a record.
 
     Args:
         record: What `read_record` has read.
@@ -110,11 +110,10 @@ def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
         ValueError: If the record's settings are none that a rule takes.
     """
     verdict = RunVerdict.of(record)
-    drawn = figures(record, verdict)
-    said = headline(record, verdict)[0]
-    drawings = [{"name": one.name, **one.drawing} for one in drawn]
-    title = f"{escaped(said)} – boundary uncertainty"  # noqa: RUF001
-    return Content(title, sections(record, verdict, drawn, others), drawings, record.end is not None)
+    shown = figures(record, verdict)
+    drawings = [{"name": one.name, **one.drawing} for one in shown]
+    title = f"{escaped(headline(record, verdict)[0])} – boundary uncertainty"  # noqa: RUF001
+    return Content(title, sections(record, verdict, shown, others), drawings, record.end is not None)
 
 
 def message(title: str, text: str) -> Content:

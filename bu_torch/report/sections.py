@@ -1,4 +1,4 @@
-"""What stands on the page, in HTML: words, tables, and room for the figures."""
+"""Sections of a page in HTML: words, tables, and room for the figures."""
 
 import math
 import re
@@ -49,10 +49,10 @@ _CONTENTS = {
 }
 
 
-def sections(record: RunRecord, verdict: RunVerdict, drawn: Sequence[Figure], others: Sequence[Path]) -> str:
+def sections(record: RunRecord, verdict: RunVerdict, shown_figures: Sequence[Figure], others: Sequence[Path]) -> str:
     """All of a page, from its headline to where it comes from."""
-    said, why = headline(record, verdict)
-    plots = {one.name: figure_section(one) for one in drawn}
+    title, why = headline(record, verdict)
+    plots = {one.name: figure_section(one) for one in shown_figures}
     tables = {
         "rules": _rules(record, verdict),
         "worst-pairs": _worst_pairs(record, verdict),
@@ -60,9 +60,9 @@ def sections(record: RunRecord, verdict: RunVerdict, drawn: Sequence[Figure], ot
         "settings": _settings(record),
         "sources": _sources(record, others),
     }
-    made = plots | tables
-    shown = {name: made[name] for name in _CONTENTS if made.get(name)}
-    top = header(said, f"{why} {level(record, verdict)}"), contents({name: _CONTENTS[name] for name in shown})
+    available = plots | tables
+    shown = {name: available[name] for name in _CONTENTS if available.get(name)}
+    top = header(title, f"{why} {level(record, verdict)}"), contents({name: _CONTENTS[name] for name in shown})
     return "".join((*top, _missing(record), _tiles(record, verdict), *shown.values()))
 
 
@@ -126,7 +126,7 @@ def _tiles(record: RunRecord, verdict: RunVerdict) -> str:
 
 
 def _columns(n_tiles: int) -> str:
-    """So many columns that no row has a gap: the first tile takes what is over."""
+    """Number of columns for which no row has a gap: the first tile takes the rest."""
     n_columns = min((5, 4, 3), key=lambda columns: -n_tiles % columns)
     return f"--columns:{n_columns};--first:{1 + -n_tiles % n_columns}"
 
@@ -275,7 +275,7 @@ def _sources(record: RunRecord, others: Sequence[Path]) -> str:
 
 
 def _help() -> str:
-    """Where the documentation of this page is."""
+    """Link to the documentation of this page."""
     address = _documentation()
     where = f'<a href="{escaped(address)}">the documentation</a>' if address else "<code>docs/report.md</code>"
     return f"<p>How to read this page: {where} of bu-torch {__version__}.</p>"

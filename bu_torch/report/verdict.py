@@ -1,4 +1,4 @@
-"""What was kept and why, and what the other rules would have kept."""
+"""The kept check and the reason, and the checks that other rules would have kept."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from bu_torch.signals.details import Details
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """What there is to say of a run before any figure.
+    """Decision of a run, and those of the other rules.
 
     Attributes:
         rule: Name of the rule that decided; None where nothing did, or where the record does not tell.
@@ -82,7 +82,7 @@ def in_words(text: str) -> str:
 
 
 def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
-    """What was kept, and why the run ended; in words."""
+    """The kept check and the end of the run, in words."""
     if not record.checks:
         return "No check yet", f"The record was begun, and holds no check. {_ending(record)}"
     if verdict.rule is None:

@@ -58,7 +58,7 @@ def visited_by(
 
 
 def _indices(entries: list[Any], are_nested: bool) -> list[Any]:
-    """What a sampler gave as plain indices, lists of them taken apart."""
+    """Entries of a sampler as plain indices, lists of them taken apart."""
     flat = [index for entry in entries for index in entry] if are_nested else entries
     return [index.item() if hasattr(index, "item") else index for index in flat]
 
@@ -83,7 +83,7 @@ def _counted(first: list[Any], draw: Callable[[], list[Any]]) -> tuple[list[Any]
 
 
 def _drawn_by(sampler: WeightedRandomSampler) -> Tensor | None:
-    """How often a sampler draws each sample that it draws at all; None if all alike.
+    """Relative frequency of each sample that a sampler draws at all; None if all alike.
 
     Without replacement, a sample of weight w is among the n drawn with a probability near 1 - exp(-t w), with the t for
     which they add up to n (Rosen 1972).
@@ -146,7 +146,7 @@ def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: fl
 
 
 def _one_pass(sampler: Iterable[Any], n_draws: float) -> list[Any]:
-    """What a sampler gives in an epoch, for it may have no end: up to its length, or without one up to `n_draws`."""
+    """Entries of a sampler in an epoch: up to its length, or up to `n_draws` if it has none, as an endless one has."""
     try:
         n_draws = len(sampler)  # type: ignore[arg-type]
     except Exception:  # a user's class may raise anything
