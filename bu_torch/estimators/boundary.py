@@ -10,6 +10,7 @@ from bu_torch import functional
 from bu_torch.estimators.space_choice import choose_space
 from bu_torch.functional.boundary import PairTerms, pair_terms
 from bu_torch.functional.checks import as_logits, check_choice
+from bu_torch.functional.pairs import index_pairs
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.internal.inputs import (
     as_features,
@@ -508,7 +509,7 @@ class BoundaryUncertainty:
         return self._index()
 
     def _index(self) -> Self:
-        self._pairs, self._pair_index = functional.index_pairs(self.bayes_pairs)
+        self._pairs, self._pair_index = index_pairs(self.bayes_pairs)
         # As the counts read them at each check, several draws of small data in one call.
         n_stacked = min(self.n_draws, max(1, _STACKED_ELEMENTS // self.neighbors.numel()))
         draw = torch.arange(n_stacked, device=self.labels.device).repeat_interleave(len(self.labels))

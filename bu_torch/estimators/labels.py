@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.functional.regression import landmark_projection, left_out_by_penalty
+from bu_torch.functional.probabilities import as_probabilities, brier_score, mixing_weight
+from bu_torch.functional.regression import landmark_projection, left_out_predictions, tangent_kernel
 from bu_torch.functional.votes import count_votes
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_integer, check_seed
 from bu_torch.internal.progress import advance
@@ -122,7 +123,7 @@ class LabelVotes:
             raise RuntimeError("This LabelVotes is not fitted yet: call `fit` first.")
         predictions = torch.as_tensor(predictions)
         predictions = as_labels(predictions, predictions.shape[0] if predictions.ndim else 1, "predictions")
-        return functional.vote_agreement(self.votes, predictions.to(self.votes.device), weights=self._weights)
+        return functional.expected_accuracy(self.votes, predictions.to(self.votes.device), weights=self._weights)
 
 
 class LabelRegression:
@@ -221,7 +222,7 @@ class LabelRegression:
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root
         basis, eigenvalues, projection = self._orthogonal_basis(points, root)
-        left_out = left_out_by_penalty(basis, eigenvalues, targets, self.penalties)
+        left_out = left_out_predictions(basis, eigenvalues, targets, self.penalties)
         probabilities = (self._as_probabilities(predicted, root) for predicted in left_out)
         candidates = zip(self.penalties, probabilities, strict=True)
         brier_score, self.penalty_, self.left_out = _best_candidate(candidates, labels, weights)
@@ -230,7 +231,7 @@ class LabelRegression:
         return self
 
     def _as_probabilities(self, predicted: Tensor, root: Tensor | None) -> Tensor:
-        return functional.as_probabilities((predicted if root is None else predicted / root) + self._shares)
+        return as_probabilities((predicted if root is None else predicted / root) + self._shares)
 
     def predict_proba(self, features: Any) -> Tensor:
         """Class probabilities at any points.
@@ -252,7 +253,7 @@ class LabelRegression:
         probabilities = torch.empty(len(points), len(self._shares), device=points.device, dtype=torch.float32)
         kernels = self._kernel_blocks(points)
         for block, kernel in zip(self._blocks(probabilities), kernels, strict=True):
-            block.copy_(functional.as_probabilities(kernel @ self._weights + self._shares))
+            block.copy_(as_probabilities(kernel @ self._weights + self._shares))
         return probabilities
 
     def _choose_landmarks(self, points: Tensor) -> Tensor:  # (S, d) -> (L, d)
@@ -271,7 +272,7 @@ class LabelRegression:
         With `root` (S, 1) each row of the kernel is multiplied by its own.
         """
         landmarks = self._landmarks
-        eigenvalues, projection = landmark_projection(functional.tangent_kernel(landmarks, landmarks))
+        eigenvalues, projection = landmark_projection(tangent_kernel(landmarks, landmarks))
         basis = torch.empty(len(points), len(eigenvalues), dtype=projection.dtype, device=projection.device)
         for block, kernel in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
             torch.matmul(kernel, projection, out=block)
@@ -287,7 +288,7 @@ class LabelRegression:
     def _kernel_blocks(self, points: Tensor) -> Iterator[Tensor]:
         """Kernel of points and landmarks, (S, L), block by block of the points."""
         for block in self._blocks(points):
-            yield functional.tangent_kernel(standardize(block.double(), self._center, self._scale), self._landmarks)
+            yield tangent_kernel(standardize(block.double(), self._center, self._scale), self._landmarks)
             advance(len(block) * len(self._landmarks))
 
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:
@@ -360,7 +361,7 @@ class LabelProbabilities:
         rows = self.regression.rows_
         left_out = self.votes.left_out[rows], self.regression.left_out
         weights = None if self._weights is None else self._weights[rows]
-        self.weight_ = float(functional.mixing_weight(*left_out, labels[rows], weights=weights))
+        self.weight_ = float(mixing_weight(*left_out, labels[rows], weights=weights))
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         return self
 
@@ -390,7 +391,7 @@ class LabelProbabilities:
         mixture = torch.lerp(self.votes.left_out[copied], self.regression.left_out[read[copied]], self.weight_)
         weights = None if self._weights is None else self._weights[copied]
         others = _rows_to_one(counts[is_read]).to(mixture)
-        return float(functional.mixing_weight(mixture, others, labels[copied], weights=weights))
+        return float(mixing_weight(mixture, others, labels[copied], weights=weights))
 
     def predict_proba(self, perturbed: Any) -> Tensor:
         """Class probabilities at perturbed samples.
@@ -447,7 +448,7 @@ def _best_candidate(
 ) -> tuple[float, float, Tensor]:
     """Of (parameter, left-out probabilities): the least Brier score, its parameter and probabilities in float32."""
     scored = (
-        (float(functional.brier_score(left_out, labels, weights=weights)), parameter, left_out.float())
+        (float(brier_score(left_out, labels, weights=weights)), parameter, left_out.float())
         for parameter, left_out in candidates
     )
     return min(scored, key=lambda candidate: candidate[0])

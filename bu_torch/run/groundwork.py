@@ -15,7 +15,7 @@ from bu_torch.run.preparation import fit_or_find, fit_or_load
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import State
 from bu_torch.samples.balance import ClassWeight, class_shares
-from bu_torch.samples.reading import Samples
+from bu_torch.samples.samples import Samples
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.fitness import MOST_ENTRIES
 from bu_torch.signals.measuring import Signals

@@ -22,7 +22,7 @@ from bu_torch.run.predictions import Predictions
 from bu_torch.run.record import check_line, end_line, header_line
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import compared_settings, read_state
-from bu_torch.samples.reading import Samples
+from bu_torch.samples.samples import Samples
 from bu_torch.signals.details import Details
 from bu_torch.signals.measuring import Signals
 
@@ -34,7 +34,7 @@ class Tracker:
 
         tracker = Tracker(Settings(patience=10))
         plan = tracker.groundwork.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
-        tracker.prepare(bu_torch.samples.reading.choose_among(inputs, labels, lambda n: plan.n_samples, seed=0))
+        tracker.prepare(bu_torch.samples.samples.choose_among(inputs, labels, lambda n: plan.n_samples, seed=0))
         for epoch in range(500):
             train_one_epoch(model)
             tracker.update_average(model, epoch)

@@ -5,8 +5,10 @@ import pytest
 import torch
 from problems import blobs
 
-from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph, functional
-from bu_torch.functional import as_probabilities, brier_score, label_votes, tangent_kernel
+from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph
+from bu_torch.functional import label_votes
+from bu_torch.functional.probabilities import as_probabilities, brier_score, mixing_weight
+from bu_torch.functional.regression import tangent_kernel
 from bu_torch.samples.subset import stratified_rows
 
 
@@ -66,7 +68,7 @@ class TestVotes:
         with pytest.raises(ValueError, match="`labels` must have one entry a sample, 2, got 3"):
             LabelVotes().fit(torch.tensor([0, 1, 1]), neighbors)
         votes = LabelVotes().fit(torch.tensor([0, 1]), neighbors)
-        with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 2 samples, got 3"):
+        with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 2 points, got 3"):
             votes.score(torch.tensor([0, 1, 1]))
 
 
@@ -381,7 +383,7 @@ class TestProbabilities:
         assert (probabilities.votes, probabilities.regression) == (votes, regression)
         rows = regression.rows_
         assert (votes.decay_, len(rows)) == (1.0, 30)
-        weight = functional.mixing_weight(votes.left_out[rows], regression.left_out, labels[rows])
+        weight = mixing_weight(votes.left_out[rows], regression.left_out, labels[rows])
         assert probabilities.weight_ == float(weight)
 
     @pytest.mark.parametrize(
