@@ -55,6 +55,8 @@ class Ranking(Sequence[Candidate]):
         ValueError: If there is no candidate.
 
     Example:
+        >>> import torch
+        >>> from bu_torch import rank_models
         >>> labels = torch.arange(200) % 2
         >>> features = torch.randn(200, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
         >>> models = {"middle": lambda x: x.sum(dim=1) - 2, "far off": lambda x: x.sum(dim=1) + 2}
