@@ -170,17 +170,18 @@ def _choose_axis(record: RunRecord) -> None:
     """Tell checks apart by their steps if an epoch has several of them, else by their epochs."""
     epochs, steps = record.values("epoch"), record.values("step")
     n_more = len(epochs) - len(set(epochs))
+    if not n_more:
+        return
     is_rising = all(a < b for a, b in itertools.pairwise(steps)) and all(step % 1 == 0 for step in steps)
-    if n_more and is_rising and 0 <= steps[0] <= steps[-1] < 2**53:
+    if is_rising and 0 <= steps[0] <= steps[-1] < 2**53:
         record.axis = "step"
         record.checks = [{**check, "step": int(check["step"])} for check in record.checks]
         return
     record.checks = list({check["epoch"]: check for check in record.checks}.values())
-    if n_more:
-        record.missing.append(
-            f"{n_more} checks were made within epochs, and their steps are not known of all, or do not rise: the last"
-            " check of each epoch is shown."
-        )
+    record.missing.append(
+        f"{n_more} checks were made within epochs, and their steps are not known of all, or do not rise: the last check"
+        " of each epoch is shown."
+    )
 
 
 def _check(columns: list[str], row: list[str], where: str) -> dict[str, Any]:
