@@ -198,7 +198,7 @@ class Groundwork:
             return None
 
     def _within_memory(self, samples: Samples, warn: Callable[[str], None]) -> tuple[Samples, int]:
-        """As many samples and draws of those planned as there is room for: some arrays have a column for each class."""
+        """Take fewer samples or draws than planned if memory demands it: some arrays have a column for each class."""
         made = self.plan_checks(len(samples.inputs), len(samples.inputs), 0)
         labels = as_labels(samples.labels, len(samples.inputs))
         n_rows = MOST_ENTRIES // len(torch.unique(labels))

@@ -1,4 +1,4 @@
-"""The same decision for a training loop of one's own."""
+"""Stopper of a plain training loop, by the decision of the callbacks."""
 
 import logging
 import sys

@@ -15,7 +15,7 @@ from bu_torch.functional.weights import mean_of
 
 @dataclass(frozen=True)
 class Reading:
-    """What a formula may look at. D draws of N samples, C classes that have samples.
+    """Data that a formula may look at. D draws of N samples, C classes that have samples.
 
     Attributes:
         logits: Of the network at the perturbed inputs, one draw after another, (D * N, J) with J its classes.

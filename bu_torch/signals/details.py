@@ -1,4 +1,4 @@
-"""What a check saw behind its numbers: by pair of classes, by sample, and as histograms."""
+"""Details behind the numbers of a check: by pair of classes, by sample, and as histograms."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class Doubtful(NamedTuple):
 
 
 class Details(NamedTuple):
-    """What `Measurement.details` tells of a check.
+    """Details of a check, by `Measurement.details`.
 
     Attributes:
         ceiling: U that a boundary would reach on average where both classes are equally likely, with as many effective
