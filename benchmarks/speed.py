@@ -43,6 +43,7 @@ from bu_torch import (
 )
 from bu_torch.functional import boundary as stages
 from bu_torch.functional.omission import cluster_counts, omission_of_counts
+from bu_torch.functional.pairs import index_pairs, top_pairs
 from bu_torch.functional.parzen import bandwidth_of_scaled
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.settings import AVERAGING
@@ -102,7 +103,7 @@ def whole_check(device: str, n_samples: int, n_classes: int, repeats: int) -> di
     neighbors = neighbors.to(device)
     distances = torch.rand(n_samples, n_classes, generator=generator).to(device)
     member_labels = labels.int()[neighbors]
-    pairs, pair_index = functional.index_pairs(functional.top_pairs(logits))
+    pairs, pair_index = index_pairs(top_pairs(logits))
 
     def check() -> None:
         stages.pair_terms(logits, labels, neighbors, pairs, pair_index, member_labels=member_labels)
@@ -191,8 +192,8 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     neighbors[:, 0] = torch.arange(n_samples)
     module = mlp(n_features, n_classes)
     logits = torch.cat([module(batch) for batch in features.split(8192)])
-    top = functional.top_pairs(logits)
-    pairs, pair_index = functional.index_pairs(top)
+    top = top_pairs(logits)
+    pairs, pair_index = index_pairs(top)
     flat, narrow, narrow_top, member_labels = logits.reshape(-1), neighbors.int(), top.int(), labels.int()[neighbors]
     rows = stages._BLOCK_ELEMENTS["cpu"] // N_NEIGHBORS
     gap = torch.rand(n_samples, N_NEIGHBORS) * 2 - 1
@@ -221,7 +222,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     row["U"] = median_ms(
         lambda: stages.pair_terms(logits, labels, narrow, pairs, pair_index, member_labels=member_labels), repeats
     )
-    row["of it: top pair"] = median_ms(lambda: functional.top_pairs(logits), repeats)
+    row["of it: top pair"] = median_ms(lambda: top_pairs(logits), repeats)
     row["of it: gather"] = median_ms(gather, repeats)
     row["of it: width"] = median_ms(width, repeats)
     row["of it: counts"] = median_ms(count, repeats)
@@ -232,7 +233,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
         lambda: functional.mean_trust_score(functional.trust_score(distances, predictions, validate_args=False)),
         repeats,
     )
-    row["votes"] = median_ms(lambda: functional.vote_agreement(votes, predictions), repeats)
+    row["votes"] = median_ms(lambda: functional.expected_accuracy(votes, predictions), repeats)
     counts = cluster_counts(functional.label_votes(labels, neighbors, 0.0, n_classes), neighbors)
     row["omission"] = median_ms(lambda: omission_of_counts(*counts, predictions, narrow), repeats)
     row["(U + trust) / forward"] = (row["U"] + row["trust"]) / row["forward"]

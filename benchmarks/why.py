@@ -149,18 +149,18 @@ class Reference:
             classes = predictions[radius][:four]
             row[f"U, radius {radius:g}"] = uncertainty(logits[radius], 40, 4)
             row[f"label agreement, radius {radius:g}"] = float((classes == labels.repeat(4)).float().mean())
-            row[f"vote agreement, radius {radius:g}"] = float(functional.vote_agreement(self.votes["M 40"], classes))
+            row[f"vote agreement, radius {radius:g}"] = float(functional.expected_accuracy(self.votes["M 40"], classes))
             row[f"neighbor agreement, radius {radius:g}"] = float(
                 functional.neighbor_agreement(trust(f"out, {radius:g}", classes))
             )
         for n in DRAWS:
             classes = predictions[1.0][: n * n_samples]
             row[f"U, draws {n}"] = uncertainty(logits[1.0], 40, n)
-            row[f"vote agreement, draws {n}"] = float(functional.vote_agreement(self.votes["M 40"], classes))
+            row[f"vote agreement, draws {n}"] = float(functional.expected_accuracy(self.votes["M 40"], classes))
             row[f"neighbor agreement, draws {n}"] = float(functional.neighbor_agreement(trust("out, 1", classes)))
         for m in self.clusters:
             row[f"U, M {m}"] = uncertainty(logits[1.0], m, 4)
-            row[f"vote agreement, M {m}"] = float(functional.vote_agreement(self.votes[f"M {m}"], first))
+            row[f"vote agreement, M {m}"] = float(functional.expected_accuracy(self.votes[f"M {m}"], first))
         for name, key in (("in", "in"), ("out", "out, 1")):
             row[f"trust, own sample {name}"] = float(functional.mean_trust_score(trust(key, first)))
             row[f"agreement, own sample {name}"] = float(functional.neighbor_agreement(trust(key, first)))
@@ -168,7 +168,7 @@ class Reference:
         for name in ("density 10 %", "disagreement 10 %", "disagreement 20 %"):
             row[f"trust, {name}"] = float(functional.mean_trust_score(trust(name, first)))
         for name in ("decay 0", "decay 1", "decay 2"):
-            row[name] = float(functional.vote_agreement(self.votes[name], first))
+            row[name] = float(functional.expected_accuracy(self.votes[name], first))
         for name, probabilities in self.expected.items():
             row[name] = float(functional.expected_accuracy(probabilities, first))
         row["expected accuracy"] = row["both, mixed"]

@@ -21,22 +21,31 @@ if TYPE_CHECKING:
     from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
     from bu_torch.estimators.boundary import BoundaryUncertainty
     from bu_torch.estimators.label_probabilities import LabelProbabilities
-    from bu_torch.estimators.label_regression import LabelRegression
-    from bu_torch.estimators.label_votes import LabelVotes
-    from bu_torch.estimators.trust import KNNConfidence, TrustScore
+    from bu_torch.estimators.label_regression import LabelRegression as LabelRegression
+    from bu_torch.estimators.label_votes import LabelVotes as LabelVotes
+    from bu_torch.estimators.trust import KNNConfidence as KNNConfidence
+    from bu_torch.estimators.trust import TrustScore
     from bu_torch.neighbors.graph import NeighborGraph
     from bu_torch.neighbors.prototypes import PrototypeClassifier
-    from bu_torch.papers.anchors import BisectionAnchorUncertainty, GradientAnchorUncertainty
-    from bu_torch.perturbation.moves import exchange_tokens, perturb, perturb_toward_neighbors
-    from bu_torch.ranking.checkpoints import Checkpoint, load_checkpoint
-    from bu_torch.ranking.ranking import Candidate, Ranking, rank_checkpoints, rank_models
+    from bu_torch.papers.bisection import BisectionAnchorUncertainty
+    from bu_torch.papers.gradient import GradientAnchorUncertainty
+    from bu_torch.perturbation.moves import exchange_tokens as exchange_tokens
+    from bu_torch.perturbation.moves import perturb
+    from bu_torch.perturbation.moves import perturb_toward_neighbors as perturb_toward_neighbors
+    from bu_torch.ranking.checkpoints import Checkpoint as Checkpoint
+    from bu_torch.ranking.checkpoints import load_checkpoint
+    from bu_torch.ranking.rank import rank_checkpoints, rank_models
+    from bu_torch.ranking.ranking import Candidate as Candidate
+    from bu_torch.ranking.ranking import Ranking as Ranking
     from bu_torch.ranking.scoring import BoundaryUncertaintyScorer
-    from bu_torch.ranking.soup import Soup, average_checkpoints, greedy_soup
+    from bu_torch.ranking.soup import Soup as Soup
+    from bu_torch.ranking.soup import average_checkpoints, greedy_soup
     from bu_torch.rule.rules import Rule, SelectionRule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
-    from bu_torch.signals.measurement import Measurement
+    from bu_torch.samples.reading import read_samples
+    from bu_torch.signals.measurement import Measurement as Measurement
     from bu_torch.signals.measuring import Signals
-    from bu_torch.space.features import FeatureSpace
+    from bu_torch.space.features import FeatureSpace as FeatureSpace
     from bu_torch.space.layers import LayerFeatures
     from bu_torch.space.patches import PatchFeatures
     from bu_torch.space.tokens import TokenFeatures
@@ -48,41 +57,33 @@ __all__ = [
     "BoundaryUncertaintyScorer",
     "BoundaryUncertaintyStopper",
     "BoundaryUncertaintyStopping",
-    "Candidate",
-    "Checkpoint",
-    "FeatureSpace",
     "GradientAnchorUncertainty",
-    "KNNConfidence",
     "LabelProbabilities",
-    "LabelRegression",
-    "LabelVotes",
     "LayerFeatures",
-    "Measurement",
     "NeighborGraph",
     "PatchFeatures",
     "PrototypeClassifier",
-    "Ranking",
     "Rule",
     "SelectionRule",
     "Signals",
-    "Soup",
     "TokenFeatures",
     "TrustScore",
     "__version__",
     "average_checkpoints",
-    "exchange_tokens",
     "greedy_soup",
     "load_checkpoint",
     "perturb",
-    "perturb_toward_neighbors",
     "rank_checkpoints",
     "rank_models",
+    "read_samples",
 ]
 
-# Where each name is found, once more for the interpreter, which skips the imports above.
+# Modules of all names, once more for the interpreter, which skips the imports above. Results, and parts of what is in
+# `__all__`, are found here too.
 _PACKAGES = ("callbacks", "evaluation", "functional", "report")
 _MODULES = {
-    "papers.anchors": ("BisectionAnchorUncertainty", "GradientAnchorUncertainty"),
+    "papers.bisection": ("BisectionAnchorUncertainty",),
+    "papers.gradient": ("GradientAnchorUncertainty",),
     "estimators.boundary": ("BoundaryUncertainty",),
     "callbacks": ("BoundaryUncertaintyMonitor", "BoundaryUncertaintyStopping"),
     "ranking.checkpoints": ("Checkpoint", "load_checkpoint"),
@@ -96,10 +97,12 @@ _MODULES = {
     "space.patches": ("PatchFeatures",),
     "perturbation.moves": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),
     "neighbors.prototypes": ("PrototypeClassifier",),
-    "ranking.ranking": ("Candidate", "Ranking", "rank_checkpoints", "rank_models"),
+    "ranking.rank": ("rank_checkpoints", "rank_models"),
+    "ranking.ranking": ("Candidate", "Ranking"),
     "ranking.scoring": ("BoundaryUncertaintyScorer",),
     "signals.measurement": ("Measurement",),
     "signals.measuring": ("Signals",),
+    "samples.reading": ("read_samples",),
     "ranking.soup": ("Soup", "average_checkpoints", "greedy_soup"),
     "space.features": ("FeatureSpace",),
     "space.tokens": ("TokenFeatures",),

@@ -16,7 +16,7 @@ def absolute(folder: Any) -> Any:
 
 
 def may_be_read(path: Any, folder: str) -> bool:
-    """Whether a resumed state may name this as the best checkpoint of a run that writes to `folder`.
+    """True if a resumed state may name this as the best checkpoint of a run that writes to `folder`.
 
     A local run has written local files, by absolute paths: a regular file, or a folder of shards. Lightning would take
     other spellings for addresses to download from, or wait for a pipe. A remote run stays with its kind of store.

@@ -46,7 +46,7 @@ _OWN_FILES = OwnFiles()  # of all fits of this process
 
 
 class Companion(Callback):
-    """What companions have in common: an owner, and nothing to do once it has left the trainer."""
+    """Base of the companions: an owner, and nothing to do once it has left the trainer."""
 
     owner: "BoundaryUncertaintyStopping"
     library: Library
@@ -225,12 +225,12 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self._before = self._obsolete = None
 
     def _may_remove(self, trainer: "Trainer", path: str) -> bool:
-        """Whether `path` is this callback's to delete. A resumed state may come from anywhere and name any path."""
+        """True if `path` is this callback's to delete. A resumed state may come from anywhere and name any path."""
         is_ours = path in _OWN_FILES or self._is_of_the_resumed_run(path)
         return is_ours and super()._should_remove_checkpoint(trainer, path, self.best_model_path)
 
     def _is_of_the_resumed_run(self, path: str) -> bool:
-        """Whether the resumed state names this regular file, right in this run's folder and named as ours are."""
+        """True if the resumed state names this regular file, right in this run's folder and named as ours are."""
         file = Path(path)
         if self.owner.filename is not None:  # others may be named by that template, too
             return False
@@ -244,12 +244,12 @@ class KeeperMixin(Companion, ModelCheckpoint):
 
     @property
     def is_best_there(self) -> bool:
-        """Whether the best checkpoint can be read, without waiting for a pipe that took its place."""
+        """True if the best checkpoint can be read, without waiting for a pipe that took its place."""
         return may_be_read(self.best_model_path, str(self.dirpath))
 
     @property
     def is_best_own(self) -> bool:
-        """Whether this process has written the best checkpoint."""
+        """True if this process has written the best checkpoint."""
         return self.best_model_path in _OWN_FILES
 
     def _take_back(self) -> None:

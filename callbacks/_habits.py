@@ -13,6 +13,7 @@ INSTEAD = {
     "save_top_k": "one checkpoint is kept, the best. A `ModelCheckpoint(monitor='expected_accuracy', mode='max',"
     " save_top_k=3)` beside it keeps more",
     "class_weights": "`class_weight=`",
+    "log_rank_zero_only": "with `verbose=True` each process logs an improvement",
     "strict": "the score is never missing",
     "divergence_threshold": "scores are bounded; `check_finite=` ends a training whose outputs are not finite",
     "save_last": "a `ModelCheckpoint(save_last=True)` beside it saves the last",

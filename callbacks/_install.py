@@ -95,7 +95,7 @@ def _plain(callback: Any) -> dict[str, Any]:
 
 
 def _places(present: list[Any], owner: "BoundaryUncertaintyStopping", library: Library) -> tuple[int, int]:
-    """Where in the list bearer and keeper belong."""
+    """Places of bearer and keeper in the list."""
     own = present.index(owner)
     bearer_at, first_checkpoint = own + 1, len(present)
     for place, callback in enumerate(present):

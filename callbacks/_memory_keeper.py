@@ -58,5 +58,5 @@ class MemoryKeeperMixin(Companion, Checkpoint):
 
     @property
     def is_best_own(self) -> bool:
-        """Whether the best weights are of this fit, not of a resumed state."""
+        """True if the best weights are of this fit, not of a resumed state."""
         return self.best.weights is not self._resumed_weights

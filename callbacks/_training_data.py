@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from bu_torch.callbacks._lightning import MisconfigurationException, library_of
 from bu_torch.internal.traces import preserved_attributes
 from bu_torch.samples import reading
-from bu_torch.samples.reading import Keys, Samples
+from bu_torch.samples.batches import Keys
+from bu_torch.samples.samples import Samples, UnreadableError, choose_among_whole, whole_samples
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -70,7 +71,7 @@ def read_training_data(
             transform=transform,
             looks_for_augmentation=reference is None,
         )
-    except reading.UnreadableError as error:
+    except UnreadableError as error:
         raise MisconfigurationException(f"{name}: {error} {_WAY_OUT}") from error
     if isinstance(loader.dataset, IterableDataset) and samples.n_training >= limit:
         rank_zero_info(
@@ -88,7 +89,7 @@ def read_training_data(
 
 def read_pair(pair: tuple[Any, Any], how_many: Callable[[int], int], seed: int, keep_integers: bool) -> Samples:
     """Inputs and labels that the user gave, checked, as many as are wanted."""
-    return reading.choose_among_whole(reading.whole_samples(*pair, keep_integers=keep_integers), how_many, seed)
+    return choose_among_whole(whole_samples(*pair, keep_integers=keep_integers), how_many, seed)
 
 
 def batch_hooks(trainer: "Trainer", pl_module: "LightningModule") -> Callable[[Any], Any] | None:

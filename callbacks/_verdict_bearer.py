@@ -96,6 +96,6 @@ class VerdictBearerMixin(Companion, EarlyStopping):
 
 
 def _may_stop(trainer: "Trainer") -> bool:
-    """Whether Lightning would act on `trainer.should_stop` now."""
+    """True if Lightning would act on `trainer.should_stop` now."""
     n_epochs = trainer.fit_loop.epoch_progress.current.processed  # counts the epoch that is ending
     return n_epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)

@@ -17,7 +17,7 @@ from bu_torch.internal.network import dtype_of, joined, logits_of
 from bu_torch.internal.traces import evaluation_mode
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import count_operations
-from bu_torch.samples.reading import IGNORED
+from bu_torch.samples.samples import IGNORED
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

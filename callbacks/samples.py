@@ -20,7 +20,7 @@ from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import Plan, count_operations
 from bu_torch.run.settings import as_file
 from bu_torch.run.tracker import Tracker
-from bu_torch.samples.reading import Samples, fewer_of
+from bu_torch.samples.samples import Samples, fewer_of
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

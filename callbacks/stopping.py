@@ -207,7 +207,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         """Do nothing: a companion calls `conclude` when all other callbacks have ended."""
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
-        """Likewise."""
+        """Do nothing but stop watching: a companion calls `conclude`."""
         self._fit.break_off()
 
     def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
@@ -237,7 +237,7 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     @property
     def is_comparable(self) -> bool:
-        """Whether what is measured from now on can be compared with any check so far."""
+        """True if what is measured from now on can be compared with any check so far."""
         return self.tracker.checks.is_comparable
 
     @property

@@ -11,7 +11,8 @@ from bu_torch.callbacks._lightning import MisconfigurationException
 from bu_torch.callbacks._witness import AFTER_BYTES, Witness
 from bu_torch.callbacks.averages import SHARDED
 from bu_torch.callbacks.network import CHANGE_INPUTS, ONE_TENSOR, NetworkReader
-from bu_torch.samples.reading import UnreadableError, split_batch
+from bu_torch.samples.batches import split_batch
+from bu_torch.samples.samples import UnreadableError
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -22,11 +22,13 @@ from sklearn.svm import SVC
 from svms import choose_c
 from torch import Tensor
 
-from bu_torch import BisectionAnchorUncertainty, functional
+from bu_torch import BisectionAnchorUncertainty
 from bu_torch.evaluation import cross_validation_error
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+
+from bu_torch.functional.anchors import class_uncertainty
 
 FOLDER = Path(__file__).parent
 TABLES = FOLDER.parent / "benchmarks" / "data"
@@ -56,7 +58,7 @@ def knn_uncertainty(labels: Tensor, members: Tensor) -> float:
     counts = torch.nn.functional.one_hot(labels[members], 2).sum(dim=1).double()
     pairs = torch.tensor([[0, 1]]).expand(len(members), 2)
     priors = labels.bincount(minlength=2) / len(labels)
-    return float(functional.class_uncertainty(counts, pairs, priors=priors, measure="entropy").mean())
+    return float(class_uncertainty(counts, pairs, priors=priors, measure="entropy").mean())
 
 
 def schemes(

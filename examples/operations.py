@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty
 from bu_torch.functional import parzen
-from bu_torch.papers import anchors
+from bu_torch.papers import bisection
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -104,7 +104,7 @@ def _entries(made: Any) -> int:
 def operations(fitted: Any, model: Callable) -> Counter[str]:
     """What one score costs."""
     count = Count()
-    search = mock.patch.object(anchors, "nearest", count.outside(anchors.nearest, count.searched))
+    search = mock.patch.object(bisection, "nearest", count.outside(bisection.nearest, count.searched))
     sort = mock.patch.object(parzen, "sort_rows", count.outside(parzen.sort_rows, count.sorted))  # by NumPy, on a CPU
     with search, sort, count:
         fitted.score(count.outside(model, count.classified))

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from bu_torch import KNNConfidence, LayerFeatures, TrustScore
 from bu_torch.evaluation import select_alpha, suspicious_precision, trustworthy_precision
-from bu_torch.functional import nearest_class_ratio
+from bu_torch.functional import trust_score
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -79,10 +79,11 @@ def compare(make: Callable[[int], Any], train: Half, test: Half, seed: int, n_fo
     probabilities = classifier.predict_proba(test[0])
     predictions = probabilities.argmax(axis=1)
     trust = TrustScore("density", alpha).fit(*train)
+    distances = TrustScore().fit(*train).class_distances(test[0])
     scores = {
         "trust score": trust.score(test[0], predictions),
         "model confidence": torch.from_numpy(probabilities.max(axis=1)),
-        "1-NN ratio": nearest_class_ratio(TrustScore().fit(*train).class_distances(test[0])),
+        "1-NN ratio": trust_score(distances, distances.argmin(dim=1)),
         "kNN agreement": KNNConfidence().fit(*train).score(test[0], predictions),
     }
     is_correct = torch.from_numpy(predictions == test[1])

@@ -8,6 +8,7 @@ import random
 import string
 
 from bu_torch import SelectionRule
+from bu_torch.run.record import FORMAT, HISTOGRAMS
 
 COLUMNS = (
     "epoch",
@@ -24,6 +25,16 @@ COLUMNS = (
     "omission",
 )
 LETTERS = list(string.ascii_uppercase)
+BINS = {"edges": [0, 1], "counts": [1]}
+CHECK = {
+    "kind": "check",
+    "epoch": 0,
+    "step": 1,
+    "ceiling": 0.3,
+    "pairs": [],
+    "histograms": dict.fromkeys(HISTOGRAMS, BINS),
+    "doubtful": [],
+}
 
 
 def checks(n_checks=60, peak=0.4, seed=0):
@@ -60,7 +71,7 @@ def checks(n_checks=60, peak=0.4, seed=0):
 def header(classes=None, n_classes=None, **settings):
     return {
         "kind": "header",
-        "format": 1,
+        "format": FORMAT,
         "settings": {
             "rule": "expected_accuracy",
             "patience": 20,

@@ -86,11 +86,9 @@ REFUSED = {
     | MEASURE
     | SEED,
     GradientAnchorUncertainty: MEASURE | {"gap": ("be one of .own., .pair.", "all")},
-    BoundaryUncertaintyScorer: NEIGHBORS
-    | SEED
-    | {
+    BoundaryUncertaintyScorer: {
         "signal": ("be", "accuracy", "prediction_changes"),
-        "n_draws": ("be an integer >= 1", 0),
+        "signals": ("be a bu_torch.Signals or None", 3, "default"),
         "max_samples": ("be an integer >= 1", 0),
     },
     SelectionRule: RULE,

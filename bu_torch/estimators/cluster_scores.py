@@ -5,9 +5,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bu_torch import functional
 from bu_torch.functional.boundary import PairTerms, pair_terms
 from bu_torch.functional.checks import as_logits
+from bu_torch.functional.pairs import index_pairs
 from bu_torch.functional.parzen import Bandwidth
 from bu_torch.internal.inputs import as_labels, check_fitted
 
@@ -132,7 +132,7 @@ class ClusterScores:
 
     def _index(self) -> Self:
         """Lay out the clusters as the counts read them at each check, several draws of small data in one call."""
-        self._pairs, self._pair_index = functional.index_pairs(self.bayes_pairs)
+        self._pairs, self._pair_index = index_pairs(self.bayes_pairs)
         n_stacked = min(self.n_draws, max(1, _STACKED_ELEMENTS // self.neighbors.numel()))
         draw = torch.arange(n_stacked, device=self.labels.device).repeat_interleave(len(self.labels))
         self._members = (self.neighbors.repeat(n_stacked, 1) + (draw * len(self.labels)).unsqueeze(1)).to(torch.int32)

@@ -8,6 +8,7 @@ from torch import Tensor
 from bu_torch import functional
 from bu_torch.estimators.label_regression import LabelRegression
 from bu_torch.estimators.label_votes import LabelVotes
+from bu_torch.functional.probabilities import mixing_weight
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted
 from bu_torch.samples.balance import weights_of
 from bu_torch.samples.copies import copies
@@ -79,7 +80,7 @@ class LabelProbabilities:
         rows = self.regression.rows_
         left_out = self.votes.left_out[rows], self.regression.left_out
         weights = None if self._weights is None else self._weights[rows]
-        self.weight_ = float(functional.mixing_weight(*left_out, labels[rows], weights=weights))
+        self.weight_ = float(mixing_weight(*left_out, labels[rows], weights=weights))
         self._fit_copies(as_flat_features(features).to(labels.device), labels, neighbors)
         return self
 
@@ -109,7 +110,7 @@ class LabelProbabilities:
         mixture = torch.lerp(self.votes.left_out[copied], self.regression.left_out[read[copied]], self.weight_)
         weights = None if self._weights is None else self._weights[copied]
         others = _rows_to_one(counts[is_read]).to(mixture)
-        return float(functional.mixing_weight(mixture, others, labels[copied], weights=weights))
+        return float(mixing_weight(mixture, others, labels[copied], weights=weights))
 
     def predict_proba(self, perturbed: Any) -> Tensor:
         """Class probabilities at perturbed samples.

@@ -7,9 +7,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bu_torch import functional
 from bu_torch.estimators.skill import best_candidate, shares_of, skill
-from bu_torch.functional.regression import landmark_projection, left_out_by_penalty
+from bu_torch.functional.probabilities import as_probabilities
+from bu_torch.functional.regression import landmark_projection, left_out_predictions, tangent_kernel
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.internal.progress import advance
 from bu_torch.neighbors.k_means import lloyd, log_device
@@ -118,7 +118,7 @@ class LabelRegression:
         targets = torch.nn.functional.one_hot(labels, n_classes).double() - self._shares
         targets = targets if root is None else targets * root
         basis, eigenvalues, projection = self._orthogonal_basis(points, root)
-        left_out = left_out_by_penalty(basis, eigenvalues, targets, self.penalties)
+        left_out = left_out_predictions(basis, eigenvalues, targets, self.penalties)
         probabilities = (self._as_probabilities(predicted, root) for predicted in left_out)
         candidates = zip(self.penalties, probabilities, strict=True)
         brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights)
@@ -127,7 +127,7 @@ class LabelRegression:
         return self
 
     def _as_probabilities(self, predicted: Tensor, root: Tensor | None) -> Tensor:
-        return functional.as_probabilities((predicted if root is None else predicted / root) + self._shares)
+        return as_probabilities((predicted if root is None else predicted / root) + self._shares)
 
     def predict_proba(self, features: Any) -> Tensor:
         """Class probabilities at any points.
@@ -148,7 +148,7 @@ class LabelRegression:
         probabilities = torch.empty(len(points), len(self._shares), device=points.device, dtype=torch.float32)
         kernels = self._kernel_blocks(points)
         for block, kernel in zip(self._blocks(probabilities), kernels, strict=True):
-            block.copy_(functional.as_probabilities(kernel @ self._weights + self._shares))
+            block.copy_(as_probabilities(kernel @ self._weights + self._shares))
         return probabilities
 
     def _choose_landmarks(self, points: Tensor) -> Tensor:  # (S, d) -> (L, d)
@@ -167,7 +167,7 @@ class LabelRegression:
         With `root` (S, 1) each row of the kernel is multiplied by its own.
         """
         landmarks = self._landmarks
-        eigenvalues, projection = landmark_projection(functional.tangent_kernel(landmarks, landmarks))
+        eigenvalues, projection = landmark_projection(tangent_kernel(landmarks, landmarks))
         basis = torch.empty(len(points), len(eigenvalues), dtype=projection.dtype, device=projection.device)
         for block, kernel in zip(self._blocks(basis), self._kernel_blocks(points), strict=True):
             torch.matmul(kernel, projection, out=block)
@@ -183,7 +183,7 @@ class LabelRegression:
     def _kernel_blocks(self, points: Tensor) -> Iterator[Tensor]:
         """Kernel of points and landmarks, (S, L), block by block of the points."""
         for block in self._blocks(points):
-            yield functional.tangent_kernel(standardize(block.double(), self._center, self._scale), self._landmarks)
+            yield tangent_kernel(standardize(block.double(), self._center, self._scale), self._landmarks)
             advance(len(block) * len(self._landmarks))
 
     def _blocks(self, rows: Tensor) -> tuple[Tensor, ...]:

@@ -112,7 +112,7 @@ class LabelVotes:
         check_fitted(self, "votes")
         predictions = torch.as_tensor(predictions)
         predictions = as_labels(predictions, predictions.shape[0] if predictions.ndim else 1, "predictions")
-        return functional.vote_agreement(self.votes, predictions.to(self.votes.device), weights=self._weights)
+        return functional.expected_accuracy(self.votes, predictions.to(self.votes.device), weights=self._weights)
 
 
 def _evenness(weights: Tensor | None) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from bu_torch import functional
+from bu_torch.functional.probabilities import brier_score
 
 
 def best_candidate(
@@ -14,7 +14,7 @@ def best_candidate(
 ) -> tuple[float, float, Tensor]:
     """Least Brier score among (parameter, left-out probabilities), with its parameter and float32 probabilities."""
     scored = (
-        (float(functional.brier_score(left_out, labels, weights=weights)), parameter, left_out.float())
+        (float(brier_score(left_out, labels, weights=weights)), parameter, left_out.float())
         for parameter, left_out in candidates
     )
     return min(scored, key=lambda candidate: candidate[0])

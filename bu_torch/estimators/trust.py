@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer
-from bu_torch.neighbors.graph import is_large, near_groups, nearest, resolve_backend
+from bu_torch.neighbors.search import is_large, near_groups, nearest, resolve_backend
 
 _TOLERANCE = 0.05  # relative error of distances if there are too many for an exact search
 _FEW_MEMBERS = 2000  # a class of fewer samples is searched exactly

@@ -1,4 +1,4 @@
-"""How good is what was kept: error rates, which predictions to trust, and how sure one can be."""
+"""Evaluation of the kept classifier: error rates, trust in single predictions, confidence intervals."""
 
 from bu_torch.evaluation.confidence import cud_supremum, generalization_interval
 from bu_torch.evaluation.continuum import (
@@ -7,22 +7,30 @@ from bu_torch.evaluation.continuum import (
     data_error_rate,
     data_squared_error_rate,
     error_count,
-    error_count_bounds,
     error_rate,
     minimal_error_rate,
     minimal_squared_error_rate,
-    sigma_epsilon_of_neighbors,
-    sigma_epsilon_of_replicates,
-    sigma_epsilon_of_residuals,
     squared_error_count,
     squared_error_rate,
 )
+from bu_torch.evaluation.continuum import (
+    error_count_bounds as error_count_bounds,
+)
 from bu_torch.evaluation.network import network_interval
-from bu_torch.evaluation.resampling import ErrorEstimate, cross_validation_error, holdout_error
+from bu_torch.evaluation.resampling import ErrorEstimate as ErrorEstimate
+from bu_torch.evaluation.resampling import cross_validation_error, holdout_error
+from bu_torch.evaluation.sigma import (
+    sigma_epsilon_of_neighbors as sigma_epsilon_of_neighbors,
+)
+from bu_torch.evaluation.sigma import (
+    sigma_epsilon_of_replicates as sigma_epsilon_of_replicates,
+)
+from bu_torch.evaluation.sigma import (
+    sigma_epsilon_of_residuals as sigma_epsilon_of_residuals,
+)
 from bu_torch.evaluation.trust import select_alpha, suspicious_precision, trustworthy_precision
 
 __all__ = [
-    "ErrorEstimate",
     "adjusted_error_count",
     "adjusted_squared_error_count",
     "cross_validation_error",
@@ -30,7 +38,6 @@ __all__ = [
     "data_error_rate",
     "data_squared_error_rate",
     "error_count",
-    "error_count_bounds",
     "error_rate",
     "generalization_interval",
     "holdout_error",
@@ -38,9 +45,6 @@ __all__ = [
     "minimal_squared_error_rate",
     "network_interval",
     "select_alpha",
-    "sigma_epsilon_of_neighbors",
-    "sigma_epsilon_of_replicates",
-    "sigma_epsilon_of_residuals",
     "squared_error_count",
     "squared_error_rate",
     "suspicious_precision",

@@ -137,7 +137,7 @@ class CellSearch:
         self._push(bound, total, side, node.rows, node.normals, self.center + step, loss, n_active)
 
     def _touching(self, node: Node, rows: Rows, limit: float) -> tuple[float, Rows, Rows]:
-        """Of the rows through the node's point: the least cost of conflicts, free rows a way out misses, a conflict.
+        """Least cost of conflicts among the rows through the node's point, free rows a way out misses, a conflict.
 
         The multipliers' rows are independent, so without further rows the open cone is not empty.
         """

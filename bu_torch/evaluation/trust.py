@@ -1,4 +1,4 @@
-"""How well a score tells right from wrong predictions, and the trust score's alpha that tells them best."""
+"""Precision of a score that tells right from wrong predictions, and the trust score's alpha that does it best."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -160,7 +160,7 @@ def _check(scores: Any, is_correct: Any) -> tuple[Tensor, Tensor]:
 
 
 def _n_kept(percentiles: Any, scores: Tensor) -> Tensor:
-    """How many samples lie above each percentile; what rounding took from a whole number is given back."""
+    """Number of samples above each percentile; what rounding took from a whole number is given back."""
     if percentiles is None:
         percentiles = torch.arange(100)
     try:

@@ -18,6 +18,7 @@ from bu_torch.functional.checks import (
     check_not_negative,
     check_range,
 )
+from bu_torch.functional.pairs import count_by_pair, index_pairs, sum_by_pair, top_pairs
 from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 from bu_torch.functional.weights import relative_weights
 
@@ -88,10 +89,11 @@ def boundary_uncertainty(
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
     pairs, pair_index = index_pairs(bayes_pairs)
-    values, shares = pair_uncertainty(
+    weights = relative_weights(weights, (logits.shape[0],), logits.device)
+    terms = pair_terms(
         logits, labels, neighbors, pairs, pair_index, min_weight=min_weight, bandwidth=bandwidth, weights=weights
     )
-    return (values * shares).sum().to(logits.dtype)
+    return (terms.values * terms.shares).sum().to(logits.dtype)
 
 
 def local_uncertainty(
@@ -136,102 +138,8 @@ def local_uncertainty(
     return local, counts
 
 
-def top_pairs(scores: Tensor) -> Tensor:
-    """The two classes of largest score in each row, ascending; ties go to the lowest class index.
-
-    Args:
-        scores: Shape (N, J) with J >= 2, any real dtype, no NaN, any device.
-
-    Returns:
-        Class indices, shape (N, 2), int64, each row ascending, on the device of `scores`.
-
-    Raises:
-        TypeError: If `scores` is not a tensor of real numbers.
-        ValueError: If `scores` is not of shape (N, J) with J >= 2.
-
-    Example:
-        >>> top_pairs(torch.tensor([[3.0, 1.0, 3.0], [0.0, 0.0, 0.0]]))
-        tensor([[0, 2],
-                [0, 1]])
-    """
-    if not isinstance(scores, Tensor) or scores.is_complex() or scores.dtype == torch.bool:
-        got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-        raise TypeError(f"`scores` must be a tensor of real numbers of shape (N, J), got {got}.")
-    if scores.ndim != 2 or scores.shape[1] < 2:
-        raise ValueError(f"`scores` must have shape (N, J) with J >= 2, got {tuple(scores.shape)}.")
-    first = scores.max(dim=1, keepdim=True).indices  # in half the time of `argmax` on a CPU
-    lowest = -torch.inf if scores.is_floating_point() else torch.iinfo(scores.dtype).min
-    second = scores.scatter(1, first, lowest).max(dim=1, keepdim=True).indices
-    # All others may be as low as the fill value itself: then the second is the lowest index that is not the first.
-    second = torch.where(second == first, (first == 0).long(), second)
-    return torch.cat((torch.minimum(first, second), torch.maximum(first, second)), dim=1)
-
-
-def index_pairs(bayes_pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Number the pairs of classes that occur.
-
-    Args:
-        bayes_pairs: Likely Bayes pair of each sample, shape (N, 2), integer, >= 0, N >= 1.
-
-    Returns:
-        The distinct pairs in ascending order, shape (P, 2), int64, and the row of each sample's pair among them, shape
-        (N,), int64; on the device of `bayes_pairs`.
-
-    Raises:
-        TypeError: If `bayes_pairs` is not an integer tensor.
-        ValueError: If `bayes_pairs` is not of shape (N, 2) with N >= 1, or holds a negative number.
-    """
-    check_index("bayes_pairs", bayes_pairs, ("N", 2), getattr(bayes_pairs, "device", torch.device("cpu")))
-    if len(bayes_pairs) == 0 or int(bayes_pairs.min()) < 0:
-        got = "none" if len(bayes_pairs) == 0 else int(bayes_pairs.min())
-        raise ValueError(f"`bayes_pairs` must hold at least one pair of classes 0, 1, ..., got {got}.")
-    n_classes = int(bayes_pairs.max()) + 1
-    code = bayes_pairs[:, 0].long() * n_classes + bayes_pairs[:, 1]
-    distinct, index = torch.unique(code, return_inverse=True)
-    return torch.stack((distinct // n_classes, distinct % n_classes), dim=1), index
-
-
-def pair_uncertainty(
-    logits: Tensor,
-    labels: Tensor,
-    neighbors: Tensor,
-    pairs: Tensor,
-    pair_index: Tensor,
-    *,
-    min_weight: float = 1e-6,
-    bandwidth: Bandwidth = "silverman",
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and the pair's share of the samples (Eq. 34).
-
-    The sum of their products is `boundary_uncertainty`. Values of index tensors are not checked here.
-
-    Args:
-        logits: As for `boundary_uncertainty`.
-        labels: As for `boundary_uncertainty`.
-        neighbors: As for `boundary_uncertainty`.
-        pairs: Distinct pairs of classes, shape (P, 2), from `index_pairs`.
-        pair_index: Row of `pairs` that holds each sample's likely Bayes pair, shape (N,), from `index_pairs`.
-        min_weight: As for `boundary_uncertainty`.
-        bandwidth: As for `boundary_uncertainty`.
-        weights: As for `boundary_uncertainty`.
-
-    Returns:
-        U_kl, shape (P,), in [0, 1] (NaN if any logit is not finite), and the shares, shape (P,), which add up to 1;
-        both float64, on the device of `logits`.
-
-    Raises:
-        ValueError: If `min_weight` is negative, `bandwidth` is unknown, or the weights do not fit.
-    """
-    weights = relative_weights(weights, (logits.shape[0],), logits.device)
-    terms = pair_terms(
-        logits, labels, neighbors, pairs, pair_index, min_weight=min_weight, bandwidth=bandwidth, weights=weights
-    )
-    return terms.values, terms.shares
-
-
 class PairTerms(NamedTuple):
-    """What boundary uncertainty is made of, by pair of classes and by sample."""
+    """Parts of boundary uncertainty, by pair of classes and by sample."""
 
     values: Tensor  # U_kl (P,), float64
     shares: Tensor  # of the samples (P,), float64
@@ -254,10 +162,24 @@ def pair_terms(
     weights: Tensor | None = None,
     member_labels: Tensor | None = None,
 ) -> PairTerms:
-    """`pair_uncertainty` with all that it is made of; same arguments, same errors.
+    """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and what it consists of; values are not checked.
 
-    `weights` have a mean of 1 and are not checked. Who scores many times may give `member_labels`, `labels[neighbors]`
-    (N, M), which are looked up else.
+    Args:
+        logits: As for `boundary_uncertainty`.
+        labels: As for `boundary_uncertainty`.
+        neighbors: As for `boundary_uncertainty`.
+        pairs: Distinct pairs of classes, shape (P, 2), from `index_pairs`.
+        pair_index: Row of `pairs` that holds each sample's likely Bayes pair, shape (N,), from `index_pairs`.
+        min_weight: As for `boundary_uncertainty`.
+        bandwidth: As for `boundary_uncertainty`.
+        weights: Of the samples, shape (N,), float64 with mean 1; None if all count alike.
+        member_labels: `labels[neighbors]`, shape (N, M); passed, it need not be looked up at each call.
+
+    Returns:
+        The terms; U_kl is NaN if any logit is not finite. The shares add up to 1.
+
+    Raises:
+        ValueError: If `min_weight` is negative or `bandwidth` is unknown.
     """
     check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)
@@ -270,12 +192,12 @@ def pair_terms(
     weight = sum_by_pair(drawn, pair_index, n_pairs)
     uncertain = sum_by_pair(drawn * local, pair_index, n_pairs)
     if weights is None:
-        size = _count_by_pair(torch.ones_like(pair_index), pair_index, n_pairs).double()
+        size = count_by_pair(torch.ones_like(pair_index), pair_index, n_pairs).double()
     else:
         size = sum_by_pair(weights, pair_index, n_pairs)
     lower, upper = logits.gather(1, top).unbind(1)
     predicted = torch.where(lower >= upper, top[:, 0], top[:, 1])
-    wrong = _count_by_pair((predicted != labels).to(pair_index.dtype), pair_index, n_pairs)
+    wrong = count_by_pair((predicted != labels).to(pair_index.dtype), pair_index, n_pairs)
 
     is_separable = (weight < min_weight) | (weight == 0)
     mixed = uncertain / torch.where(is_separable, torch.ones_like(weight), weight)
@@ -396,25 +318,6 @@ def _count_block(
     count_i = (kernel * (member_labels == top[:, :1]).view(torch.uint8)).sum(dim=1)
     count_j = (kernel * (member_labels == top[:, 1:]).view(torch.uint8)).sum(dim=1)
     return count_i, count_j, nearness
-
-
-def sum_by_pair(values: Tensor, pair_index: Tensor, n_pairs: int) -> Tensor:
-    """Sum of non-negative `values` (N,) within each pair, (n_pairs,) float64, the same for every order of the samples.
-
-    Floating-point addition depends on the order, integer addition does not: values become 62-bit fixed point, with a
-    power of two as the unit of each pair.
-    """
-    values = values.double().nan_to_num(nan=0.0)
-    peak = torch.zeros(n_pairs, dtype=torch.float64, device=values.device)
-    peak = peak.scatter_reduce(0, pair_index, values, "amax")
-    exponent = torch.frexp(peak * values.shape[0]).exponent
-    unit = torch.exp2((exponent - 62).double().clamp(min=-1000.0))
-    fixed = (values / unit[pair_index]).round().long()
-    return _count_by_pair(fixed, pair_index, n_pairs).double() * unit
-
-
-def _count_by_pair(values: Tensor, pair_index: Tensor, n_pairs: int) -> Tensor:
-    return torch.zeros(n_pairs, dtype=torch.int64, device=values.device).index_add_(0, pair_index, values)
 
 
 def _check_samples(logits: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, validate_args: bool) -> None:

@@ -16,13 +16,13 @@ def expected_accuracy(
     their labels. The score is this project's own.
 
     Args:
-        probabilities: Class probabilities at the points, shape (P, J), floating point, rows sum to 1.
-        predictions: Predicted classes at the same points, shape (P,), integer, >= 0, on the same device. A class from J
-            on has probability 0.
-        weights: How often each point counts, relative to the others, shape (P,), > 0, floating point, on the same
-            device; None where all count alike. Points of rare classes that weigh more make it a balanced accuracy.
-        validate_args: Check the values of `predictions`, which waits for the device; shapes and dtypes are always
-            checked.
+        probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
+        predictions: Predicted classes at the same points, shape (N,), integer, >= 0, on the same device. A class from J
+            on has probability 0. Shape (D * N,) holds those of D copies of the points, one copy of all after another.
+        weights: How often each point counts, relative to the others, shape (N,), > 0, floating point, on the same
+            device; None if all count alike. Points of rare classes that weigh more make it a balanced accuracy.
+        validate_args: Check the values of `predictions` and scale the weights to a mean of 1, which waits for the
+            device; shapes and dtypes are always checked. False takes weights that have this mean.
 
     Returns:
         Scalar in [0, 1], float64, device of the probabilities.
@@ -36,24 +36,18 @@ def expected_accuracy(
         >>> expected_accuracy(probabilities, torch.tensor([0, 1, 2]))
         tensor(0.4167, dtype=torch.float64)
     """
-    check_floating("probabilities", probabilities, ("P", "J"))
-    check_index("predictions", predictions, (probabilities.shape[0],), probabilities.device)
+    check_floating("probabilities", probabilities, ("N", "J"))
+    check_index("predictions", predictions, ("D * N",), probabilities.device)
+    n_points = probabilities.shape[0]
     if probabilities.numel() == 0:
-        raise ValueError(f"`probabilities` must have shape (P, J) with P, J >= 1, got {tuple(probabilities.shape)}.")
-    weights = relative_weights(weights, (probabilities.shape[0],), probabilities.device)
-    return mean_probability(probabilities, predictions.unsqueeze(1), validate_args, weights)
-
-
-def mean_probability(
-    probabilities: Tensor, predictions: Tensor, validate_args: bool, weights: Tensor | None = None
-) -> Tensor:
-    """Mean over (N, D) of the probabilities (N, J) of predictions (N, D); classes from J on have probability 0.
-
-    Weights (N,) have a mean of 1.
-    """
-    if validate_args and int(predictions.min()) < 0:
-        raise ValueError(f"`predictions` must hold classes 0, 1, ..., got {int(predictions.min())}.")
-    found = _of_predicted(probabilities, predictions)
+        raise ValueError(f"`probabilities` must have shape (N, J) with N, J >= 1, got {tuple(probabilities.shape)}.")
+    if predictions.numel() == 0 or predictions.shape[0] % n_points:
+        raise ValueError(f"`predictions` must hold a multiple of the {n_points} points, got {predictions.shape[0]}.")
+    if validate_args:
+        weights = relative_weights(weights, (n_points,), probabilities.device)
+        if int(predictions.min()) < 0:
+            raise ValueError(f"`predictions` must hold classes 0, 1, ..., got {int(predictions.min())}.")
+    found = _of_predicted(probabilities, predictions.view(-1, n_points).T)
     return mean_of(found, None if weights is None else weights.unsqueeze(1))
 
 

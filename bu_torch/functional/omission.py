@@ -82,7 +82,7 @@ def omission(
 
 
 def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """What of `omission` does not depend on predictions, without checks.
+    """Parts of `omission` that do not depend on predictions, without checks.
 
     Labels of each class in each cluster (N, J), and the two largest counts with their classes (N, 2). With weights they
     are those of as many equal members as the cluster is worth.

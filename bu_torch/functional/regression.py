@@ -64,42 +64,38 @@ def landmark_projection(kernel: Tensor) -> tuple[Tensor, Tensor]:
     return eigenvalues[is_kept], eigenvectors[:, is_kept] / eigenvalues[is_kept].sqrt() / unit
 
 
-def left_out_predictions(basis: Tensor, eigenvalues: Tensor, targets: Tensor, penalty: float) -> Tensor:
+def left_out_predictions(
+    basis: Tensor, eigenvalues: Tensor, targets: Tensor, penalties: Sequence[float]
+) -> Iterator[Tensor]:
     """Leave-one-out predictions of ridge regression: of each sample by a fit to all others, without fitting N times.
 
     With the hat matrix H = B diag(1 / (e + penalty)) B' the prediction is y_i - (y_i - (H y)_i) / (1 - H_ii), as in
-    PRESS (Allen 1974).
+    PRESS (Allen 1974). The penalties share what does not depend on them.
 
     Args:
         basis: B, the features rotated so that B'B = diag(e), shape (N, R), floating point.
         eigenvalues: e, shape (R,), >= 0.
         targets: Shape (N, J), dtype and device of `basis`.
-        penalty: >= 0; with 0, the hat matrix must leave each sample some residual.
+        penalties: Each >= 0; with 0, the hat matrix must leave each sample some residual.
 
-    Returns:
-        Shape (N, J), dtype and device of `basis`.
+    Yields:
+        For each penalty: shape (N, J), dtype and device of `basis`.
 
     Raises:
         TypeError: If an argument has the wrong dtype.
-        ValueError: If a shape does not fit or the penalty is negative.
+        ValueError: If a shape does not fit or a penalty is negative.
 
     Example:
         >>> basis = torch.tensor([[1.0], [1.0]])
-        >>> left_out_predictions(basis, torch.tensor([2.0]), torch.tensor([[3.0], [5.0]]), penalty=1.0)
+        >>> next(left_out_predictions(basis, torch.tensor([2.0]), torch.tensor([[3.0], [5.0]]), [1.0]))
         tensor([[2.5000],
                 [1.5000]])
     """
     check_floating("basis", basis, ("N", "R"))
     check_floating("eigenvalues", eigenvalues, (basis.shape[1],))
     check_floating("targets", targets, (basis.shape[0], "J"))
-    check_not_negative("penalty", penalty)
-    return next(left_out_by_penalty(basis, eigenvalues, targets, [penalty]))
-
-
-def left_out_by_penalty(
-    basis: Tensor, eigenvalues: Tensor, targets: Tensor, penalties: Sequence[float]
-) -> Iterator[Tensor]:
-    """`left_out_predictions` for one penalty after another, without checks: what they share is computed once."""
+    for penalty in penalties:
+        check_not_negative("penalty", penalty)
     shrinkage = 1 / (eigenvalues.unsqueeze(1) + eigenvalues.new_tensor(penalties))  # (R, P)
     moments = basis.T @ targets
     blocks = basis.split(max(1, _BLOCK_ELEMENTS // max(1, basis.shape[1])))

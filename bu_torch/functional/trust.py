@@ -49,32 +49,7 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
     return torch.where(own.isinf(), torch.zeros_like(score), score)
 
 
-def nearest_class_ratio(class_distances: Tensor) -> Tensor:
-    """Distance to the second nearest class over distance to the nearest: the trust score without a prediction.
-
-    The baseline "1-NN ratio" of Jiang et al. (2018), section 5.1, which is the inverse as they word it; this way round
-    a larger value means more trust. It is what `trust_score` gives a classifier that predicts the nearest class.
-
-    Args:
-        class_distances: Distance from each point to the set of each class, shape (N, J), >= 0, inf for an empty class,
-            floating point, any device.
-
-    Returns:
-        The ratios, shape (N,), in [1, inf], or 0 where all classes are empty, dtype and device of `class_distances`.
-
-    Raises:
-        TypeError: If `class_distances` is not a floating-point tensor.
-        ValueError: If it has the wrong shape.
-
-    Example:
-        >>> nearest_class_ratio(torch.tensor([[1.0, 2.0, 4.0], [6.0, 3.0, 2.0]]))
-        tensor([2.0000, 1.5000])
-    """
-    _check_distances(class_distances)
-    return trust_score(class_distances, class_distances.argmin(dim=1), validate_args=False)
-
-
-def mean_trust_score(scores: Tensor, weights: Tensor | None = None) -> Tensor:
+def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_args: bool = True) -> Tensor:
     """One number for many trust scores: exp of the mean of ln(score), each score clipped to [1e-3, 1e3] first.
 
     A ratio is averaged on the logarithmic scale, where twice as near and twice as far weigh the same; the clipping
@@ -83,7 +58,9 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None) -> Tensor:
     Args:
         scores: Trust scores, any shape with at least one entry, in [0, inf].
         weights: How often each score counts, relative to the others, of the shape of `scores`, > 0, floating point, on
-            the same device; None where all count alike.
+            the same device; None if all count alike.
+        validate_args: Check the arguments and scale the weights to a mean of 1, which waits for the device. False takes
+            weights that have this mean.
 
     Returns:
         Scalar in [1e-3, 1e3], float64, on the device of `scores`.
@@ -96,14 +73,12 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None) -> Tensor:
         >>> mean_trust_score(torch.tensor([4.0, 0.25]))
         tensor(1., dtype=torch.float64)
     """
-    check_floating("scores", scores)
-    if scores.numel() == 0:
-        raise ValueError("`scores` must hold at least one trust score, got none.")
-    weights = relative_weights(weights, tuple(scores.shape), scores.device)
-    return mean_log_trust(scores, weights).exp()
+    if validate_args:
+        weights = _checked_weights(scores, weights)
+    return mean_of(scores.double().clamp(1e-3, 1e3).log(), weights).exp()
 
 
-def neighbor_agreement(scores: Tensor, weights: Tensor | None = None) -> Tensor:
+def neighbor_agreement(scores: Tensor, weights: Tensor | None = None, *, validate_args: bool = True) -> Tensor:
     """Trust scores on a bounded scale: the mean of s / (1 + s), which is d_other / (d_other + d_predicted).
 
     1 where the predicted class is there and all others are infinitely far in comparison, 1/2 where it is as near as the
@@ -113,6 +88,7 @@ def neighbor_agreement(scores: Tensor, weights: Tensor | None = None) -> Tensor:
     Args:
         scores: Trust scores (`trust_score`), any shape with at least one entry, in [0, inf].
         weights: As for `mean_trust_score`.
+        validate_args: As for `mean_trust_score`.
 
     Returns:
         Scalar in [0, 1], float64, on the device of `scores`.
@@ -125,20 +101,16 @@ def neighbor_agreement(scores: Tensor, weights: Tensor | None = None) -> Tensor:
         >>> neighbor_agreement(torch.tensor([3.0, 1.0, math.inf, 0.0]))
         tensor(0.5625, dtype=torch.float64)
     """
+    if validate_args:
+        weights = _checked_weights(scores, weights)
+    return mean_of(1 - 1 / (1 + scores.double()), weights)
+
+
+def _checked_weights(scores: Tensor, weights: Tensor | None) -> Tensor | None:
     check_floating("scores", scores)
     if scores.numel() == 0:
         raise ValueError("`scores` must hold at least one trust score, got none.")
-    return mean_bounded_trust(scores, relative_weights(weights, tuple(scores.shape), scores.device))
-
-
-def mean_log_trust(scores: Tensor, weights: Tensor | None) -> Tensor:
-    """Logarithm of `mean_trust_score`, without checks; weights have a mean of 1."""
-    return mean_of(scores.double().clamp(1e-3, 1e3).log(), weights)
-
-
-def mean_bounded_trust(scores: Tensor, weights: Tensor | None) -> Tensor:
-    """`neighbor_agreement` without checks; weights have a mean of 1."""
-    return mean_of(1 - 1 / (1 + scores.double()), weights)
+    return relative_weights(weights, tuple(scores.shape), scores.device)
 
 
 def _check_distances(class_distances: Tensor) -> None:

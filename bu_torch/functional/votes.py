@@ -1,10 +1,9 @@
-"""Votes of the nearby labels, and the share of them that predictions get."""
+"""Votes of the nearby labels."""
 
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_floating, check_index, check_integer, check_not_negative, check_range
-from bu_torch.functional.expected_accuracy import mean_probability
+from bu_torch.functional.checks import check_index, check_integer, check_not_negative, check_range
 from bu_torch.functional.weights import relative_weights
 
 
@@ -69,40 +68,3 @@ def count_votes(labels: Tensor, voters: Tensor, decay: float, n_classes: int, we
         vote = weight if weights is None else weight * weights[member].unsqueeze(1)
         votes.scatter_(1, column, votes.gather(1, column) + vote)
     return votes if weights is None else (votes / votes.sum(dim=1, keepdim=True)).float()
-
-
-def vote_agreement(
-    votes: Tensor, predictions: Tensor, *, weights: Tensor | None = None, validate_args: bool = True
-) -> Tensor:
-    """Mean share of the votes that went to the predicted class: the accuracy to expect if the votes are right.
-
-    This is `expected_accuracy` where the votes of a sample count for all its perturbed copies.
-
-    Args:
-        votes: Class probabilities at N samples, shape (N, J), floating point.
-        predictions: Predicted classes of D perturbed copies of each sample, one draw of all samples after another,
-            shape (D * N,), integer, >= 0, on the same device. A class from J on has no votes.
-        weights: How often each sample counts, relative to the others, shape (N,), > 0, floating point, on the same
-            device; None where all count alike.
-        validate_args: Check the values of `predictions`, which waits for the device; shapes and dtypes are always
-            checked.
-
-    Returns:
-        Scalar in [0, 1], float64, device of the votes.
-
-    Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If a shape does not fit, a prediction is negative, or the devices differ.
-
-    Example:
-        >>> vote_agreement(torch.tensor([[0.75, 0.25]]), torch.tensor([0, 1, 5]))
-        tensor(0.3333, dtype=torch.float64)
-    """
-    check_floating("votes", votes, ("N", "J"))
-    check_index("predictions", predictions, ("D * N",), votes.device)
-    if predictions.numel() == 0 or votes.shape[0] == 0 or predictions.shape[0] % votes.shape[0]:
-        raise ValueError(
-            f"`predictions` must hold a multiple of the {votes.shape[0]} samples, got {predictions.shape[0]}."
-        )
-    weights = relative_weights(weights, (votes.shape[0],), votes.device)
-    return mean_probability(votes, predictions.view(-1, votes.shape[0]).T, validate_args, weights)

@@ -51,7 +51,7 @@ def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) 
 
 
 def _split_in_two(points: Tensor, group: Tensor, n_groups: int, draws: Tensor) -> Tensor:
-    """Whether each point (n,) goes to the second of the two clusters of its group, by Lloyd's algorithm."""
+    """True for each point (n,) that goes to the second of the two clusters of its group, by Lloyd's algorithm."""
     first = points[_first_of(draws[0], group, n_groups)]
     # The smallest of exponential variables of these rates belongs to each point with a chance like its rate.
     rate = (points - first[group]).square().sum(dim=1)

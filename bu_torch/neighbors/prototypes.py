@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional import top_pairs
+from bu_torch.functional.pairs import top_pairs
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.inputs import (
     as_flat_features,
@@ -161,7 +161,7 @@ class PrototypeClassifier:
         return self._k_means(features, self._best_number(features, most) if most > 1 else 1)
 
     def _best_number(self, features: Tensor, most: int) -> int:
-        """Of 1, 3, ..., `most` prototypes the number with the smallest criterion."""
+        """Number of prototypes with the smallest criterion among 1, 3, ..., `most`."""
         from sklearn.cluster import kmeans_plusplus
 
         scaled = features / safe_unit(features)

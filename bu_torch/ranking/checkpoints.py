@@ -26,7 +26,7 @@ _WAY_OUT = "Pass a module instance, or a function of no argument that gives one.
 
 
 class Checkpoint(NamedTuple):
-    """What a file of weights holds, as plain data and tensors on the CPU.
+    """Content of a file of weights, as plain data and tensors on the CPU.
 
     Args:
         path: The file.
@@ -85,7 +85,7 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
 
 
 @contextmanager
-def holding(
+def module_with_weights(
     module: nn.Module | Callable[..., nn.Module], checkpoint: Checkpoint, device: torch.device | str | None = None
 ) -> Iterator[nn.Module]:
     """A module with the weights of a checkpoint; one that was given has its own back on leaving, to the bit.
@@ -142,7 +142,7 @@ def _read(path: Path, weights_only: bool) -> Any:
 
 
 def why_unreadable(error: Exception) -> str:
-    """What `torch.load` or `load_state_dict` had against a file, in one line."""
+    """Reason for which `torch.load` or `load_state_dict` refused a file, in one line."""
     said = re.sub(r"\s+", " ", str(error))
     if foreign := _foreign_class(error):
         return f"it holds an object of {foreign}"

@@ -11,9 +11,11 @@ from typing import Any
 from torch import nn
 
 from bu_torch.internal.printing import cleaned, say
-from bu_torch.ranking.ranking import Ranking, find_checkpoints, rank_checkpoints
+from bu_torch.ranking.rank import find_checkpoints, fit_signals, rank_checkpoints
+from bu_torch.ranking.ranking import Ranking
 from bu_torch.ranking.soup import Soup, greedy_soup
 from bu_torch.rule.rules import RANKING_RULE, RULE_NAMES
+from bu_torch.samples.reading import read_samples
 from bu_torch.signals.measuring import Signals
 
 _DESCRIPTION = """\
@@ -96,20 +98,19 @@ def _rank(files: list[Path], options: argparse.Namespace) -> tuple[Ranking, Soup
     if options.device is not None and isinstance(module, nn.Module):
         module.to(options.device)
     signals = Signals(options.n_neighbors, options.n_draws, options.seed, n_components=options.n_components)
+    keys = {"input_key": options.input_key, "label_key": options.label_key}
+    samples = read_samples(data, options.max_samples, options.seed, **keys)
+    fit_signals(signals, samples, options.cache)
     settings: dict[str, Any] = {
         "rule": options.rule,
-        "weights_only": not options.no_weights_only,
-        "max_samples": options.max_samples,
         "signals": signals,
-        "cache": options.cache,
+        "weights_only": not options.no_weights_only,
         "batch_size": options.batch_size,
         "device": options.device,
-        "input_key": options.input_key,
-        "label_key": options.label_key,
     }
     if options.soup is None:
-        return rank_checkpoints(files, module, data, **settings), None
-    soup = greedy_soup(files, module, data, **settings)
+        return rank_checkpoints(files, module, samples, **settings), None
+    soup = greedy_soup(files, module, samples, **settings)
     return soup.ranking, soup
 
 

@@ -11,7 +11,7 @@ _PROBE = 200
 
 
 def is_estimator(model: object) -> bool:
-    """Whether `model` is a classifier as scikit-learn has them."""
+    """True if `model` is a classifier as scikit-learn has them."""
     if isinstance(model, nn.Module):
         return False
     return hasattr(model, "predict") and (hasattr(model, "decision_function") or hasattr(model, "predict_proba"))

@@ -1,14 +1,15 @@
 """Scoring for the searches of scikit-learn, with every sample in training."""
 
-import hashlib
+import copy
 import threading
 from collections import OrderedDict
 from typing import Any
 
 from bu_torch.functional.checks import check_choice
-from bu_torch.internal.inputs import as_features, check_integer, check_seed
+from bu_torch.internal.inputs import as_features, check_integer
+from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.ranking.estimators import encode, estimator_logits
-from bu_torch.ranking.ranking import MEASURED, measure_model
+from bu_torch.ranking.rank import MEASURED, measure_model
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.measuring import Signals
@@ -31,14 +32,12 @@ class BoundaryUncertaintyScorer:
         signal: What to score by, larger is better: `"boundary_uncertainty"`, `"trust_score"`, `"expected_accuracy"`, or
             another that `Signals` measures of one classifier (`"omission"` is negated, for there less is better). None
             gives all of them in a dict, for a search with several metrics (`refit="expected_accuracy"`).
-        n_neighbors: As for `Signals`.
-        n_draws: As for `Signals`.
-        seed: As for `Signals`.
+        signals: Settings other than those of `Signals()`; it stays as it is, for copies of it are fitted.
         max_samples: Look at a stratified subset of so many samples; None for all.
 
     Raises:
         ValueError: If an argument is out of range.
-        TypeError: If an integer is none.
+        TypeError: If `signals` is nothing of the kind, or an integer is none.
 
     Example:
         >>> import numpy as np
@@ -61,20 +60,14 @@ class BoundaryUncertaintyScorer:
         self,
         signal: str | None = "boundary_uncertainty",
         *,
-        n_neighbors: int = 40,
-        n_draws: int = 4,
-        seed: int = 0,
+        signals: Signals | None = None,
         max_samples: int | None = None,
     ) -> None:
         self.signal = None if signal is None else check_choice("signal", signal, MEASURED)
-        self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
-        self.n_draws = check_integer("n_draws", n_draws, 1)
-        self.seed = check_seed(seed)
+        if not isinstance(signals, Signals | None):
+            raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {signals!r:.100}.")
+        self.signals = Signals() if signals is None else signals
         self.max_samples = None if max_samples is None else check_integer("max_samples", max_samples, 1)
-
-    def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-        return f"{type(self).__name__}({settings})"
 
     def __call__(self, estimator: Any, X: Any, y: Any) -> float | dict[str, float]:
         """The score of a fitted classifier.
@@ -91,19 +84,16 @@ class BoundaryUncertaintyScorer:
             ValueError: As for `Signals.fit`, or if the classifier does not give one finite column for each class.
         """
         classes, labels = encode(y)
-        inputs = as_features(X, "X")
+        inputs = as_features(X, "X", keep_integers=keeps_integers(self.signals.boundary.perturbation))
         if len(labels) != len(inputs):
             raise ValueError(f"`y` must have one entry a sample, {len(inputs)}, got {len(labels)}.")
         if self.max_samples is not None and self.max_samples < len(labels):
-            rows = stratified_rows(len(labels), self.max_samples, self.seed, labels)
+            rows = stratified_rows(len(labels), self.max_samples, self.signals.boundary.seed, labels)
             inputs, labels = inputs[rows], labels[rows]
-        digest = hashlib.sha256(repr((self.n_neighbors, self.n_draws, self.seed, inputs.shape, inputs.dtype)).encode())
-        for tensor in (inputs, labels):
-            digest.update(tensor.numpy().data.cast("B"))
-        key = digest.hexdigest()
+        key = self.signals.fingerprint_of(inputs, labels)
         with _lock:  # candidates that are scored by threads share one, which they must not widen at once
             if key not in _fitted:
-                _fitted[key] = Signals(self.n_neighbors, self.n_draws, self.seed).fit(inputs, labels)
+                _fitted[key] = copy.deepcopy(self.signals).fit(inputs, labels)
                 while len(_fitted) > _MOST_FITTED:
                     _fitted.popitem(last=False)
             _fitted.move_to_end(key)

@@ -11,17 +11,9 @@ from torch import Tensor, nn
 
 from bu_torch.internal.files import whole_file
 from bu_torch.internal.inputs import check_integer
-from bu_torch.ranking.checkpoints import Checkpoint, holding, load_checkpoint
-from bu_torch.ranking.ranking import (
-    Candidate,
-    Paths,
-    Ranking,
-    as_ranking_rule,
-    find_checkpoints,
-    fit_and_rank,
-    measure_model,
-    score,
-)
+from bu_torch.ranking.checkpoints import Checkpoint, load_checkpoint, module_with_weights
+from bu_torch.ranking.rank import Judge, Paths, find_checkpoints
+from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName
 from bu_torch.signals.measuring import Signals
 
@@ -111,14 +103,10 @@ def greedy_soup(
     *,
     rule: RuleName | Rule = RANKING_RULE,
     n_best: int | None = None,
-    weights_only: bool = True,
-    max_samples: int | None = None,
     signals: Signals | None = None,
-    cache: str | Path | None = None,
+    weights_only: bool = True,
     batch_size: int = 4096,
     device: torch.device | str | None = None,
-    input_key: str | int | None = None,
-    label_key: str | int | None = None,
 ) -> Soup:
     """Average the best checkpoints as far as the rule says that it helps: a greedy soup that needs no held-out data.
 
@@ -133,14 +121,10 @@ def greedy_soup(
         dataset: As for `rank_checkpoints`.
         rule: As for `rank_checkpoints`.
         n_best: Try so many of the best, >= 1; None for all.
-        weights_only: As for `load_checkpoint`.
-        max_samples: As for `rank_checkpoints`.
         signals: As for `rank_checkpoints`.
-        cache: As for `rank_checkpoints`.
+        weights_only: As for `load_checkpoint`.
         batch_size: As for `rank_checkpoints`.
         device: As for `rank_checkpoints`.
-        input_key: As for `rank_checkpoints`.
-        label_key: As for `rank_checkpoints`.
 
     Returns:
         The soup; of one member, the best checkpoint, where no average was at least as good.
@@ -153,11 +137,8 @@ def greedy_soup(
     """
     if n_best is not None:
         check_integer("n_best", n_best, 1)
-    keys = (input_key, label_key)
-    ranked_by = as_ranking_rule(rule)
-    signals, ranking = fit_and_rank(
-        paths, module, dataset, ranked_by, weights_only, max_samples, signals, cache, batch_size, device, keys
-    )
+    judge = Judge(rule, signals, batch_size)
+    ranking = judge.rank_files(find_checkpoints(paths), module, dataset, weights_only, device)
     candidates = [candidate for candidate in ranking if candidate.score == candidate.score]
     if not candidates:
         raise ValueError("`paths` must hold a checkpoint whose logits are finite, got none.")
@@ -170,13 +151,13 @@ def greedy_soup(
             continue
         seen.add(_fingerprint(checkpoint))
         trial = average.with_one(checkpoint)
-        with holding(module, trial.checkpoint(), device) as held:
-            values = measure_model(signals, held, batch_size, f"the average with {candidate.name}")
-        if score(values, ranked_by) >= score(measured, ranked_by):
+        with module_with_weights(module, trial.checkpoint(), device) as loaded_module:
+            values = judge.measure(loaded_module, f"the average with {candidate.name}")
+        if judge.score(values) >= judge.score(measured):
             average, members, measured = trial, [*members, candidate], values
-    total = score(measured, ranked_by) - score(best.signals, ranked_by)
+    gain = judge.score(measured) - judge.score(best.signals)
     content = {name: value for name, value in average.first.content.items() if name in _KEPT_ENTRIES}
-    return Soup(average.checkpoint().state_dict, tuple(members), measured, total, ranking, content)
+    return Soup(average.checkpoint().state_dict, tuple(members), measured, gain, ranking, content)
 
 
 class _Average:
@@ -217,7 +198,7 @@ class _Average:
 
 
 def _fingerprint(checkpoint: Checkpoint) -> str:
-    """Of the weights: a run may save the same ones in several files."""
+    """Digest of the weights: a run may save the same ones in several files."""
     digest = hashlib.sha256()
     for name, value in sorted(checkpoint.state_dict.items()):
         if isinstance(value, Tensor):

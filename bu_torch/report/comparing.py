@@ -21,16 +21,16 @@ from bu_torch.report.drawing import (
     VIOLET,
     Figure,
     curve,
-    drawn,
-    known,
+    finite_or_none,
+    plotly_drawing,
     stacked,
 )
 from bu_torch.report.figures import with_fewer_checks, with_room
 from bu_torch.report.page import Content, page, write_page
-from bu_torch.report.record import Record
+from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import contents, figure_section, header, shown_value, table_section
 from bu_torch.report.text import duration, escaped, figure
-from bu_torch.report.verdict import Verdict, headline, scores
+from bu_torch.report.verdict import RunVerdict, headline, scores
 from bu_torch.signals.catalogue import SIGNALS
 
 _COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, CYAN, PINK, LIME, BROWN, GREY)
@@ -38,7 +38,7 @@ _PANELS = ("expected_accuracy", "boundary_uncertainty", "trust_score")
 _MOST_NAME = 60
 
 
-def write_comparison(records: Sequence[Record], path: str | PathLike[str]) -> Path:
+def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) -> Path:
     """Write a page with several runs side by side; a file that is there is replaced as a whole or not at all.
 
     Args:
@@ -56,8 +56,8 @@ def write_comparison(records: Sequence[Record], path: str | PathLike[str]) -> Pa
     return write_page(page(comparison(records)), path)
 
 
-def comparison(records: Sequence[Record]) -> Content:
-    """What the page of several runs shows.
+def comparison(records: Sequence[RunRecord]) -> Content:
+    """Content of the page of several runs.
 
     Args:
         records: What `read_record` has read, 2 to 10 different records.
@@ -73,7 +73,7 @@ def comparison(records: Sequence[Record]) -> Content:
     paths = [record.path.resolve() for record in records]
     if again := next((path for path in paths if paths.count(path) > 1), None):
         raise ValueError(f"`records` must be different runs, but {again} is there twice.")
-    names, verdicts = _names(paths), [Verdict.of(record) for record in records]
+    names, verdicts = _names(paths), [RunVerdict.of(record) for record in records]
     curves = _curves(records, verdicts, names)
     tables = {
         "kept": _kept(records, verdicts, names),
@@ -94,7 +94,7 @@ def comparison(records: Sequence[Record]) -> Content:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """What tells the records apart: their paths without what they have in common."""
+    """Names that tell the records apart: their paths without the part that is common to all."""
     top = os.path.commonpath([path.parent for path in paths])
     folders = [str(path.parent.relative_to(top)) for path in paths]
     last = [Path(folder).parts[-1:] for folder in folders]
@@ -107,7 +107,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [escaped(name, _MOST_NAME) for name in names]
 
 
-def _caution(records: Sequence[Record]) -> str:
+def _caution(records: Sequence[RunRecord]) -> str:
     """When values of different runs mean the same."""
     same = "Runs on the same samples, measured with the same settings, can be compared value by value."
     # Records of an earlier version say less of their data.
@@ -117,7 +117,7 @@ def _caution(records: Sequence[Record]) -> str:
     return f"{same} Whether the samples are the same, a record does not tell; it tells their number."
 
 
-def _curves(records: Sequence[Record], verdicts: Sequence[Verdict], names: Sequence[str]) -> Figure | None:
+def _curves(records: Sequence[RunRecord], verdicts: Sequence[RunVerdict], names: Sequence[str]) -> Figure | None:
     axis = "epoch" if all(record.axis == "epoch" for record in records) else "step"
     thinned = [with_fewer_checks(record, verdict) for record, verdict in zip(records, verdicts, strict=True)]
     rows: list[tuple[str, list[dict[str, Any]], tuple[float, float]]] = []
@@ -136,7 +136,7 @@ def _curves(records: Sequence[Record], verdicts: Sequence[Verdict], names: Seque
             if check is not None and check[axis] in places:
                 values_kept.append(values[places.index(check[axis])])
                 marker = {"symbol": "circle-open", "size": 12, "color": colour, "line": {"width": 2.5}}
-                at_kept = {"x": [check[axis]], "y": known(values_kept[-1:]), "marker": marker}
+                at_kept = {"x": [check[axis]], "y": finite_or_none(values_kept[-1:]), "marker": marker}
                 dot = {"type": "scatter", "mode": "markers", "name": name, "hoverinfo": "skip"}
                 traces.append(dot | at_kept | legend | {"showlegend": False})
         rows.append((title, traces, _limits([values for _, values in columns], values_kept)))
@@ -149,7 +149,7 @@ def _curves(records: Sequence[Record], verdicts: Sequence[Verdict], names: Seque
         " decided, where all runs have the same. Each axis begins above the lowest values, so the largest are seen."
     )
     height = 120 + 150 * len(rows) + 22 * len(records)
-    return Figure("curves", "Curves", reading, drawn(traces, layout, None), height)
+    return Figure("curves", "Curves", reading, plotly_drawing(traces, layout, None), height)
 
 
 def _limits(values_of_runs: Sequence[Sequence[float]], kept: Sequence[float]) -> tuple[float, float]:
@@ -160,9 +160,9 @@ def _limits(values_of_runs: Sequence[Sequence[float]], kept: Sequence[float]) ->
 
 
 def _panels(
-    records: Sequence[Record], verdicts: Sequence[Verdict], axis: str
+    records: Sequence[RunRecord], verdicts: Sequence[RunVerdict], axis: str
 ) -> list[tuple[str, list[tuple[list[Any], list[float]]]]]:
-    """Of each panel its title, and of each run places and values."""
+    """Title of each panel, with places and values of each run."""
     panels = [
         (SIGNALS[name].title, [([check[axis] for check in record.checks], record.values(name)) for record in records])
         for name in _PANELS
@@ -179,7 +179,7 @@ def _panels(
     return panels
 
 
-def _kept(records: Sequence[Record], verdicts: Sequence[Verdict], names: Sequence[str]) -> str:
+def _kept(records: Sequence[RunRecord], verdicts: Sequence[RunVerdict], names: Sequence[str]) -> str:
     rows, endings = [], []
     for record, verdict, name in zip(records, verdicts, names, strict=True):
         check = record.check_at(verdict.kept) or {}
@@ -199,13 +199,13 @@ def _kept(records: Sequence[Record], verdicts: Sequence[Verdict], names: Sequenc
     )
 
 
-def _costs(records: Sequence[Record], names: Sequence[str]) -> str:
+def _costs(records: Sequence[RunRecord], names: Sequence[str]) -> str:
     rows = []
     for record, name in zip(records, names, strict=True):
         last = record.checks[-1] if record.checks else {}
         spent, total = last.get("check_seconds", math.nan), last.get("seconds", math.nan)
         share = f"{spent / total:.1%}" if total > 0 and math.isfinite(spent) else figure(math.nan)
-        n_checks = str(record.n_left_out + len(record.checks))
+        n_checks = str(len(record.checks))
         rows.append([name, n_checks, duration(record.setup_seconds), duration(spent), duration(total), share])
     return table_section(
         "costs",
@@ -217,7 +217,7 @@ def _costs(records: Sequence[Record], names: Sequence[str]) -> str:
     )
 
 
-def _differences(records: Sequence[Record], names: Sequence[str]) -> str:
+def _differences(records: Sequence[RunRecord], names: Sequence[str]) -> str:
     rows = []
     for group in ("settings", "data", "versions"):
         of_runs: list[dict[str, Any]] = [getattr(record, group) for record in records]

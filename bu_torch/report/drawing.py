@@ -1,4 +1,4 @@
-"""How the figures of a page are drawn: by plotly.js, without colours that hold in light or in dark alone.
+"""Figures of a page for plotly.js, in colours for light and for dark pages.
 
 The part of plotly.js that draws curves and maps lies in `plotly/`, as npm has it under the name
 plotly.js-cartesian-dist-min: a third of the whole library.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
-from bu_torch.report.verdict import Verdict
+from bu_torch.report.verdict import RunVerdict
 
 BLUE, ORANGE, VIOLET, GREEN, GREY = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2"
 RED = "#dc2626"
@@ -92,10 +92,10 @@ def plotly_script() -> str:
     return resources.files("bu_torch.report").joinpath("plotly", "plotly-cartesian.min.js").read_text(encoding="utf-8")
 
 
-def drawn(
+def plotly_drawing(
     traces: list[dict[str, Any]],
     layout: dict[str, Any],
-    verdict: Verdict | None,
+    verdict: RunVerdict | None,
     scales: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A figure as plotly.js takes it; `verdict` marks what is kept."""
@@ -110,8 +110,8 @@ def drawn(
         layout["shapes"] = [{"type": "line", **mark}]
         text = f"{'kept' if verdict.rule else 'would be kept'}: {verdict.kept}"
         labels = layout.get("annotations", [])
-        said = {"x": verdict.kept, "y": 1, "yref": "paper", "yanchor": "bottom", "text": text, "showarrow": False}
-        layout["annotations"] = [*labels, said | ({"yshift": _LINE_HEIGHT} if labels else {})]
+        annotation = {"x": verdict.kept, "y": 1, "yref": "paper", "yanchor": "bottom", "text": text, "showarrow": False}
+        layout["annotations"] = [*labels, annotation | ({"yshift": _LINE_HEIGHT} if labels else {})]
     return {"data": traces, "layout": layout, "scales": scales}
 
 
@@ -152,7 +152,7 @@ def curve(
         "type": "scatter",
         "mode": mode,
         "x": x,
-        "y": known(y),
+        "y": finite_or_none(y),
         "name": name,
         "yaxis": yaxis,
         "line": {"color": colour, "dash": dash, "width": 2},
@@ -161,6 +161,12 @@ def curve(
     }
 
 
-def known(values: Sequence[float]) -> list[float | None]:
+def finite_or_none(values: Sequence[float]) -> list[float | None]:
     """`values` with a gap where one is not finite, which JSON cannot say, in as many digits as can be seen."""
     return [float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None for value in values]
+
+
+def thinned(places: list[int], most: int, kept: int | None) -> list[int]:
+    """About `most` of the places, evenly, with the last and the kept one."""
+    step = math.ceil(len(places) / most)
+    return sorted({*places[::step], *places[-1:], *([kept] if kept in places else [])})

@@ -15,15 +15,15 @@ from typing import Any
 from bu_torch.internal.files import whole_file
 from bu_torch.report.drawing import THEMES, plotly_script
 from bu_torch.report.figures import figures
-from bu_torch.report.record import Record
+from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import header, sections
 from bu_torch.report.text import escaped
-from bu_torch.report.verdict import Verdict, headline
+from bu_torch.report.verdict import RunVerdict, headline
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a page shows of a record: all of it but what draws it.
+    """Content of a page: all of it but the scripts that draw it.
 
     Attributes:
         title: Of the window, escaped.
@@ -43,7 +43,7 @@ class Content:
         return _json({"title": self.title, "main": self.main, "drawings": self.drawings, "hasEnded": self.has_ended})
 
 
-def render(record: Record, others: Sequence[Path] = ()) -> str:
+def render(record: RunRecord, others: Sequence[Path] = ()) -> str:
     """The page of a record.
 
     Args:
@@ -59,7 +59,7 @@ def render(record: Record, others: Sequence[Path] = ()) -> str:
     return page(content(record, others))
 
 
-def write_report(record: Record, path: str | PathLike[str], others: Sequence[Path] = ()) -> Path:
+def write_report(record: RunRecord, path: str | PathLike[str], others: Sequence[Path] = ()) -> Path:
     """Write the page of a record; a file that is there is replaced as a whole or not at all.
 
     Args:
@@ -96,8 +96,8 @@ def write_page(text: str, path: str | PathLike[str]) -> Path:
     return path
 
 
-def content(record: Record, others: Sequence[Path] = ()) -> Content:
-    """What the page of a record shows.
+def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
+    """Content of the page of a record.
 
     Args:
         record: What `read_record` has read.
@@ -109,12 +109,11 @@ def content(record: Record, others: Sequence[Path] = ()) -> Content:
     Raises:
         ValueError: If the record's settings are none that a rule takes.
     """
-    verdict = Verdict.of(record)
-    drawn = figures(record, verdict)
-    said = headline(record, verdict)[0]
-    drawings = [{"name": one.name, **one.drawing} for one in drawn]
-    title = f"{escaped(said)} – boundary uncertainty"  # noqa: RUF001
-    return Content(title, sections(record, verdict, drawn, others), drawings, record.end is not None)
+    verdict = RunVerdict.of(record)
+    shown = figures(record, verdict)
+    drawings = [{"name": one.name, **one.drawing} for one in shown]
+    title = f"{escaped(headline(record, verdict)[0])} – boundary uncertainty"  # noqa: RUF001
+    return Content(title, sections(record, verdict, shown, others), drawings, record.end is not None)
 
 
 def message(title: str, text: str) -> Content:

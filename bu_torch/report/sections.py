@@ -1,4 +1,4 @@
-"""What stands on the page, in HTML: words, tables, and room for the figures."""
+"""Sections of a page in HTML: words, tables, and room for the figures."""
 
 import math
 import re
@@ -9,11 +9,12 @@ from typing import Any
 
 from bu_torch._version import __version__
 from bu_torch.report.drawing import Figure
-from bu_torch.report.figures import class_name, drawing_step
-from bu_torch.report.record import Doubt, Record
+from bu_torch.report.figures import drawing_step
+from bu_torch.report.maps import class_name
+from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, figure, shortened
 from bu_torch.report.verdict import (
-    Verdict,
+    RunVerdict,
     headline,
     level,
     rule_label,
@@ -22,8 +23,10 @@ from bu_torch.report.verdict import (
 )
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.details import Doubtful
 
 _MOST_PAIRS = 10
+_MOST_DOUBTFUL = 100
 _MOST_OTHERS = 100
 _MOST_PATH = 500
 # Sections in the order of the page, and what the table of contents calls them.
@@ -46,10 +49,10 @@ _CONTENTS = {
 }
 
 
-def sections(record: Record, verdict: Verdict, drawn: Sequence[Figure], others: Sequence[Path]) -> str:
+def sections(record: RunRecord, verdict: RunVerdict, shown_figures: Sequence[Figure], others: Sequence[Path]) -> str:
     """All of a page, from its headline to where it comes from."""
-    said, why = headline(record, verdict)
-    plots = {one.name: figure_section(one) for one in drawn}
+    title, why = headline(record, verdict)
+    plots = {one.name: figure_section(one) for one in shown_figures}
     tables = {
         "rules": _rules(record, verdict),
         "worst-pairs": _worst_pairs(record, verdict),
@@ -57,9 +60,9 @@ def sections(record: Record, verdict: Verdict, drawn: Sequence[Figure], others: 
         "settings": _settings(record),
         "sources": _sources(record, others),
     }
-    made = plots | tables
-    shown = {name: made[name] for name in _CONTENTS if made.get(name)}
-    top = header(said, f"{why} {level(record, verdict)}"), contents({name: _CONTENTS[name] for name in shown})
+    available = plots | tables
+    shown = {name: available[name] for name in _CONTENTS if available.get(name)}
+    top = header(title, f"{why} {level(record, verdict)}"), contents({name: _CONTENTS[name] for name in shown})
     return "".join((*top, _missing(record), _tiles(record, verdict), *shown.values()))
 
 
@@ -75,7 +78,7 @@ def header(title: str, text: str) -> str:
     return f"<header>{kind}<h1>{escaped(title)}</h1><p>{escaped(text)}</p></header>"
 
 
-def _missing(record: Record) -> str:
+def _missing(record: RunRecord) -> str:
     notes = list(record.missing)
     if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
         notes.append(
@@ -89,12 +92,12 @@ def _missing(record: Record) -> str:
     return f'<ul class="notes">{"".join(f"<li>{escaped(note)}</li>" for note in notes)}</ul>' if notes else ""
 
 
-def _tiles(record: Record, verdict: Verdict) -> str:
+def _tiles(record: RunRecord, verdict: RunVerdict) -> str:
     if not record.checks:
         return ""
     check, axis = record.check_at(verdict.kept), record.axis
     last = record.checks[-1]
-    tiles = [("checks", str(record.n_left_out + len(record.checks)), f"last: {axis} {last[axis]}")]
+    tiles = [("checks", str(len(record.checks)), f"last: {axis} {last[axis]}")]
     if check is not None:
         shown = record.details.get(check[axis])
         within = f" (epoch {check['epoch']})" if axis == "step" else ""
@@ -123,7 +126,7 @@ def _tiles(record: Record, verdict: Verdict) -> str:
 
 
 def _columns(n_tiles: int) -> str:
-    """So many columns that no row has a gap: the first tile takes what is over."""
+    """Number of columns for which no row has a gap: the first tile takes the rest."""
     n_columns = min((5, 4, 3), key=lambda columns: -n_tiles % columns)
     return f"--columns:{n_columns};--first:{1 + -n_tiles % n_columns}"
 
@@ -138,7 +141,7 @@ def figure_section(one: Figure) -> str:
     )
 
 
-def _rules(record: Record, verdict: Verdict) -> str:
+def _rules(record: RunRecord, verdict: RunVerdict) -> str:
     if not record.checks:
         return ""
     rows = []
@@ -168,19 +171,19 @@ def _rules(record: Record, verdict: Verdict) -> str:
     )
 
 
-def _why_none(rule: str, verdict: Verdict) -> str:
+def _why_none(rule: str, verdict: RunVerdict) -> str:
     return "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
 
 
-def _worst_pairs(record: Record, verdict: Verdict) -> str:
+def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> str:
     shown = shown_details(record, verdict)
     if shown is None or not len(shown[1].pairs):
         return ""
-    found = sorted(shown[1].pairs.tolist(), key=lambda pair: -pair[2] * (1 - pair[4] if math.isfinite(pair[4]) else 0))
+    found = sorted(shown[1].pairs, key=lambda pair: -pair[2] * (1 - pair[4] if math.isfinite(pair[4]) else 0))
     rows = [
         [
-            class_name(record, int(first)),
-            class_name(record, int(second)),
+            class_name(record, first),
+            class_name(record, second),
             figure(value),
             shortened(f"{share:.2%}", 12) if math.isfinite(share) else "",
             shortened(f"{weight:.1f}", 12) if math.isfinite(weight) else "",
@@ -198,26 +201,26 @@ def _worst_pairs(record: Record, verdict: Verdict) -> str:
     )
 
 
-def _doubtful(record: Record, verdict: Verdict) -> str:
+def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
     shown = shown_details(record, verdict)
     if shown is None or not shown[1].doubtful:
         return ""
-    place, details = shown
+    place, doubtful = shown[0], shown[1].doubtful[:_MOST_DOUBTFUL]
     times: dict[int, int] = {}
     for one in record.details.values():
-        for index in {doubt.sample for doubt in one.doubtful}:
+        for index in {doubt.row for doubt in one.doubtful}:
             times[index] = times.get(index, 0) + 1
     rows = [
         [
-            str(doubt.sample),
-            *(class_name(record, index) for index in (doubt.label, doubt.prediction, doubt.nearest)),
+            str(doubt.row),
+            *(class_name(record, index) for index in (doubt.label, doubt.prediction, doubt.nearest_class)),
             figure(doubt.trust),
-            f"{times[doubt.sample]} of {len(record.details)}",
+            f"{times[doubt.row]} of {len(record.details)}",
             _suspicion(doubt),
         ]
-        for doubt in details.doubtful
+        for doubt in doubtful
     ]
-    suspects = dict.fromkeys(str(doubt.sample) for doubt in details.doubtful if doubt.label != doubt.nearest)
+    suspects = dict.fromkeys(str(doubt.row) for doubt in doubtful if doubt.label != doubt.nearest_class)
     indices = f'<pre class="scroll">[{", ".join(suspects)}]</pre>'
     after = f"<p>Indices of those whose nearest class is not their label:</p>{indices}" if suspects else ""
     return table_section(
@@ -234,8 +237,8 @@ def _doubtful(record: Record, verdict: Verdict) -> str:
     )
 
 
-def _suspicion(doubt: Doubt) -> str:
-    is_label, is_prediction = doubt.nearest == doubt.label, doubt.nearest == doubt.prediction
+def _suspicion(doubt: Doubtful) -> str:
+    is_label, is_prediction = doubt.nearest_class == doubt.label, doubt.nearest_class == doubt.prediction
     if is_label:
         return "" if is_prediction else "label and neighbours against the prediction"
     if is_prediction:
@@ -243,7 +246,7 @@ def _suspicion(doubt: Doubt) -> str:
     return "neighbours against the label, which was learned" if doubt.label == doubt.prediction else "all three differ"
 
 
-def _settings(record: Record) -> str:
+def _settings(record: RunRecord) -> str:
     groups = (("Settings", record.settings), ("Data", record.data), ("Versions", record.versions))
     tables = []
     for title, group in groups:
@@ -256,7 +259,7 @@ def _settings(record: Record) -> str:
     return f'<section id="section-settings"><h2>Settings and versions</h2>{groups_shown}</section>'
 
 
-def _sources(record: Record, others: Sequence[Path]) -> str:
+def _sources(record: RunRecord, others: Sequence[Path]) -> str:
     facts = [
         ("record", record.path),
         ("started", record.started),
@@ -272,7 +275,7 @@ def _sources(record: Record, others: Sequence[Path]) -> str:
 
 
 def _help() -> str:
-    """Where the documentation of this page is."""
+    """Link to the documentation of this page."""
     address = _documentation()
     where = f'<a href="{escaped(address)}">the documentation</a>' if address else "<code>docs/watching.md</code>"
     return f"<p>How to read this page: {where} of bu-torch {__version__}.</p>"

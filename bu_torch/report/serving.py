@@ -111,7 +111,7 @@ class PageServer(ThreadingHTTPServer):
         self.address = f"http://{_ADDRESS}:{self.server_port}{self.path}"
 
     def allows(self, host: str) -> bool:
-        """Whether a request for this host, as its header names it, is for this page.
+        """True if a request for this host, as its header names it, is for this page.
 
         A site whose name was made to lead here asks for its own name, and learns nothing.
         """
@@ -119,7 +119,7 @@ class PageServer(ThreadingHTTPServer):
         return found is not None and not self._hosts.isdisjoint((found[0], found["name"]))
 
     def shown(self) -> Content:
-        """What there is to show now; made anew where a file has changed."""
+        """Content to show now; made anew if a file has changed."""
         with self._lock:
             began = time.monotonic()
             if began >= self._next_look:
@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _states(tables: list[Path]) -> list[tuple[Path, int, int]]:
-    """What changes where tables or their details are written to, so that nothing is read that was read before."""
+    """States of tables and their details, which change with each write: nothing is read twice."""
     files = [path for path in (*tables, *map(details_path, tables)) if path.is_file()]
     return [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in files]
 

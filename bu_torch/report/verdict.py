@@ -1,21 +1,19 @@
-"""What was kept and why, and what the other rules would have kept."""
+"""The kept check and the reason, and the checks that other rules would have kept."""
 
 import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from bu_torch.report.record import Details, Record
+from bu_torch.report.record import RunRecord
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, RULES, RuleName, SelectionRule, as_rule
 from bu_torch.signals.catalogue import SIGNALS
-
-# Of rules that only older versions have: the column of the table that holds their score.
-_SCORES = {"consensus": "replacements"}
+from bu_torch.signals.details import Details
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What there is to say of a run before any figure.
+class RunVerdict:
+    """Decision of a run, and those of the other rules.
 
     Attributes:
         rule: Name of the rule that decided; None where nothing did, or where the record does not tell.
@@ -30,7 +28,7 @@ class Verdict:
     by_rule: dict[str, dict[str, Any] | None]
 
     @classmethod
-    def of(cls, record: Record) -> "Verdict":
+    def of(cls, record: RunRecord) -> "RunVerdict":
         """Judge a record.
 
         Raises:
@@ -43,8 +41,8 @@ class Verdict:
         by_rule: dict[str, dict[str, Any] | None] = {
             name: _replay(name, record) for name in RULE_NAMES if _has(record, *as_rule(name).signals)
         }
-        if rule is not None and rule not in RULE_NAMES and _has(record, _SCORES.get(rule, rule)):
-            by_rule[rule] = _kept_by_score(_SCORES.get(rule, rule), record)
+        if rule is not None and rule not in RULE_NAMES and _has(record, rule):
+            by_rule[rule] = _kept_by_score(rule, record)
         if record.end is not None and rule is not None:
             kept = record.end.kept_step if record.axis == "step" else record.end.kept_epoch
             return cls(rule, kept, by_rule)
@@ -57,11 +55,11 @@ class Verdict:
         return _stand_in(self.by_rule)
 
 
-def scores(record: Record, verdict: Verdict) -> tuple[str, list[int], list[float]]:
+def scores(record: RunRecord, verdict: RunVerdict) -> tuple[str, list[int], list[float]]:
     """The score that decided, or would have: in words, at which epochs or steps, and its values."""
     name = verdict.rule or verdict.stand_in
     checks = _compared(record)
-    column = _SCORES.get(name, name)
+    column = name
     if name in RULE_NAMES:
         rule = _selection(name, record)
         if not _has(record, *rule.rule.signals):
@@ -83,8 +81,8 @@ def in_words(text: str) -> str:
     return re.sub(r"\w+", lambda found: titles.get(found[0], found[0]), text)
 
 
-def headline(record: Record, verdict: Verdict) -> tuple[str, str]:
-    """What was kept, and why the run ended; in words."""
+def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
+    """The kept check and the end of the run, in words."""
     if not record.checks:
         return "No check yet", f"The record was begun, and holds no check. {_ending(record)}"
     if verdict.rule is None:
@@ -105,7 +103,7 @@ def headline(record: Record, verdict: Verdict) -> tuple[str, str]:
     )
 
 
-def level(record: Record, verdict: Verdict) -> str:
+def level(record: RunRecord, verdict: RunVerdict) -> str:
     """Boundary uncertainty of what is kept beside what it could reach; in words, "" where there is none."""
     check = record.check_at(verdict.kept)
     if check is None or not math.isfinite(check["boundary_uncertainty"]):
@@ -120,7 +118,7 @@ def level(record: Record, verdict: Verdict) -> str:
     )
 
 
-def shown_details(record: Record, verdict: Verdict) -> tuple[int, Details] | None:
+def shown_details(record: RunRecord, verdict: RunVerdict) -> tuple[int, Details] | None:
     """The details of what is kept, with its epoch or step; where there are none, the last there are."""
     if not record.details:
         return None
@@ -128,7 +126,7 @@ def shown_details(record: Record, verdict: Verdict) -> tuple[int, Details] | Non
     return place, record.details[place]
 
 
-def _ending(record: Record) -> str:
+def _ending(record: RunRecord) -> str:
     last = f" The last check is that of {record.axis} {record.places[-1]}." if record.checks else ""
     if record.end is None:
         if not record.settings:
@@ -141,15 +139,15 @@ def _stand_in(by_rule: dict[str, dict[str, Any] | None]) -> str:
     return next((name for name in (DEFAULT_RULE, *RULE_NAMES) if name in by_rule), DEFAULT_RULE)
 
 
-def _has(record: Record, *columns: str) -> bool:
+def _has(record: RunRecord, *columns: str) -> bool:
     return all(column in check for check in record.checks for column in columns)
 
 
-def _replay(name: RuleName, record: Record) -> dict[str, Any] | None:
+def _replay(name: RuleName, record: RunRecord) -> dict[str, Any] | None:
     return _selection(name, record).replay(_compared(record))
 
 
-def _selection(name: Any, record: Record) -> SelectionRule:
+def _selection(name: Any, record: RunRecord) -> SelectionRule:
     """A rule that goes by a name, with the settings of the run."""
     settings = record.settings
     start = settings.get("start_from_epoch")
@@ -169,19 +167,19 @@ def _selection(name: Any, record: Record) -> SelectionRule:
         raise ValueError(f"{record.path}: the settings beside it are none that a rule takes: {reason}") from None
 
 
-def _kept_by_score(column: str, record: Record) -> dict[str, Any] | None:
+def _kept_by_score(column: str, record: RunRecord) -> dict[str, Any] | None:
     """The check that a rule has kept which cannot be replayed, by the scores that it has left in the table."""
     first = _first_epoch(record)
     counted = [check for check in _compared(record) if check["epoch"] >= first and math.isfinite(check[column])]
     return max(counted, key=lambda check: check[column]) if counted else None
 
 
-def _first_epoch(record: Record) -> int:
+def _first_epoch(record: RunRecord) -> int:
     """The first epoch whose checks may be kept."""
     start = record.settings.get("start_from_epoch")
     return start if isinstance(start, int) else 0
 
 
-def _compared(record: Record) -> list[dict[str, Any]]:
+def _compared(record: RunRecord) -> list[dict[str, Any]]:
     """The checks that a rule compares with each other."""
-    return record.checks[max(0, record.n_not_compared - record.n_left_out) :]
+    return record.checks[record.n_not_compared :]

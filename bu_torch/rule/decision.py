@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Reason(StrEnum):
-    """Why training should stop, by the names that Lightning's `EarlyStoppingReason` has."""
+    """Reason to stop, by the names that Lightning's `EarlyStoppingReason` has."""
 
     NOT_STOPPED = "not_stopped"
     STOPPING_THRESHOLD = "stopping_threshold"
@@ -15,7 +15,7 @@ class Reason(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """What is decided after a check, and all that the next decision needs.
+    """Decision after a check, and all that the next decision needs.
 
     Args:
         best: Score that has to be exceeded; -inf before the first check that counts.
@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
 
     @property
     def should_stop(self) -> bool:
-        """Whether there is a reason to stop."""
+        """True if there is a reason to stop."""
         return self.reason != Reason.NOT_STOPPED
 
 

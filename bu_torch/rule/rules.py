@@ -67,7 +67,7 @@ class Rule:
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
     def margin(self, values: Mapping[str, float], standard_error: float) -> float:
-        """How far below the highest score so far a check is still its equal, and kept in its place.
+        """Distance below the highest score so far at which a check is still its equal, and kept in its place.
 
         Patience counts from the highest score, not from its equals. The margin must follow from the arguments and the
         settings alone: it is asked for again of earlier checks.
@@ -83,7 +83,7 @@ class Rule:
         return 0.0
 
     def settings(self) -> dict[str, Any]:
-        """What scores depend on besides the signals, as plain data; with other ones, a resumed run starts anew."""
+        """Plain data that scores depend on besides the signals; with other ones, a resumed run starts anew."""
         return {}
 
     def adapt(self, n_samples: int, n_neighbors: int) -> None:
@@ -98,7 +98,7 @@ class Rule:
         """Forget all checks: a training or a replay begins."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rule remembers of the checks so far: plain numbers, strings, tensors and containers of them."""
+        """Memory of the checks so far: plain numbers, strings, tensors and containers of them."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -303,7 +303,7 @@ class SelectionRule:
         return margin > 0 and score >= highest - margin
 
     def replay(self, history: History) -> dict[str, Any] | None:
-        """What this rule would have kept of checks that another rule, or none, has judged; they are left as they are.
+        """Replay the rule on checks that another rule, or none, has judged; they are left as they are.
 
         Args:
             history: Checks in order of their epochs, each with `epoch` and the signals looked at.
@@ -332,7 +332,7 @@ class SelectionRule:
         return self._number("score", values)
 
     def _number(self, method: str, *arguments: Any) -> float:
-        """What a method of the rule gives."""
+        """Number that a method of the rule gives."""
         name = f"`{type(self.rule).__name__}.{method}`"
         try:
             found = getattr(self.rule, method)(*arguments)

@@ -1,4 +1,4 @@
-"""What a training spends beside training itself, in seconds, and the record that it leaves."""
+"""Seconds that a training spends beside training itself, and the record that it leaves."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping

@@ -166,7 +166,7 @@ class WeightAverage:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the module holds the average now."""
+        """True if the module holds the average now."""
         return bool(self._log)
 
     def put_aside(self) -> dict[str, Tensor]:
@@ -262,7 +262,7 @@ def _weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
 
 
 def _is_saved(owners: Mapping[str, nn.Module], name: str) -> bool:
-    """Whether a `state_dict` holds a buffer."""
+    """True if a `state_dict` holds a buffer."""
     owner, _, own_name = name.rpartition(".")
     return own_name not in getattr(owners[owner], "_non_persistent_buffers_set", ())
 

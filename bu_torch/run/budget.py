@@ -1,4 +1,4 @@
-"""How many samples a check looks at: a price in forward passes, counted, never timed, so that runs repeat."""
+"""Number of samples that a check looks at: a price in forward passes, counted, never timed, so that runs repeat."""
 
 import dataclasses
 import logging
@@ -31,7 +31,7 @@ _MUCH = 0.25  # if they are so much of the training between two checks
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How many reference samples a check looks at, and how often each is perturbed."""
+    """Numbers of samples that a check looks at, and of perturbations of each."""
 
     n_samples: int
     n_draws: int

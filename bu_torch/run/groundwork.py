@@ -15,7 +15,7 @@ from bu_torch.run.preparation import fit_or_find, fit_or_load
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import State
 from bu_torch.samples.balance import ClassWeight, class_shares
-from bu_torch.samples.reading import Samples
+from bu_torch.samples.samples import Samples
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.fitness import MOST_ENTRIES
 from bu_torch.signals.measuring import Signals
@@ -198,7 +198,7 @@ class Groundwork:
             return None
 
     def _within_memory(self, samples: Samples, warn: Callable[[str], None]) -> tuple[Samples, int]:
-        """As many samples and draws of those planned as there is room for: some arrays have a column for each class."""
+        """Take fewer samples or draws than planned if memory demands it: some arrays have a column for each class."""
         made = self.plan_checks(len(samples.inputs), len(samples.inputs), 0)
         labels = as_labels(samples.labels, len(samples.inputs))
         n_rows = MOST_ENTRIES // len(torch.unique(labels))

@@ -13,7 +13,7 @@ from bu_torch.run.budget import Plan
 from bu_torch.run.history import History
 from bu_torch.run.settings import Settings
 from bu_torch.samples.balance import rare_class
-from bu_torch.samples.reading import IGNORED
+from bu_torch.samples.samples import IGNORED
 
 _SETTLED = 3  # checks
 _BELOW_CHANCE = 0.8

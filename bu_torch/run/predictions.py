@@ -14,7 +14,7 @@ from bu_torch.signals.recognition import Recognition
 
 
 class Predictions:
-    """What one check leaves for the next, beside the numbers of the history.
+    """Tensors that one check leaves for the next, beside the numbers of the history.
 
     Attributes:
         recognition: Recall of each class, at the kept check and at the best one for all classes alike.

@@ -1,4 +1,4 @@
-"""What is computed once: fitted, with a progress bar where that takes long, or read from a cache."""
+"""Fit once, with a progress bar if that takes long, or read from a cache."""
 
 import time
 import warnings
@@ -18,7 +18,7 @@ _BAR_DELAY = 3  # seconds of preparation before a progress bar is shown
 
 
 class Cached(NamedTuple):
-    """What became of a preparation on disk: found, kept, refused, or none of the three."""
+    """Fate of a preparation on disk: found, kept, refused, or none of the three."""
 
     found_in: Path | None = None
     kept_in: Path | None = None

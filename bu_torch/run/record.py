@@ -173,7 +173,7 @@ def plain(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Of what a result depends on."""
+    """Versions of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for name in ("bu-torch", "torch", "lightning", "pytorch-lightning", "faiss-cpu", "scikit-learn", "numpy"):
         try:
@@ -184,7 +184,7 @@ def versions() -> dict[str, str]:
 
 
 def _finite(value: Any) -> Any:
-    """The same with null in place of numbers that JSON does not have."""
+    """Copy with null in place of numbers that JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

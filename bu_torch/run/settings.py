@@ -1,4 +1,4 @@
-"""What can be set, each option once: the callbacks and the plain loop's stopper take these and check them alike."""
+"""Settings, each option once: the callbacks and the plain loop's stopper take these and check them alike."""
 
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -29,7 +29,7 @@ def as_file(cache: str | Path | None) -> Path | Literal["auto"] | None:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MeasurementSettings:
-    """What a check looks at, and what it may cost.
+    """Samples that a check looks at, and its price.
 
     Args:
         n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
@@ -150,7 +150,7 @@ class MeasurementSettings:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Settings(MeasurementSettings):
-    """What is measured, and how it is decided; the first as for `MeasurementSettings`.
+    """Settings of measurement and decision; the first as for `MeasurementSettings`.
 
     Args:
         patience: Stop after so many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0

@@ -20,7 +20,7 @@ _MOST_NAME = 100  # characters of a column
 
 
 class State(NamedTuple):
-    """What `Tracker.state_dict` gave, as the tracker holds it."""
+    """State of a tracker, checked."""
 
     history: list[dict[str, Any]]
     n_not_compared: int
@@ -174,7 +174,7 @@ def _read_average(average: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _holds_all(tensor: Tensor) -> bool:
-    """Whether a tensor is plain, on the CPU, and has a value of its own in memory for each element."""
+    """True if a tensor is plain, on the CPU, and has a value of its own in memory for each element."""
     is_plain = tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type == "cpu"
     is_plain = is_plain and not tensor.requires_grad
     return is_plain and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()

@@ -1,4 +1,4 @@
-"""The same decision for a training loop of one's own."""
+"""Stopper of a plain training loop, by the decision of the callbacks."""
 
 import logging
 import sys
@@ -20,7 +20,7 @@ from bu_torch.run.best_weights import BestWeights
 from bu_torch.run.budget import count_operations
 from bu_torch.run.settings import Settings, as_file
 from bu_torch.run.tracker import Tracker
-from bu_torch.samples.reading import choose_among_whole, whole_samples
+from bu_torch.samples.samples import choose_among_whole, whole_samples
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from bu_torch.run.predictions import Predictions
 from bu_torch.run.record import check_line, end_line, header_line
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import compared_settings, read_state
-from bu_torch.samples.reading import Samples
+from bu_torch.samples.samples import Samples
 from bu_torch.signals.details import Details
 from bu_torch.signals.measuring import Signals
 
@@ -34,7 +34,7 @@ class Tracker:
 
         tracker = Tracker(Settings(patience=10))
         plan = tracker.groundwork.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
-        tracker.prepare(bu_torch.samples.reading.choose_among(inputs, labels, lambda n: plan.n_samples, seed=0))
+        tracker.prepare(bu_torch.samples.samples.choose_among(inputs, labels, lambda n: plan.n_samples, seed=0))
         for epoch in range(500):
             train_one_epoch(model)
             tracker.update_average(model, epoch)
@@ -59,26 +59,20 @@ class Tracker:
         account: The seconds that were spent, and the record.
     """
 
-    average: WeightAverage | None
-
     def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None] | None = None) -> None:
         self.settings = settings
         self.warn = warn if warn is not None else _warn
         self.checks = History(settings)
         self.groundwork = Groundwork(settings)
         self.predictions = Predictions()
-        past = settings.averaging
-        self.average = None if past is None else WeightAverage(past, settings.averaging_device)
+        self.average: WeightAverage | None = None
+        if settings.averaging is not None:
+            self.average = WeightAverage(settings.averaging, settings.averaging_device)
         self.account = Account()
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One dict a check, in order.
-
-        It holds `epoch`, `step` if it is known, the signals, `standard_error` (of the difference between its expected
-        accuracy and the highest before; 0 for the first), and what the rule adds; floats, NaN if a logit was not
-        finite.
-        """
+        """One dict a check, in order, as for `BoundaryUncertaintyMonitor`; `step` only if it is known."""
         return self.checks.entries
 
     @property
@@ -102,8 +96,7 @@ class Tracker:
             Fingerprint of samples and settings, for `go_on`.
 
         Raises:
-            ValueError: As for `Signals.fit` and `Signals.load`.
-            TypeError: As for `Signals.fit`.
+            ValueError: As for `Signals.fit` and `Signals.load`; and a TypeError likewise.
         """
         fingerprint = self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
         self._adapt(self.groundwork.n_samples)
@@ -155,9 +148,7 @@ class Tracker:
             logits: (n_draws * N, J), on the device of what was prepared.
 
         Raises:
-            RuntimeError: If `prepare` has not been called.
-            TypeError: If the logits are not a floating-point tensor.
-            ValueError: If they have the wrong shape.
+            RuntimeError: If `prepare` has not been called; and as for `Signals.measure`.
         """
         if self.account.check_seconds == 0:
             warn_of_probabilities(logits, "The module", self.warn)

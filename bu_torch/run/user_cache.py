@@ -44,7 +44,7 @@ def is_off() -> bool:
 
 
 def folder() -> Path | None:
-    """Where files are kept: the folder that `BU_TORCH_CACHE` names, or the platform's; None if there is none."""
+    """Folder of the files: the one that `BU_TORCH_CACHE` names, or the platform's; None if there is none."""
     named = os.environ.get(VARIABLE)
     if is_off():
         return None

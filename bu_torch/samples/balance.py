@@ -1,4 +1,4 @@
-"""How often each sample counts: what training draws, and weights of classes in scikit-learn's words."""
+"""Weights of samples: how often training draws each, and weights of classes in scikit-learn's words."""
 
 import math
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ def check_class_weight(class_weight: Any) -> ClassWeight | None:
 
 
 def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: Any = None) -> Tensor | None:
-    """How often each sample counts, with mean 1: the product of its own weight and that of its class.
+    """Weights of samples with mean 1: the product of the sample's own weight and that of its class.
 
     Computed on the CPU, where sums are the same in each run.
 

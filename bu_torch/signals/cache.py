@@ -60,7 +60,7 @@ class Samples(NamedTuple):
 
 
 class _Array(NamedTuple):
-    """What an array of the file must be; `is_right` says so of each of its entries or rows."""
+    """Demands on an array of the file; `is_right` says so of each of its entries or rows."""
 
     shape: tuple[int, ...]
     dtypes: tuple[np.dtype, ...]
@@ -215,7 +215,7 @@ def _read(file: zipfile.ZipFile, name: str, expected: _Array) -> np.ndarray:
 
 
 def _are_clusters(neighbors: np.ndarray) -> np.ndarray:
-    """Whether each row holds its own number first, and different ones of the others."""
+    """True if each row holds its own number first, and different ones of the others."""
     n_samples = len(neighbors)
     is_right = neighbors[:, 0] == np.arange(n_samples)
     step = max(1, _BLOCK_ELEMENTS // neighbors.shape[1])

@@ -7,16 +7,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from bu_torch import functional
 from bu_torch.functional.boundary import PairTerms
-from bu_torch.functional.expected_accuracy import mean_probability
 from bu_torch.functional.omission import omission_of_counts
-from bu_torch.functional.trust import mean_bounded_trust, mean_log_trust
 from bu_torch.functional.weights import mean_of
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a formula may look at. D draws of N samples, C classes that have samples.
+    """Data that a formula may look at. D draws of N samples, C classes that have samples.
 
     Attributes:
         logits: Of the network at the perturbed inputs, one draw after another, (D * N, J) with J its classes.
@@ -90,12 +89,12 @@ def _boundary_uncertainty(read: Reading) -> Tensor:
 
 
 def _trust_score(read: Reading) -> Tensor:
-    return mean_log_trust(read.by_sample(read.trust), read.weights).exp()
+    return functional.mean_trust_score(read.by_sample(read.trust), read.weights, validate_args=False)
 
 
 def _expected_accuracy(read: Reading) -> Tensor:
     weights = None if read.weights is None else read.weights.repeat(len(read.columns) // len(read.labels))
-    return mean_probability(read.label_probabilities, read.columns.unsqueeze(1), False, weights)
+    return functional.expected_accuracy(read.label_probabilities, read.columns, weights=weights, validate_args=False)
 
 
 def _label_agreement(read: Reading) -> Tensor:
@@ -103,11 +102,11 @@ def _label_agreement(read: Reading) -> Tensor:
 
 
 def _vote_agreement(read: Reading) -> Tensor:
-    return mean_probability(read.label_votes, read.by_sample(read.columns).T, False, read.weights)
+    return functional.expected_accuracy(read.label_votes, read.columns, weights=read.weights, validate_args=False)
 
 
 def _neighbor_agreement(read: Reading) -> Tensor:
-    return mean_bounded_trust(read.by_sample(read.left_out_trust), read.weights)
+    return functional.neighbor_agreement(read.by_sample(read.left_out_trust), read.weights, validate_args=False)
 
 
 def _prediction_changes(read: Reading) -> Tensor:

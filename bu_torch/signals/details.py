@@ -1,12 +1,12 @@
-"""What a check saw behind its numbers: by pair of classes, by sample, and as histograms."""
+"""Details behind the numbers of a check: by pair of classes, by sample, and as histograms."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bu_torch import functional
-from bu_torch.functional.boundary import sum_by_pair
+from bu_torch.functional.boundary import uncertainty_ceiling
+from bu_torch.functional.pairs import sum_by_pair
 from bu_torch.functional.weights import cluster_sizes
 from bu_torch.signals.catalogue import Reading
 
@@ -41,11 +41,11 @@ class Doubtful(NamedTuple):
 
 
 class Details(NamedTuple):
-    """What `Measurement.details` tells of a check.
+    """Details of a check, by `Measurement.details`.
 
     Attributes:
         ceiling: U that a boundary would reach on average where both classes are equally likely, with as many effective
-            neighbours as now (`bu_torch.functional.uncertainty_ceiling`).
+            neighbours as now (`bu_torch.functional.boundary.uncertainty_ceiling`).
         pairs: Pairs of classes, those with most samples near their boundary first, at most 400.
         n_pairs_left_out: How many more there are.
         near_boundary: |F| / h at the perturbed samples: how many kernel widths from the boundary, 0 on it.
@@ -111,7 +111,7 @@ def _by_pair(reading: Reading) -> _ByPair:
     ceilings = []
     for part in terms:
         counts = part.counts.double().nan_to_num(nan=0.0)
-        best = counts * functional.uncertainty_ceiling(counts * evenness, reading.members.shape[1])
+        best = counts * uncertainty_ceiling(counts * evenness, reading.members.shape[1])
         best = best if reading.weights is None else best * reading.weights
         of_pair = sum_by_pair(best, reading.pair_index, len(part.weights))
         is_separable = part.weights < 1e-6

@@ -38,7 +38,7 @@ def _with_absent_column(distances: Tensor) -> Tensor:
 
 
 class Signals:
-    """What the callbacks measure at each check, for any loop: fit once on labelled samples, then measure logits.
+    """Signals that a check measures, for any loop: fit once on labelled samples, then measure logits.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
@@ -158,7 +158,7 @@ class Signals:
 
     @property
     def left_out_distances(self) -> Tensor:
-        """The same, the sample that was perturbed left out."""
+        """These distances without the sample that was perturbed."""
         return self._classes.spread(self._left_out_distances, torch.inf)
 
     @property

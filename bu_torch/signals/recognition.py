@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import sum_by_pair
+from bu_torch.functional.pairs import sum_by_pair
 
 # A loss is worth a line from here on, and beyond two standard errors: then classes that count alike also have a better
 # mean recall on test data, and data of equal classes give no line, with and without wrong labels.

@@ -582,6 +582,7 @@ class TestHabits:
         [
             ("monitor", "has no `monitor`: "),
             ("mode", "has no `mode`: "),
+            ("log_rank_zero_only", "has no `log_rank_zero_only`: with `verbose=True` each process"),
             ("save_top_k", "one checkpoint is kept, the best"),
             ("class_weights", "`class_weight=`"),
         ],

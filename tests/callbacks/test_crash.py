@@ -16,9 +16,10 @@ from scripted import Scripted
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, rank_models
+from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, Signals
+from bu_torch.ranking.rank import fit_signals
 from bu_torch.report import read_record
-from bu_torch.report.verdict import Verdict
+from bu_torch.report.verdict import RunVerdict
 
 
 class Plain(Classifier):
@@ -132,7 +133,7 @@ def test_other_samples_are_not_compared_with_those_before(tmp_path):
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == stopping.best_epoch
     record = read_record(stopping.record_path)
     assert record.n_not_compared == 4
-    assert Verdict.of(record).by_rule["expected_accuracy"]["epoch"] == stopping.best_epoch
+    assert RunVerdict.of(record).by_rule["expected_accuracy"]["epoch"] == stopping.best_epoch
 
 
 def test_the_same_samples_are_not_warned_of_though_they_are_augmented_at_random(tmp_path, recwarn):
@@ -244,8 +245,8 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path, mo
     with pytest.warns(UserWarning, match="cannot be written"):
         stopper.check(Plain())
     with pytest.warns(UserWarning, match=f"cache {cache} cannot be written: .*({reason})"):
-        ranking = rank_models([Plain().eval()], blobs(), cache=cache)
-    assert len(ranking) == 1
+        fit_signals(signals := Signals(20), blobs(), cache)
+    assert signals.is_fitted
     assert not list(tmp_path.glob("cache*"))
 
 

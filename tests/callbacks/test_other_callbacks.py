@@ -22,8 +22,8 @@ from bu_torch.callbacks import fit as fit_module
 from bu_torch.callbacks._names import suffix_of
 from bu_torch.callbacks.fit import Fit
 from bu_torch.report import read_record
-from bu_torch.report.verdict import Verdict
-from bu_torch.run import tracker as tracker_module
+from bu_torch.report.verdict import RunVerdict
+from bu_torch.run import account as account_module
 
 
 def fit(folder, *callbacks, module=None, ckpt_path=None, **kwargs):
@@ -138,7 +138,7 @@ class Clock:
 
 def test_no_callback_counts_what_another_takes_as_training(tmp_path, monkeypatch, caplog):
     clock = Clock()
-    for module in (fit_module, tracker_module):
+    for module in (fit_module, account_module):
         monkeypatch.setattr(module, "time", clock)
 
     class TimedSamples(NoSamples):
@@ -261,7 +261,8 @@ class TestWeightAveraging:
         assert (own.best_epoch, own.stopped_epoch) == (first, first + 2)
         record = read_record(own.record_path)
         assert own.tracker.checks.n_not_compared == record.n_not_compared == first
-        assert Verdict.of(dataclasses.replace(record, end=None)).kept == first  # as the page says while the run goes on
+        unfinished = dataclasses.replace(record, end=None)
+        assert RunVerdict.of(unfinished).kept == first  # as the page says while the run goes on
         assert ("before its first update neither count" in caplog.text) == (first > 0)
 
     def test_an_average_that_is_never_updated_keeps_nothing(self, tmp_path, caplog):

@@ -16,7 +16,7 @@ from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintySt
 from bu_torch.report import read_record
 from bu_torch.report.figures import figures
 from bu_torch.report.sections import sections
-from bu_torch.report.verdict import Verdict
+from bu_torch.report.verdict import RunVerdict
 
 
 def scripted(script, **kwargs):
@@ -392,7 +392,7 @@ class TestRecord:
         assert record.places == sorted(record.details) == [2, 4, 6, 8, 10, 12]
         assert [check["epoch"] for check in record.checks] == [0, 0, 1, 1, 2, 2]
         assert (record.end.kept_epoch, record.end.kept_step) == (stopping.best_epoch, stopping.best_step)
-        verdict = Verdict.of(record)
+        verdict = RunVerdict.of(record)
         assert verdict.kept == stopping.best_step
         drawn = figures(record, verdict)
         assert list(drawn[0].drawing["data"][0]["x"]) == record.places

@@ -3,8 +3,8 @@ import torch
 from oracles.label_regression import by_refitting, by_solving
 from problems import blobs
 
-from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph, functional
-from bu_torch.functional import brier_score
+from bu_torch import LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph
+from bu_torch.functional.probabilities import brier_score, mixing_weight
 
 
 def noisy_blobs(n=60, n_draws=2, **kwargs):
@@ -156,7 +156,7 @@ class TestProbabilities:
         assert (probabilities.votes, probabilities.regression) == (votes, regression)
         rows = regression.rows_
         assert (votes.decay_, len(rows)) == (1.0, 30)
-        weight = functional.mixing_weight(votes.left_out[rows], regression.left_out, labels[rows])
+        weight = mixing_weight(votes.left_out[rows], regression.left_out, labels[rows])
         assert probabilities.weight_ == float(weight)
 
     @pytest.mark.parametrize(

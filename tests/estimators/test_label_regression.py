@@ -5,7 +5,7 @@ from oracles.label_regression import by_refitting
 from problems import blobs
 
 from bu_torch import LabelRegression
-from bu_torch.functional import brier_score
+from bu_torch.functional.probabilities import brier_score
 
 
 class TestRegression:

@@ -3,7 +3,8 @@ import torch
 from problems import blobs
 
 from bu_torch import LabelVotes, NeighborGraph
-from bu_torch.functional import brier_score, label_votes
+from bu_torch.functional import label_votes
+from bu_torch.functional.probabilities import brier_score
 from bu_torch.samples.subset import stratified_rows
 
 
@@ -63,5 +64,5 @@ class TestVotes:
         with pytest.raises(ValueError, match="`labels` must have one entry a sample, 2, got 3"):
             LabelVotes().fit(torch.tensor([0, 1, 1]), neighbors)
         votes = LabelVotes().fit(torch.tensor([0, 1]), neighbors)
-        with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 2 samples, got 3"):
+        with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 2 points, got 3"):
             votes.score(torch.tensor([0, 1, 1]))

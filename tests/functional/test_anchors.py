@@ -3,13 +3,8 @@ import torch
 from oracles import anchors
 from torch import nn
 
-from bu_torch.functional import (
-    anchor_uncertainty,
-    bisect_segments,
-    class_uncertainty,
-    cvml_bandwidth,
-    silverman_bandwidth,
-)
+from bu_torch.functional import cvml_bandwidth, silverman_bandwidth
+from bu_torch.functional.anchors import anchor_uncertainty, bisect_segments, class_uncertainty
 
 
 def made_up_counts(seed=0, n=200, j=4, whole=True):

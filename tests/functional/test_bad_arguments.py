@@ -5,6 +5,9 @@ import torch
 
 from bu_torch import BoundaryUncertainty, Signals
 from bu_torch import functional as F
+from bu_torch.functional.boundary import uncertainty_ceiling
+from bu_torch.functional.pairs import index_pairs, top_pairs
+from bu_torch.functional.probabilities import brier_score
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 LOGITS = torch.eye(3)[LABELS]
@@ -16,20 +19,24 @@ PROBLEM = LOGITS, LABELS, NEIGHBORS, PAIRS
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: F.top_pairs([[1.0, 2.0]]), TypeError, "`scores` must be a tensor of real numbers .*got list"),
-        (lambda: F.top_pairs(LOGITS > 0), TypeError, r"`scores` must be .*got torch\.bool"),
-        (lambda: F.uncertainty_ceiling([1.0], 40), TypeError, "`counts` must be a floating-point tensor, got list"),
-        (lambda: F.uncertainty_ceiling(LABELS, 40), TypeError, r"`counts` must be .*got torch\.int64"),
-        (lambda: F.uncertainty_ceiling(LOGITS, 4.5), TypeError, r"`n_neighbors` must be an integer >= 1, got 4\.5"),
-        (lambda: F.index_pairs(PAIRS[:0]), ValueError, "`bayes_pairs` must hold at least one pair .*got none"),
-        (lambda: F.index_pairs(-PAIRS), ValueError, r"`bayes_pairs` must hold .*got -1"),
-        (lambda: F.index_pairs([[0, 1]]), TypeError, "`bayes_pairs` must be an integer tensor .*got list"),
-        (lambda: F.brier_score([[0.5]], LABELS), TypeError, r"`probabilities` must be .*of shape \(N, J\), got list"),
-        (lambda: F.brier_score(LOGITS[:, 0], LABELS), ValueError, r"must have shape \(N, J\), got \(6,\)"),
-        (lambda: F.brier_score(LOGITS[:0], LABELS[:0]), ValueError, "`probabilities` must have shape .*got no row"),
-        (lambda: F.vote_agreement(LOGITS.long(), LABELS), TypeError, r"`votes` must be .*got torch\.int64"),
-        (lambda: F.vote_agreement(LOGITS[:0], LABELS), ValueError, "a multiple of the 0 samples"),
-        (lambda: F.vote_agreement(LOGITS, LABELS - 1), ValueError, "`predictions` must hold classes 0, 1, ..., got -1"),
+        (lambda: top_pairs([[1.0, 2.0]]), TypeError, "`scores` must be a tensor of real numbers .*got list"),
+        (lambda: top_pairs(LOGITS > 0), TypeError, r"`scores` must be .*got torch\.bool"),
+        (lambda: uncertainty_ceiling([1.0], 40), TypeError, "`counts` must be a floating-point tensor, got list"),
+        (lambda: uncertainty_ceiling(LABELS, 40), TypeError, r"`counts` must be .*got torch\.int64"),
+        (lambda: uncertainty_ceiling(LOGITS, 4.5), TypeError, r"`n_neighbors` must be an integer >= 1, got 4\.5"),
+        (lambda: index_pairs(PAIRS[:0]), ValueError, "`bayes_pairs` must hold at least one pair .*got none"),
+        (lambda: index_pairs(-PAIRS), ValueError, r"`bayes_pairs` must hold .*got -1"),
+        (lambda: index_pairs([[0, 1]]), TypeError, "`bayes_pairs` must be an integer tensor .*got list"),
+        (lambda: brier_score([[0.5]], LABELS), TypeError, r"`probabilities` must be .*of shape \(N, J\), got list"),
+        (lambda: brier_score(LOGITS[:, 0], LABELS), ValueError, r"must have shape \(N, J\), got \(6,\)"),
+        (lambda: brier_score(LOGITS[:0], LABELS[:0]), ValueError, "`probabilities` must have shape .*got no row"),
+        (lambda: F.expected_accuracy(LOGITS.long(), LABELS), TypeError, r"`probabilities` must be .*got torch\.int64"),
+        (lambda: F.expected_accuracy(LOGITS[:0], LABELS), ValueError, r"with N, J >= 1, got \(0, "),
+        (
+            lambda: F.expected_accuracy(LOGITS, LABELS - 1),
+            ValueError,
+            "`predictions` must hold classes 0, 1, ..., got -1",
+        ),
         (lambda: F.label_votes(LABELS, NEIGHBORS, "1"), TypeError, "`decay` must be a number >= 0, got '1'"),
         (lambda: F.label_votes(LABELS, NEIGHBORS, 0.0, 3.0), TypeError, "`n_classes` must be an integer >= 1, got 3.0"),
         (lambda: F.mean_trust_score([1.0]), TypeError, "`scores` must be a floating-point tensor, got list"),

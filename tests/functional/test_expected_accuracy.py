@@ -51,18 +51,18 @@ def test_values_are_checked_unless_told_otherwise():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"probabilities": [[1.0]]}, TypeError, r"`probabilities` must be .*of shape \(P, J\), got list"),
+        ({"probabilities": [[1.0]]}, TypeError, r"`probabilities` must be .*of shape \(N, J\), got list"),
         ({"probabilities": torch.ones(2, 2).long()}, TypeError, r"`probabilities` must be .*got torch\.int64"),
-        ({"probabilities": torch.ones(2)}, ValueError, r"`probabilities` must have shape \(P, J\), got \(2,\)"),
-        ({"probabilities": torch.ones(2, 0)}, ValueError, r"\(P, J\) with P, J >= 1, got \(2, 0\)"),
+        ({"probabilities": torch.ones(2)}, ValueError, r"`probabilities` must have shape \(N, J\), got \(2,\)"),
+        ({"probabilities": torch.ones(2, 0)}, ValueError, r"\(N, J\) with N, J >= 1, got \(2, 0\)"),
         (
             {"probabilities": torch.ones(0, 2), "predictions": torch.ones(0).long()},
             ValueError,
-            r"P, J >= 1, got \(0, 2\)",
+            r"N, J >= 1, got \(0, 2\)",
         ),
-        ({"predictions": [0, 1]}, TypeError, r"`predictions` must be an integer tensor of shape \(2,\), got list"),
+        ({"predictions": [0, 1]}, TypeError, r"`predictions` must be an integer tensor of shape \(D \* N,\), got list"),
         ({"predictions": torch.ones(2)}, TypeError, "`predictions` must have an integer dtype, got torch.float32"),
-        ({"predictions": torch.ones(4).long()}, ValueError, r"`predictions` must have shape \(2,\), got \(4,\)"),
+        ({"predictions": torch.ones(3).long()}, ValueError, "a multiple of the 2 points, got 3"),
     ],
 )
 def test_bad_arguments_are_named(change, error, message):
@@ -104,3 +104,15 @@ def test_the_standard_error_of_a_gain_is_the_spread_of_gains_over_draws_of_sampl
         gains.append(float(gain))
         errors.append(float(standard_error_of_gain(of_part, predictions[part], others[part], 1)))
     assert sum(errors) / 100 == pytest.approx(float(torch.tensor(gains).std()), rel=0.2)
+
+
+def test_copies_of_the_points_share_their_probabilities(device):
+    probabilities = torch.rand(6, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
+    predictions = torch.tensor([0, 1, 2, 2, 1, 0, 3, 0, 0, 1, 7, 2])
+    expected = sum(float(probabilities[i % 6, p]) if p < 3 else 0.0 for i, p in enumerate(predictions.tolist())) / 12
+    found = expected_accuracy(probabilities.to(device), predictions.to(device))
+    assert found.dtype == torch.float64
+    assert float(found) == pytest.approx(expected, abs=1e-6)
+    for n in (0, 5):
+        with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 6 points"):
+            expected_accuracy(probabilities, predictions[:n])

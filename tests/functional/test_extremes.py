@@ -14,14 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracles import anchors, proposal2
 
-from bu_torch.functional import (
-    boundary_uncertainty,
-    label_votes,
-    omission,
-    silverman_bandwidth,
-    trust_score,
-    uncertainty_ceiling,
-)
+from bu_torch.functional import boundary_uncertainty, label_votes, omission, silverman_bandwidth, trust_score
+from bu_torch.functional.boundary import uncertainty_ceiling
 
 # Smallest and largest power of two by which a whole number of up to 7 bits stays exact.
 EXPONENTS = {

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bu_torch.functional import as_probabilities, brier_score, mixing_weight
+from bu_torch.functional.probabilities import as_probabilities, brier_score, mixing_weight
 
 ONES = torch.ones(3, 2)
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bu_torch.functional import left_out_predictions, tangent_kernel
+from bu_torch.functional.regression import left_out_predictions, tangent_kernel
 
 
 def by_sampling(first, second, n_hidden_layers, n_weights=400_000):
@@ -46,12 +46,16 @@ class TestTangentKernel:
         assert tangent_kernel(torch.ones(2, 1), torch.ones(3, 1)).dtype == torch.float32
 
 
+def left_out(*arguments):
+    return next(left_out_predictions(*arguments))
+
+
 def test_left_out_predictions_are_those_of_as_many_fits():
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(30, 5, generator=generator, dtype=torch.float64)
     targets = torch.randn(30, 2, generator=generator, dtype=torch.float64)
     eigenvalues, vectors = torch.linalg.eigh(features.T @ features)
-    found = left_out_predictions(features @ vectors, eigenvalues, targets, 0.7)
+    found = left_out(features @ vectors, eigenvalues, targets, [0.7])
     for row in range(30):
         others = torch.arange(30) != row
         part, wanted = features[others], targets[others]
@@ -60,7 +64,7 @@ def test_left_out_predictions_are_those_of_as_many_fits():
 
 
 def test_with_no_feature_left_out_predictions_are_zero():
-    assert torch.equal(left_out_predictions(torch.ones(3, 0), torch.ones(0), ONES, 1.0), torch.zeros_like(ONES))
+    assert torch.equal(left_out(torch.ones(3, 0), torch.ones(0), ONES, [1.0]), torch.zeros_like(ONES))
 
 
 ONES = torch.ones(3, 2)
@@ -72,9 +76,21 @@ ONES = torch.ones(3, 2)
         (lambda: tangent_kernel([[1.0]], ONES), TypeError, "`first` must be a floating-point tensor .*got list"),
         (lambda: tangent_kernel(ONES, ONES.T), ValueError, r"`second` must have shape \(P, 2\), got \(2, 3\)"),
         (lambda: tangent_kernel(ONES, ONES, 0), ValueError, "`n_hidden_layers` must be >= 1, got 0"),
-        (lambda: left_out_predictions(ONES, ONES, ONES, 1.0), ValueError, r"`eigenvalues` must have shape \(2,\)"),
-        (lambda: left_out_predictions(ONES, ONES[0], ONES[:2], 1.0), ValueError, r"`targets` must have shape \(3, J\)"),
-        (lambda: left_out_predictions(ONES, ONES[0], ONES, -1.0), ValueError, "`penalty` must be >= 0, got -1.0"),
+        (
+            lambda: left_out(ONES, ONES, ONES, [1.0]),
+            ValueError,
+            r"`eigenvalues` must have shape \(2,\)",
+        ),
+        (
+            lambda: left_out(ONES, ONES[0], ONES[:2], [1.0]),
+            ValueError,
+            r"`targets` must have shape \(3, J\)",
+        ),
+        (
+            lambda: left_out(ONES, ONES[0], ONES, [-1.0]),
+            ValueError,
+            "`penalty` must be >= 0, got -1.0",
+        ),
     ],
 )
 def test_bad_arguments_are_named(call, error, message):

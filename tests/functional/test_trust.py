@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import proposal2
 
-from bu_torch.functional import mean_trust_score, nearest_class_ratio, neighbor_agreement, trust_score
+from bu_torch.functional import mean_trust_score, neighbor_agreement, trust_score
 
 
 def test_agrees_with_one_point_at_a_time(dtype, device):
@@ -34,21 +34,6 @@ def test_agrees_with_one_point_at_a_time(dtype, device):
 )
 def test_corner_cases(distances, prediction, expected):
     assert trust_score(torch.tensor([distances]), torch.tensor([prediction])).tolist() == [expected]
-
-
-def test_without_a_prediction_the_two_nearest_classes_are_compared(dtype, device):
-    distances = torch.rand(50, 4, dtype=dtype)
-    distances[:10, 1] = math.inf
-    ratio = nearest_class_ratio(distances.to(device))
-    expected = [sorted(row)[1] / sorted(row)[0] for row in distances.tolist()]
-    assert (ratio.dtype, ratio.device.type) == (dtype, device.type)
-    assert ratio.tolist() == pytest.approx(expected, rel=1e-5)
-    corners = torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, math.inf], [math.inf, math.inf]])
-    assert nearest_class_ratio(corners).tolist() == [1.0, math.inf, math.inf, 0.0]
-    with pytest.raises(ValueError, match="`class_distances` must have shape"):
-        nearest_class_ratio(torch.zeros(3))
-    with pytest.raises(TypeError, match="`class_distances` must be a floating-point"):
-        nearest_class_ratio([[1.0]])
 
 
 def test_mean_is_taken_of_clipped_logarithms():

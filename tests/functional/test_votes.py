@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bu_torch.functional import label_votes, vote_agreement
+from bu_torch.functional import label_votes
 
 
 def clusters(n_samples, size, generator):
@@ -62,16 +62,3 @@ class TestLabelVotes:
         }
         with pytest.raises(error, match=message):
             label_votes(**{**arguments, **change})
-
-
-class TestVoteAgreement:
-    def test_agrees_with_the_definition(self, device):
-        votes = torch.rand(6, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
-        predictions = torch.tensor([0, 1, 2, 2, 1, 0, 3, 0, 0, 1, 7, 2])
-        expected = sum(float(votes[i % 6, p]) if p < 3 else 0.0 for i, p in enumerate(predictions.tolist())) / 12
-        found = vote_agreement(votes.to(device), predictions.to(device))
-        assert found.dtype == torch.float64
-        assert float(found) == pytest.approx(expected, abs=1e-6)
-        for n in (0, 5):
-            with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 6 samples"):
-                vote_agreement(votes, predictions[:n])

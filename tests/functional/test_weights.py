@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from oracles import proposal2
 
 from bu_torch import functional as F
+from bu_torch.functional.boundary import pair_terms as of_pairs
+from bu_torch.functional.pairs import index_pairs, top_pairs
+from bu_torch.functional.probabilities import brier_score, mixing_weight
 from bu_torch.functional.weights import cluster_sizes, mean_of, relative_weights
 
 N, J, M, D = 60, 4, 9, 3
@@ -28,7 +31,7 @@ def problem(seed=0, dtype=torch.float64, n=N, j=J, m=M):
         "logits": logits.to(dtype),
         "labels": labels,
         "neighbors": (torch.arange(n).unsqueeze(1) + torch.arange(m)) % n,
-        "pairs": F.top_pairs(logits + 0.5 * torch.randn(n, j, generator=g)),
+        "pairs": top_pairs(logits + 0.5 * torch.randn(n, j, generator=g)),
         "probabilities": torch.rand(n, j, generator=g, dtype=torch.float64).softmax(dim=1).to(dtype),
         "second": torch.rand(n, j, generator=g, dtype=torch.float64).softmax(dim=1).to(dtype),
         "predictions": predictions.flatten(),
@@ -38,7 +41,9 @@ def problem(seed=0, dtype=torch.float64, n=N, j=J, m=M):
 
 
 def pair_terms(p, w):
-    return torch.stack(F.pair_uncertainty(p["logits"], p["labels"], p["neighbors"], *F.index_pairs(p["pairs"]), **w))
+    weights = relative_weights(w.get("weights"), (len(p["labels"]),), p["logits"].device)
+    terms = of_pairs(p["logits"], p["labels"], p["neighbors"], *index_pairs(p["pairs"]), weights=weights)
+    return torch.stack((terms.values, terms.shares))
 
 
 def shares(p, w):
@@ -53,16 +58,16 @@ FORMULAS = {
     "local_uncertainty": lambda p, w: torch.stack(
         F.local_uncertainty(p["logits"], p["labels"], p["neighbors"], p["pairs"], **w)
     ),
-    "pair_uncertainty": pair_terms,
+    "pair_terms": pair_terms,
     "mean_trust_score": lambda p, w: F.mean_trust_score(p["scores"], **w),
     "neighbor_agreement": lambda p, w: F.neighbor_agreement(p["scores"], **w),
     "expected_accuracy": lambda p, w: F.expected_accuracy(
         p["probabilities"], p["predictions"][: len(p["probabilities"])], **w
     ),
-    "vote_agreement": lambda p, w: F.vote_agreement(p["probabilities"], p["predictions"], **w),
+    "expected_accuracy of copies": lambda p, w: F.expected_accuracy(p["probabilities"], p["predictions"], **w),
     "label_votes": lambda p, w: F.label_votes(p["labels"], p["neighbors"], 1.5, J, **w),
-    "brier_score": lambda p, w: F.brier_score(p["probabilities"], p["labels"], **w),
-    "mixing_weight": lambda p, w: F.mixing_weight(p["probabilities"], p["second"], p["labels"], **w),
+    "brier_score": lambda p, w: brier_score(p["probabilities"], p["labels"], **w),
+    "mixing_weight": lambda p, w: mixing_weight(p["probabilities"], p["second"], p["labels"], **w),
     "omission": lambda p, w: F.omission(shares(p, w), p["predictions"], p["neighbors"], significance=1.0, **w),
 }
 MEANS = ("mean_trust_score", "neighbor_agreement", "expected_accuracy", "brier_score", "mixing_weight")
@@ -181,7 +186,7 @@ def test_boundary_uncertainty_agrees_one_sample_at_a_time(seed, n, j, m, dtype):
 
 def test_a_pair_has_the_share_of_its_weights():
     p = problem()
-    pairs, index = F.index_pairs(p["pairs"])
+    pairs, index = index_pairs(p["pairs"])
     _, found = pair_terms(p, {"weights": p["weights"]})
     w = p["weights"].numpy()
     expected = [w[index.numpy() == row].sum() / w.sum() for row in range(len(pairs))]
@@ -208,7 +213,7 @@ def test_means_agree_with_numpy():
         "mean_trust_score": np.exp(np.average(np.log(scores.clip(1e-3, 1e3)), weights=w)),
         "neighbor_agreement": np.average(scores / (1 + scores), weights=w),
         "expected_accuracy": np.average(of_predicted[0], weights=w),
-        "vote_agreement": np.average(of_predicted.mean(axis=0), weights=w),
+        "expected_accuracy of copies": np.average(of_predicted.mean(axis=0), weights=w),
         "brier_score": np.average(squares, weights=w),
     }
     for name, value in expected.items():
@@ -220,10 +225,10 @@ def test_the_mixing_weight_has_the_least_brier_score(scale):
     p = problem()
     second = p["second"] + scale * (torch.eye(J, dtype=torch.float64)[p["labels"]] - p["second"])
     grid = [
-        float(F.brier_score(torch.lerp(p["probabilities"], second, w / 1000), p["labels"], weights=p["weights"]))
+        float(brier_score(torch.lerp(p["probabilities"], second, w / 1000), p["labels"], weights=p["weights"]))
         for w in range(1001)
     ]
-    found = F.mixing_weight(p["probabilities"], second, p["labels"], weights=p["weights"])
+    found = mixing_weight(p["probabilities"], second, p["labels"], weights=p["weights"])
     close(found, grid.index(min(grid)) / 1000, 1.1e-3)
 
 
@@ -273,13 +278,13 @@ def test_two_draws_count_as_one():
     w = {"weights": p["weights"]}
     twice = {**p, "predictions": p["predictions"][:N].repeat(2)}
     once = {**p, "predictions": p["predictions"][:N]}
-    for name in ("vote_agreement", "omission"):
+    for name in ("expected_accuracy of copies", "omission"):
         torch.testing.assert_close(FORMULAS[name](twice, w), FORMULAS[name](once, w))
     stacked = F.expected_accuracy(p["probabilities"].repeat(2, 1), twice["predictions"], weights=p["weights"].repeat(2))
     torch.testing.assert_close(stacked, FORMULAS["expected_accuracy"](p, w))
 
 
-@pytest.mark.parametrize("name", ["expected_accuracy", "vote_agreement", "brier_score"])
+@pytest.mark.parametrize("name", ["expected_accuracy", "expected_accuracy of copies", "brier_score"])
 def test_gradients_pass(name):
     p = problem()
     p["probabilities"].requires_grad_()

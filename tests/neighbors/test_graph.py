@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from oracles import proposal2
 
 from bu_torch import NeighborGraph
-from bu_torch.neighbors import graph as implementation
+from bu_torch.neighbors import search as implementation
 
 
 def check_against_sorting(features, size, backend):
@@ -218,10 +218,10 @@ class TestCells:
     def test_is_taken_where_an_exact_search_takes_long(self, monkeypatch):
         features = torch.randn(2000, 16, generator=torch.Generator().manual_seed(0))
         asked = []
-        monkeypatch.setattr("bu_torch.neighbors.graph._answer_from_cells", lambda *_: (asked.append(1), 1.0)[1])
+        monkeypatch.setattr("bu_torch.neighbors.search._answer_from_cells", lambda *_: (asked.append(1), 1.0)[1])
         NeighborGraph(20).fit(features)
         assert not asked
-        monkeypatch.setattr("bu_torch.neighbors.graph._EXACT_PRODUCTS", 1e6)
+        monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PRODUCTS", 1e6)
         NeighborGraph(20).fit(features)
         NeighborGraph(20, exact=True).fit(features)
         assert asked == [1]

@@ -4,7 +4,8 @@ from functools import partial
 
 import torch
 
-from bu_torch.functional import as_probabilities, tangent_kernel
+from bu_torch.functional.probabilities import as_probabilities
+from bu_torch.functional.regression import tangent_kernel
 
 
 def by_solving(features, labels, penalty, points, kept=slice(None)):

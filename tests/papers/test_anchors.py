@@ -9,7 +9,8 @@ from torch import nn
 
 from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, GradientAnchorUncertainty
 from bu_torch.neighbors.clusters import divisive_clusters
-from bu_torch.papers.anchors import _histogram_at_zero, _Partners
+from bu_torch.papers.bisection import _Partners
+from bu_torch.papers.gradient import _histogram_at_zero
 
 BOTH = [BisectionAnchorUncertainty, GradientAnchorUncertainty]
 

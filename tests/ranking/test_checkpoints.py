@@ -11,7 +11,7 @@ from problems import same, weights_of
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopping, load_checkpoint
-from bu_torch.ranking.checkpoints import holding
+from bu_torch.ranking.checkpoints import module_with_weights
 
 
 class Mark:
@@ -53,21 +53,24 @@ def test_a_run_with_the_stopping_callback_is_read_without_unpickling_classes(run
 def test_a_class_is_built_from_the_hyperparameters_in_the_file(run, random_states):
     checkpoint = load_checkpoint(run[0].best_model_path)
     before = random_states()
-    with holding(Chosen, checkpoint) as module:
+    with module_with_weights(Chosen, checkpoint) as module:
         assert module.last.out_features == 7
         assert same(weights_of(module), checkpoint.state_dict)
     assert random_states() == before
     named = checkpoint._replace(content={**checkpoint.content, "hparams_name": "others"})
-    with holding(Chosen, named) as module:
+    with module_with_weights(Chosen, named) as module:
         assert module.hparams["place"] == 1
     crafted = {**checkpoint.content, "hyper_parameters": {"_instantiator": "os.system", "width": 7}}
     with (
         pytest.raises(ValueError, match="Pass a module instance"),
-        holding(Chosen, checkpoint._replace(content=crafted)),
+        module_with_weights(Chosen, checkpoint._replace(content=crafted)),
     ):
         pass
     wrong = {**checkpoint.content, "hyper_parameters": {"width": "seven"}}
-    with pytest.raises(ValueError, match="Chosen cannot be built"), holding(Chosen, checkpoint._replace(content=wrong)):
+    with (
+        pytest.raises(ValueError, match="Chosen cannot be built"),
+        module_with_weights(Chosen, checkpoint._replace(content=wrong)),
+    ):
         pass
 
 
@@ -79,9 +82,9 @@ def test_a_function_that_gives_a_module_is_called(tmp_path, wrong, message):
     torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "plain.pt")
     checkpoint = load_checkpoint(tmp_path / "plain.pt")
     assert (checkpoint.epoch, checkpoint.step) == (None, None)
-    with holding(lambda: nn.Linear(2, 3), checkpoint) as module:
+    with module_with_weights(lambda: nn.Linear(2, 3), checkpoint) as module:
         assert same(weights_of(module), checkpoint.state_dict)
-    with pytest.raises(TypeError, match=message), holding(wrong, checkpoint):
+    with pytest.raises(TypeError, match=message), module_with_weights(wrong, checkpoint):
         pass
 
 
@@ -102,12 +105,12 @@ def test_a_module_has_its_own_back_to_the_bit(tmp_path):
     checkpoint = load_checkpoint(tmp_path / "other.pt")
     module.net[0].weight.grad = torch.ones(16, 4)
     before, parameters = weights_of(module), dict(module.named_parameters())
-    with holding(module, checkpoint) as held:
-        assert held is module
-        assert same(weights_of(held), weights_of(other))
-        held.net[1].running_mean = torch.zeros(5)  # as a hook of the user's may
+    with module_with_weights(module, checkpoint) as loaded_module:
+        assert loaded_module is module
+        assert same(weights_of(loaded_module), weights_of(other))
+        loaded_module.net[1].running_mean = torch.zeros(5)  # as a hook of the user's may
     assert same(weights_of(module), before)
-    with pytest.raises(ZeroDivisionError), holding(module, checkpoint):
+    with pytest.raises(ZeroDivisionError), module_with_weights(module, checkpoint):
         1 / 0  # noqa: B018
     assert same(weights_of(module), before)
     assert all(value is parameters[name] for name, value in module.named_parameters())
@@ -115,7 +118,7 @@ def test_a_module_has_its_own_back_to_the_bit(tmp_path):
     checkpoint.state_dict["net.4.bias"] = torch.zeros(9)
     with (
         pytest.raises(ValueError, match=r"other.pt` does not fit Classifier: .*net.4.bias"),
-        holding(module, checkpoint),
+        module_with_weights(module, checkpoint),
     ):
         pass
     assert same(weights_of(module), before)
@@ -134,7 +137,7 @@ def test_extra_state_of_a_module_is_put_back(tmp_path):
     module, other = Counting(2, 2), Counting(2, 2)
     other.count = 5
     torch.save(other.state_dict(), tmp_path / "file.pt")
-    with holding(module, load_checkpoint(tmp_path / "file.pt")):
+    with module_with_weights(module, load_checkpoint(tmp_path / "file.pt")):
         assert module.count == 5
     assert module.count == 1
 
@@ -146,7 +149,7 @@ def test_lightning_hooks_see_the_checkpoint(run):
 
     checkpoint = load_checkpoint(run[0].best_model_path)
     old = {f"old.{name}": value for name, value in checkpoint.state_dict.items()}
-    with holding(Renaming, checkpoint._replace(state_dict=old)) as module:
+    with module_with_weights(Renaming, checkpoint._replace(state_dict=old)) as module:
         assert same(weights_of(module), checkpoint.state_dict)
 
 

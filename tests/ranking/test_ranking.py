@@ -16,7 +16,15 @@ from sklearn.svm import SVC
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from bu_torch import BoundaryUncertaintyStopping, Rule, SelectionRule, Signals, rank_checkpoints, rank_models
+from bu_torch import (
+    BoundaryUncertaintyStopping,
+    Rule,
+    SelectionRule,
+    Signals,
+    rank_checkpoints,
+    rank_models,
+    read_samples,
+)
 from bu_torch.samples.subset import stratified_rows
 
 
@@ -91,10 +99,9 @@ def test_order_of_the_paths_and_a_fitted_cache_do_not_matter(run, data, signals,
     files = sorted(run[1].iterdir())
     one = rank_checkpoints(files, problems.Classifier(), data)
     assert rank_checkpoints(files[::-1], problems.Classifier(), data, signals=signals) == one
-    assert (
-        rank_checkpoints(map(str, files[2:] + files[:2]), problems.Classifier(), data, cache=tmp_path / "c.npz") == one
-    )
-    assert rank_checkpoints(files, problems.Classifier(), data, cache=tmp_path / "c.npz") == one
+    signals.save(tmp_path / "c.npz")
+    loaded = Signals().load(tmp_path / "c.npz", *data)
+    assert rank_checkpoints(map(str, files[2:] + files[:2]), problems.Classifier(), data, signals=loaded) == one
 
 
 def test_a_file_named_twice_counts_once_and_a_copy_ranks_beside_it(run, data, signals, tmp_path):
@@ -235,11 +242,10 @@ def test_samples_may_come_in_any_form(data):
     by_key = {"input_key": "image", "label_key": "target"}
     models = {"sum": lambda x: x[:, :3], "far": lambda x: x[:, :3] - 5 * x[:, 1:]}
     expected = rank_models(models, inputs, labels)
-    assert expected == rank_models(models, (weights, inputs, labels), input_key=-2, label_key=-1)
-    assert expected == rank_models(models, DataLoader(dicts, batch_size=7, shuffle=True), **by_key)
-    assert expected == rank_models(models, inputs, labels, **by_key)  # if they are named apart, no key counts
+    assert expected == rank_models(models, read_samples((weights, inputs, labels), input_key=-2, label_key=-1))
+    assert expected == rank_models(models, read_samples(DataLoader(dicts, batch_size=7, shuffle=True), **by_key))
     few = Subset(TensorDataset(inputs, labels), stratified_rows(150, 90, 0, labels))
-    assert rank_models(models, data, max_samples=90) == rank_models(models, few)
+    assert rank_models(models, read_samples(data, 90)) == rank_models(models, few)
     with pytest.raises(ValueError, match=r"^`dataset`: batches are dicts .*Pass a pair \(inputs, labels\)"):
         rank_models(models, dicts)
 

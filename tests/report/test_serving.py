@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 import records
 
-from bu_torch.report import reading, serving
+from bu_torch.report import serving
 from bu_torch.report.serving import PageServer, watch
 
 
@@ -233,15 +233,14 @@ def test_a_record_that_takes_long_to_read_is_left_alone_for_longer(server, tmp_p
     assert server.shown().has_ended
 
 
-def test_a_record_made_to_fill_the_page_or_the_memory_is_shown_in_part_or_refused(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_MOST_ROWS", 5000)
+def test_a_record_made_to_fill_the_page_or_the_memory_is_thinned_or_refused(server, tmp_path):
     path = records.write_run(tmp_path, n_checks=2, n_classes=2)
     with path.open("a") as file:
         file.writelines(f"{epoch},,,,0.5,1.5,,,,,,,\n" for epoch in range(2, 10_000))
     answer, text = ask(server, Accept="application/json")
     assert answer.status == 200
     assert len(text) < 2**20
-    assert "the 5000 before are left out" in json.loads(text)["main"]
+    assert "one of every 3 checks" in json.loads(text)["main"]
     with path.with_suffix(".jsonl").open("a") as file:
         file.write("[" * 2**21 + "\n")
     answer, text = ask(server, Accept="application/json")

@@ -13,7 +13,7 @@ from bu_torch.run import account, groundwork, messages
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import MeasurementSettings, Settings
 from bu_torch.run.tracker import Tracker
-from bu_torch.samples.reading import Samples
+from bu_torch.samples.samples import Samples
 
 VALUES = dict.fromkeys(Signals.NAMES, 0.5)
 

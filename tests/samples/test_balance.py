@@ -9,6 +9,8 @@ from problems import blobs
 from sklearn.utils.class_weight import compute_sample_weight
 
 from bu_torch import BoundaryUncertainty, LabelProbabilities, LabelRegression, LabelVotes, NeighborGraph, functional
+from bu_torch.functional.probabilities import as_probabilities
+from bu_torch.functional.regression import tangent_kernel
 from bu_torch.samples.balance import as_weights, check_class_weight, rare_class, weights_of
 
 RARE = torch.tensor([0] * 30 + [1] * 9 + [2] * 21)
@@ -201,9 +203,9 @@ def by_refitting(features, labels, penalty, weights, landmarks=None):
     points = (features - features.mean(dim=0)).double()
     points = points / points.square().mean().sqrt()
     basis = points if landmarks is None else landmarks
-    unit = float(functional.tangent_kernel(basis, basis).diagonal().mean())
-    inner = functional.tangent_kernel(basis, basis).numpy() / unit
-    kernel = functional.tangent_kernel(points, basis).numpy() / unit
+    unit = float(tangent_kernel(basis, basis).diagonal().mean())
+    inner = tangent_kernel(basis, basis).numpy() / unit
+    kernel = tangent_kernel(points, basis).numpy() / unit
     one_hot = np.eye(int(labels.max()) + 1)[labels]
     shares = np.average(one_hot, axis=0, weights=w)
     rows = []
@@ -213,7 +215,7 @@ def by_refitting(features, labels, penalty, weights, landmarks=None):
         normal = part.T @ (part * w[others, None]) + penalty * inner
         solved = np.linalg.lstsq(normal, part.T @ (w[others, None] * (one_hot[others] - shares)), rcond=None)[0]
         rows.append(kernel[row] @ solved + shares)
-    return functional.as_probabilities(torch.tensor(np.array(rows)))
+    return as_probabilities(torch.tensor(np.array(rows)))
 
 
 class TestRegression:

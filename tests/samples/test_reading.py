@@ -24,7 +24,8 @@ from torch.utils.data import (
     default_collate,
 )
 
-from bu_torch.samples.reading import UnreadableError, choose_among, known_labels, read_loader, read_samples
+from bu_torch.samples.reading import read_loader, read_samples
+from bu_torch.samples.samples import UnreadableError, choose_among, known_labels
 from bu_torch.samples.subset import stratified_rows
 
 X, Y = problems.blobs(120)
@@ -114,21 +115,30 @@ def equal(samples, rows):
 SOURCES = {
     "a pair of tensors": ((X, Y), {}),
     "a list of an array and a list": ([X.numpy(), Y.tolist()], {}),
-    "three arrays by place": ((torch.rand(120), X, Y), {"keys": (1, -1)}),
-    "arrays by name": ({"id": np.arange(120), "image": X.numpy(), "target": Y.tolist()}, {"keys": BY_NAME}),
+    "three arrays by place": ((torch.rand(120), X, Y), {"input_key": 1, "label_key": -1}),
+    "arrays by name": (
+        {"id": np.arange(120), "image": X.numpy(), "target": Y.tolist()},
+        {"input_key": BY_NAME[0], "label_key": BY_NAME[1]},
+    ),
     "a tensor dataset": (WHOLE, {}),
-    "a tensor dataset of three": (TensorDataset(torch.rand(120), X, Y), {"keys": (1, 2)}),
+    "a tensor dataset of three": (TensorDataset(torch.rand(120), X, Y), {"input_key": 1, "label_key": 2}),
     "a dataset": (Made(), {}),
     "a list of pairs": (PAIRS, {}),
-    "a list of dicts": (DICTS, {"keys": BY_NAME}),
+    "a list of dicts": (DICTS, {"input_key": BY_NAME[0], "label_key": BY_NAME[1]}),
     "a subset": (Subset(WHOLE, range(120)), {}),
     "datasets in a row": (ConcatDataset([Subset(WHOLE, range(50)), Subset(Made(), range(50, 120))]), {}),
     "a stream": (Stream(), {}),
     "a data module": (DataModule(), {}),
     "a shuffled loader that drops the last": (DataLoader(WHOLE, batch_size=32, shuffle=True, drop_last=True), {}),
     "a loader with workers that stay": (DataLoader(Made(), batch_size=11, num_workers=2, persistent_workers=True), {}),
-    "a loader of dicts": (DataLoader(DICTS, batch_size=7, shuffle=True), {"keys": BY_NAME}),
-    "a loader of triples": (DataLoader(TensorDataset(Y, torch.rand(120), X), batch_size=7), {"keys": (-1, 0)}),
+    "a loader of dicts": (
+        DataLoader(DICTS, batch_size=7, shuffle=True),
+        {"input_key": BY_NAME[0], "label_key": BY_NAME[1]},
+    ),
+    "a loader of triples": (
+        DataLoader(TensorDataset(Y, torch.rand(120), X), batch_size=7),
+        {"input_key": -1, "label_key": 0},
+    ),
     "a loader of lists": (collated(lambda x, y: [x, y]), {}),
     "a loader of a stream": (DataLoader(Stream(), batch_size=32), {}),
     "a stream of a wrong length": (DataLoader(Stream(length=1000), batch_size=32), {}),
@@ -428,7 +438,7 @@ class TestSubset:
     )
     def test_labels_may_be_known_without_reading(self, dataset, keys):
         assert known_labels(dataset, keys[1]).tolist() == Y.tolist()
-        samples = read_samples(dataset, 50, keys=keys)
+        samples = read_samples(dataset, 50, input_key=keys[0], label_key=keys[1])
         assert samples.is_stratified
         assert torch.equal(samples.rows, stratified_rows(120, 50, 0, Y))
 
@@ -628,7 +638,7 @@ def test_what_cannot_be_read_is_refused_with_the_way_out(source, message):
 )
 def test_keys_that_are_not_there_are_named(source, keys, message):
     with pytest.raises(ValueError, match=f"^`dataset`: {message}.*{PAIR}"):
-        read_samples(source, keys=keys)
+        read_samples(source, input_key=keys[0], label_key=keys[1])
 
 
 @pytest.mark.parametrize(

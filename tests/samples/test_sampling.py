@@ -18,7 +18,8 @@ from torch.utils.data import (
 
 from bu_torch.callbacks._training_data import users_sampler
 from bu_torch.samples.balance import weights_of
-from bu_torch.samples.reading import choose_among, choose_among_whole, read_loader, read_samples, whole_samples
+from bu_torch.samples.reading import read_loader, read_samples
+from bu_torch.samples.samples import choose_among, choose_among_whole, whole_samples
 
 N = 240
 Y = (torch.arange(N) % 12 == 0).long() + (torch.arange(N) % 4 == 1).long() * 2  # classes of 160, 20 and 60
@@ -196,7 +197,7 @@ class TestOfOnesOwn:
         assert len(passes) == 2
 
     def test_one_that_is_large_is_passed_twice(self, monkeypatch):
-        monkeypatch.setattr("bu_torch.samples.reading._MOST_DRAWS", 3 * N - 1)
+        monkeypatch.setattr("bu_torch.samples.visits._MOST_DRAWS", 3 * N - 1)
         passes = []
 
         def counting(generator):

@@ -7,6 +7,7 @@ import torch
 
 from bu_torch import Signals, functional
 from bu_torch.functional import local_uncertainty
+from bu_torch.functional.pairs import top_pairs
 
 
 def samples(n=300, seed=0):
@@ -45,7 +46,7 @@ def test_histograms_count_every_moved_sample_where_it_is():
     for draw in logits.split(len(boundary.labels)):
         local += local_uncertainty(draw, boundary.labels, boundary.neighbors, boundary.bayes_pairs)[0].tolist()
         for members, row in zip(boundary.neighbors, range(len(draw)), strict=True):
-            first, second = functional.top_pairs(draw[row : row + 1])[0]
+            first, second = top_pairs(draw[row : row + 1])[0]
             gap = draw[members, first] - draw[members, second]
             width = float(functional.silverman_bandwidth(gap.unsqueeze(0)))
             distances.append(abs(float(gap[0])) / width)

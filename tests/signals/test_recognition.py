@@ -6,7 +6,7 @@ import torch
 from bu_torch import BoundaryUncertaintyStopper, Signals
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Tracker
-from bu_torch.samples.reading import whole_samples
+from bu_torch.samples.samples import whole_samples
 from bu_torch.signals.recognition import Recalls, Recognition, recalls_of
 
 SETTINGS = {"n_neighbors": 20, "n_draws": 2, "averaging": None, "cache": None, "rule": "expected_accuracy"}

@@ -10,6 +10,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, LabelProbabilities, LabelVotes, Signals, functional
+from bu_torch.functional.boundary import uncertainty_ceiling
 from bu_torch.functional.weights import cluster_sizes
 from bu_torch.samples.balance import weights_of
 
@@ -120,7 +121,7 @@ class TestDetails:
         _, counts = functional.local_uncertainty(logits, labels, neighbors, pairs, weights=weights)
         total, sizes = cluster_sizes(neighbors, boundary.weights)
         counted = counts.double() * boundary.weights
-        best = functional.uncertainty_ceiling(counts.double() * sizes / total, 20)
+        best = uncertainty_ceiling(counts.double() * sizes / total, 20)
         expected = 0.0
         for pair in pairs.unique(dim=0):
             here = (pairs == pair).all(dim=1)

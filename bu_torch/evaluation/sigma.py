@@ -1,0 +1,130 @@
+"""Standard deviation of a continuous quantity given the inputs, estimated in the three ways of Mevik (2003)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bu_torch.evaluation._cut import measurements, number
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_integer
+
+
+def sigma_epsilon_of_replicates(z: Any, groups: Any, sigma_delta: Any) -> Tensor:
+    """Estimate sigma_epsilon from objects that share their inputs.
+
+    Mevik (2003), section 8.1: the variance of z within a group is that of epsilon + delta. Groups are pooled by their
+    degrees of freedom, which for groups of one size is the paper's average; a group of one says nothing.
+
+    Args:
+        z: Measurements, shape (n,), real, finite, one of each object. Repeated measurements of one object would give
+            sigma_delta instead.
+        groups: For each object the number of its inputs x, shape (n,), integers >= 0.
+        sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
+
+    Returns:
+        Scalar >= 0, float64, on the device of z; 0 where the measurement error alone explains the spread.
+
+    Raises:
+        TypeError: If an argument is not made of real numbers.
+        ValueError: If an argument has the wrong shape or values, or no group has two objects.
+
+    Example:
+        >>> sigma_epsilon_of_replicates([1.0, 3.0, 7.0, 9.0], [0, 0, 1, 1], sigma_delta=1.0)
+        tensor(1., dtype=torch.float64)
+    """
+    z = measurements(z)
+    group = as_labels(groups, len(z), "groups", are_classes=False).to(z.device).unique(return_inverse=True)[1]
+    size = torch.bincount(group)
+    if len(size) == len(z):
+        raise ValueError("`groups` must hold at least one group of two objects or more, got none.")
+    mean = torch.zeros_like(size, dtype=torch.float64).index_add_(0, group, z) / size
+    variance = ((z - mean[group]) ** 2).sum() / (len(z) - len(size))
+    return _without_measurement_error(variance, sigma_delta)
+
+
+def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_parameters: int = 0) -> Tensor:
+    """Estimate sigma_epsilon from the residuals of a regression of z on x.
+
+    Mevik (2003), section 8.1. A model that fits badly makes it too large, one that overfits too small; the paper does
+    not say how to count the fitted parameters, here they lower the degrees of freedom.
+
+    Args:
+        z: Measurements, shape (n,), real, finite.
+        fitted: The regression's values for the same objects, shape (n,), real, finite.
+        sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
+        n_parameters: Parameters fitted on these objects, the intercept included, >= 0 and < n; 0 where `fitted` comes
+            from cross-validation.
+
+    Returns:
+        Scalar >= 0, float64, on the device of z; 0 where the measurement error alone explains the residuals.
+
+    Raises:
+        TypeError: If an argument is not made of real numbers.
+        ValueError: If an argument has the wrong shape or values.
+
+    Example:
+        >>> sigma_epsilon_of_residuals([1.0, 3.0], [3.0, 1.0], sigma_delta=0.0)
+        tensor(2., dtype=torch.float64)
+    """
+    z = measurements(z)
+    fitted = measurements(fitted, "fitted")
+    if len(fitted) != len(z):
+        raise ValueError(f"`fitted` must have one entry a sample, {len(z)}, got {len(fitted)}.")
+    if check_integer("n_parameters", n_parameters, 0) >= len(z):
+        raise ValueError(f"`n_parameters` must be less than the number of samples, {len(z)}, got {n_parameters}.")
+    variance = ((z - fitted.to(z.device)) ** 2).sum() / (len(z) - n_parameters)
+    return _without_measurement_error(variance, sigma_delta)
+
+
+def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_neighbors: int = 10) -> Tensor:
+    """Estimate sigma_epsilon from the spread of z among neighbours in x.
+
+    Mevik (2003), section 8.1, names a weighted local estimate and leaves it open. Here each sample and its nearest
+    others give a variance with tricube weights (1 - (r / r_k)^3)^3 of the distances r, r_k that of the farthest, with
+    the divisor that makes it unbiased where f is constant; the variances are averaged. The slope of f makes it too
+    large, the more so the larger the neighbourhoods are.
+
+    Args:
+        z: Measurements, shape (n,), real, finite.
+        features: The inputs x, shape (n, d), real, finite; distances are Euclidean.
+        sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
+        n_neighbors: Other samples in a neighbourhood, >= 2 and < n.
+
+    Returns:
+        Scalar >= 0, float64, on the device of z; 0 where the measurement error alone explains the spread.
+
+    Raises:
+        TypeError: If an argument is not made of real numbers.
+        ValueError: If an argument has the wrong shape or values.
+
+    Example:
+        >>> sigma_epsilon_of_neighbors([0.0, 2.0] * 50, torch.zeros(100, 1), sigma_delta=1.0, n_neighbors=99)
+        tensor(0.1005, dtype=torch.float64)
+    """
+    from bu_torch.neighbors.search import nearest  # the other estimators need torch alone
+
+    z = measurements(z)
+    features = as_flat_features(features).to(z.device)
+    if len(features) != len(z):
+        raise ValueError(f"`features` must have one row a sample, {len(z)}, got {len(features)}.")
+    if check_integer("n_neighbors", n_neighbors, 2) >= len(z):
+        raise ValueError(f"`n_neighbors` must be less than the number of samples, {len(z)}, got {n_neighbors}.")
+    own = torch.arange(len(z), device=z.device)
+    found = nearest(features, features, n_neighbors, exclude=own)
+    rows = torch.cat((own.unsqueeze(1), found.rows), dim=1)
+    distances = torch.nn.functional.pad(found.distances.double(), (1, 0))
+    relative = torch.where(distances[:, -1:] > 0, distances / distances[:, -1:], 0.0)
+    weights = (1 - relative**3) ** 3
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    mean = (weights * z[rows]).sum(dim=1, keepdim=True)
+    spread = (weights * (z[rows] - mean) ** 2).sum(dim=1)
+    return _without_measurement_error(_local_mean(spread, 1 - (weights**2).sum(dim=1)), sigma_delta)
+
+
+def _local_mean(spread: Tensor, divisor: Tensor) -> Tensor:
+    """Mean of the local variances; a neighbourhood in which one sample has all the weight has none."""
+    return (spread[divisor > 0] / divisor[divisor > 0]).mean()
+
+
+def _without_measurement_error(variance: Tensor, sigma_delta: Any) -> Tensor:
+    return (variance - number("sigma_delta", sigma_delta) ** 2).clamp(min=0).sqrt()

@@ -1,0 +1,278 @@
+"""Choosing among classifiers that are there already: checkpoints, modules, scikit-learn estimators."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bu_torch.internal.inputs import as_features, as_labels, check_integer
+from bu_torch.internal.network import read_logits, warn_of_probabilities
+from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
+from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
+from bu_torch.ranking.ranking import Candidate, Ranking
+from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName, as_rule
+from bu_torch.run.preparation import fit_or_load
+from bu_torch.samples.batches import whole_pair
+from bu_torch.samples.reading import read_samples
+from bu_torch.samples.samples import IGNORED, Samples
+from bu_torch.signals.measuring import Signals
+
+Paths = str | Path | Iterable[str | Path]
+# Between two checks of one run, not of one classifier.
+_OF_A_RUN = "prediction_changes"
+MEASURED = tuple(name for name in Signals.NAMES if name != _OF_A_RUN)
+
+
+def rank_checkpoints(
+    paths: Paths,
+    module: nn.Module | Callable[..., nn.Module],
+    dataset: Any,
+    *,
+    rule: RuleName | Rule = RANKING_RULE,
+    signals: Signals | None = None,
+    weights_only: bool = True,
+    batch_size: int = 4096,
+    device: torch.device | str | None = None,
+) -> Ranking:
+    """Rank checkpoints by what the stopping callback measures at each check, on the training samples alone.
+
+    What does not depend on the network is computed once for all of them; each then costs one forward pass. Of equally
+    good ones the one of the earliest epoch comes first. The order of `paths` does not matter.
+
+    Args:
+        paths: Checkpoints as `load_checkpoint` reads them. A folder stands for the checkpoints right in it (`*.ckpt`,
+            `*.pt`, `*.pth`, `*.safetensors`). A file that is named twice counts once, with a warning.
+        module: Takes each checkpoint's weights in turn: a module, which has its own back afterwards, to the bit; a
+            class, which is built from the hyperparameters in each checkpoint as `load_from_checkpoint` does, without
+            arguments where there are none; or a callable of no argument.
+        dataset: The training samples: a pair (inputs, labels) of tensors or arrays, a Dataset or DataLoader of (input,
+            label), read in order and without what its sampler leaves out, a LightningDataModule, or what
+            `bu_torch.read_samples` has read of dicts, of longer tuples, or as a subset. Labels are integers from 0.
+            Random augmentation is read once, at one draw of it: better pass samples without.
+        rule: `"expected_accuracy"`, `"accuracy_and_uncertainty"`, `"boundary_uncertainty"`, `"trust_score"`, or a
+            `bu_torch.Rule` that does not look at `prediction_changes`: that is a signal of a run, not of one
+            classifier.
+        signals: Settings other than those of `Signals()`; fitted here, unless it is already. To keep what is computed
+            once for later: `signals.save(file)`, and then `Signals().load(file, inputs, labels)`.
+        weights_only: As for `load_checkpoint`.
+        batch_size: Samples in a forward pass, >= 1.
+        device: Device for a module that is built here; a module that is passed stays where it is.
+
+    Returns:
+        The ranking; nothing is dropped from it.
+
+    Raises:
+        FileNotFoundError: If a file is not there, or a folder holds no checkpoint.
+        ValueError: If a file cannot be read (`load_checkpoint`) or does not fit the module, an argument is out of
+            range, or the samples are not fit for the method (`Signals.fit`).
+        TypeError: If `module` or `dataset` is nothing of the kind.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> labels = torch.arange(200) % 2
+        >>> features = torch.randn(200, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
+        >>> module = nn.Linear(2, 1)
+        >>> with TemporaryDirectory() as folder:
+        ...     for bias in (-2.0, 2.0):
+        ...         weights = {"weight": torch.ones(1, 2), "bias": torch.tensor([bias])}
+        ...         torch.save(weights, f"{folder}/{bias}.pt")
+        ...     rank_checkpoints(folder, module, (features, labels)).best.path.name
+        '-2.0.pt'
+    """
+    judge = Judge(rule, signals, batch_size)
+    return judge.rank_files(find_checkpoints(paths), module, dataset, weights_only, device)
+
+
+def rank_models(
+    models: Mapping[str, Any] | Iterable[Any],
+    dataset: Any,
+    labels: Any = None,
+    *,
+    rule: RuleName | Rule = RANKING_RULE,
+    signals: Signals | None = None,
+    batch_size: int = 4096,
+) -> Ranking:
+    """Rank classifiers of any kind that were trained on the same samples, as `rank_checkpoints` does.
+
+    Args:
+        models: A list, or a mapping from names: modules, callables (n, ...) -> (n, J), and fitted classifiers of
+            scikit-learn. Of these `decision_function` is read where there is one, else the logarithm of
+            `predict_proba`; a pipeline is read before its first step.
+        dataset: As for `rank_checkpoints`; or the inputs alone, (N, ...), with `labels` beside them. A pandas frame of
+            numbers keeps its columns.
+        labels: Classes (N,), integers from 0; of any kind, strings too, where all models are scikit-learn's. None
+            where `dataset` holds them.
+        rule: As for `rank_checkpoints`.
+        signals: As for `rank_checkpoints`.
+        batch_size: As for `rank_checkpoints`.
+
+    Returns:
+        The ranking; equally good ones keep their order.
+
+    Raises:
+        ValueError: If there is no model, one gives logits of the wrong shape, an argument is out of range, or the
+            samples are not fit for the method (`Signals.fit`).
+        TypeError: If a model can be neither called nor read as a classifier, or `dataset` is nothing of the kind.
+
+    Example:
+        >>> from sklearn.neighbors import KNeighborsClassifier
+        >>> labels = torch.arange(200) % 2
+        >>> features = torch.randn(200, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
+        >>> models = {f"k = {k}": KNeighborsClassifier(k).fit(features, labels) for k in (1, 15, 199)}
+        >>> rank_models(models, features, labels).best.name
+        'k = 15'
+    """
+    judge, named = Judge(rule, signals, batch_size), _named(models)
+    if labels is None and not isinstance(dataset, Samples) and (pair := whole_pair(dataset)) is not None:
+        dataset, labels = pair
+    frame = dataset if hasattr(dataset, "iloc") else None
+    classes = None
+    if labels is not None and all(is_estimator(model) for model in named.values()):
+        classes, labels = encode(labels)
+    judge.fit(dataset if labels is None else (dataset, labels))
+    if classes is None:
+        classes = np.arange(int(judge.signals.boundary.labels.max()) + 1)
+    measured = []
+    for name, model in named.items():
+        read = estimator_logits(model, classes, frame) if is_estimator(model) else model
+        measured.append(Candidate(0, name, math.nan, None, None, judge.measure(read, name)))
+    return judge.rank(measured)
+
+
+def find_checkpoints(paths: Paths) -> list[Path]:
+    """Files that `paths` stand for, each once; a folder stands for the checkpoints right in it."""
+    given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    if not given:
+        raise ValueError("`paths` must hold at least one checkpoint, got none.")
+    files: list[Path] = []
+    for path in given:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        inside = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
+        if not inside:
+            raise FileNotFoundError(
+                f"There is no checkpoint ({', '.join(SUFFIXES)}) right in the folder `{path}`; folders beneath it are"
+                " named one by one."
+            )
+        files += inside
+    once: dict[Path, Path] = {}
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"There is no checkpoint `{file}`.")
+        if once.setdefault(file.resolve(), file) is not file:
+            warnings.warn(f"`{file}` is named twice and counts once.", stacklevel=3)
+    return list(once.values())
+
+
+class Judge:
+    """Measures classifiers on the same samples, and ranks them.
+
+    Args:
+        rule: Scores a classifier by its signals.
+        signals: Still to be fitted, or fitted on the samples; None for default settings.
+        batch_size: Samples in a forward pass.
+    """
+
+    def __init__(self, rule: RuleName | Rule, signals: Signals | None, batch_size: int) -> None:
+        self.rule = as_rule(rule)
+        if _OF_A_RUN in self.rule.signals:
+            raise ValueError(
+                f"`rule` must not look at {_OF_A_RUN}, which one classifier has not, got {self.rule.name!r}."
+            )
+        self.signals = Signals() if signals is None else signals
+        if not isinstance(self.signals, Signals):
+            raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
+        self.batch_size = check_integer("batch_size", batch_size, 1)
+
+    def fit(self, dataset: Any) -> None:
+        """Fit signals and rule on the samples of a dataset."""
+        fit_signals(self.signals, dataset)
+        boundary = self.signals.boundary
+        self.rule.adapt(len(boundary.labels), boundary.n_neighbors)
+
+    def measure(self, model: Callable[[Tensor], Any], name: str) -> dict[str, float]:
+        """All signals of a model; NaN if its logits are not finite."""
+        return measure_model(self.signals, model, self.batch_size, name)
+
+    def score(self, values: Mapping[str, float]) -> float:
+        """The score of a model with these signals; NaN if one that the rule looks at is not finite."""
+        looked_at = {name: values[name] for name in self.rule.signals}
+        return float(self.rule.score(looked_at)) if all(map(math.isfinite, looked_at.values())) else math.nan
+
+    def rank(self, candidates: list[Candidate]) -> Ranking:
+        """The candidates in order; equally good ones keep theirs, those without a score come last."""
+        scored = [candidate._replace(score=self.score(candidate.signals)) for candidate in candidates]
+        scored.sort(key=lambda one: (not math.isfinite(one.score), -one.score if math.isfinite(one.score) else 0.0))
+        return Ranking(self.rule.name, tuple(one._replace(rank=rank) for rank, one in enumerate(scored, 1)))
+
+    def rank_files(
+        self,
+        files: list[Path],
+        module: nn.Module | Callable[..., nn.Module],
+        dataset: Any,
+        weights_only: bool,
+        device: torch.device | str | None,
+    ) -> Ranking:
+        """Fit on the samples of a dataset and rank checkpoints; of equally good ones the earliest comes first."""
+        self.fit(dataset)
+        measured = []
+        for file in files:
+            checkpoint = load_checkpoint(file, weights_only=weights_only)
+            with module_with_weights(module, checkpoint, device) as loaded_module:
+                values = self.measure(loaded_module, str(file))
+            measured.append(Candidate(0, str(file), math.nan, checkpoint.epoch, checkpoint.step, values, file))
+        return self.rank(sorted(measured, key=_age))
+
+
+def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> None:
+    """Fit signals on the samples of a dataset, or read them from the file `cache`; fitted ones must be of these."""
+    samples = dataset if isinstance(dataset, Samples) else read_samples(dataset, seed=signals.boundary.seed)
+    inputs = as_features(samples.inputs, "dataset", keep_integers=keeps_integers(signals.boundary.perturbation))
+    labels = as_labels(samples.labels, len(inputs)).to(inputs.device)
+    if samples.n_ignored:
+        warnings.warn(
+            f"{samples.n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out.",
+            stacklevel=4,
+        )
+    if not signals.is_fitted:
+        fit_or_load(signals, inputs, labels, cache, sample_weight=samples.weights)
+    elif not signals.is_of(inputs, labels, samples.weights):
+        raise ValueError("`signals` must be fitted on the samples of `dataset`, or on none, got other samples.")
+
+
+def measure_model(signals: Signals, model: Callable[[Tensor], Any], batch_size: int, name: str) -> dict[str, float]:
+    """All signals of a model; NaN if its logits are not finite."""
+    try:
+        logits = read_logits(model, signals.perturbed_inputs, batch_size, check_finite=False)
+        warn_of_probabilities(logits, name)
+        values, _ = signals.measure(logits.to(signals.perturbed_inputs.device))
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from error
+    return {signal: float(values[signal]) for signal in MEASURED}
+
+
+def _age(candidate: Candidate) -> tuple[float, float, str]:
+    counts = (math.inf if count is None else count for count in (candidate.epoch, candidate.step))
+    return (*counts, candidate.name)  # type: ignore[return-value]
+
+
+def _named(models: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
+    if isinstance(models, nn.Module) or is_estimator(models):
+        raise TypeError(f"`models` must be a list or a mapping of models, got one {type(models).__name__}.")
+    if not isinstance(models, Mapping):
+        kinds = ((model, getattr(model, "__name__", type(model).__name__)) for model in models)
+        models = {f"{place}: {kind}": model for place, (model, kind) in enumerate(kinds)}
+    if not models:
+        raise ValueError("`models` must hold at least one model, got none.")
+    for name, model in models.items():
+        if not (callable(model) or is_estimator(model)):
+            kind = type(model).__name__
+            raise TypeError(f"`models` must be callables or classifiers of scikit-learn, got {kind} ({name}).")
+    return {str(name): model for name, model in models.items()}

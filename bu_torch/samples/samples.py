@@ -1,0 +1,169 @@
+"""Training samples as tensors, and the choice of some of them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    Subset,
+    TensorDataset,
+)
+
+from bu_torch.internal.inputs import as_features, as_labels, as_tensor
+from bu_torch.samples.balance import as_weights
+from bu_torch.samples.subset import stratified_rows
+
+IGNORED = -100  # what torch's losses leave out, by the default of their `ignore_index`
+_WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # which not every torch can index
+
+
+class Samples(NamedTuple):
+    """Training samples in the order of their dataset: all of them or a subset."""
+
+    inputs: Tensor  # (n, ...), of the dtype and on the device that the dataset gives
+    labels: Tensor  # (n, ...), likewise; estimators check that these are classes
+    rows: Tensor  # (n,) int64, places in the dataset; 0, 1, ... if the places are not known
+    n_training: int  # samples to choose from
+    classes: list[str] | None = None  # names, if the dataset has them
+    is_stratified: bool | None = None  # whether each class has its share of a subset; None if all samples are here
+    weights: Tensor | None = None  # how often training draws each, (n,) float64, > 0; None if it draws all alike
+    n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
+    is_random: bool = False  # whether a sample is another each time that it is read
+
+    def at(self, rows: Tensor) -> "Samples":
+        """Some of the samples, by their places here."""
+        inputs, places = (part[rows.to(part.device)] for part in (self.inputs, self.rows))
+        if self.labels.dtype in _WIDE_UNSIGNED:
+            labels = torch.from_numpy(self.labels.cpu().numpy()[rows.cpu().numpy()]).to(self.labels.device)
+        else:
+            labels = self.labels[rows.to(self.labels.device)]
+        weights = None if self.weights is None else self.weights[rows.to(self.weights.device)]
+        return self._replace(inputs=inputs, labels=labels, rows=places, weights=weights)
+
+
+class UnreadableError(ValueError):
+    """Samples cannot be read. The message names neither the argument nor the way out: the caller adds both."""
+
+
+def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_integers: bool = False) -> Samples:
+    """All samples that a user gives, checked as the estimators check them, but for those whose label is -100.
+
+    Args:
+        inputs: Shape (N, ...), tensor or array, finite.
+        labels: Classes, shape (N,), integers >= 0, or -100.
+        sample_weight: How often training draws each sample, shape (N,), positive; None if it draws all alike.
+        keep_integers: Whether integer inputs (token ids) stay what they are.
+
+    Raises:
+        TypeError: If an argument is not made of real numbers.
+        ValueError: If shapes do not fit, or a value is out of range.
+    """
+    inputs = as_features(inputs, "inputs", keep_integers=keep_integers)
+    labels = as_tensor(labels, "labels")
+    weights = None if sample_weight is None else as_weights(sample_weight, len(inputs)).to(inputs.device)
+    samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs), weights=weights)
+    if labels.ndim and len(labels) == len(inputs):
+        samples = without_ignored(samples)
+    n_left = len(samples.inputs)
+    return samples._replace(labels=as_labels(samples.labels, n_left), n_training=n_left)
+
+
+def choose_among_whole(samples: Samples, how_many: Callable[[int], int], seed: int) -> Samples:
+    """`choose_among` of what `whole_samples` gave, with the places that the user knows."""
+    chosen = choose_among(samples.inputs, samples.labels, how_many, seed, samples.weights)
+    return chosen._replace(rows=samples.rows[chosen.rows], n_ignored=samples.n_ignored)
+
+
+def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
+    """A random part of samples that have been read, each class with its share; all of them if as many are wanted."""
+    n_samples = len(samples.inputs)
+    if len(samples.labels) != n_samples:  # the estimators say so
+        return samples
+    rows, is_stratified = subset_rows(n_samples, n_wanted, seed, _as_strata(samples.labels, n_samples))
+    if rows is None:
+        return samples
+    return samples.at(rows)._replace(is_stratified=bool(is_stratified) and samples.is_stratified is not False)
+
+
+def choose_among(
+    inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int, weights: Tensor | None = None
+) -> Samples:
+    """Choose as many of the given samples as are wanted, at random, each class with its share.
+
+    Args:
+        inputs: Shape (N, ...).
+        labels: Shape (N, ...). The subset is stratified if each sample has one whole number.
+        how_many: Given the number of samples, the number wanted, >= 1. Called once.
+        seed: Seed of the choice, 0 <= seed < 2**64.
+        weights: How often training draws each sample, shape (N,), > 0; None if it draws all alike.
+
+    Returns:
+        The samples, without those whose label is -100. All of them, not copied, if as many are wanted, or if inputs and
+        labels differ in length: the estimators refuse those with both lengths.
+
+    Raises:
+        UnreadableError: If all labels are -100.
+    """
+    n_samples = len(inputs)
+    if len(labels) != n_samples:
+        return Samples(inputs, labels, torch.arange(n_samples), n_samples, weights=weights)
+    every = without_ignored(Samples(inputs, labels, torch.arange(n_samples), n_samples, weights=weights))
+    n_left = len(every.inputs)
+    return fewer_of(every._replace(n_training=n_left), how_many(n_left), seed)
+
+
+def without_ignored(samples: Samples) -> Samples:
+    """The same without samples whose label is -100, which torch's losses ignore; they are counted in `n_ignored`.
+
+    Raises:
+        UnreadableError: If none is left.
+    """
+    labels = samples.labels
+    is_signed = labels.is_floating_point() or labels.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+    if not is_signed or labels.numel() != len(labels):
+        return samples
+    is_ignored = labels.detach().reshape(-1) == IGNORED
+    n_ignored = int(is_ignored.sum())
+    if not n_ignored:
+        return samples
+    if n_ignored == len(labels):
+        raise UnreadableError(f"all {n_ignored} labels are {IGNORED}, which torch's losses ignore.")
+    return samples.at((~is_ignored).nonzero().squeeze(1))._replace(n_ignored=n_ignored)
+
+
+def subset_rows(n_samples: int, n_wanted: int, seed: int, labels: Tensor | None) -> tuple[Tensor | None, bool | None]:
+    """Ascending rows of a random subset and whether it is stratified; twice None if all samples are wanted."""
+    if n_wanted >= n_samples:
+        return None, None
+    return stratified_rows(n_samples, n_wanted, seed, labels), labels is not None
+
+
+def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | None:
+    """Labels (N,) int64 of a map-style dataset if they are known without reading samples; otherwise None.
+
+    A `TensorDataset` holds them, and torchvision's datasets have them as `targets`; a `Subset` of either is understood.
+    """
+    try:
+        if isinstance(dataset, Subset):
+            known = known_labels(dataset.dataset, label_key)
+            return None if known is None else known[torch.as_tensor(dataset.indices)]
+        if isinstance(dataset, TensorDataset):
+            labels = dataset.tensors[label_key if isinstance(label_key, int) else 1]
+        else:
+            labels = torch.as_tensor(np.asarray(dataset.targets))
+        return _as_strata(labels, len(dataset))
+    except Exception:  # a user's property may raise anything, and nothing but the strata depends on it
+        return None
+
+
+def _as_strata(labels: Tensor, n_samples: int) -> Tensor | None:
+    """Labels as int64 (N,) to stratify by; None if samples do not have one whole number each."""
+    if labels.shape != (n_samples,) or labels.is_complex():
+        return None
+    try:
+        whole = labels.long()
+        return whole if bool((whole == labels).all()) else None
+    except RuntimeError:  # torch compares no unsigned integers of 16 bits and more
+        return None

@@ -1,0 +1,157 @@
+"""Samplers: which samples an epoch visits, and how often."""
+
+import copy
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from bu_torch.samples.batches import NO_SAMPLE
+from bu_torch.samples.samples import UnreadableError
+
+_MOST_PASSES, _MOST_DRAWS = 16, 2_000_000  # of a sampler that draws some samples more often than others
+_MOST_INDICES = 100_000_000
+_SIGNIFICANCE = 3.0  # standard deviations of a correlation
+
+
+def visited_by(
+    loader: DataLoader[Any], dataset: Any, n_batches: float, unwrap: Callable[[Any], Any]
+) -> tuple[list[Any], bool, Tensor | None]:
+    """Indices that a loader visits, ascending, each once; whether its sampler gives lists; how often each comes.
+
+    Without a batch sampler, lists ask the dataset for whole batches:
+    `DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`.
+    """
+    sampler: Any = unwrap(loader.sampler) if loader.batch_sampler is None else loader.batch_sampler
+    are_lists = loader.batch_sampler is not None or isinstance(sampler, BatchSampler)
+    batches = None
+    if type(sampler) is BatchSampler:  # a subclass may leave out some of what its own sampler gives
+        batches, sampler = sampler, unwrap(sampler.sampler)
+    indices: list[Any] | None = _visited_sooner_or_later(sampler, dataset, batches, n_batches)
+    weights = None
+    if indices is not None:
+        if isinstance(sampler, WeightedRandomSampler):
+            weights = _drawn_by(sampler)
+    else:
+        batch_size = getattr(batches, "batch_size", 1)  # entries are batches, unless the loader makes them
+        own_pass = _own_passes(sampler, loader.dataset, dataset, n_batches * batch_size)
+        entries = own_pass()
+        if batches is None:
+            are_lists = are_lists or any(isinstance(e, list | tuple) or getattr(e, "ndim", 0) for e in entries[:1])
+        are_nested = batches is None and are_lists
+        indices, weights = _counted(_indices(entries, are_nested), lambda: _indices(own_pass(), are_nested))
+    if not indices:
+        raise UnreadableError(NO_SAMPLE)
+    return indices, are_lists, weights
+
+
+def _indices(entries: list[Any], are_nested: bool) -> list[Any]:
+    """Entries of a sampler as plain indices, lists of them taken apart."""
+    flat = [index for entry in entries for index in entry] if are_nested else entries
+    return [index.item() if hasattr(index, "item") else index for index in flat]
+
+
+def _counted(first: list[Any], draw: Callable[[], list[Any]]) -> tuple[list[Any], Tensor | None]:
+    """Indices of a sampler's first pass, and of a few more if these give others or repeat some; how often each comes.
+
+    Not if that is chance alone, which two halves of the passes tell: their counts are unrelated then.
+    """
+    halves = Counter(first), Counter(draw())
+    if len(halves[0]) == len(first) and halves[0] == halves[1]:
+        return sorted(halves[0]), None
+    for i in range(2, min(_MOST_PASSES, max(2, _MOST_DRAWS // len(first)))):
+        halves[i % 2].update(draw())
+    indices = sorted(halves[0] | halves[1])
+    counts = torch.tensor([[half[index] for index in indices] for half in halves], dtype=torch.float64)
+    centred = counts - counts.mean(dim=1, keepdim=True)
+    related = float((centred[0] * centred[1]).sum())
+    largest = float(centred.norm(dim=1).prod())
+    threshold = largest * min(_SIGNIFICANCE / math.sqrt(len(indices)), 0.99)
+    return indices, counts.sum(dim=0) if related > threshold else None
+
+
+def _drawn_by(sampler: WeightedRandomSampler) -> Tensor | None:
+    """Relative frequency of each sample that a sampler draws at all; None if all alike.
+
+    Without replacement, a sample of weight w is among the n drawn with a probability near 1 - exp(-t w), with the t for
+    which they add up to n (Rosen 1972).
+    """
+    weights = sampler.weights[sampler.weights > 0].double().cpu()
+    if not sampler.replacement:
+        if sampler.num_samples >= len(weights):
+            return None
+        weights = weights / weights.mean()
+        low, high = 0.0, 1.0
+        while float((1 - torch.exp(-high * weights)).sum()) < sampler.num_samples:
+            high *= 2
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_low = float((1 - torch.exp(-middle * weights)).sum()) < sampler.num_samples
+            low, high = (middle, high) if is_low else (low, middle)
+        weights = -torch.expm1(-high * weights)
+    return None if bool((weights == weights[0]).all()) else weights
+
+
+def _visited_sooner_or_later(
+    sampler: Any, dataset: Any, batches: BatchSampler | None, n_batches: float
+) -> list[int] | None:
+    """Ascending indices that one of torch's own samplers visits in some epoch; None for any other sampler."""
+    if isinstance(sampler, WeightedRandomSampler):
+        return torch.nonzero(sampler.weights).flatten().tolist()
+    if isinstance(sampler, DistributedSampler):  # of all processes together
+        return list(range(len(dataset)))
+    if not isinstance(sampler, SequentialSampler | RandomSampler):
+        return None
+    n_samples = len(getattr(sampler, "data_source", dataset))
+    if isinstance(sampler, SequentialSampler):  # what comes last is left out in every epoch
+        batch_size = 1 if batches is None else batches.batch_size
+        if batches is not None and batches.drop_last:
+            n_samples -= n_samples % batch_size
+        n_samples = int(min(n_samples, n_batches * batch_size))
+    return list(range(n_samples))
+
+
+def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: float) -> Callable[[], list[Any]]:
+    """A function that gives what a copy of a sampler gives in its next pass, at most `n_draws` entries.
+
+    If the sampler holds the `original` dataset, the copy holds `dataset`.
+    """
+    try:
+        own = copy.deepcopy(sampler, {id(original): dataset})
+    except Exception as error:  # a user's class may raise anything
+        raise UnreadableError(
+            f"{type(sampler).__name__} cannot be copied to see which samples it visits: {error}."
+        ) from error
+    passes = itertools.count()
+
+    def draw() -> list[Any]:
+        epoch, set_epoch = next(passes), getattr(own, "set_epoch", None)
+        if epoch and callable(set_epoch):  # as trainers do before each epoch
+            set_epoch(epoch)
+        return _one_pass(own, n_draws)
+
+    return draw
+
+
+def _one_pass(sampler: Iterable[Any], n_draws: float) -> list[Any]:
+    """Entries of a sampler in an epoch: up to its length, or up to `n_draws` if it has none, as an endless one has."""
+    try:
+        n_draws = len(sampler)  # type: ignore[arg-type]
+    except Exception:  # a user's class may raise anything
+        n_draws = min(n_draws, _MOST_INDICES)
+    entries = list(itertools.islice(sampler, int(n_draws)))
+    if len(entries) == _MOST_INDICES:
+        raise UnreadableError(f"{type(sampler).__name__} has no length, and gives more than {_MOST_INDICES} indices.")
+    return entries
