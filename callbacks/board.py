@@ -39,11 +39,6 @@ class Board:
         for dashboard in dashboards(trainer):
             dashboard.lay_out()
 
-    @property
-    def has_suffix(self) -> bool:
-        """True if another callback shows its values under the plain names."""
-        return bool(self._suffix)
-
     def find_dashboards(self, trainer: "Trainer") -> bool:
         """Look for loggers that show more than scalars; True if there are some."""
         self._dashboards = [] if self._suffix else dashboards(trainer)

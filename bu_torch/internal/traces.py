@@ -1,6 +1,5 @@
 """A look at a network that leaves no trace: its state is copied before, and put back after."""
 
-import copy
 import random
 import warnings
 from collections import OrderedDict, deque
@@ -102,7 +101,7 @@ class _Attributes:
         self._tensors: list[_Values] = []
         for name, value in self._values.items():
             if type(value) in _CONTAINERS and len(value) <= _LONGEST:
-                self._entries.append((value, copy.copy(value)))
+                self._entries.append((value, value.copy() if value else ()))  # most, of hooks, are empty
             elif _is_plain(value) and value.numel() <= _LARGEST and not value.requires_grad:
                 self._tensors.append(_Values(value, f"tensor `{name}` of its {type(module).__name__}"))
 
@@ -232,6 +231,8 @@ def _has_same_entries(container: Any, entries: Any) -> bool:
     """Compare by identity: entries may be tensors."""
     if len(container) != len(entries):
         return False
+    if not entries:
+        return True
     if isinstance(container, dict):
         return all(container.get(key, container) is value for key, value in entries.items())
     if isinstance(container, set):

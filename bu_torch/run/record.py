@@ -21,7 +21,6 @@ from torch import Tensor
 from bu_torch.signals.details import Details
 
 FORMAT = 2  # of the lines beside the table, to be raised when what they hold changes its meaning
-FORMAT_OF_EPOCHS = 1  # which told checks apart by their epochs alone
 HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
 _NAME = "boundary_uncertainty"
 # A link or a pipe that has taken the place of the file is neither followed nor waited for.
