@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bu_torch.perturbation.draws import PerturbedInputs
+
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
@@ -38,7 +40,7 @@ def in_first(trainer: "Trainer", work: Callable[[], T]) -> T:
     return result
 
 
-def share(inputs: Tensor, rank: int, world_size: int) -> Tensor:
+def share(inputs: Tensor | PerturbedInputs, rank: int, world_size: int) -> Tensor | PerturbedInputs:
     """Rows of `inputs` that one process looks at: equally many in each, the last row again where they do not go round.
 
     So no process is without a row, and all make the same number of forward passes.

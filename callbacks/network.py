@@ -15,6 +15,7 @@ from bu_torch.callbacks._silence import silence
 from bu_torch.callbacks.averages import SHARDED, WRAPPING
 from bu_torch.internal.network import dtype_of, joined, logits_of
 from bu_torch.internal.traces import evaluation_mode
+from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import count_operations
 from bu_torch.samples.samples import IGNORED
@@ -48,13 +49,13 @@ class NetworkReader:
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
         self._perturbation, self._output_key = perturbation, output_key
-        self._inputs: Tensor | None = None  # of this process
+        self._inputs: Tensor | PerturbedInputs | None = None  # of this process
         self._n_rows = 0  # of the inputs of all processes together
         self.takes_integers = False
         self.passes_alone = True
         self.is_tried = False
 
-    def take(self, trainer: "Trainer", pl_module: "LightningModule", inputs: Tensor) -> None:
+    def take(self, trainer: "Trainer", pl_module: "LightningModule", inputs: Tensor | PerturbedInputs) -> None:
         """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
         self._n_rows = len(inputs)
         if trainer.world_size > 1:
@@ -79,7 +80,7 @@ class NetworkReader:
             pl_module: The module.
             n_classes: Columns that the logits must have, in the first process.
         """
-        batch = self._batches(trainer, self._taken)[0]
+        batch = next(iter(self._taken.split(self._batch_size(trainer, self._taken))))
         module = measured_module(trainer, pl_module)
         logits = in_each(trainer, lambda: self.read(trainer, pl_module, module, batch))
         in_first(trainer, lambda: _check_columns(logits, n_classes or 0))
@@ -112,7 +113,7 @@ class NetworkReader:
         trainer: "Trainer",
         pl_module: "LightningModule",
         module: nn.Module,
-        inputs: Tensor,
+        inputs: Tensor | PerturbedInputs,
         *,
         is_whole: bool = False,
     ) -> Tensor:
@@ -123,37 +124,37 @@ class NetworkReader:
         """
         dtype = dtype_of(module, inputs)
         if not (inputs.is_floating_point() or keeps_integers(self._perturbation)):
-            dtype = dtype_of(module, inputs.float())  # as samples of integers are perturbed
-        batches = (inputs,) if is_whole else self._batches(trainer, inputs)
+            dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # as samples of integers are perturbed
+        n_rows = len(inputs) if is_whole else self._batch_size(trainer, inputs)
+        parts = []
         precision = trainer.precision_plugin
         # Weights that are sharded are put together by what these strategies have wrapped around the module.
         is_wrapped = type(trainer.strategy).__name__ in WRAPPING and module is pl_module
         forward: Callable[[Any], Any] = trainer.model if is_wrapped else module
         try:
             with silence(trainer, pl_module), evaluation_mode(module), precision.forward_context():
-                outputs = [forward(precision.convert_input(batch.to(dtype))) for batch in batches]
-            parts = [
-                logits_of(output, len(batch), "`forward`", self._output_key)
-                for output, batch in zip(outputs, batches, strict=True)
-            ]
+                for batch in inputs.split(n_rows):
+                    output = forward(precision.convert_input(batch.to(dtype)))
+                    parts.append(logits_of(output, len(batch), "`forward`", self._output_key))
             return joined(parts, "`forward`")
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            first = next(iter(inputs.split(n_rows)))
             raise MisconfigurationException(
-                f"Boundary uncertainty passes inputs of shape {tuple(batches[0].shape)} and dtype {dtype} to"
+                f"Boundary uncertainty passes inputs of shape {tuple(first.shape)} and dtype {dtype} to"
                 f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}:"
                 f" {str(error).removesuffix('.')}"
                 f"{self._remedy(error)}"
             ) from error
 
     @property
-    def _taken(self) -> Tensor:
+    def _taken(self) -> Tensor | PerturbedInputs:
         if self._inputs is None:
             raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
         return self._inputs
 
-    def _batches(self, trainer: "Trainer", inputs: Tensor) -> tuple[Tensor, ...]:
-        of_training = getattr(trainer.train_dataloader, "batch_size", None) or 1
-        return inputs.split(max(1, _BATCH_ELEMENTS // inputs[0].numel(), of_training))
+    def _batch_size(self, trainer: "Trainer", inputs: Tensor | PerturbedInputs) -> int:
+        of_training: int = getattr(trainer.train_dataloader, "batch_size", None) or 1
+        return max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training)
 
     def _remedy(self, error: Exception) -> str:
         """Say what helps, if it is known what is wrong."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from bu_torch.callbacks._training_data import batch_hooks, describe, read_pair, 
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
 from bu_torch.callbacks.schedule import Schedule
 from bu_torch.internal.inputs import as_labels
+from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import Plan, count_operations
 from bu_torch.run.settings import as_file
@@ -74,7 +76,7 @@ class CheckSamples:
         )
         if groundwork.is_prepared:
             groundwork.signals.to(pl_module.device)
-            inputs = groundwork.perturbed_inputs if trainer.world_size == 1 else inputs
+            inputs = groundwork.perturbed if trainer.world_size == 1 else inputs
         self._network.take(trainer, pl_module, inputs)
         is_comparable = self._tracker.go_on(*compared)
         if not is_comparable:
@@ -110,7 +112,7 @@ class CheckSamples:
 
     def _prepare_here(
         self, trainer: "Trainer", pl_module: "LightningModule", found: list[Samples], n_operations: int
-    ) -> tuple[Tensor, Plan | None, tuple[str, bool, int]]:
+    ) -> tuple[PerturbedInputs, Plan | None, tuple[str, bool, int]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
         samples = found.pop()  # which alone holds them, so that those that are left out are free
         with self._explained([samples.labels]):
@@ -131,8 +133,9 @@ class CheckSamples:
             for line in self._tracker.groundwork.lines():
                 rank_zero_info(line)
         groundwork = self._tracker.groundwork
-        inputs = groundwork.perturbed_inputs
-        inputs = inputs if trainer.world_size == 1 else inputs.cpu()
+        inputs = groundwork.perturbed
+        if trainer.world_size > 1:
+            inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
         return inputs, groundwork.plan, (fingerprint, groundwork.is_restored, groundwork.n_samples)
 
     def _read(self, trainer: "Trainer", pl_module: "LightningModule") -> Samples:

@@ -27,6 +27,7 @@ from bu_torch.perturbation.draws import Perturbation, check_perturbation, draw_p
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
 from bu_torch.space.features import FeatureSpace, standardization, standardize
+from bu_torch.space.patches import is_pooled
 from bu_torch.space.tokens import check_tokens
 
 
@@ -192,7 +193,7 @@ class BoundaryUncertainty(ClusterScores):
     def _perturb(self, inputs: Tensor) -> None:
         """Draw the perturbed inputs, which follow from neighbours, distances and seed."""
         self.mean_, self.scale_ = standardization(inputs.flatten(1))
-        self.perturbed_inputs = draw_perturbed(
+        self.perturbed = draw_perturbed(
             inputs,
             self.perturbation,
             self.n_draws,
@@ -200,7 +201,9 @@ class BoundaryUncertainty(ClusterScores):
             neighbors=self.neighbors,
             nearest_distance=self.nearest_distance,
             standardization=(self.mean_, self.scale_),
-            is_in_input_space=self.space_name_ == "inputs" and self.space.n_components is None,
+            is_in_input_space=self.space_name_ == "inputs"
+            and self.space.n_components is None
+            and not is_pooled(inputs),
         )
 
     def standardize(self, inputs: Any) -> Tensor:
@@ -241,7 +244,7 @@ class BoundaryUncertainty(ClusterScores):
             ValueError: If logits are not finite, have the wrong shape, or fewer columns than there are classes.
         """
         check_fitted(self, "mean_")
-        logits = read_logits(model, self.perturbed_inputs.flatten(0, 1))
+        logits = read_logits(model, self.perturbed)
         warn_of_probabilities(logits)
         return self.score_logits(logits.to(self.labels.device))
 
@@ -257,7 +260,7 @@ class BoundaryUncertainty(ClusterScores):
         Raises the same errors as `score`.
         """
         check_fitted(self, "mean_")
-        logits = self._as_class_logits(read_logits(model, self.perturbed_inputs.flatten(0, 1)))
+        logits = self._as_class_logits(read_logits(model, self.perturbed))
         shares = functional.label_votes(self.labels, self.neighbors, 0.0, weights=self.weights)
         predictions = logits.argmax(dim=1).to(shares.device)
         return functional.omission(shares, predictions, self.neighbors, weights=self.weights)

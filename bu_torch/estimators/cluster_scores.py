@@ -10,8 +10,9 @@ from bu_torch.functional.checks import as_logits
 from bu_torch.functional.pairs import index_pairs
 from bu_torch.functional.parzen import Bandwidth
 from bu_torch.internal.inputs import as_labels, check_fitted
+from bu_torch.perturbation.draws import PerturbedInputs
 
-_FITTED = ("perturbed_inputs", "labels", "neighbors", "nearest_distance", "bayes_pairs", "mean_", "scale_")
+_FITTED = ("perturbed", "labels", "neighbors", "nearest_distance", "bayes_pairs", "mean_", "scale_")
 _DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels", "_pair_of_draw")
 _STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the calls take longer than the arithmetic
 
@@ -26,7 +27,7 @@ class ClusterScores:
 
     n_draws: int
     bandwidth: Bandwidth
-    perturbed_inputs: Tensor
+    perturbed: PerturbedInputs
     labels: Tensor
     neighbors: Tensor
     nearest_distance: Tensor
@@ -35,6 +36,12 @@ class ClusterScores:
     scale_: Tensor
     weights: Tensor | None = None
     logits: Tensor | None = None
+
+    @property
+    def perturbed_inputs(self) -> Tensor:
+        """Points at which a classifier is read, (n_draws, N, ...); made when they are read, and not kept."""
+        check_fitted(self, "mean_")
+        return self.perturbed.whole().unflatten(0, (self.n_draws, -1))
 
     def score_logits(self, logits: Tensor) -> Tensor:
         """Boundary uncertainty of logits that were read at all perturbed inputs; waits for no device.

@@ -75,6 +75,11 @@ def as_labels(labels: Any, n_samples: int, name: str = "labels", *, are_classes:
     return labels.long()
 
 
+def as_floats(inputs: Tensor) -> Tensor:
+    """Return inputs as floating-point numbers; integers become float32."""
+    return inputs if inputs.is_floating_point() else inputs.float()
+
+
 def is_finite(values: Tensor) -> bool:
     """Return True if all values are finite: first by their sum, which is far faster than a look at each."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())  # a sum of large values overflows

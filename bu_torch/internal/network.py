@@ -1,9 +1,9 @@
 """Logits of a model of any kind, whatever its outputs are."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,30 @@ from bu_torch.functional.checks import as_logits
 from bu_torch.internal.traces import evaluation_mode
 
 _BATCH = 4096
+_LEAST_BATCH, _BATCH_ELEMENTS = 32, 2**23  # fewer rows of large inputs: 32 MB in float32
 _WARN = partial(warnings.warn, stacklevel=3)  # at the caller of what warns
 _ROUNDING = 0.01  # of the sum of shares in half precision
 
 
+class InBatches(Protocol):
+    """Inputs (n, ...) that are made batch by batch."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+
+    def __len__(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def is_floating_point(self) -> bool: ...
+
+    def split(self, n_rows: int, /) -> Iterator[Tensor]: ...
+
+
 def read_logits(
     model: Callable[[Tensor], Any],
-    inputs: Tensor,
+    inputs: "Tensor | InBatches",
     batch_size: int = _BATCH,
     *,
     check_finite: bool = True,
@@ -27,6 +44,7 @@ def read_logits(
     """Logits (n, J) of any callable at `inputs` (n, ...), in batches, on the model's device and in its precision."""
     check_callable(model)
     parts = []
+    batch_size = min(batch_size, max(_LEAST_BATCH, _BATCH_ELEMENTS // max(1, inputs.shape[1:].numel())))
     with evaluation_mode(model):
         for batch in inputs.split(batch_size):
             parts.append(logits_of(model(as_taken(model, batch)), len(batch), key=output_key))
@@ -112,14 +130,14 @@ def as_taken(model: object, inputs: Tensor) -> Tensor:
     return inputs.to(device_of(model, inputs), dtype_of(model, inputs))
 
 
-def dtype_of(model: object, inputs: Tensor) -> torch.dtype:
+def dtype_of(model: object, inputs: Tensor | InBatches) -> torch.dtype:
     """Precision of a model for its inputs: its own; that of the inputs if they are integers or it has none."""
     if isinstance(model, nn.Module) and inputs.is_floating_point():
         return next((p.dtype for p in model.parameters() if p.is_floating_point()), inputs.dtype)
     return inputs.dtype
 
 
-def device_of(model: object, inputs: Tensor) -> torch.device:
+def device_of(model: object, inputs: Tensor | InBatches) -> torch.device:
     """Device of a model for its inputs: its own, or that of the inputs if it has none."""
     if isinstance(model, nn.Module):
         return next((p.device for p in model.parameters()), inputs.device)

@@ -1,20 +1,33 @@
 """Draws of perturbed samples, by the name of a perturbation or by a callable of the user."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from bu_torch.functional.checks import check_choice
-from bu_torch.internal.inputs import is_finite
+from bu_torch.internal.inputs import as_floats, is_finite
 from bu_torch.neighbors.graph import first_positive
-from bu_torch.perturbation.moves import check_perturbed, exchange_tokens, perturb, perturb_toward_neighbors
+from bu_torch.perturbation.moves import (
+    HIGH,
+    LOW,
+    NEAREST,
+    between,
+    check_perturbed,
+    choose_neighbor,
+    draw_begin,
+    exchange_run,
+    move_toward,
+    perturb,
+)
 from bu_torch.space.features import standardize
+from bu_torch.space.tokens import check_tokens
 
 PERTURBATIONS = ("random", "neighbors", "tokens")
 Perturbation = Literal["random", "neighbors", "tokens"] | Callable[[Tensor, Tensor, torch.Generator], Tensor]
 _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
+_BATCH, _BATCH_ELEMENTS = 64, 2**24  # a multiple of so many rows, of about so many values
 
 
 def check_perturbation(perturbation: Any) -> Perturbation | None:
@@ -38,6 +51,80 @@ def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> Literal["rando
     return perturbation
 
 
+class PerturbedInputs:
+    """Inputs at which a network is read, (n_draws * N, ...), draw after draw.
+
+    Moves toward a neighbour and exchanges of tokens are made batch by batch when they are read, to the same bits each
+    time: only the samples and the random choices are held. Random directions and what a user's perturbation gives are
+    held.
+
+    Attributes:
+        shape: Of all of them together.
+        dtype: Of a batch.
+    """
+
+    def __init__(self, samples: Tensor, choices: dict[str, Tensor], held: Tensor | None = None) -> None:
+        self._samples, self._choices, self._held = samples, choices, held
+        n_rows = len(choices["target"]) if held is None else len(held)
+        self.shape = torch.Size((n_rows, *samples.shape[1:]))
+        self.dtype = self.rows(0, 1).dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of a batch."""
+        return self._samples.device
+
+    def is_floating_point(self) -> bool:
+        """Return True if a batch holds floating-point numbers."""
+        return self.dtype.is_floating_point
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Make the inputs from row `start` to row `stop`."""
+        if self._held is not None:
+            return self._held[start:stop]
+        own, target, part, *begin = (choice[start:stop] for choice in self._choices.values())
+        inputs, others = self._samples[own], self._samples[target]
+        if begin:
+            return exchange_run(inputs, others, part, *begin)
+        return move_toward(as_floats(inputs), as_floats(others), part)
+
+    def split(self, n_rows: int) -> Iterator[Tensor]:
+        """Make them batch by batch."""
+        return (self.rows(start, start + n_rows) for start in range(0, len(self), n_rows))
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Make them in batches of some 64 MB; all at once if they are held."""
+        n_rows = (
+            len(self)
+            if self._held is not None
+            else _BATCH * max(1, _BATCH_ELEMENTS // self.shape[1:].numel() // _BATCH)
+        )
+        return self.split(n_rows)
+
+    def __getitem__(self, rows: Tensor) -> "PerturbedInputs":
+        """Some of the rows, with the samples that these need."""
+        if self._held is not None:
+            return PerturbedInputs(self._samples[:1], {}, self._held[rows])
+        choices = {name: choice[rows] for name, choice in self._choices.items()}
+        both = torch.stack((choices["own"], choices["target"]))
+        used, (choices["own"], choices["target"]) = torch.unique(both, return_inverse=True)
+        return PerturbedInputs(self._samples[used], choices)
+
+    def whole(self) -> Tensor:
+        """Make all of them."""
+        return self.rows(0, len(self))
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move what is held to `device`, in place."""
+        self._samples = self._samples.to(device)
+        self._choices = {name: choice.to(device) for name, choice in self._choices.items()}
+        self._held = None if self._held is None else self._held.to(device)
+        return self
+
+
 def draw_perturbed(
     inputs: Tensor,
     perturbation: Perturbation | None,
@@ -48,8 +135,8 @@ def draw_perturbed(
     nearest_distance: Tensor,
     standardization: tuple[Tensor, Tensor],
     is_in_input_space: bool,
-) -> Tensor:
-    """Independent draws of the perturbed inputs, (n_draws, N, ...).
+) -> PerturbedInputs:
+    """Draw independent perturbations of each input.
 
     Args:
         inputs: Samples, shape (N, ...).
@@ -63,19 +150,29 @@ def draw_perturbed(
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
+    if kind in ("neighbors", "tokens"):
+        draws = [_choose(inputs, neighbors, generator, has_run=kind == "tokens") for _ in range(n_draws)]
+        return PerturbedInputs(inputs, {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]})
     if kind == "random":
         distance = nearest_distance if is_in_input_space else None
-        draws = _draw_at_random(inputs, n_draws, generator, neighbors, distance, standardization)
-    elif kind == "neighbors":
-        draws = [perturb_toward_neighbors(inputs, neighbors, generator) for _ in range(n_draws)]
-    elif kind == "tokens":
-        draws = [exchange_tokens(inputs, neighbors, generator) for _ in range(n_draws)]
+        held = _draw_at_random(inputs, n_draws, generator, neighbors, distance, standardization)
     else:
         assert callable(perturbation)  # noqa: S101
-        draws = [
+        held = [
             _check_custom(perturbation(inputs.clone(), nearest_distance, generator), inputs) for _ in range(n_draws)
         ]
-    return torch.stack(draws)
+    return PerturbedInputs(inputs, {}, torch.cat(held))
+
+
+def _choose(inputs: Tensor, neighbors: Tensor, generator: torch.Generator, *, has_run: bool) -> dict[str, Tensor]:
+    """Choose for each sample a neighbour and a part of the way, of tokens also the beginning of the run."""
+    if has_run:
+        check_tokens(inputs)
+    target, share = choose_neighbor(inputs, neighbors, generator, NEAREST)
+    choices = {"own": torch.arange(len(inputs), device=inputs.device), "target": target}
+    if has_run:
+        return choices | {"part": between(LOW, HIGH, share), "begin": draw_begin(inputs, generator)}
+    return choices | {"part": between(LOW, HIGH, share.to(as_floats(inputs[:1])))}
 
 
 def _draw_at_random(
@@ -87,8 +184,7 @@ def _draw_at_random(
     standardization: tuple[Tensor, Tensor],
 ) -> list[Tensor]:
     """Inputs moved in random directions, in units of the standard deviations of the features."""
-    flat = inputs.flatten(1)
-    flat = flat if flat.is_floating_point() else flat.float()
+    flat = as_floats(inputs.flatten(1))
     points = standardize(flat, *standardization)
     distance = _distance_among(points, neighbors) if distance is None else distance
     draws = []

@@ -9,6 +9,8 @@ from bu_torch.functional.checks import check_index, check_range
 from bu_torch.internal.inputs import as_features, as_flat_features, as_tensor, check_integer, is_finite
 from bu_torch.space.tokens import check_tokens
 
+NEAREST, LOW, HIGH = 5, 0.3, 0.7  # neighbours to choose from, and the part of the way to the one chosen
+
 
 def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | None = None) -> Tensor:
     """Move each sample by the distance to its nearest neighbour, in a random direction.
@@ -63,9 +65,9 @@ def perturb_toward_neighbors(
     neighbors: Any,
     generator: torch.Generator | None = None,
     *,
-    n_nearest: int = 5,
-    low: float = 0.3,
-    high: float = 0.7,
+    n_nearest: int = NEAREST,
+    low: float = LOW,
+    high: float = HIGH,
 ) -> Tensor:
     """Move each sample a part of the way to one of the samples nearest to it, whatever their classes.
 
@@ -100,11 +102,8 @@ def perturb_toward_neighbors(
         tensor([0.5000, 0.5000, 1.5000])
     """
     inputs = as_features(inputs, "inputs")
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
-    target, share = _choose(inputs, neighbors, generator, n_nearest, low, high)
-    part = low + (high - low) * share.to(inputs)
-    return torch.lerp(inputs, inputs[target], part.view(-1, *[1] * (inputs.ndim - 1)))
+    target, share = choose_neighbor(inputs, neighbors, generator, n_nearest)
+    return move_toward(inputs, inputs[target], between(low, high, share.to(inputs)))
 
 
 def exchange_tokens(
@@ -112,9 +111,9 @@ def exchange_tokens(
     neighbors: Any,
     generator: torch.Generator | None = None,
     *,
-    n_nearest: int = 5,
-    low: float = 0.3,
-    high: float = 0.7,
+    n_nearest: int = NEAREST,
+    low: float = LOW,
+    high: float = HIGH,
 ) -> Tensor:
     """Put tokens of one of the texts nearest to it in place of some of each text's own, whatever their classes.
 
@@ -151,31 +150,51 @@ def exchange_tokens(
     """
     tokens = as_features(tokens, "tokens", keep_integers=True)
     check_tokens(tokens)
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
-    target, share = _choose(tokens, neighbors, generator, n_nearest, low, high)
-    others, length = tokens[target], tokens.shape[-1]
+    generator = generator or torch.Generator().manual_seed(0)
+    target, share = choose_neighbor(tokens, neighbors, generator, n_nearest)
+    begin = draw_begin(tokens, generator)
+    return exchange_run(tokens, tokens[target], between(low, high, share), begin)
+
+
+def draw_begin(tokens: Tensor, generator: torch.Generator) -> Tensor:
+    """Beginning of each text's run, (N,) float32 in [0, 1), as a part of the places in which two texts differ."""
+    return torch.rand((len(tokens), 1), generator=generator, device=generator.device).to(tokens.device).squeeze(1)
+
+
+def exchange_run(tokens: Tensor, others: Tensor, share: Tensor, begin: Tensor) -> Tensor:
+    """Put `share` (n,) of the places in which `others` (n, ..., L) differ in place of those of `tokens`."""
+    length = tokens.shape[-1]
     is_other = (tokens != others).view(len(tokens), -1, length).any(dim=1)
     n_others = is_other.sum(dim=1, keepdim=True)
-    n_exchanged = ((low + (high - low) * share).unsqueeze(1) * n_others).round()
-    begin = torch.rand((len(tokens), 1), generator=generator, device=generator.device).to(tokens.device)
-    place = (is_other.cumsum(dim=1) - 1 - (begin * n_others).long()) % n_others.clamp(min=1)
+    n_exchanged = (share.unsqueeze(1) * n_others).round()
+    place = (is_other.cumsum(dim=1) - 1 - (begin.unsqueeze(1) * n_others).long()) % n_others.clamp(min=1)
     is_exchanged = is_other & (place < n_exchanged)
     return torch.where(is_exchanged.view(len(tokens), *[1] * (tokens.ndim - 2), length), others, tokens)
 
 
-def _choose(
-    inputs: Tensor, neighbors: Any, generator: torch.Generator, n_nearest: int, low: float, high: float
+def move_toward(inputs: Tensor, others: Tensor, part: Tensor) -> Tensor:
+    """Move `inputs` (n, ...) by `part` (n,) of the way to `others`."""
+    return torch.lerp(inputs, others, part.view(-1, *[1] * (inputs.ndim - 1)))
+
+
+def between(low: float, high: float, share: Tensor) -> Tensor:
+    """Spread `share` (n,) in [0, 1) over the range from `low` to `high`."""
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"`low` and `high` must be parts of the way, 0 <= low <= high <= 1, got {low} and {high}.")
+    return low + (high - low) * share
+
+
+def choose_neighbor(
+    inputs: Tensor, neighbors: Any, generator: torch.Generator | None, n_nearest: int
 ) -> tuple[Tensor, Tensor]:
     """Choose one of the nearest others of each sample (N,), and a number in [0, 1) (N,) float32; checks arguments."""
+    generator = generator or torch.Generator().manual_seed(0)
     neighbors = as_tensor(neighbors, "neighbors").to(inputs.device)
     check_index("neighbors", neighbors, (len(inputs), "M"), inputs.device)
     if neighbors.shape[1] < 2:
         raise ValueError(f"`neighbors` must have shape (N, M) with M >= 2, got {tuple(neighbors.shape)}.")
     check_range("neighbors", neighbors, len(inputs), "rows of `inputs`")
     n_nearest = min(check_integer("n_nearest", n_nearest, 1), neighbors.shape[1] - 1)
-    if not 0 <= low <= high <= 1:
-        raise ValueError(f"`low` and `high` must be parts of the way, 0 <= low <= high <= 1, got {low} and {high}.")
     shape, device = (len(inputs),), generator.device
     places = 1 + torch.randint(n_nearest, shape, generator=generator, device=device).to(inputs.device)
     share = torch.rand(shape, generator=generator, device=device).to(inputs.device)

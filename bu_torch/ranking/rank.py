@@ -250,9 +250,9 @@ def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> No
 def measure_model(signals: Signals, model: Callable[[Tensor], Any], batch_size: int, name: str) -> dict[str, float]:
     """All signals of a model; NaN if its logits are not finite."""
     try:
-        logits = read_logits(model, signals.perturbed_inputs, batch_size, check_finite=False)
+        logits = read_logits(model, signals.perturbed, batch_size, check_finite=False)
         warn_of_probabilities(logits, name)
-        values, _ = signals.measure(logits.to(signals.perturbed_inputs.device))
+        values, _ = signals.measure(logits.to(signals.perturbed.device))
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
     return {signal: float(values[signal]) for signal in MEASURED}

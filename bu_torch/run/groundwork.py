@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_labels
+from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.run import messages, user_cache
 from bu_torch.run.budget import Plan, plan
 from bu_torch.run.preparation import fit_or_find, fit_or_load
@@ -230,9 +231,14 @@ class Groundwork:
         return self._signals
 
     @property
+    def perturbed(self) -> PerturbedInputs:
+        """Inputs at which the network is to be read, (n_draws * N, ...), made batch by batch."""
+        return self.signals.perturbed
+
+    @property
     def perturbed_inputs(self) -> Tensor:
-        """Inputs at which the network is to be read, (n_draws * N, ...)."""
-        return self.signals.perturbed_inputs
+        """All of them as one tensor."""
+        return self.perturbed.whole()
 
     @property
     def n_samples(self) -> int:

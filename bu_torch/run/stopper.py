@@ -127,7 +127,7 @@ class BoundaryUncertaintyStopper(Settings):
         started = time.perf_counter()
         tracker.update_average(model, epoch, step)
         with tracker.averaged(model):
-            inputs = tracker.groundwork.perturbed_inputs
+            inputs = tracker.groundwork.perturbed
             logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
             if tracker.checks.is_kept_new:
@@ -232,7 +232,7 @@ class BoundaryUncertaintyStopper(Settings):
         n_samples = len(groundwork.signals.boundary.labels)
         if line := messages.cache(groundwork.found_in, groundwork.kept_in, n_samples, user_cache.folder()):
             self._tell(line)
-        groundwork.signals.to(device_of(model, groundwork.perturbed_inputs))
+        groundwork.signals.to(device_of(model, groundwork.perturbed))
         if not tracker.go_on(fingerprint, groundwork.is_restored):
             self._best = BestWeights()
             tracker.warn(

@@ -19,7 +19,7 @@ from bu_torch.functional.expected_accuracy import standard_error_of_gain
 from bu_torch.functional.omission import cluster_counts
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.inputs import as_features, as_labels
-from bu_torch.perturbation.draws import Perturbation
+from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.cache import PREPARED, Samples, check_prepared, read_cache, write_cache
@@ -133,7 +133,7 @@ class Signals:
         check_size(boundary.n_draws, len(inputs), len(self._classes))
         points = boundary.fit_points(inputs, labels, sample_weight)
         columns = self._classes.columns(boundary.labels)
-        perturbed = boundary.space.transform(boundary.perturbed_inputs.flatten(0, 1))
+        perturbed = torch.cat([boundary.space.transform(block) for block in boundary.perturbed.blocks()])
         rows = torch.arange(len(points), device=perturbed.device).repeat(boundary.n_draws)
         left_out = TrustScore().fit(points, columns).class_distances(perturbed, rows)
         # With the sample that was perturbed, its own class is as near as the nearer of it and the rest of the class.
@@ -174,8 +174,13 @@ class Signals:
     @property
     def perturbed_inputs(self) -> Tensor:
         """Inputs at which a classifier is read, (n_draws * N, ...), in the units and the shape of the samples."""
+        return self.perturbed.whole()
+
+    @property
+    def perturbed(self) -> PerturbedInputs:
+        """These inputs, made batch by batch."""
         self._check_fitted()
-        return self.boundary.perturbed_inputs.flatten(0, 1)
+        return self.boundary.perturbed
 
     @property
     def fingerprint(self) -> str:

@@ -19,7 +19,7 @@ from bu_torch.internal.inputs import (
 )
 from bu_torch.internal.network import as_taken
 from bu_torch.internal.traces import evaluation_mode
-from bu_torch.space.patches import PatchFeatures
+from bu_torch.space.patches import PatchFeatures, pooled
 from bu_torch.space.tokens import TokenFeatures
 
 _BATCH = 1024
@@ -90,6 +90,7 @@ class FeatureSpace:
     def fit_transform(self, inputs: Tensor) -> Tensor:
         """Fit to inputs and transform them, whose features are extracted once."""
         if self.name == "patches":
+            inputs = pooled(inputs)  # once, for `fit` and for `extract`
             self._features = PatchFeatures(seed=self.seed).fit(inputs)
         elif self.name == "tokens":
             self._features = TokenFeatures(seed=self.seed).fit(inputs)
@@ -112,11 +113,12 @@ class FeatureSpace:
 
     def extract(self, inputs: Tensor) -> Tensor:
         """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
-        if self.name in ("patches", "tokens"):
+        if self.name == "tokens":
             return self._features.transform(inputs)
+        if self.name == "patches":
+            return self._features.transform(pooled(inputs))
         if self.feature_extractor is None:
-            flat = inputs.flatten(1)
-            return flat if flat.is_floating_point() else flat.float()
+            return pooled(inputs).flatten(1)
         with ExitStack() as stack:
             for one in (self.module, getattr(self.feature_extractor, "__self__", None), self.feature_extractor):
                 stack.enter_context(evaluation_mode(one))
