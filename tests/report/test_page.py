@@ -87,7 +87,7 @@ def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
     assert len(drawn) == len(RULE_NAMES)
     for name in RULE_NAMES:
         kept = SelectionRule(name, start_from_epoch=10).replay(record.checks)
-        assert drawn[f"rule: {figures._SHORT_RULES[name]}"]["x"] == [kept["epoch"]]
+        assert drawn[f"rule: {figures._RULES[name][0]}"]["x"] == [kept["epoch"]]
 
 
 @pytest.mark.parametrize("rule", [*RULE_NAMES, "my_rule", None])

@@ -78,6 +78,7 @@ REFUSED = {
     "columns": (lambda f: table(f, HEAD.strip(), ",c" * 10**6, "\n"), 1, LONG),
     "a cell": (lambda f: table(f, HEAD, ROW, f"1,{'1' * 10**6},1.5\n"), 3, "field larger than field limit"),
     "a quoted cell": (lambda f: table(f, HEAD, ROW, f'1,"{"1" * 10**6}",1.5\n'), 3, "field larger than"),
+    "many lines": (lambda f: table(f, HEAD, "\n" * 2**21), 2**20 - 1, "a table of checks has at most 1048576 values"),
     "a large cell": (lambda f: table(f, HEAD, ROW, f"1,{'x' * 10**7},1.5\n"), 3, LONG),
     "pairs": (lambda f: check(f, pairs=[[0, 1, 0.5, 1, 1]] * 10**5), 2, LONG),
     "samples": (lambda f: check(f, doubtful=[[1, 2, 3, 4, 0.5]] * 10**5), 2, LONG),
