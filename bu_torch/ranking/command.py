@@ -18,6 +18,7 @@ from bu_torch.rule.rules import RANKING_RULE, RULE_NAMES
 from bu_torch.samples.reading import read_samples
 from bu_torch.signals.measuring import Signals
 
+_PLACE = "PKG.MOD:NAME"
 _DESCRIPTION = """\
 Rank checkpoints by what the stopping callback measures, on the training samples alone, without validation data.
 
@@ -30,11 +31,13 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     parser.description = _DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CKPT", help="a file, or a folder of them")
-    place = {"required": True, "metavar": "PKG.MOD:NAME"}
-    parser.add_argument("--module", **place, help="a module, a class of them, or a function that gives one")
+    parser.add_argument(
+        "--module", required=True, metavar=_PLACE, help="a module, a class of them, or a function that gives one"
+    )
     parser.add_argument(
         "--data",
-        **place,
+        required=True,
+        metavar=_PLACE,
         help="the training samples: a Dataset, DataLoader, LightningDataModule or pair (inputs, labels), or a class or"
         " function that gives one",
     )

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bu_torch.report.drawing import RUN_COLOURS, Figure, curve, dots, plotly_drawing, ring, stacked
+from bu_torch.report.drawing import RUN_COLOURS, Figure, curve, dots, plotly_drawing, ring, stacked, within_reach
 from bu_torch.report.figures import with_fewer_checks, with_room
 from bu_torch.report.page import Content, page, write_page
 from bu_torch.report.record import RunRecord
@@ -103,7 +103,7 @@ def _curves(runs: Sequence[_Run]) -> Figure | None:
     at_place = [_places(run, axis) for run in runs]
     rows: list[tuple[str, list[dict[str, Any]], tuple[float, float]]] = []
     for title, columns in _panels(runs):
-        finite = [[value for value in column.values() if math.isfinite(value)] for column in columns]
+        finite = [within_reach(column.values()) for column in columns]
         if not any(finite):
             continue
         traces: list[dict[str, Any]] = []
@@ -116,7 +116,7 @@ def _curves(runs: Sequence[_Run]) -> Figure | None:
             traces.append(curve([at[place] for place in places], values, run.name, run.colour) | legend | mode)
             kept = run.verdict.kept
             if kept in places:
-                lows += [column[kept]] if math.isfinite(column[kept]) else []
+                lows += within_reach([column[kept]])
                 circle = ring("circle", 12, run.colour)
                 mark = dots([at[kept]], [column[kept]], run.name, circle, hoverinfo="skip")
                 traces.append(mark | legend | {"showlegend": False})

@@ -8,7 +8,7 @@ Backgrounds, grids and text come from `THEMES`, which the page puts in as it is 
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ SHARE_COLOURS = (RED, BLUE, GREEN, ORANGE, GREY, VIOLET, _PINK, _CYAN, _LIME, _B
 RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, _CYAN, _PINK, _LIME, _BROWN, GREY)
 _FEW_CHECKS = 40  # up to so many, each is marked
 _DIGITS = 7  # of a number in a curve
+_REACH = 1e300
 _LINE_HEIGHT = 18  # of a label, in pixels
 
 
@@ -143,6 +144,11 @@ def dots(x: list[Any], y: Sequence[float], name: str, marker: dict[str, Any], **
 def ring(symbol: str, size: int, colour: str) -> dict[str, Any]:
     """An open marker, around a point of a curve."""
     return {"symbol": f"{symbol}-open", "size": size, "color": colour, "line": {"width": 2.5}}
+
+
+def within_reach(values: Iterable[float | None]) -> list[float]:
+    """The values that an axis can span: finite, and not so large that a sum of them is not."""
+    return [value for value in values if value is not None and abs(value) < _REACH]
 
 
 def finite_or_none(values: Sequence[float]) -> list[float | None]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bu_torch.report import drawing
-from bu_torch.report.drawing import Figure, axis, curve, dots, plotly_drawing, ring
+from bu_torch.report.drawing import Figure, axis, curve, dots, plotly_drawing, ring, within_reach
 from bu_torch.report.maps import SPREADS, pair_map, spread
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped
@@ -84,14 +84,14 @@ def with_room(low: float, high: float) -> tuple[float, float]:
 def _upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
     """Limits of an axis on which the largest of finite values are seen: early ones lie far below, and are cut off."""
     low, high = float(np.quantile(values, 0.25 if len(values) > _FEW_CHECKS else 0)), max(values)
-    return with_room(min([low, *filter(math.isfinite, kept), high - least_span]), high)
+    return with_room(min([low, *within_reach(kept), high - least_span]), high)
 
 
 def _deciding(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     label, places, values = scores(record, verdict)
     shown = set(with_fewer_checks(record, verdict).places)
     by_place = {place: value for place, value in zip(places, values, strict=True) if place in shown}
-    finite = [value for value in by_place.values() if math.isfinite(value)]
+    finite = within_reach(by_place.values())
     if not finite:
         return None
     traces = [curve(list(by_place), list(by_place.values()), "score", drawing.BLUE)]
@@ -164,7 +164,7 @@ def _shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -
     signals = [signal for signal in SIGNALS.values() if signal.panel == "shares"]
     for signal, colour in zip(signals, itertools.cycle(drawing.SHARE_COLOURS), strict=False):
         values = record.values(signal.name)
-        finite = [value for value in values if math.isfinite(value)]
+        finite = within_reach(values)
         if signal.is_larger_better != is_larger_better or not finite:
             continue
         traces = [curve(record.places, values, signal.title, colour)]
@@ -175,7 +175,7 @@ def _shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -
             marker = {"size": 9, "color": colour}
             traces.append(dots(largest, [max(finite)], "largest", marker, hoverinfo="skip"))
         else:
-            high = max([float(np.quantile(finite, 0.75)), *filter(math.isfinite, at_kept), _LEAST_SPAN])
+            high = max([float(np.quantile(finite, 0.75)), *within_reach(at_kept), _LEAST_SPAN])
             limits = -0.04 * high, 1.1 * high
         rows.append((signal.title, traces, limits))
     if not rows:

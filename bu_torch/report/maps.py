@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, axis, plotly_drawing, thinned
+from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, axis, plotly_drawing, thinned, within_reach
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped, figure, shortened
 from bu_torch.report.verdict import RunVerdict, shown_details
@@ -61,7 +61,7 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         trace["texttemplate"] = "%{z:.2f}"
     names = [class_name(record, index, 14) for index in classes]
     ticks = {"tickvals": list(range(len(classes))), "ticktext": names} | _PLAIN
-    low, high = _colour_range([value for row in values for value in row if value is not None])
+    low, high = _colour_range(within_reach(itertools.chain(*values)))
     layout = {
         "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
         "yaxis": {**ticks, "autorange": "reversed"},

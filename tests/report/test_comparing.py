@@ -76,7 +76,7 @@ def test_the_largest_values_of_each_run_are_seen_whatever_the_first_were(tmp_pat
         for name in names:
             rows = [{"epoch": n, "expected_accuracy": value} for n, value in enumerate(curves[name])]
             rows = [row | {"boundary_uncertainty": 0.5, "trust_score": 1.5} for row in rows]
-            records.write_table(tmp_path / name / "boundary_uncertainty.csv", rows)
+            records.write_table(tmp_path / name / records.TABLE, rows)
         layout = comparison([read_record(tmp_path / name) for name in names]).drawings[0]["layout"]
         titles = [label["text"] for label in layout["annotations"]]
         return layout[f"yaxis{titles.index('expected accuracy') + 1}"]["range"]

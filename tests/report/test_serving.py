@@ -233,21 +233,6 @@ def test_a_record_that_takes_long_to_read_is_left_alone_for_longer(server, tmp_p
     assert server.shown().has_ended
 
 
-def test_a_record_made_to_fill_the_page_or_the_memory_is_thinned_or_refused(server, tmp_path):
-    path = records.write_run(tmp_path, n_checks=2, n_classes=2)
-    with path.open("a") as file:
-        file.writelines(f"{epoch},,,,0.5,1.5,,,,,,,\n" for epoch in range(2, 10_000))
-    answer, text = ask(server, Accept="application/json")
-    assert answer.status == 200
-    assert len(text) < 2**20
-    assert "one of every 3 checks" in json.loads(text)["main"]
-    with path.with_suffix(".jsonl").open("a") as file:
-        file.write("[" * 2**21 + "\n")
-    answer, text = ask(server, Accept="application/json")
-    assert answer.status == 200
-    assert "a line of a record has at most 1048576 bytes" in json.loads(text)["main"]
-
-
 def test_the_command_serves_until_it_is_interrupted(tmp_path):
     records.write_run(tmp_path, n_checks=2, n_classes=2)
     process = subprocess.Popen(
