@@ -19,7 +19,6 @@ from bu_torch.internal.traces import preserved_random_state
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # what is looked for in a folder
 _STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's
-_LIGHTNING = "pytorch-lightning_version"
 _UNQUESTIONED = 2**28  # bytes that a file may claim beyond what it holds
 _LEAST_BYTES = 4  # of an element, in arithmetic
 _WAY_OUT = "Pass a module instance, or a function of no argument that gives one."
@@ -236,7 +235,7 @@ def _fill(module: nn.Module, checkpoint: Checkpoint) -> nn.Module:
 def _call_hook(module: nn.Module, name: str, checkpoint: Checkpoint, *arguments: Any) -> None:
     """Call what Lightning calls of a module before it loads weights, if they are Lightning's."""
     hook: Any = getattr(module, name, None)
-    if _LIGHTNING in checkpoint.content and callable(hook):
+    if "pytorch-lightning_version" in checkpoint.content and callable(hook):
         hook(*arguments)
 
 

@@ -187,7 +187,6 @@ class Judge:
         self.rule.adapt(len(boundary.labels), boundary.n_neighbors)
 
     def measure(self, model: Callable[[Tensor], Any], name: str) -> dict[str, float]:
-        """All signals of a model; NaN if its logits are not finite."""
         return measure_model(self.signals, model, self.batch_size, name)
 
     def score(self, values: Mapping[str, float]) -> float:

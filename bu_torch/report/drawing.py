@@ -6,10 +6,8 @@ plotly.js-cartesian-dist-min: a third of the whole library.
 Backgrounds, grids and text come from `THEMES`, which the page puts in as it is read; curves are seen on both.
 """
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from typing import Any, NamedTuple
 
 from bu_torch.report.verdict import RunVerdict
@@ -69,12 +67,6 @@ class Figure(NamedTuple):
     height: int
     least_width: int = 0  # on a narrower screen it is scrolled
     most_width: int = 0
-
-
-@functools.cache
-def plotly_script() -> str:
-    """The code of plotly.js."""
-    return resources.files("bu_torch.report").joinpath("plotly", "plotly-cartesian.min.js").read_text(encoding="utf-8")
 
 
 def plotly_drawing(

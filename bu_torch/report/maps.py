@@ -110,26 +110,21 @@ def _pair_grids(
     record: RunRecord, pairs: list[Pair], classes: list[int]
 ) -> tuple[list[list[float | None]], list[list[str]]]:
     """U of each two classes, and a note on it, in rows and columns of `classes`; symmetric."""
-    place = {index: position for position, index in enumerate(classes)}
+    places = {index: position for position, index in enumerate(classes)}
     values: list[list[float | None]] = [[None] * len(classes) for _ in classes]
     notes = [[""] * len(classes) for _ in classes]
     for first, second, share, weight, value in pairs:
-        pair = first, second
-        if not place.keys() >= set(pair):
+        if first not in places or second not in places:
             continue
-        note = _pair_note(record, pair, share, weight, value)
-        for row, column in (pair, pair[::-1]):
-            values[place[row]][place[column]] = value if math.isfinite(value) else None
-            notes[place[row]][place[column]] = note
+        near = "none near the boundary: counts as separable"
+        if weight >= _BLANK_WEIGHT:
+            near = f"{shortened(f'{weight:.1f}', 12)} effective samples near the boundary"
+        names = " | ".join(class_name(record, index, 40) for index in (first, second))
+        note = f"{names}<br>U {figure(value)}, {shortened(f'{share:.2%}', 12)} of the samples<br>{near}"
+        for row, column in ((places[first], places[second]), (places[second], places[first])):
+            values[row][column] = value if math.isfinite(value) else None
+            notes[row][column] = note
     return values, notes
-
-
-def _pair_note(record: RunRecord, pair: tuple[int, int], share: float, weight: float, value: float) -> str:
-    names = " | ".join(class_name(record, index, 40) for index in pair)
-    near = "none near the boundary: counts as separable"
-    if weight >= _BLANK_WEIGHT:
-        near = f"{shortened(f'{weight:.1f}', 12)} effective samples near the boundary"
-    return f"{names}<br>U {figure(value)}, {shortened(f'{share:.2%}', 12)} of the samples<br>{near}"
 
 
 def _classes_shown(pairs: list[Pair]) -> tuple[list[int], int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bu_torch.internal.files import whole_file
-from bu_torch.report.drawing import THEMES, plotly_script
+from bu_torch.report.drawing import THEMES
 from bu_torch.report.figures import figures
 from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import header, sections
@@ -89,14 +89,14 @@ def page(shown: Content, refresh_seconds: float | None = None) -> str:
 
     Its policy lets it run no script but the two it has, and fetch nothing, or from where it came alone.
     """
-    scripts = plotly_script(), _resource("page.js")
+    scripts = resource("plotly/plotly-cartesian.min.js"), resource("page.js")
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     connect = "'none'" if refresh_seconds is None else "'self'"
     parts = {
         "policy": f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
         f" connect-src {connect}; base-uri 'none'; form-action 'none'",
         "title": shown.title,
-        "style": _resource("page.css"),
+        "style": resource("page.css"),
         "refresh": "" if refresh_seconds is None else f"{refresh_seconds:g}",
         "main": shown.main,
         "themes": _json(THEMES),
@@ -105,7 +105,7 @@ def page(shown: Content, refresh_seconds: float | None = None) -> str:
         "script": scripts[1],
     }
     # In one pass, so that nothing that is filled in is looked at again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _resource("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], resource("page.html"))
 
 
 def _json(value: Any) -> str:
@@ -118,5 +118,7 @@ def _digest(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
 
 
-def _resource(name: str) -> str:
+@functools.cache
+def resource(name: str) -> str:
+    """Content of a file beside this one."""
     return resources.files("bu_torch.report").joinpath(name).read_text(encoding="utf-8")

@@ -14,8 +14,7 @@ from records import CHECK, HEAD, lines, table
 from bu_torch import SelectionRule
 from bu_torch.cli import main
 from bu_torch.report import figures, read_record, reading, render
-from bu_torch.report.drawing import plotly_script
-from bu_torch.report.page import content
+from bu_torch.report.page import content, resource
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.run.record import HISTOGRAMS
 from bu_torch.signals import details
@@ -35,7 +34,7 @@ def peak_of_reading(folder):
 
 
 def size_without_plotly(page):
-    return len(page.encode()) - len(plotly_script())
+    return len(page.encode()) - len(resource("plotly/plotly-cartesian.min.js"))
 
 
 def notes(record):

@@ -141,12 +141,6 @@ def test_hosts_that_are_none(tmp_path, host):
     assert repr(host) in str(found.value)
 
 
-@pytest.mark.parametrize("hosts", ["example.org", None, 3, [3]])
-def test_allowed_hosts_of_another_type(tmp_path, hosts):
-    with pytest.raises(TypeError, match="`allowed_hosts` must be a sequence of strings, got"):
-        PageServer(tmp_path, allowed_hosts=hosts)
-
-
 OTHER_PATHS = [
     "/",
     "/boundary_uncertainty.csv",
@@ -260,9 +254,16 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path):
         process.communicate()
 
 
-def test_a_folder_and_a_port_there_must_be(tmp_path):
+@pytest.mark.parametrize(
+    ("error", "said", "arguments"),
+    [
+        (ValueError, "`port` must be an integer from 0 to 65535", {"port": -1}),
+        (ValueError, "`port` must be an integer from 0 to 65535", {"port": 70000}),
+        *((TypeError, "`allowed_hosts` must be a sequence", {"allowed_hosts": one}) for one in ("a.org", None, 3, [3])),
+    ],
+)
+def test_arguments_of_another_kind(tmp_path, error, said, arguments):
+    with pytest.raises(error, match=said):
+        watch(tmp_path, **arguments)
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         watch(tmp_path / "gone")
-    for port in (-1, 70000):
-        with pytest.raises(ValueError, match="`port` must be an integer from 0 to 65535"):
-            watch(tmp_path, port=port)
