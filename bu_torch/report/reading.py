@@ -25,7 +25,7 @@ from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
 # A row of a run has some 300 bytes, and a check beside it at most some 30,000. Lists take up to 50 times their bytes in
 # memory, so that a line, which is parsed as a whole, may have a sixteenth of all.
 MOST_BYTES = 2**24
-_MOST_VALUES = 2**20  # of a table, a line of none counted as one: a run has some 20 bytes for each
+_MOST_VALUES = 2**21  # of a table, an empty line counted as one: a run has some 20 bytes for each
 _MOST_BINS = 100  # of a histogram
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
 _REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")
@@ -63,7 +63,7 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
 
     Raises:
         FileNotFoundError: If there is no record.
-        ValueError: If a file is not what a run writes, or the table has more than 16 MiB.
+        ValueError: If a file is not what a run writes, or the table has more than 16 MiB or 2**21 values.
     """
     path = Path(path)
     if path.is_dir():
