@@ -126,7 +126,7 @@ class Ranking(Sequence[Candidate]):
             writer.writerows({**one.as_record(), "name": _cell(one.name)} for one in self.candidates)
 
     def copy_best(self, n_best: int, folder: str | Path) -> list[Path]:
-        """Copy the files of the `n_best` to a folder, under the names they have below the folder common to all.
+        """Copy the files of the best to a folder, under the names they have below the folder common to all.
 
         Nothing is ever deleted, and nothing overwritten: a file that is there already must be the same. The folder is
         made. Returns the copies, the best first.

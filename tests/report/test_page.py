@@ -60,7 +60,7 @@ def drawing(record, name):
 
 
 def test_what_a_finished_run_shows(tmp_path):
-    record = records.run(tmp_path, classes=records.LETTERS)
+    record = records.run(tmp_path, classes=records.LETTERS, averaging="uniform")
     kept = record.end.kept_epoch
     said = words(record, [tmp_path / "older.csv"])
     assert f"Epoch {kept} was kept" in said
@@ -75,6 +75,7 @@ def test_what_a_finished_run_shows(tmp_path):
         assert setting in said
     for file in (record.path, tmp_path / "older.csv", record.end.best_model_path):
         assert str(file) in said
+    assert "All that is measured is of averaged weights." in said
     drawn = [drawing["name"] for drawing in content(record).drawings]
     maps = ["pairs", "near_boundary", "local_uncertainty", "log_trust"]
     assert drawn == ["deciding", "scores", "agreement", "changes", *maps, "cost"]
