@@ -8,8 +8,7 @@ from torch import Tensor
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.state import State
 from bu_torch.signals.details import Details
-from bu_torch.signals.measurement import Measurement
-from bu_torch.signals.measuring import Signals
+from bu_torch.signals.measuring import Measurement, Signals
 from bu_torch.signals.recognition import Recognition
 
 

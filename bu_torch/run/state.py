@@ -15,7 +15,6 @@ from bu_torch.run.settings import MeasurementSettings
 # Settings that scores depend on: with another value of one of them, scores cannot be compared.
 _COMPARED = ("start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight")
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-_PREPARED = (torch.float32, torch.float64, torch.int64)
 _MOST_NAME = 100  # characters of a column
 
 
@@ -31,7 +30,7 @@ class State(NamedTuple):
     samples: str | None
     settings: dict[str, Any] | None
     rule: dict[str, Any]
-    prepared: dict[str, Any] | None
+    prepared: Tensor | None
     space: Literal["inputs", "patches", "tokens"] | None
     average: dict[str, Any] | None
     recalls: dict[str, list[Any]]
@@ -64,7 +63,7 @@ def read_state(state: Any, most_draws: int) -> State:
         settings=_read(state, "settings", dict, None),
         rule=_read(state, "rule", dict, {}),
         space=_read_space(_read(state, "space", str, None)),
-        prepared=_read_prepared(_read(state, "prepared", dict, None)),
+        prepared=_read_prepared(_read(state, "prepared", Tensor, None)),
         average=_read_average(_read(state, "average", dict, None)),
         recalls=_read_recalls(_read(state, "recalls", dict, {})),
     )
@@ -137,12 +136,10 @@ def _read_space(space: Any) -> Any:
     return space
 
 
-def _read_prepared(prepared: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Tensors by name, of which only those that hold their values: what is in them is checked beside the samples."""
-    for name, tensor in (prepared or {}).items():
-        _check(isinstance(name, str) and isinstance(tensor, Tensor), "`prepared` as tensors by name", name)
-        is_plain = tensor.dtype in _PREPARED and _holds_all(tensor)
-        _check(is_plain, "`prepared` of plain tensors that hold their values", tensor.dtype)
+def _read_prepared(prepared: Tensor | None) -> Tensor | None:
+    """Bytes of a `Preparation`: what is in them is checked beside the samples."""
+    is_plain = prepared is None or (prepared.dtype == torch.uint8 and prepared.ndim == 1 and _holds_all(prepared))
+    _check(is_plain, "`prepared` as bytes in a plain tensor", getattr(prepared, "shape", None))
     return prepared
 
 

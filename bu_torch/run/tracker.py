@@ -90,7 +90,7 @@ class Tracker:
 
         Args:
             samples: As many as planned.
-            **options: As for `Groundwork.prepare`: `module`, `cache`, `has_progress_bar`, `is_saved`, `class_weight`.
+            **options: As for `Groundwork.prepare`: `module`, `cache`, `has_progress_bar`, `class_weight`.
 
         Returns:
             Fingerprint of samples and settings, for `go_on`.
@@ -113,7 +113,7 @@ class Tracker:
         if n_samples is not None:
             self._adapt(n_samples)
         known = self.groundwork.fingerprint
-        are_the_same = not self.history or (is_restored and known in (None, fingerprint))
+        are_the_same = not self.history or known is None or (is_restored and known == fingerprint)
         if not are_the_same:
             self.checks.begin_anew()
             self.predictions.forget()

@@ -19,7 +19,7 @@ from torch import nn
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.internal.files import whole_file
 from bu_torch.run import user_cache
-from bu_torch.run.preparation import fit_or_find
+from bu_torch.run.caching import fit_or_load
 from bu_torch.signals.measuring import Signals
 
 
@@ -142,7 +142,7 @@ def test_spaces_of_images_and_texts_are_found_again(folder, space):
     found = []
     for _ in range(2):
         signals = Signals(20, n_draws=1, **settings)
-        found.append(fit_or_find(signals, inputs, labels))
+        found.append(fit_or_load(signals, inputs, labels, "auto"))
         assert signals.boundary.space_name_ == space
         found.append(signals.measure(signals.perturbed_inputs.flatten(1)[:, :2].float()).values)
     assert found[0].kept_in == found[2].found_in is not None

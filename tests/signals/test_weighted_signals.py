@@ -53,7 +53,7 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
         atol=1e-5,
     )
     rows, p = np.arange(360), predictions.numpy()
-    trust = functional.trust_score(signals._class_distances, predictions).double().clamp(1e-3, 1e3)
+    trust = functional.trust_score(signals.class_distances, predictions).double().clamp(1e-3, 1e3)
     left_out = functional.trust_score(signals.left_out_distances, predictions).double()
     shares = functional.label_votes(labels, boundary.neighbors, 0.0, weights=weights)
     u = [
@@ -178,9 +178,7 @@ class TestFile:
             warnings.simplefilter("ignore")  # there is little to be told from so few
             for kwargs in ({}, {"class_weight": "balanced"}):
                 signals = Signals(n_neighbors=5, n_draws=2, seed=3, **kwargs).fit(features, labels)
-                assert signals._fingerprint == "32ca8a1a0be76862b27f1fc84cc9590bc3786854c4de6176a11b2b0d0bedbee6", (
-                    kwargs
-                )
+                assert signals.fingerprint == "32ca8a1a0be76862b27f1fc84cc9590bc3786854c4de6176a11b2b0d0bedbee6", kwargs
 
 
 class TestStopper:
