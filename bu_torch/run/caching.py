@@ -39,20 +39,10 @@ def fit_or_load(
 ) -> Cached:
     """Read what an earlier run has kept of the same samples and settings, or fit and keep it.
 
-    Args:
-        signals: Still to be fitted.
-        inputs: As for `Signals.fit`, which the errors are those of; likewise the next.
-        labels: Likewise.
-        cache: File of the user's own: one of other samples or settings is refused, and one that cannot be written is
-            warned of. `"auto"` for one in the user's cache folder, where what does not fit is computed anew. Nothing is
-            kept there of what depends on code of the user's or on features of a network, nor of what took no time; a
-            space is chosen anew each time, for the network has a say in it. None for none.
-        sample_weight: As for `Signals.fit`.
-        has_progress_bar: Show a progress bar after a few seconds.
-
-    Raises:
-        ValueError: As for `Signals.fit`, and for `Signals.load` of the user's own file.
-        TypeError: As for `Signals.fit`.
+    A file of the user's own is refused if it is of others; if it cannot be written, a warning says so. `"auto"` stands
+    for a file in the user's cache folder, where what does not fit is computed anew. Nothing is kept there of what
+    depends on code of the user's or on features of a network, nor of what took no time; a space is chosen anew each
+    time, for the network has a say in it.
     """
     inputs = as_features(inputs, keep_integers=keeps_integers(signals.boundary.perturbation))
     labels = as_labels(labels, len(inputs)).to(inputs.device)

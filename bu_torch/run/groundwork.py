@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
 from bu_torch.run import messages, user_cache
 from bu_torch.run.budget import Plan, plan
@@ -17,15 +18,12 @@ from bu_torch.run.state import State
 from bu_torch.samples.balance import ClassWeight, class_shares
 from bu_torch.samples.samples import Samples
 from bu_torch.samples.subset import stratified_rows
-from bu_torch.signals.fitness import MOST_ENTRIES
 from bu_torch.signals.measuring import Signals
+from bu_torch.signals.preparation import MOST_ENTRIES
 
 
 class Groundwork:
     """Plan of the checks, the signals that are prepared, and what a resumed run needs of both.
-
-    Args:
-        settings: How much to look at, and how.
 
     Attributes:
         plan: Numbers of samples and of perturbations of each; None before `plan_checks`.
@@ -50,7 +48,7 @@ class Groundwork:
         # What a resumed run cannot find again, because the network has changed by then: the whole preparation if
         # features of the network are its space, or the space if they might have been.
         self._packed: Tensor | None = None
-        self._space: Literal["inputs", "patches", "tokens"] | None = None
+        self._space: SpaceName | None = None
 
     def planned(self, n_training: int, n_visited: int, n_operations: int, *, max_samples: int | None = None) -> Plan:
         """Plan by the settings alone, as `bu_torch.run.budget.plan` does; `max_samples` takes the setting's place."""
@@ -80,24 +78,11 @@ class Groundwork:
         has_progress_bar: bool = False,
         class_weight: ClassWeight | None = None,
     ) -> str:
-        """Make or find the preparation.
+        """Make or find the preparation; returns the fingerprint of samples and settings, for `Tracker.go_on`.
 
-        Args:
-            samples: As many as planned.
-            warn: How to warn.
-            has_resumed: Checks were made before, so that the space of neighbours is chosen.
-            module: The network, as it is before training: its features may be the space of neighbours.
-            cache: File to read the preparation from, or to write it to; `"auto"` for one in the user's cache folder,
-                None for none.
-            has_progress_bar: Show a progress bar after a few seconds.
-            class_weight: Weights of the classes, if `settings.class_weight` is None.
-
-        Returns:
-            Fingerprint of samples and settings, for `Tracker.go_on`.
-
-        Raises:
-            ValueError: As for `Signals.fit` and `Signals.load`.
-            TypeError: As for `Signals.fit`.
+        If checks were made before (`has_resumed`), the space of neighbours stays. Features of `module`, as it is before
+        training, may be that space. `class_weight` holds if the settings have none. Errors are those of `Signals.fit`
+        and `Signals.load`.
         """
         _warn_if(messages.ignored(samples.n_ignored), warn)
         samples, n_draws = self._within_memory(samples, warn)

@@ -2,11 +2,12 @@
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import Plan
 from bu_torch.run.history import History
@@ -31,21 +32,13 @@ class State(NamedTuple):
     settings: dict[str, Any] | None
     rule: dict[str, Any]
     prepared: Tensor | None
-    space: Literal["inputs", "patches", "tokens"] | None
+    space: SpaceName | None
     average: dict[str, Any] | None
     recalls: dict[str, list[Any]]
 
 
 def read_state(state: Any, most_draws: int) -> State:
-    """Check a state, and take it apart.
-
-    Args:
-        state: What a checkpoint holds in its place.
-        most_draws: So many draws a plan has at most.
-
-    Raises:
-        ValueError: If it is none; says what is wrong.
-    """
+    """Check a state, and take it apart; a ValueError says what is wrong."""
     _check(isinstance(state, Mapping), "a dict", state)
     history = [_read_check(entry) for entry in _read(state, "history", list, [])]
     places = [(entry["epoch"], entry.get("step", -1)) for entry in history]
@@ -83,11 +76,7 @@ def compared_settings(
 
 
 def read_weights(weights: Any) -> dict[str, Tensor]:
-    """Check weights by name that a checkpoint holds.
-
-    Raises:
-        ValueError: If they are something else.
-    """
+    """Check weights by name that a checkpoint holds; a ValueError if they are something else."""
     _check(isinstance(weights, Mapping), "weights by name", weights)
     for name, tensor in weights.items():
         _check(isinstance(name, str) and isinstance(tensor, Tensor), "weights as tensors by name", name)
@@ -132,7 +121,7 @@ def _read_predictions(predictions: Any) -> Tensor:
 
 
 def _read_space(space: Any) -> Any:
-    _check(space in (None, "inputs", "patches", "tokens"), "`space` as 'inputs', 'patches' or 'tokens'", space)
+    _check(space in (None, *get_args(SpaceName)), "`space` as 'inputs', 'patches' or 'tokens'", space)
     return space
 
 

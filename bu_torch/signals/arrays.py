@@ -62,8 +62,7 @@ def read_arrays(
     """Arrays of a file, named in errors; takes no more memory than they need.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        PermissionError: If it cannot be opened, or is another user's.
+        OSError: If there is no such file, it cannot be opened, or is another user's.
         ValueError: If it is none of ours or damaged, or has another fingerprint.
     """
     line = _Array((), (np.array(fingerprint).dtype,), "a fingerprint", lambda found: np.array(True))

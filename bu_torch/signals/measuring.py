@@ -21,8 +21,7 @@ from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, Reading
 from bu_torch.signals.details import Details, describe
-from bu_torch.signals.fitness import warn_of_copies, warn_of_little_skill
-from bu_torch.signals.preparation import Preparation, fingerprint_of
+from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of_copies, warn_of_little_skill
 from bu_torch.signals.recognition import recalls_of
 
 

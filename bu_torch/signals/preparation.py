@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -16,12 +17,15 @@ from bu_torch.estimators.label_regression import LabelRegression
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.files import open_whole, regular_file
+from bu_torch.samples.copies import copies
 from bu_torch.signals.arrays import layout, read_arrays, write_arrays
-from bu_torch.signals.fitness import check_size
 
 _FORMAT = 10  # of the arrays, to be raised when what they hold, or how that is computed, changes
 _PROBE = 64
 _PRIVATE = 0o600
+_LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
+_MOST_COPIES = 0.5
+MOST_ENTRIES = 2**28  # of an array with a column for each class: a gibibyte in float32, of which there are four
 
 _OF_BOUNDARY = ("labels", "neighbors", "nearest_distance", "bayes_pairs")
 _OF_CLASSES = ("class_distances", "left_out_distances", "votes", "probabilities")
@@ -71,7 +75,7 @@ class Preparation:
     ) -> Self:
         """Fit `boundary` to checked samples, and compute all else; errors as of `BoundaryUncertainty.fit`."""
         classes = PresentClasses(labels)
-        check_size(boundary.n_draws, len(inputs), len(classes))
+        _check_size(boundary.n_draws, len(inputs), len(classes))
         points = boundary.fit_points(inputs, labels, sample_weight)
         columns = classes.columns(labels)
         perturbed = boundary.space.transform(boundary.perturbed_inputs.flatten(0, 1))
@@ -109,18 +113,8 @@ class Preparation:
     ) -> Self:
         """Read what `save` or `packed` wrote in place of `make`, and hand `boundary` its part.
 
-        Args:
-            source: File, or the bytes that `packed` gave.
-            boundary: With the settings that it was made with.
-            inputs: Checked samples that it was made of.
-            labels: Their classes.
-            weights: How often each counts, with `boundary.class_weight` in it; None for alike.
-            is_own: Refuse links, and files of other users.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            PermissionError: If it cannot be opened, or is another user's.
-            ValueError: If it is none of ours or damaged, or was made of other samples or settings.
+        Samples are checked ones; `boundary.class_weight` is in `weights` already. `is_own` refuses links, and files of
+        other users. Errors are those of `Signals.load`.
         """
         fingerprint = fingerprint_of(boundary, inputs, labels, weights)
         expected = layout(labels.cpu().numpy(), boundary.n_neighbors, boundary.n_draws)
@@ -193,5 +187,50 @@ def n_comparisons(n_samples: int, n_draws: int) -> int:
     return (1 + n_draws) * n_samples**2 + n_read * min(n_samples, regression.n_landmarks)
 
 
+def _check_size(n_draws: int, n_samples: int, n_classes: int) -> None:
+    """Raise a ValueError if arrays with a column for each class would be too large."""
+    n_entries = n_draws * n_samples * n_classes
+    if n_entries > MOST_ENTRIES:
+        raise ValueError(
+            f"{n_draws} draws of {n_samples} samples of {n_classes} classes need arrays of {n_entries:.1e} numbers,"
+            f" more than {MOST_ENTRIES:.1e}: pass fewer draws or samples (`n_draws`, `max_samples`)."
+        )
+
+
 def _with_absent_column(distances: Tensor) -> Tensor:
     return torch.nn.functional.pad(distances, (0, 1), value=torch.inf)
+
+
+def warn_of_copies(inputs: Tensor, boundary: BoundaryUncertainty) -> None:
+    """Warn if more than half of the samples have an exact copy with the same label."""
+    labels = boundary.labels
+    is_copied = torch.zeros_like(labels, dtype=torch.bool)
+    for rows, others in copies(inputs, boundary.neighbors):
+        is_copied[rows] |= labels[others] == labels[rows]
+    share = float(is_copied.double().mean())
+    if share > _MOST_COPIES:
+        warnings.warn(
+            f"{share:.0%} of the samples have an exact copy with the same label among the others. Copies tell each"
+            " other's label, so that a network that learns labels by heart looks better than it is. Where a dataset"
+            " repeats its samples, pass each once: to the callbacks, as `reference`.",
+            stacklevel=4,
+        )
+
+
+def warn_of_little_skill(vote_skill: float, regression_skill: float) -> None:
+    """Warn if the nearest samples, or all others, tell no more of a label than chance."""
+    if vote_skill < _LEAST_SKILL <= regression_skill:
+        warnings.warn(
+            "The labels of the nearest neighbours tell no more of a sample's label than chance (Brier skill score"
+            f" {vote_skill:.2f}), a regression on all samples does ({regression_skill:.2f}): expected"
+            " accuracy can be relied on, boundary uncertainty, trust score and agreement with neighbours cannot.",
+            stacklevel=4,
+        )
+    elif vote_skill < _LEAST_SKILL:
+        warnings.warn(
+            "The other samples tell no more of a sample's label than chance (Brier skill score"
+            f" {vote_skill:.2f} by the nearest, {regression_skill:.2f} by regression on all): either"
+            " nearly all labels are noise, or nearby inputs do not mean nearby things. What is measured then says"
+            " little of a classifier. A `feature_extractor` may give a space in which distances mean something.",
+            stacklevel=4,
+        )
