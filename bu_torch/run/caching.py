@@ -1,9 +1,10 @@
 """Fit signals, with a progress bar if that takes long, or read what an earlier run has kept."""
 
+import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -90,7 +91,8 @@ def _by_user_cache(signals: Signals, samples: tuple[Any, ...]) -> Cached:
         except (OSError, ValueError):  # not there, not to be read, or damaged: it is made anew
             pass
         else:
-            user_cache.count_as_used(file)
+            with suppress(OSError):  # of a folder that cannot be written to
+                os.utime(file)  # it is used now
             return Cached(found_in=file)
     started = time.perf_counter()
     signals.fit(*samples)

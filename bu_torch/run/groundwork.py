@@ -84,11 +84,13 @@ class Groundwork:
         training, may be that space. `class_weight` holds if the settings have none. Errors are those of `Signals.fit`
         and `Signals.load`.
         """
-        _warn_if(messages.ignored(samples.n_ignored), warn)
+        if line := messages.ignored(samples.n_ignored):
+            warn(line)
         samples, n_draws = self._within_memory(samples, warn)
         n_samples = len(samples.inputs)
         n_present = len(torch.unique(as_labels(samples.labels, n_samples)))
-        _warn_if(messages.many_classes(n_samples, n_present, samples.n_training), warn)
+        if line := messages.many_classes(n_samples, n_present, samples.n_training):
+            warn(line)
         signals = self.settings.make_signals(n_draws, module, class_weight)
         if has_resumed:  # as it was chosen when the run began
             signals.boundary.known_space = self._space
@@ -253,8 +255,3 @@ class Groundwork:
         """Settings that decide what is looked at."""
         asked = self.settings
         return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed]
-
-
-def _warn_if(message: str, warn: Callable[[str], None]) -> None:
-    if message:
-        warn(message)

@@ -37,11 +37,7 @@ class Record:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        header: Mapping[str, Any],
-        rows: Iterable[Mapping[str, Any]],
-        names: Iterable[str] = (),
+        self, folder: Path, header: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], names: Iterable[str] = ()
     ) -> None:
         self._columns: list[str] | None = None
         self._names = tuple(names)
@@ -99,8 +95,7 @@ class Record:
     def _give_up(self, path: Path, error: OSError) -> None:
         self.path = None
         warnings.warn(
-            f"The record of the checks cannot be written to {path}: {error}. Training goes on without it.",
-            stacklevel=2,
+            f"The record of the checks cannot be written to {path}: {error}. Training goes on without it.", stacklevel=2
         )
 
 

@@ -98,14 +98,6 @@ def make_room(place: Path) -> None:
             delete(entry.file)
 
 
-def count_as_used(path: Path) -> None:
-    """A file is used now; where the folder cannot be written to, it stays as it is."""
-    try:
-        os.utime(path)
-    except OSError:
-        return
-
-
 def delete(file: Path) -> bool:
     """Delete a file; False if that cannot be, as on some systems while another process reads it."""
     try:

@@ -93,10 +93,7 @@ def layout(labels: np.ndarray, n_neighbors: int, n_draws: int) -> Layout:
     classes = np.unique(labels)
     n_samples, n_classes, n_perturbed = len(labels), len(classes), n_draws * len(labels)
     distances = _Array(
-        (n_perturbed, n_classes),
-        (_SINGLE, _DOUBLE),
-        "distances >= 0",
-        lambda found: np.all(found >= 0, axis=1),
+        (n_perturbed, n_classes), (_SINGLE, _DOUBLE), "distances >= 0", lambda found: np.all(found >= 0, axis=1)
     )
     shares = _Array((n_perturbed, n_classes), (_SINGLE,), "shares >= 0 with sum 1 in each row", _are_shares)
     skill = _Array(
@@ -121,10 +118,7 @@ def layout(labels: np.ndarray, n_neighbors: int, n_draws: int) -> Layout:
             lambda found: np.isin(found, classes).all(axis=1) & (found[:, 0] < found[:, 1]),
         ),
         "nearest_distance": _Array(
-            (n_samples,),
-            (_SINGLE, _DOUBLE),
-            "finite distances >= 0",
-            lambda found: np.isfinite(found) & (found >= 0),
+            (n_samples,), (_SINGLE, _DOUBLE), "finite distances >= 0", lambda found: np.isfinite(found) & (found >= 0)
         ),
         "class_distances": distances,
         "left_out_distances": distances,

@@ -59,10 +59,7 @@ class Measurement:
         """
         signals = self._signals
         return describe(
-            self._reading,
-            label_trust=signals._label_trust,
-            nearest_class=signals._nearest_class,
-            n_doubtful=n_doubtful,
+            self._reading, label_trust=signals._label_trust, nearest_class=signals._nearest_class, n_doubtful=n_doubtful
         )
 
 

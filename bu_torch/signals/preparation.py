@@ -149,12 +149,14 @@ class Preparation:
     @property
     def n_bytes(self) -> int:
         """Size of a file, but for its headers."""
-        return sum(array.nbytes for array in self._arrays().values())
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {name: getattr(self, name) for name in (*_OF_BOUNDARY, *_OF_CLASSES)}
+        return tensors | {name: tensors[name][:, :-1] for name in _DISTANCES}
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        tensors = {name: getattr(self, name) for name in (*_OF_BOUNDARY, *_OF_CLASSES)}
-        tensors |= {name: tensors[name][:, :-1] for name in _DISTANCES}
-        arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        arrays = {name: tensor.cpu().numpy() for name, tensor in self._tensors().items()}
         return {"space": np.array(self.space), **arrays} | {name: np.array(getattr(self, name)) for name in _SKILLS}
 
 

@@ -300,11 +300,6 @@ def test_a_file_of_ones_own_is_named_when_it_is_written(tmp_path, folder, log):
     assert not folder.exists()
 
 
-def test_a_user_that_there_is_not_has_no_folder(monkeypatch):
-    monkeypatch.setenv("BU_TORCH_CACHE", "~nobody-of-that-name/cache")
-    assert user_cache.folder() is None
-
-
 def test_other_versions_have_files_of_their_own(tmp_path, folder, monkeypatch):
     fit(tmp_path, stopping())
     monkeypatch.setattr(user_cache, "versions", lambda: {"torch": "99"})

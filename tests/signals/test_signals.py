@@ -8,7 +8,6 @@ from torch import nn
 
 from bu_torch import (
     BoundaryUncertainty,
-    LabelProbabilities,
     LabelRegression,
     LabelVotes,
     Signals,
@@ -79,7 +78,7 @@ def test_more_columns_than_classes_are_empty_classes():
     values, _ = signals.measure(logits)
     wide, predictions = signals.measure(torch.nn.functional.pad(logits, (0, 2), value=1e6))
     assert predictions.unique().tolist() == [3]
-    assert float(wide["vote_agreement"]) == float(wide["neighbor_agreement"]) == 0.0
+    assert {float(wide[name]) for name in ("expected_accuracy", "vote_agreement", "neighbor_agreement")} == {0.0}
     wider, _ = signals.measure(torch.nn.functional.pad(logits, (0, 2), value=-1e6))
     assert {name: float(value) for name, value in wider.items()} == pytest.approx(
         {name: float(value) for name, value in values.items()}
@@ -166,21 +165,6 @@ def test_where_regression_alone_tells_the_labels_that_is_said():
     assert signals.regression_skill > 0.1
     by_radius = Signals(n_draws=1, feature_extractor=lambda x: x.norm(dim=1, keepdim=True)).fit(ring, labels)
     assert by_radius.vote_skill > 0.5
-
-
-def test_expected_accuracy_is_the_mean_probability_of_what_is_predicted():
-    signals, features, labels = fitted()
-    boundary = signals.boundary
-    points = boundary.standardize(signals.perturbed_inputs)
-    expected = LabelProbabilities(regression=LabelRegression(seed=3))
-    expected.fit(boundary.standardize(features), labels, boundary.neighbors)
-    torch.testing.assert_close(signals.probabilities, expected.predict_proba(points))
-    logits = torch.randn(len(points), 3, generator=torch.Generator().manual_seed(0))
-    value = signals.measure(logits).values["expected_accuracy"]
-    chosen = [float(signals.probabilities[row, column]) for row, column in enumerate(logits.argmax(dim=1).tolist())]
-    assert float(value) == pytest.approx(sum(chosen) / len(chosen), abs=1e-6)
-    wider = torch.nn.functional.pad(logits, (0, 1), value=100.0)
-    assert signals.measure(wider).values["expected_accuracy"] == 0  # of a class that no sample has
 
 
 @pytest.mark.parametrize(

@@ -243,17 +243,6 @@ class TestStopper:
         assert [float(value.sum()) for value in model.buffers()] == [0, 0, 0, 3]
         assert model.replaced is kept
 
-    @pytest.mark.parametrize(
-        ("key", "message"),
-        [
-            ("third", "must give an output with `output_key='third'`, got dict with 'first'"),
-            (5, "got dict with 'first'"),
-        ],
-    )
-    def test_a_key_that_is_not_there_is_named(self, key, message):
-        with pytest.raises(ValueError, match=message):
-            self.history(lambda x: {"first": x[:, :3]}, *blobs(), output_key=key)
-
     def test_a_resume_with_other_class_weights_starts_anew(self, caplog):
         caplog.set_level(logging.WARNING)
         features, labels = blobs(n=130)
