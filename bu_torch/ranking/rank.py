@@ -17,7 +17,7 @@ from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName, as_rule
-from bu_torch.run.preparation import fit_or_load
+from bu_torch.run.caching import fit_or_load
 from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import IGNORED, Samples
