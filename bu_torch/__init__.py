@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from bu_torch.rule.rules import Rule, SelectionRule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
     from bu_torch.samples.reading import read_samples
-    from bu_torch.signals.measurement import Measurement as Measurement
+    from bu_torch.signals.measuring import Measurement as Measurement
     from bu_torch.signals.measuring import Signals
     from bu_torch.space.features import FeatureSpace as FeatureSpace
     from bu_torch.space.layers import LayerFeatures
@@ -100,8 +100,7 @@ _MODULES = {
     "ranking.rank": ("rank_checkpoints", "rank_models"),
     "ranking.ranking": ("Candidate", "Ranking"),
     "ranking.scoring": ("BoundaryUncertaintyScorer",),
-    "signals.measurement": ("Measurement",),
-    "signals.measuring": ("Signals",),
+    "signals.measuring": ("Measurement", "Signals"),
     "samples.reading": ("read_samples",),
     "ranking.soup": ("Soup", "average_checkpoints", "greedy_soup"),
     "space.features": ("FeatureSpace",),

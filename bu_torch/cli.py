@@ -27,13 +27,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `bu-torch COMMAND ...`.
+    """Run `bu-torch COMMAND ...` with these arguments, or those of the process; give its exit status.
 
-    Args:
-        arguments: What comes after `bu-torch`; None takes the process's own.
-
-    Returns:
-        Exit status: 0, or 1 where what was asked for cannot be done, which is said in a line on stderr.
+    It is 0, or 1 if something cannot be done, which a line on stderr says.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = _Parser(prog="bu-torch", description=__doc__)
@@ -46,20 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             getattr(import_module(module), function)(command)
     options = parser.parse_args(given)
     with warnings.catch_warnings():
-        warnings.showwarning = _say_warning
+        warnings.showwarning = _say_problem
         if not sys.warnoptions:
             warnings.simplefilter("default", UserWarning)
         try:
             options.run(options)
         except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-            _say_error(error)
+            _say_problem(error)
             return 1
     return 0
 
 
-def _say_error(error: object) -> None:
-    say(f"bu-torch: {cleaned(error)}", sys.stderr)
-
-
-def _say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    _say_error(message)
+def _say_problem(message: Exception | str, *_: Any, **__: Any) -> None:
+    say(f"bu-torch: {cleaned(message)}", sys.stderr)

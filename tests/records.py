@@ -8,33 +8,15 @@ import random
 import string
 
 from bu_torch import SelectionRule
+from bu_torch.report import read_record
 from bu_torch.run.record import FORMAT, HISTOGRAMS
 
-COLUMNS = (
-    "epoch",
-    "step",
-    "seconds",
-    "check_seconds",
-    "boundary_uncertainty",
-    "trust_score",
-    "expected_accuracy",
-    "label_agreement",
-    "vote_agreement",
-    "neighbor_agreement",
-    "prediction_changes",
-    "omission",
-)
 LETTERS = list(string.ascii_uppercase)
 BINS = {"edges": [0, 1], "counts": [1]}
-CHECK = {
-    "kind": "check",
-    "epoch": 0,
-    "step": 1,
-    "ceiling": 0.3,
-    "pairs": [],
-    "histograms": dict.fromkeys(HISTOGRAMS, BINS),
-    "doubtful": [],
-}
+CHECK = {"kind": "check", "epoch": 0, "step": 1, "ceiling": 0.3, "pairs": [], "doubtful": []}
+CHECK |= {"histograms": dict.fromkeys(HISTOGRAMS, BINS)}
+TABLE = "boundary_uncertainty.csv"
+HEAD = "epoch,boundary_uncertainty,trust_score\n"
 
 
 def checks(n_checks=60, peak=0.4, seed=0):
@@ -69,6 +51,7 @@ def checks(n_checks=60, peak=0.4, seed=0):
 
 
 def header(classes=None, n_classes=None, **settings):
+    n_classes = n_classes or len(classes or LETTERS)
     return {
         "kind": "header",
         "format": FORMAT,
@@ -84,13 +67,7 @@ def header(classes=None, n_classes=None, **settings):
             **settings,
         },
         "versions": {"bu_torch": "0.1.0", "python": "3.11.2", "torch": "2.10.0", "lightning": "2.6.0"},
-        "data": {
-            "n_samples": 2500,
-            "n_draws": 4,
-            "n_training": 10000,
-            "n_classes": n_classes or len(classes or LETTERS),
-            "shape": [16],
-        },
+        "data": {"n_samples": 2500, "n_draws": 4, "n_training": 10000, "n_classes": n_classes, "shape": [16]},
         "classes": classes,
         "setup_seconds": 6.81,
         "started": "2026-01-31T12:00:00+00:00",
@@ -136,19 +113,14 @@ def details(epoch, n_classes=26, n_checks=60, seed=0):
 
 
 def end(kept_epoch, stopped_epoch=None, reason="Training ran until `max_epochs=60`.", best_model_path=""):
-    return {
-        "kind": "end",
-        "kept_epoch": kept_epoch,
-        "stopped_epoch": stopped_epoch,
-        "reason": reason,
-        "best_model_path": best_model_path,
-    }
+    told = {"kept_epoch": kept_epoch, "stopped_epoch": stopped_epoch}
+    return {"kind": "end", **told, "reason": reason, "best_model_path": best_model_path}
 
 
 def write_table(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else COLUMNS)
+        writer = csv.DictWriter(file, list((rows or checks(1))[0]))
         writer.writeheader()
         writer.writerows(rows)
     return path
@@ -171,6 +143,32 @@ def write_run(folder, n_checks=60, classes=None, n_classes=26, name="boundary_un
         lines.append(end(kept, n_checks - 1, reason, f"{folder}/boundary-epoch={kept}-step=1.ckpt"))
     write_details(folder / f"{name}.jsonl", lines)
     return write_table(folder / f"{name}.csv", rows)
+
+
+def table(folder, *parts):
+    """A table of this text or these bytes."""
+    path = folder / TABLE
+    with path.open("wb") as file:
+        file.writelines(part if isinstance(part, bytes) else part.encode() for part in parts)
+    return path
+
+
+def lines(folder, *entries, first=None):
+    """A record of one check, with these lines beside it, after a header or `first`."""
+    path = table(folder, HEAD, "0,0.5,1.5\n").with_suffix(".jsonl")
+    with path.open("w") as file:
+        for entry in (first or header(), *entries):
+            file.write(entry if isinstance(entry, str) else f"{json.dumps(entry)}\n")
+    return path
+
+
+def run(folder, rows=None, **settings):
+    """Write a run, or a table of these rows alone, or both, and read it."""
+    if rows is None or settings:
+        write_run(folder, **settings)
+    if rows is not None:
+        write_table(folder / TABLE, rows)
+    return read_record(folder)
 
 
 def _histogram(edges, centre, spread, noise, n=10000):

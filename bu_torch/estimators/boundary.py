@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from bu_torch import functional
 from bu_torch.estimators.cluster_scores import ClusterScores
-from bu_torch.estimators.space_choice import FeatureExtractor, SpaceChoice
+from bu_torch.estimators.space_choice import FeatureExtractor, SpaceChoice, SpaceName
 from bu_torch.functional.checks import check_choice
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
 from bu_torch.internal.inputs import (
@@ -108,7 +108,7 @@ class BoundaryUncertainty(ClusterScores):
         self.module = module
         extractor = None if isinstance(feature_extractor, str) and feature_extractor == "module" else feature_extractor
         self.space = FeatureSpace(extractor, n_components, seed, module)
-        self.known_space: Literal["inputs", "patches", "tokens"] | None = None  # chosen before, by a run that resumes
+        self.known_space: SpaceName | None = None  # chosen before, by a run that resumes
         self.space_name_ = ""
         self.skills_: dict[str, float] = {}
         self._settled: tuple[Tensor, Tensor, Tensor | None] | None = None  # samples that the space was chosen for

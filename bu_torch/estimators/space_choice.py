@@ -14,7 +14,8 @@ from bu_torch.samples.subset import stratified_rows
 from bu_torch.space.features import FeatureSpace, name_of
 from bu_torch.space.layers import LayerFeatures
 
-FeatureExtractor = Literal["inputs", "patches", "tokens", "module"] | Callable[[Tensor], Any]
+SpaceName = Literal["inputs", "patches", "tokens"]  # that follows from the samples alone
+FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any]
 
 _log = logging.getLogger(__name__)
 _COMPARED = 1500  # samples
@@ -47,7 +48,7 @@ class SpaceChoice:
     n_components: int | None
     seed: int
     module: nn.Module | None
-    known: Literal["inputs", "patches", "tokens"] | None = None
+    known: SpaceName | None = None
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on the network."""

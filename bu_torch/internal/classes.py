@@ -7,16 +7,9 @@ from torch import Tensor
 
 
 class PresentClasses:
-    """Classes among some labels, and the columns that stand for them.
+    """Classes among labels (N,), ascending, and the columns that stand for them; `n_classes` is the largest + 1.
 
     Public shapes and numbers go up to the largest label. Cost and memory follow the classes that are there.
-
-    Args:
-        labels: (N,) int64, >= 0.
-
-    Attributes:
-        classes: Classes that are present, ascending, (C,).
-        n_classes: J, the largest label + 1.
     """
 
     def __init__(self, labels: Tensor) -> None:

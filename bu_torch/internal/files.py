@@ -37,15 +37,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def regular_file(path: str | Path, *, is_own: bool = False) -> Iterator[BinaryIO]:
-    """Open a regular file to read. A pipe is not waited for.
-
-    Args:
-        path: The file.
-        is_own: Refuse links, and files of other users.
+    """Open a regular file to read, no pipe to wait for; `is_own` refuses links, and files of other users.
 
     Raises:
-        OSError: If it is no regular file, or cannot be read.
-        PermissionError: If another user owns it.
+        OSError: If it is no regular file, or cannot be read, or another user owns it.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (getattr(os, "O_NOFOLLOW", 0) if is_own else 0)
     with os.fdopen(os.open(path, flags), "rb") as file:

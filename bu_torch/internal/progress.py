@@ -13,6 +13,7 @@ class Bar(Protocol):
 
 
 _bar: ContextVar[Bar | None] = ContextVar("bar", default=None)
+_is_counted = ContextVar("is_counted", default=True)
 
 
 @contextmanager
@@ -28,24 +29,15 @@ def shown_on(bar: Bar) -> Iterator[None]:
 @contextmanager
 def uncounted() -> Iterator[None]:
     """Let `advance` refresh the bar within, and not move it."""
-    bar = _bar.get()
-    token = _bar.set(None if bar is None else _Still(bar))
+    token = _is_counted.set(False)
     try:
         yield
     finally:
-        _bar.reset(token)
-
-
-class _Still:
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
-
-    def update(self, n: float = 1) -> object:
-        return self._bar.update(0)
+        _is_counted.reset(token)
 
 
 def advance(n: float = 0) -> None:
     """Move the bar by `n` units of work, 0 for work that is not counted; does nothing without a bar."""
     bar = _bar.get()
     if bar is not None:
-        bar.update(n)
+        bar.update(n if _is_counted.get() else 0)

@@ -122,12 +122,7 @@ class _Attributes:
 
 
 class _Values:
-    """The values of a tensor at one moment, its size, and its place in memory.
-
-    Args:
-        tensor: A plain one.
-        name: In words, for an error.
-    """
+    """The values of a plain tensor at one moment, its size, and its place in memory; an error names it by `name`."""
 
     def __init__(self, tensor: Tensor, name: str) -> None:
         self._tensor, self._name = tensor, name

@@ -19,7 +19,6 @@ from bu_torch.internal.traces import preserved_random_state
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # what is looked for in a folder
 _STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's
-_LIGHTNING = "pytorch-lightning_version"
 _UNQUESTIONED = 2**28  # bytes that a file may claim beyond what it holds
 _LEAST_BYTES = 4  # of an element, in arithmetic
 _WAY_OUT = "Pass a module instance, or a function of no argument that gives one."
@@ -31,7 +30,7 @@ class Checkpoint(NamedTuple):
     Args:
         path: The file.
         state_dict: Weights by name.
-        epoch: The epoch that the file tells; None if it tells none.
+        epoch: Epoch of the file; None if it tells none.
         step: Optimiser steps until then (`global_step`), likewise.
         content: All that the file holds, by name, `state_dict` among it.
     """
@@ -90,15 +89,7 @@ def module_with_weights(
 ) -> Iterator[nn.Module]:
     """A module with the weights of a checkpoint; one that was given has its own back on leaving, to the bit.
 
-    Args:
-        module: A module, a class of modules, which is built from the hyperparameters in the file if there are any, or a
-            callable of no argument.
-        checkpoint: What it is to hold.
-        device: Where a module that is built goes.
-
-    Raises:
-        TypeError: If `module` is nothing of the kind.
-        ValueError: If the weights do not fit, or the hyperparameters do not fit the class.
+    A class is built from the hyperparameters in the file, a callable of no argument is called; `device` is for these.
     """
     if isinstance(module, nn.Module):
         with _put_back(module):
@@ -212,14 +203,13 @@ def _build(build: Callable[..., Any], checkpoint: Checkpoint) -> Any:
     if not isinstance(saved, Mapping) or "_instantiator" in saved:
         # Lightning's command line saves import paths, which a crafted file could choose.
         raise ValueError(f"`{checkpoint.path}` tells no plain hyperparameters to build the module from. {_WAY_OUT}")
-    parameters = inspect.signature(build).parameters
+    kinds = {name: parameter.kind for name, parameter in inspect.signature(build).parameters.items()}
+    takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
     name = str(checkpoint.content.get("hparams_name"))
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        known = dict(saved)
-    else:
-        known = {key: value for key, value in saved.items() if key in parameters}
-    if saved and name in parameters and parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+    if saved and kinds.get(name, inspect.Parameter.VAR_KEYWORD) is not inspect.Parameter.VAR_KEYWORD:
         known = {name: dict(saved)}
+    else:
+        known = {key: value for key, value in saved.items() if takes_all or key in kinds}
     try:
         return build(**known)
     except TypeError as error:
@@ -245,7 +235,7 @@ def _fill(module: nn.Module, checkpoint: Checkpoint) -> nn.Module:
 def _call_hook(module: nn.Module, name: str, checkpoint: Checkpoint, *arguments: Any) -> None:
     """Call what Lightning calls of a module before it loads weights, if they are Lightning's."""
     hook: Any = getattr(module, name, None)
-    if _LIGHTNING in checkpoint.content and callable(hook):
+    if "pytorch-lightning_version" in checkpoint.content and callable(hook):
         hook(*arguments)
 
 

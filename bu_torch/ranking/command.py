@@ -18,6 +18,7 @@ from bu_torch.rule.rules import RANKING_RULE, RULE_NAMES
 from bu_torch.samples.reading import read_samples
 from bu_torch.signals.measuring import Signals
 
+_PLACE = "PKG.MOD:NAME"
 _DESCRIPTION = """\
 Rank checkpoints by what the stopping callback measures, on the training samples alone, without validation data.
 
@@ -31,15 +32,12 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CKPT", help="a file, or a folder of them")
     parser.add_argument(
-        "--module",
-        required=True,
-        metavar="PKG.MOD:NAME",
-        help="a module, a class of them, or a function that gives one",
+        "--module", required=True, metavar=_PLACE, help="a module, a class of them, or a function that gives one"
     )
     parser.add_argument(
         "--data",
         required=True,
-        metavar="PKG.MOD:NAME",
+        metavar=_PLACE,
         help="the training samples: a Dataset, DataLoader, LightningDataModule or pair (inputs, labels), or a class or"
         " function that gives one",
     )
@@ -98,16 +96,12 @@ def _rank(files: list[Path], options: argparse.Namespace) -> tuple[Ranking, Soup
     if options.device is not None and isinstance(module, nn.Module):
         module.to(options.device)
     signals = Signals(options.n_neighbors, options.n_draws, options.seed, n_components=options.n_components)
-    keys = {"input_key": options.input_key, "label_key": options.label_key}
-    samples = read_samples(data, options.max_samples, options.seed, **keys)
+    samples = read_samples(
+        data, options.max_samples, options.seed, input_key=options.input_key, label_key=options.label_key
+    )
     fit_signals(signals, samples, options.cache)
-    settings: dict[str, Any] = {
-        "rule": options.rule,
-        "signals": signals,
-        "weights_only": not options.no_weights_only,
-        "batch_size": options.batch_size,
-        "device": options.device,
-    }
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("rule", "batch_size", "device")}
+    settings |= {"signals": signals, "weights_only": not options.no_weights_only}
     if options.soup is None:
         return rank_checkpoints(files, module, samples, **settings), None
     soup = greedy_soup(files, module, samples, **settings)
@@ -141,9 +135,10 @@ def _import(name: str) -> Any:
     The folder is on the path only while such a module is imported, and last. Anything may lie there beside downloaded
     checkpoints, and what this package imports must not come from it.
     """
-    if not name.isidentifier() and not all(part.isidentifier() for part in name.split(".")):
+    if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"`{name}` is no name of a module.")
-    if _is_installed(name):
+    package = name.partition(".")[0]
+    if package in sys.modules or find_spec(package) is not None:
         return import_module(name)
     folder = str(Path.cwd())
     sys.path.append(folder)
@@ -152,11 +147,6 @@ def _import(name: str) -> Any:
     finally:
         if folder in sys.path:
             del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]  # the last one
-
-
-def _is_installed(name: str) -> bool:
-    package = name.partition(".")[0]
-    return package in sys.modules or find_spec(package) is not None
 
 
 def _in_words(soup: Soup, path: Path) -> str:

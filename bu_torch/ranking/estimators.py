@@ -36,10 +36,7 @@ def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> 
     `decision_function` is read where there is one, else the logarithm of `predict_proba`: the logits of a softmax up to
     a constant. A probability of exactly 0, of trees and neighbours, counts as half the smallest positive one.
 
-    Args:
-        estimator: Fitted.
-        classes: Ascending.
-        frame: A pandas frame of the inputs that the estimator was fitted on, whose columns it expects; else None.
+    Of a pandas `frame`, on which the estimator was fitted, inputs get the columns again.
 
     Raises:
         ValueError: If the estimator is not fitted.
@@ -48,7 +45,6 @@ def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> 
     if known is None:
         raise ValueError(f"`models` must be fitted, got a {type(estimator).__name__} without `classes_`.")
     known = np.asarray(known)
-    n_extra = int((~np.isin(known, classes)).sum())
     order = [*classes, *known[~np.isin(known, classes)]]
     columns = [order.index(value) for value in known]
 
@@ -57,9 +53,9 @@ def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> 
         if frame is not None:
             rows = type(frame)(rows, columns=frame.columns)
         values = _scores(estimator, rows, len(known))
-        if len(columns) == len(order) and columns == sorted(columns):
+        if columns == list(range(len(order))):
             return torch.from_numpy(values)
-        wide = np.full((len(values), len(classes) + n_extra), values.min() - 1.0)  # a class unknown is never predicted
+        wide = np.full((len(values), len(order)), values.min() - 1.0)  # a class unknown is never predicted
         wide[:, columns] = values
         return torch.from_numpy(wide)
 

@@ -17,7 +17,7 @@ from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName, as_rule
-from bu_torch.run.preparation import fit_or_load
+from bu_torch.run.caching import fit_or_load
 from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import IGNORED, Samples
@@ -49,15 +49,14 @@ def rank_checkpoints(
         paths: Checkpoints as `load_checkpoint` reads them. A folder stands for the checkpoints right in it (`*.ckpt`,
             `*.pt`, `*.pth`, `*.safetensors`). A file that is named twice counts once, with a warning.
         module: Takes each checkpoint's weights in turn: a module, which has its own back afterwards, to the bit; a
-            class, which is built from the hyperparameters in each checkpoint as `load_from_checkpoint` does, without
-            arguments where there are none; or a callable of no argument.
+            class, which is built from the hyperparameters in each checkpoint as `load_from_checkpoint` does; or a
+            callable of no argument.
         dataset: The training samples: a pair (inputs, labels) of tensors or arrays, a Dataset or DataLoader of (input,
-            label), read in order and without what its sampler leaves out, a LightningDataModule, or what
-            `bu_torch.read_samples` has read of dicts, of longer tuples, or as a subset. Labels are integers from 0.
-            Random augmentation is read once, at one draw of it: better pass samples without.
+            label), a LightningDataModule, or what `bu_torch.read_samples` has read of other samples or as a subset. It
+            is read in order, without what its sampler leaves out. Labels are integers from 0. Random augmentation is
+            read once: better pass samples without.
         rule: `"expected_accuracy"`, `"accuracy_and_uncertainty"`, `"boundary_uncertainty"`, `"trust_score"`, or a
-            `bu_torch.Rule` that does not look at `prediction_changes`: that is a signal of a run, not of one
-            classifier.
+            `bu_torch.Rule` that does not look at `prediction_changes`, a signal of a run and not of one classifier.
         signals: Settings other than those of `Signals()`; fitted here, unless it is already. To keep what is computed
             once for later: `signals.save(file)`, and then `Signals().load(file, inputs, labels)`.
         weights_only: As for `load_checkpoint`.
@@ -147,38 +146,28 @@ def rank_models(
 
 def find_checkpoints(paths: Paths) -> list[Path]:
     """Files that `paths` stand for, each once; a folder stands for the checkpoints right in it."""
-    given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
-    if not given:
-        raise ValueError("`paths` must hold at least one checkpoint, got none.")
-    files: list[Path] = []
-    for path in given:
-        if not path.is_dir():
-            files.append(path)
-            continue
-        inside = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
-        if not inside:
+    once: dict[Path, Path] = {}
+    for path in [Path(paths)] if isinstance(paths, str | Path) else map(Path, paths):
+        files = [path]
+        if path.is_dir():
+            files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
+        if not files:
             raise FileNotFoundError(
                 f"There is no checkpoint ({', '.join(SUFFIXES)}) right in the folder `{path}`; folders beneath it are"
                 " named one by one."
             )
-        files += inside
-    once: dict[Path, Path] = {}
-    for file in files:
-        if not file.is_file():
-            raise FileNotFoundError(f"There is no checkpoint `{file}`.")
-        if once.setdefault(file.resolve(), file) is not file:
-            warnings.warn(f"`{file}` is named twice and counts once.", stacklevel=3)
+        for file in files:
+            if not file.is_file():
+                raise FileNotFoundError(f"There is no checkpoint `{file}`.")
+            if once.setdefault(file.resolve(), file) is not file:
+                warnings.warn(f"`{file}` is named twice and counts once.", stacklevel=3)
+    if not once:
+        raise ValueError("`paths` must hold at least one checkpoint, got none.")
     return list(once.values())
 
 
 class Judge:
-    """Measures classifiers on the same samples, and ranks them.
-
-    Args:
-        rule: Scores a classifier by its signals.
-        signals: Still to be fitted, or fitted on the samples; None for default settings.
-        batch_size: Samples in a forward pass.
-    """
+    """Measures classifiers on the same samples, and ranks them."""
 
     def __init__(self, rule: RuleName | Rule, signals: Signals | None, batch_size: int) -> None:
         self.rule = as_rule(rule)
@@ -198,18 +187,17 @@ class Judge:
         self.rule.adapt(len(boundary.labels), boundary.n_neighbors)
 
     def measure(self, model: Callable[[Tensor], Any], name: str) -> dict[str, float]:
-        """All signals of a model; NaN if its logits are not finite."""
         return measure_model(self.signals, model, self.batch_size, name)
 
     def score(self, values: Mapping[str, float]) -> float:
         """The score of a model with these signals; NaN if one that the rule looks at is not finite."""
-        looked_at = {name: values[name] for name in self.rule.signals}
-        return float(self.rule.score(looked_at)) if all(map(math.isfinite, looked_at.values())) else math.nan
+        seen = {name: values[name] for name in self.rule.signals}
+        return float(self.rule.score(seen)) if all(map(math.isfinite, seen.values())) else math.nan
 
     def rank(self, candidates: list[Candidate]) -> Ranking:
         """The candidates in order; equally good ones keep theirs, those without a score come last."""
         scored = [candidate._replace(score=self.score(candidate.signals)) for candidate in candidates]
-        scored.sort(key=lambda one: (not math.isfinite(one.score), -one.score if math.isfinite(one.score) else 0.0))
+        scored.sort(key=lambda one: -one.score if math.isfinite(one.score) else math.inf)
         return Ranking(self.rule.name, tuple(one._replace(rank=rank) for rank, one in enumerate(scored, 1)))
 
     def rank_files(
@@ -228,7 +216,9 @@ class Judge:
             with module_with_weights(module, checkpoint, device) as loaded_module:
                 values = self.measure(loaded_module, str(file))
             measured.append(Candidate(0, str(file), math.nan, checkpoint.epoch, checkpoint.step, values, file))
-        return self.rank(sorted(measured, key=_age))
+        late = math.inf  # for those whose file tells no epoch, or no step
+        measured.sort(key=lambda one: (*(late if n is None else n for n in (one.epoch, one.step)), one.name))
+        return self.rank(measured)
 
 
 def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> None:
@@ -256,11 +246,6 @@ def measure_model(signals: Signals, model: Callable[[Tensor], Any], batch_size: 
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
     return {signal: float(values[signal]) for signal in MEASURED}
-
-
-def _age(candidate: Candidate) -> tuple[float, float, str]:
-    counts = (math.inf if count is None else count for count in (candidate.epoch, candidate.step))
-    return (*counts, candidate.name)  # type: ignore[return-value]
 
 
 def _named(models: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:

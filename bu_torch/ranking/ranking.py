@@ -128,18 +128,12 @@ class Ranking(Sequence[Candidate]):
     def copy_best(self, n_best: int, folder: str | Path) -> list[Path]:
         """Copy the files of the best to a folder, under the names they have below the folder common to all.
 
-        Nothing is ever deleted, and nothing overwritten: a file that is there already must be the same.
-
-        Args:
-            n_best: How many, from 1 to the number of candidates.
-            folder: Where to; made if it is not there.
-
-        Returns:
-            The copies, the best first.
+        Nothing is ever deleted, and nothing overwritten: a file that is there already must be the same. The folder is
+        made. Returns the copies, the best first.
 
         Raises:
             FileExistsError: If another file has the name; then nothing is copied.
-            ValueError: If `n_best` is out of range, or a candidate has no file.
+            ValueError: If `n_best` is not from 1 to the number of candidates, or a candidate has no file.
         """
         if check_integer("n_best", n_best, 1) > len(self):
             raise ValueError(f"`n_best` must be at most the number of candidates, {len(self)}, got {n_best}.")

@@ -70,15 +70,7 @@ class BoundaryUncertaintyScorer:
         self.max_samples = None if max_samples is None else check_integer("max_samples", max_samples, 1)
 
     def __call__(self, estimator: Any, X: Any, y: Any) -> float | dict[str, float]:
-        """The score of a fitted classifier.
-
-        Args:
-            estimator: Fitted, with `decision_function` or `predict_proba`.
-            X: The samples it was trained on, (N, d), an array or a pandas frame of numbers.
-            y: Their classes, (N,), of any kind.
-
-        Returns:
-            The signal, or all of them by name if `signal` is None.
+        """The signal, or all by name, of an `estimator` fitted on X (N, d), array or frame, and y (N,), of any kind.
 
         Raises:
             ValueError: As for `Signals.fit`, or if the classifier does not give one finite column for each class.

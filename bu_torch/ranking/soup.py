@@ -110,10 +110,10 @@ def greedy_soup(
 ) -> Soup:
     """Average the best checkpoints as far as the rule says that it helps: a greedy soup that needs no held-out data.
 
-    The recipe of Wortsman et al. (2022), "Model soups", section 2, with the rule in place of held-out accuracy: the
-    checkpoints are ranked, and beginning with the best, each is added to the average if the average does not become
-    worse by it; of files with the same weights one is. See `average_checkpoints` for what is averaged, and when that
-    makes sense: while the error of a run still falls from epoch to epoch, its last one is better than any average.
+    The recipe of Wortsman et al. (2022), "Model soups", section 2, with the rule in place of held-out accuracy: from
+    the best checkpoint on, each is added to the average if the average does not become worse by it; of files with the
+    same weights one is. `average_checkpoints` tells what is averaged, and when that makes sense: while the error of a
+    run still falls from epoch to epoch, its last one is better than any average.
 
     Args:
         paths: As for `rank_checkpoints`.
@@ -166,7 +166,8 @@ class _Average:
     def __init__(self, first: Checkpoint) -> None:
         self.first = first
         self.n_members = 1
-        self.sums = {name: value.to(_wide(value)) for name, value in first.state_dict.items() if _is_averaged(value)}
+        wide = {name: _as_wide(value) for name, value in first.state_dict.items()}
+        self.sums = {name: value for name, value in wide.items() if value is not None}
 
     def with_one(self, checkpoint: Checkpoint) -> Self:
         """The sums with another one; these stay as they are."""
@@ -207,9 +208,8 @@ def _fingerprint(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def _is_averaged(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _wide(value: Tensor) -> torch.dtype:
-    return torch.complex128 if value.is_complex() else torch.float64
+def _as_wide(value: Any) -> Tensor | None:
+    """A tensor in double precision; None for what is not averaged."""
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return None
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)

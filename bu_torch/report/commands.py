@@ -31,13 +31,12 @@ def _report(options: argparse.Namespace) -> None:
         records = [read_record(folder) for folder in options.folders]
         say(f"{cleaned(write_comparison(records, options.output))}: {', '.join(cleaned(one.path) for one in records)}")
         return
-    (folder,) = options.folders
-    found = find_records(folder) if folder.is_dir() else []
-    record = read_record(found[0] if found else folder)
-    others = [path for path in found if path != record.path]
+    folder = options.folders[0]
+    path, *others = (find_records(folder) if folder.is_dir() else []) or [folder]
+    record = read_record(path)
     say(f"{cleaned(write_report(record, options.output, others))}: {cleaned(record.path)}")
-    for path in others[:_MOST_OTHERS]:
-        say(f"  not shown: {cleaned(path)}")
+    for other in others[:_MOST_OTHERS]:
+        say(f"  not shown: {cleaned(other)}")
     if len(others) > _MOST_OTHERS:
         say(f"  not shown: {len(others) - _MOST_OTHERS} more")
 

@@ -6,19 +6,19 @@ plotly.js-cartesian-dist-min: a third of the whole library.
 Backgrounds, grids and text come from `THEMES`, which the page puts in as it is read; curves are seen on both.
 """
 
-import functools
 import math
-from collections.abc import Sequence
-from importlib import resources
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bu_torch.report.verdict import RunVerdict
 
-BLUE, ORANGE, VIOLET, GREEN, GREY = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2"
-RED = "#dc2626"
-PINK, CYAN, LIME, BROWN = "#ec4899", "#0891b2", "#65a30d", "#92400e"
+BLUE, ORANGE, VIOLET, GREEN, GREY, RED = "#3b82f6", "#d97706", "#a855f7", "#16a34a", "#8590a2", "#dc2626"
+_PINK, _CYAN, _LIME, _BROWN = "#ec4899", "#0891b2", "#65a30d", "#92400e"
+SHARE_COLOURS = (RED, BLUE, GREEN, ORANGE, GREY, VIOLET, _PINK, _CYAN, _LIME, _BROWN)
+RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, _CYAN, _PINK, _LIME, _BROWN, GREY)
 _FEW_CHECKS = 40  # up to so many, each is marked
 _DIGITS = 7  # of a number in a curve
+_REACH = 1e300
 _LINE_HEIGHT = 18  # of a label, in pixels
 
 
@@ -53,43 +53,20 @@ MORE = {
 }
 COLOUR_BAR = {"thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
 # Where a map is wider than a phone, a bar beside it would be out of sight.
-BELOW = {
-    "orientation": "h",
-    "title": {"text": "U", "side": "top"},
-    "len": 0.5,
-    "x": 0,
-    "xanchor": "left",
-    "y": 0,
-    "yanchor": "top",
-}
+_AT_CORNER = {"x": 0, "xanchor": "left", "y": 0, "yanchor": "top"}
+BELOW = {"orientation": "h", "title": {"text": "U", "side": "top"}, "len": 0.5} | _AT_CORNER
 
 
 class Figure(NamedTuple):
-    """A figure with what it says.
-
-    Attributes:
-        name: Its own in the page.
-        title: Of its section.
-        reading: How to read it, one sentence or two.
-        drawing: `data` and `layout` for plotly, and `scales`, the colours of a map by theme.
-        height: In pixels.
-        least_width: In pixels; on a narrower screen it is scrolled.
-        most_width: In pixels; 0 for that of the page.
-    """
+    """A figure with what it says: sizes are in pixels, and a width of 0 is that of the page."""
 
     name: str
     title: str
-    reading: str
-    drawing: dict[str, Any]
+    reading: str  # one sentence or two on how to read it
+    drawing: dict[str, Any]  # `data` and `layout` for plotly, and `scales`, the colours of a map by theme
     height: int
-    least_width: int = 0
+    least_width: int = 0  # on a narrower screen it is scrolled
     most_width: int = 0
-
-
-@functools.cache
-def plotly_script() -> str:
-    """The code of plotly.js."""
-    return resources.files("bu_torch.report").joinpath("plotly", "plotly-cartesian.min.js").read_text(encoding="utf-8")
 
 
 def plotly_drawing(
@@ -116,14 +93,9 @@ def plotly_drawing(
 
 
 def stacked(
-    rows: Sequence[tuple[str, Sequence[dict[str, Any]], tuple[float, float] | None]], axis_name: str
+    rows: Sequence[tuple[str, Sequence[dict[str, Any]], tuple[float, float]]], axis_name: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Traces and layout of panels one below another, over the same epochs or steps.
-
-    Args:
-        rows: Of each panel its title, its traces, and the range of its axis; None for that of the values.
-        axis_name: What the panels are drawn over.
-    """
+    """Traces and layout of panels one below another, each a title, traces and the range of its axis."""
     height = 1 / (len(rows) + 0.25 * (len(rows) - 1))  # a quarter of a panel lies between two
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": axis_name}, "anchor": f"y{len(rows)}" if len(rows) > 1 else "y"},
@@ -135,30 +107,40 @@ def stacked(
     for place, (title, drawn_here, limits) in enumerate(rows):
         top = 1 - 1.25 * height * place
         number = "" if place == 0 else str(place + 1)
-        axis: dict[str, Any] = {"domain": [max(0.0, top - height), top], "nticks": 5}
-        layout[f"yaxis{number}"] = axis | ({} if limits is None else {"range": list(limits)})
+        layout[f"yaxis{number}"] = {"domain": [max(0.0, top - height), top], "nticks": 5, "range": list(limits)}
         label = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": top, "yanchor": "bottom"}
         layout["annotations"].append(label | {"text": title, "showarrow": False})
         traces += [trace | {"yaxis": f"y{number}"} for trace in drawn_here]
     return traces, layout
 
 
-def curve(
-    x: list[Any], y: Sequence[float], name: str, colour: str, dash: str = "solid", yaxis: str = "y"
-) -> dict[str, Any]:
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with a title."""
+    return {"title": {"text": title}} | more
+
+
+def curve(x: list[Any], y: Sequence[float], name: str, colour: str, dash: str = "solid") -> dict[str, Any]:
     """A trace of values by epoch or step, with gaps where one is not finite."""
     mode = "lines+markers" if len(x) <= _FEW_CHECKS and dash == "solid" else "lines"
-    return {
-        "type": "scatter",
-        "mode": mode,
-        "x": x,
-        "y": finite_or_none(y),
-        "name": name,
-        "yaxis": yaxis,
-        "line": {"color": colour, "dash": dash, "width": 2},
-        "marker": {"size": 5},
-        "hovertemplate": "%{y:.4f}",
-    }
+    line = {"color": colour, "dash": dash, "width": 2}
+    shown = {"line": line, "marker": {"size": 5}, "hovertemplate": "%{y:.4f}"}
+    return {"type": "scatter", "mode": mode, "x": x, "y": finite_or_none(y), "name": name, "yaxis": "y"} | shown
+
+
+def dots(x: list[Any], y: Sequence[float], name: str, marker: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A trace of single points."""
+    shown = {"type": "scatter", "mode": "markers", "marker": marker}
+    return shown | {"x": x, "y": finite_or_none(y), "name": name} | more
+
+
+def ring(symbol: str, size: int, colour: str) -> dict[str, Any]:
+    """An open marker, around a point of a curve."""
+    return {"symbol": f"{symbol}-open", "size": size, "color": colour, "line": {"width": 2.5}}
+
+
+def within_reach(values: Iterable[float | None]) -> list[float]:
+    """The values that an axis can span: finite, and not so large that a sum of them is not."""
+    return [value for value in values if value is not None and abs(value) < _REACH]
 
 
 def finite_or_none(values: Sequence[float]) -> list[float | None]:

@@ -3,53 +3,44 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from bu_torch.report.drawing import (
-    BLUE,
-    BROWN,
-    CYAN,
-    GREEN,
-    GREY,
-    LIME,
-    ORANGE,
-    PINK,
-    RED,
-    VIOLET,
-    Figure,
-    curve,
-    finite_or_none,
-    plotly_drawing,
-    stacked,
-    thinned,
-)
-from bu_torch.report.maps import local_uncertainty, log_trust, near_boundary, pair_map
+from bu_torch.report import drawing
+from bu_torch.report.drawing import Figure, axis, curve, dots, plotly_drawing, ring, within_reach
+from bu_torch.report.maps import SPREADS, pair_map, spread
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped
 from bu_torch.report.verdict import RunVerdict, rule_label, scores
 from bu_torch.signals.catalogue import SIGNALS
 
-# Of sizes that leave each to be seen where they coincide.
-_RULE_MARKS = {
-    "accuracy_and_uncertainty": ("star", 31, GREEN),
-    "expected_accuracy": ("cross", 25, RED),
-    "boundary_uncertainty": ("circle", 12, BLUE),
-    "trust_score": ("square", 9, ORANGE),
+# In short, and marks of sizes that leave each to be seen where they coincide.
+_RULES = {
+    "accuracy_and_uncertainty": ("accuracy, uncertainty", ring("star", 31, drawing.GREEN)),
+    "expected_accuracy": ("accuracy", ring("cross", 25, drawing.RED)),
+    "boundary_uncertainty": ("uncertainty", ring("circle", 12, drawing.BLUE)),
+    "trust_score": ("trust", ring("square", 9, drawing.ORANGE)),
 }
-_OTHER_MARK = ("diamond", 19, VIOLET)
-_SHORT_RULES = {
-    "accuracy_and_uncertainty": "accuracy, uncertainty",
-    "expected_accuracy": "accuracy",
-    "boundary_uncertainty": "uncertainty",
-    "trust_score": "trust",
+_OTHER_MARK = ring("diamond", 19, drawing.VIOLET)
+# By the sign of what is better.
+_SHARES = {
+    True: (
+        "agreement",
+        "Expected accuracy and agreement",
+        "Shares of the perturbed samples; more is better. Agreement with the labels that rises while the others fall is"
+        " the sign of overfitting. Each axis begins above the lowest values, so that the largest, with a dot, is seen.",
+    ),
+    False: (
+        "changes",
+        "Changed predictions and omission",
+        "Shares of the perturbed samples; less is better. Predictions that still change say that training has not"
+        " settled. Omission is the part of the best boundary that the network's boundary leaves out. Each axis ends"
+        " below the largest values.",
+    ),
 }
-_LOSS = "train_loss"
 _LEAST_SPAN = 0.005  # of an axis of shares
 _ROW_HEIGHT = 130  # of a panel, in pixels
-_SHARE_COLOURS = (RED, BLUE, GREEN, ORANGE, GREY, VIOLET, PINK, CYAN, LIME, BROWN)
 _MOST_POINTS = 4000  # of a curve; more are narrower than a pixel
 _FEW_CHECKS = 8
 
@@ -58,20 +49,17 @@ def figures(record: RunRecord, verdict: RunVerdict) -> list[Figure]:
     """All figures for which the record has something to show."""
     if not record.checks:
         return []
-    makers: tuple[Callable[[RunRecord, RunVerdict], Figure | None], ...] = (
-        _deciding,
-        _scores,
-        _agreement,
-        _changes,
-        _training_loss,
-        pair_map,
-        near_boundary,
-        local_uncertainty,
-        log_trust,
-        _cost,
-    )
-    drawings = (make(record, verdict) for make in makers)
-    return [one for one in drawings if one is not None]
+    drawn = [
+        _deciding(record, verdict),
+        _scores(record, verdict),
+        _shares(record, verdict, is_larger_better=True),
+        _shares(record, verdict, is_larger_better=False),
+        _training_loss(record, verdict),
+        pair_map(record, verdict),
+        *(spread(record, verdict, name) for name in SPREADS),
+        _cost(record, verdict),
+    ]
+    return [one for one in drawn if one is not None]
 
 
 def drawing_step(record: RunRecord) -> int:
@@ -79,65 +67,69 @@ def drawing_step(record: RunRecord) -> int:
     return max(1, math.ceil(len(record.checks) / _MOST_POINTS))
 
 
+def with_fewer_checks(record: RunRecord, verdict: RunVerdict) -> RunRecord:
+    """The record with as many checks as a curve can show."""
+    if drawing_step(record) == 1:
+        return record
+    places = set(drawing.thinned(record.places, _MOST_POINTS, verdict.kept))
+    return dataclasses.replace(record, checks=[check for check in record.checks if check[record.axis] in places])
+
+
+def with_room(low: float, high: float) -> tuple[float, float]:
+    """Limits of an axis that shows all from `low` to `high`, with some room at each end."""
+    room = 0.08 * (high - low) or 0.01
+    return low - room, high + room
+
+
+def _upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
+    """Limits of an axis on which the largest of finite values are seen: early ones lie far below, and are cut off."""
+    low, high = float(np.quantile(values, 0.25 if len(values) > _FEW_CHECKS else 0)), max(values)
+    return with_room(min([low, *within_reach(kept), high - least_span]), high)
+
+
 def _deciding(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     label, places, values = scores(record, verdict)
     shown = set(with_fewer_checks(record, verdict).places)
     by_place = {place: value for place, value in zip(places, values, strict=True) if place in shown}
-    finite = [value for value in by_place.values() if math.isfinite(value)]
+    finite = within_reach(by_place.values())
     if not finite:
         return None
+    traces = [curve(list(by_place), list(by_place.values()), "score", drawing.BLUE)]
     kept = [by_place[verdict.kept]] if verdict.kept in by_place else []
-    rule = "the check with the largest value is kept"
+    if kept:
+        name, hover = "kept" if verdict.rule else "would be kept", f"{record.axis} %{{x}}: %{{y:.4f}}"
+        traces.append(dots([verdict.kept], kept, name, ring("circle", 14, drawing.RED), hovertemplate=hover))
+    limits = _upper_range(finite, kept)
+    layout = {"xaxis": axis(record.axis), "yaxis": axis("score", range=list(limits))}
+    reading = f"{label.capitalize()}: the check with the largest value is kept."
     if kept and kept[0] < max(finite):
-        rule = "of the checks within half a standard error of the largest value, the latest is kept"
-    limits = upper_range(finite, kept)
-    layout = {
-        "xaxis": {"title": {"text": record.axis}},
-        "yaxis": {"title": {"text": "score"}, "range": list(limits)},
-    }
-    mark = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": [verdict.kept],
-        "y": finite_or_none(kept),
-        "name": "kept" if verdict.rule else "would be kept",
-        "marker": {"symbol": "circle-open", "size": 14, "color": RED, "line": {"width": 2.5}},
-        "hovertemplate": f"{record.axis} %{{x}}: %{{y:.4f}}",
-    }
-    decided = "decided" if verdict.rule else "would have decided"
-    return Figure(
-        "deciding",
-        f"What {decided}",
-        f"{label.capitalize()}: {rule}."
-        + (" All that is measured is of averaged weights." if record.settings.get("averaging") else "")
-        + (" The axis begins above the lowest values, so that the largest is seen." if limits[0] > min(finite) else ""),
-        plotly_drawing(
-            [curve(list(by_place), list(by_place.values()), "score", BLUE), *([mark] if kept else [])], layout, verdict
-        ),
-        320,
-    )
+        reading = (
+            f"{label.capitalize()}: of the checks within half a standard error of the largest value, the latest is"
+            " kept."
+        )
+    if record.settings.get("averaging"):
+        reading += " All that is measured is of averaged weights."
+    if limits[0] > min(finite):
+        reading += " The axis begins above the lowest values, so that the largest is seen."
+    title = "What decided" if verdict.rule else "What would have decided"
+    return Figure("deciding", title, reading, plotly_drawing(traces, layout, verdict), 320)
 
 
 def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
     detailed = [place for place in record.places if place in record.details]
     ceilings = [record.details[place].ceiling for place in detailed]
     record = with_fewer_checks(record, verdict)
-    places = record.places
     curves = [
-        curve(places, record.values("boundary_uncertainty"), "boundary uncertainty", BLUE),
-        curve(detailed, ceilings, "its ceiling", GREY, dash="dot"),
-        curve(places, record.values("trust_score"), "trust score", ORANGE, yaxis="y2"),
+        curve(record.places, record.values("boundary_uncertainty"), "boundary uncertainty", drawing.BLUE),
+        curve(detailed, ceilings, "its ceiling", drawing.GREY, dash="dot"),
+        curve(record.places, record.values("trust_score"), "trust score", drawing.ORANGE) | {"yaxis": "y2"},
     ]
+    traces = [one for one in curves if any(value is not None for value in one["y"])] + _marks(verdict, record.axis)
     layout = {
-        "xaxis": {"title": {"text": record.axis}, "anchor": "y2"},
-        "yaxis": {"title": {"text": "U"}, "domain": [0.46, 1], "rangemode": "tozero"},
-        "yaxis2": {"title": {"text": "trust"}, "domain": [0, 0.4], "anchor": "x"},
+        "xaxis": axis(record.axis, anchor="y2"),
+        "yaxis": axis("U", domain=[0.46, 1], rangemode="tozero"),
+        "yaxis2": axis("trust", domain=[0, 0.4], anchor="x"),
     }
-    drawing = plotly_drawing(
-        [one for one in curves if any(value is not None for value in one["y"])] + _marks(verdict, record.axis),
-        layout,
-        verdict,
-    )
     return Figure(
         "scores",
         "Boundary uncertainty and trust",
@@ -145,7 +137,7 @@ def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
         " trust whether predictions agree with the nearest samples. The dotted curve, where there is one, is what a"
         " boundary with both classes equally likely along it would reach on average with as many samples near it; the"
         " marks are what each rule would have kept.",
-        drawing,
+        plotly_drawing(traces, layout, verdict),
         520,
     )
 
@@ -156,131 +148,68 @@ def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
     for rule, check in verdict.by_rule.items():
         if check is None:
             continue
-        symbol, size, colour = _RULE_MARKS.get(rule, _OTHER_MARK)
-        for axis, name in (("y", "boundary_uncertainty"), ("y2", "trust_score")):
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "x": [check[axis_name]],
-                    "y": finite_or_none([check[name]]),
-                    "yaxis": axis,
-                    "name": f"rule: {_SHORT_RULES.get(rule) or escaped(rule_label(rule), 24)}",
-                    "legendgroup": rule,
-                    "showlegend": axis == "y",
-                    "marker": {"symbol": f"{symbol}-open", "size": size, "color": colour, "line": {"width": 2.5}},
-                    "hovertemplate": f"{axis_name} %{{x}}: %{{y:.4f}}",
-                }
-            )
+        title, mark = _RULES.get(rule) or (escaped(rule_label(rule), 24), _OTHER_MARK)
+        for yaxis, name in (("y", "boundary_uncertainty"), ("y2", "trust_score")):
+            one = dots([check[axis_name]], [check[name]], f"rule: {title}", mark)
+            legend = {"yaxis": yaxis, "legendgroup": rule, "showlegend": yaxis == "y"}
+            traces.append(one | legend | {"hovertemplate": f"{axis_name} %{{x}}: %{{y:.4f}}"})
     return traces
 
 
-def _agreement(record: RunRecord, verdict: RunVerdict) -> Figure | None:
-    return _share_panels(
-        record,
-        verdict,
-        "agreement",
-        "Expected accuracy and agreement",
-        "Shares of the perturbed samples; more is better. Agreement with the labels that rises while the others fall is"
-        " the sign of overfitting. Each axis begins above the lowest values, so that the largest, with a dot, is seen.",
-        is_larger_better=True,
-    )
-
-
-def _changes(record: RunRecord, verdict: RunVerdict) -> Figure | None:
-    return _share_panels(
-        record,
-        verdict,
-        "changes",
-        "Changed predictions and omission",
-        "Shares of the perturbed samples; less is better. Predictions that still change say that training has not"
-        " settled. Omission is the part of the best boundary that the network's boundary leaves out. Each axis ends"
-        " below the largest values.",
-        is_larger_better=False,
-    )
-
-
-def _share_panels(
-    record: RunRecord, verdict: RunVerdict, name: str, title: str, reading: str, *, is_larger_better: bool
-) -> Figure | None:
+def _shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -> Figure | None:
     """Each share in a panel of its own, with an axis on which its best values are seen."""
     record = with_fewer_checks(record, verdict)
     kept = record.check_at(verdict.kept) or {}
     rows = []
     signals = [signal for signal in SIGNALS.values() if signal.panel == "shares"]
-    for signal, colour in zip(signals, itertools.cycle(_SHARE_COLOURS), strict=False):
+    for signal, colour in zip(signals, itertools.cycle(drawing.SHARE_COLOURS), strict=False):
         values = record.values(signal.name)
-        finite = [value for value in values if math.isfinite(value)]
+        finite = within_reach(values)
         if signal.is_larger_better != is_larger_better or not finite:
             continue
         traces = [curve(record.places, values, signal.title, colour)]
         at_kept = [kept.get(signal.name, math.nan)]
         if is_larger_better:
-            limits = upper_range(finite, at_kept, _LEAST_SPAN)
-            traces.append(_largest(record.places, values, colour))
+            limits = _upper_range(finite, at_kept, _LEAST_SPAN)
+            largest = [record.places[values.index(max(finite))]]
+            marker = {"size": 9, "color": colour}
+            traces.append(dots(largest, [max(finite)], "largest", marker, hoverinfo="skip"))
         else:
-            high = max([float(np.quantile(finite, 0.75)), *filter(math.isfinite, at_kept), _LEAST_SPAN])
+            high = max([float(np.quantile(finite, 0.75)), *within_reach(at_kept), _LEAST_SPAN])
             limits = -0.04 * high, 1.1 * high
         rows.append((signal.title, traces, limits))
     if not rows:
         return None
-    traces, layout = stacked(rows, record.axis)
-    drawing = plotly_drawing(traces, layout | {"showlegend": False}, verdict)
-    return Figure(name, title, reading, drawing, 90 + _ROW_HEIGHT * len(rows))
-
-
-def _largest(places: list[int], values: list[float], colour: str) -> dict[str, Any]:
-    """A dot at the largest value."""
-    place = max(range(len(values)), key=lambda index: values[index] if math.isfinite(values[index]) else -math.inf)
-    marker = {"size": 9, "color": colour}
-    dot = {"x": [places[place]], "y": finite_or_none([values[place]]), "marker": marker, "hoverinfo": "skip"}
-    return {"type": "scatter", "mode": "markers", "name": "largest", **dot}
-
-
-def upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
-    """Limits of an axis on which the largest of finite values are seen: early ones lie far below, and are cut off."""
-    low, high = float(np.quantile(values, 0.25 if len(values) > _FEW_CHECKS else 0)), max(values)
-    return with_room(min([low, *filter(math.isfinite, kept), high - least_span]), high)
-
-
-def with_room(low: float, high: float) -> tuple[float, float]:
-    """Limits of an axis that shows all from `low` to `high`, with some room at each end."""
-    room = 0.08 * (high - low) or 0.01
-    return low - room, high + room
+    traces, layout = drawing.stacked(rows, record.axis)
+    drawn = plotly_drawing(traces, layout | {"showlegend": False}, verdict)
+    return Figure(*_SHARES[is_larger_better], drawn, 90 + _ROW_HEIGHT * len(rows))
 
 
 def _training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     record = with_fewer_checks(record, verdict)
-    values = record.values(_LOSS)
+    values = record.values("train_loss")
     if not any(math.isfinite(value) for value in values):
         return None
-    layout = {"xaxis": {"title": {"text": record.axis}}, "yaxis": {"title": {"text": "loss"}, "rangemode": "tozero"}}
+    layout = {"xaxis": axis(record.axis), "yaxis": axis("loss", rangemode="tozero")}
     reading = "The training loss, as the module logs it. It falls on while a network learns wrong labels by heart."
-    drawing = plotly_drawing([curve(record.places, values, "training loss", GREY)], layout, verdict)
-    return Figure("loss", "Training loss", reading, drawing, 280)
+    traces = [curve(record.places, values, "training loss", drawing.GREY)]
+    return Figure("loss", "Training loss", reading, plotly_drawing(traces, layout, verdict), 280)
 
 
 def _cost(record: RunRecord, verdict: RunVerdict) -> Figure | None:
-    between, checks = (_differences(record, name) for name in ("seconds", "check_seconds"))
-    training = [total - check for total, check in zip(between, checks, strict=True)]
-    if not any(math.isfinite(value) for value in training):
-        return None
+    totals, checks = (_differences(record, name) for name in ("seconds", "check_seconds"))
     costs = [
-        {record.axis: check[record.axis], "check": spent, "training": rest}
-        for check, spent, rest in zip(record.checks, checks, training, strict=True)
+        {record.axis: place, "check": spent, "all else": total - spent}
+        for place, spent, total in zip(record.places, checks, totals, strict=True)
     ]
+    if not any(math.isfinite(cost["all else"]) for cost in costs):
+        return None
     record = with_fewer_checks(dataclasses.replace(record, checks=costs), verdict)
-    places = record.places
     curves = [
-        curve(places, record.values("check"), "check", BLUE),
-        curve(places, record.values("training"), "all else", GREY),
+        curve(record.places, record.values(name), name, colour) | {"hovertemplate": "%{y:.3~s}s"}
+        for name, colour in (("check", drawing.BLUE), ("all else", drawing.GREY))
     ]
-    for one in curves:
-        one["hovertemplate"] = "%{y:.3~s}s"
-    layout = {
-        "xaxis": {"title": {"text": record.axis}},
-        "yaxis": {"title": {"text": "seconds"}, "type": "log", "minor": {"showgrid": False}},
-    }
+    layout = {"xaxis": axis(record.axis), "yaxis": axis("seconds", type="log", minor={"showgrid": False})}
     return Figure(
         "cost",
         "What the checks cost",
@@ -299,11 +228,3 @@ def _differences(record: RunRecord, name: str) -> list[float]:
         differences.append(total - before if total >= before else math.nan)
         before = total if math.isfinite(total) else before
     return differences
-
-
-def with_fewer_checks(record: RunRecord, verdict: RunVerdict) -> RunRecord:
-    """The record with as many checks as a curve can show."""
-    if drawing_step(record) == 1:
-        return record
-    places = set(thinned(record.places, _MOST_POINTS, verdict.kept))
-    return dataclasses.replace(record, checks=[check for check in record.checks if check[record.axis] in places])

@@ -6,15 +6,38 @@ from typing import Any
 
 import numpy as np
 
-from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, plotly_drawing, thinned
+from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, axis, plotly_drawing, thinned, within_reach
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped, figure, shortened
 from bu_torch.report.verdict import RunVerdict, shown_details
-from bu_torch.signals.details import Histogram, Pair
+from bu_torch.signals.details import Pair
 
-_MOST_COLUMNS = 300  # of a map over the epochs; likewise
+_MOST_COLUMNS = 300  # of a map over the epochs
 _MOST_CLASSES = 40
 _BLANK_WEIGHT = 1e-6  # effective samples; with fewer near its boundary a pair counts as separable
+_PLAIN = {"showgrid": False, "zeroline": False}
+# Title, axis and reading of each histogram over the checks.
+SPREADS = {
+    "near_boundary": (
+        "Distance from the boundary",
+        "kernel widths",
+        "Each column is a check: how many of the perturbed samples lie how far from the decision boundary, in kernel"
+        " widths. Those at the bottom are on it, and the top row has all that are farther. A network that grows certain"
+        " pushes them up, and few are left to measure at.",
+    ),
+    "local_uncertainty": (
+        "Local uncertainty",
+        "u",
+        "How evenly both classes mix around each sample, by check: at the top both are equally likely there, at the"
+        " bottom one of them is alone, or the boundary is too far to tell.",
+    ),
+    "log_trust": (
+        "Trust of single samples",
+        "log trust",
+        "Trust in the predictions, by check: below 0 the nearest class is another one than was predicted. A tail that"
+        " stays there holds samples worth a look; those trusted least are listed below.",
+    ),
+}
 
 
 def class_name(record: RunRecord, index: int, most: int = 60) -> str:
@@ -32,24 +55,13 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     classes, n_classes_left_out = _classes_shown(details.pairs)
     is_small = len(classes) <= 8
     values, notes = _pair_grids(record, details.pairs, classes)
-    trace = {
-        "type": "heatmap",
-        "z": values,
-        "hovertext": notes,
-        "hoverinfo": "text",
-        "hoverongaps": False,
-        "xgap": 1,
-        "ygap": 1,
-        "coloraxis": "coloraxis",
-        **({"texttemplate": "%{z:.2f}"} if is_small else {}),
-    }
-    ticks = {
-        "tickvals": list(range(len(classes))),
-        "ticktext": [class_name(record, index, 14) for index in classes],
-        "showgrid": False,
-        "zeroline": False,
-    }
-    low, high = _colour_range([value for row in values for value in row if value is not None])
+    cells = {"type": "heatmap", "hoverongaps": False, "xgap": 1, "ygap": 1}
+    trace = cells | {"z": values, "hovertext": notes, "hoverinfo": "text", "coloraxis": "coloraxis"}
+    if is_small:
+        trace["texttemplate"] = "%{z:.2f}"
+    names = [class_name(record, index, 14) for index in classes]
+    ticks = {"tickvals": list(range(len(classes))), "ticktext": names} | _PLAIN
+    low, high = _colour_range(within_reach(itertools.chain(*values)))
     layout = {
         "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
         "yaxis": {**ticks, "autorange": "reversed"},
@@ -69,7 +81,7 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         "pairs",
         f"Which boundaries are bad: pairs of classes at {record.axis} {place}",
         reading,
-        plotly_drawing([_blanks(values), trace], layout, None, WORSE),
+        plotly_drawing([cells | _blanks(values), trace], layout, None, WORSE),
         160 + side,
         least_width=0 if is_small else 100 + 20 * len(classes),
         most_width=max(420, 160 + 3 * side // 2),
@@ -78,21 +90,12 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
 
 def _blanks(values: list[list[float | None]]) -> dict[str, Any]:
     """The cells of a pair map that have no value, those of the diagonal darker; for light and for dark pages."""
-    return {
-        "type": "heatmap",
-        "z": [
-            [1 if row == column else 0 if value is None else None for column, value in enumerate(line)]
-            for row, line in enumerate(values)
-        ],
-        "zmin": 0,
-        "zmax": 1,
-        "colorscale": [[0, "rgba(133,144,162,0.10)"], [1, "rgba(133,144,162,0.55)"]],
-        "showscale": False,
-        "hoverinfo": "skip",
-        "hoverongaps": False,
-        "xgap": 1,
-        "ygap": 1,
-    }
+    blanks = [
+        [1 if row == column else 0 if value is None else None for column, value in enumerate(line)]
+        for row, line in enumerate(values)
+    ]
+    colours = [[0, "rgba(133,144,162,0.10)"], [1, "rgba(133,144,162,0.55)"]]
+    return {"z": blanks, "zmin": 0, "zmax": 1, "colorscale": colours, "showscale": False, "hoverinfo": "skip"}
 
 
 def _colour_range(values: list[float]) -> tuple[float, float]:
@@ -107,26 +110,21 @@ def _pair_grids(
     record: RunRecord, pairs: list[Pair], classes: list[int]
 ) -> tuple[list[list[float | None]], list[list[str]]]:
     """U of each two classes, and a note on it, in rows and columns of `classes`; symmetric."""
-    place = {index: position for position, index in enumerate(classes)}
+    places = {index: position for position, index in enumerate(classes)}
     values: list[list[float | None]] = [[None] * len(classes) for _ in classes]
     notes = [[""] * len(classes) for _ in classes]
     for first, second, share, weight, value in pairs:
-        pair = first, second
-        if not place.keys() >= set(pair):
+        if first not in places or second not in places:
             continue
-        note = _pair_note(record, pair, share, weight, value)
-        for row, column in (pair, pair[::-1]):
-            values[place[row]][place[column]] = value if math.isfinite(value) else None
-            notes[place[row]][place[column]] = note
+        near = "none near the boundary: counts as separable"
+        if weight >= _BLANK_WEIGHT:
+            near = f"{shortened(f'{weight:.1f}', 12)} effective samples near the boundary"
+        names = " | ".join(class_name(record, index, 40) for index in (first, second))
+        note = f"{names}<br>U {figure(value)}, {shortened(f'{share:.2%}', 12)} of the samples<br>{near}"
+        for row, column in ((places[first], places[second]), (places[second], places[first])):
+            values[row][column] = value if math.isfinite(value) else None
+            notes[row][column] = note
     return values, notes
-
-
-def _pair_note(record: RunRecord, pair: tuple[int, int], share: float, weight: float, value: float) -> str:
-    names = " | ".join(class_name(record, index, 40) for index in pair)
-    near = "none near the boundary: counts as separable"
-    if weight >= _BLANK_WEIGHT:
-        near = f"{shortened(f'{weight:.1f}', 12)} effective samples near the boundary"
-    return f"{names}<br>U {figure(value)}, {shortened(f'{share:.2%}', 12)} of the samples<br>{near}"
 
 
 def _classes_shown(pairs: list[Pair]) -> tuple[list[int], int]:
@@ -139,79 +137,38 @@ def _classes_shown(pairs: list[Pair]) -> tuple[list[int], int]:
     return sorted(worst), len(loss) - len(worst)
 
 
-def near_boundary(record: RunRecord, verdict: RunVerdict) -> Figure | None:
-    """Distances from the boundary, by check."""
-    return _spread(
-        record,
-        verdict,
-        "near_boundary",
-        "Distance from the boundary",
-        "kernel widths",
-        "Each column is a check: how many of the perturbed samples lie how far from the decision boundary, in kernel"
-        " widths. Those at the bottom are on it, and the top row has all that are farther. A network that grows certain"
-        " pushes them up, and few are left to measure at.",
-    )
-
-
-def local_uncertainty(record: RunRecord, verdict: RunVerdict) -> Figure | None:
-    """Local uncertainties, by check."""
-    return _spread(
-        record,
-        verdict,
-        "local_uncertainty",
-        "Local uncertainty",
-        "u",
-        "How evenly both classes mix around each sample, by check: at the top both are equally likely there, at the"
-        " bottom one of them is alone, or the boundary is too far to tell.",
-    )
-
-
-def log_trust(record: RunRecord, verdict: RunVerdict) -> Figure | None:
-    """Trust in single predictions, by check."""
-    return _spread(
-        record,
-        verdict,
-        "log_trust",
-        "Trust of single samples",
-        "log trust",
-        "Trust in the predictions, by check: below 0 the nearest class is another one than was predicted. A tail that"
-        " stays there holds samples worth a look; those trusted least are listed below.",
-    )
-
-
-def _spread(record: RunRecord, verdict: RunVerdict, name: str, title: str, axis: str, reading: str) -> Figure | None:
+def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
     """A histogram over the checks, as a map; those whose bins differ from the last one's are left out."""
+    title, axis_title, reading = SPREADS[name]
     found = {place: getattr(one, name) for place, one in sorted(record.details.items())}
     if not found:
         return None
-    all_edges = found[max(found)].edges
-    places = [place for place, one in found.items() if _same(one.edges, all_edges)]
-    places = thinned(places, _MOST_COLUMNS, verdict.kept)
-    edges, columns = _trimmed(all_edges, [_shares(found[place]) for place in places])
-    n_bins = len(edges) - 1
+    edges = found[max(found)].edges
+    same = [place for place, one in found.items() if _are_same(one.edges, edges)]
+    places = thinned(same, _MOST_COLUMNS, verdict.kept)
+    counts = np.array([found[place].counts for place in places], dtype=float)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    filled = np.flatnonzero(shares.any(axis=0)).tolist() or [0]  # outer bins that are always empty are left out
+    edges, shares = edges[filled[0] : filled[-1] + 2], shares[:, filled[0] : filled[-1] + 1].T
+    n_bins = len(shares)
     ranges = [f"{_edge(low, '-∞')} to {_edge(high, '∞')}" for low, high in itertools.pairwise(edges)]
     # One row may hold nearly all, such as that of all beyond an edge: the others are to be told apart.
-    fullest = sorted(max(column[place] for column in columns) for place in range(n_bins))
+    fullest = sorted(shares.max(axis=1).tolist())
     most = next((share for share in (fullest[-2:-1] or fullest) if share > 0), 1.0)
-    step = max(1, math.ceil(n_bins / 8))
+    ticks = range(0, n_bins + 1, max(1, math.ceil(n_bins / 8)))
     trace = {
         "type": "heatmap",
         "x": places,
         "y": list(range(n_bins)),
-        "z": [list(row) for row in zip(*columns, strict=True)],
+        "z": shares.tolist(),
         "hovertext": [[text] * len(places) for text in ranges],
-        "hovertemplate": f"{record.axis} %{{x}}, {axis} %{{hovertext}}: %{{z:.1%}}<extra></extra>",
+        "hovertemplate": f"{record.axis} %{{x}}, {axis_title} %{{hovertext}}: %{{z:.1%}}<extra></extra>",
         "coloraxis": "coloraxis",
     }
+    names = [_edge(edges[place], "-∞" if place == 0 else "∞") for place in ticks]
     layout = {
-        "xaxis": {"title": {"text": record.axis}, "showgrid": False, "zeroline": False},
-        "yaxis": {
-            "title": {"text": axis},
-            "tickvals": [place - 0.5 for place in range(0, n_bins + 1, step)],
-            "ticktext": [_edge(edges[place], "-∞" if place == 0 else "∞") for place in range(0, n_bins + 1, step)],
-            "showgrid": False,
-            "zeroline": False,
-        },
+        "xaxis": axis(record.axis, **_PLAIN),
+        "yaxis": axis(axis_title, tickvals=[place - 0.5 for place in ticks], ticktext=names, **_PLAIN),
         "coloraxis": {"cmin": 0, "cmax": most, "colorbar": COLOUR_BAR | {"tickformat": ".2~%"}},
     }
     if fullest[-1] > most:
@@ -219,19 +176,7 @@ def _spread(record: RunRecord, verdict: RunVerdict, name: str, title: str, axis:
     return Figure(name, title, reading, plotly_drawing([trace], layout, verdict, MORE), 340)
 
 
-def _shares(histogram: Histogram) -> list[float]:
-    total = sum(count for count in histogram.counts if math.isfinite(count))
-    return [count / total if total > 0 else 0.0 for count in histogram.counts]
-
-
-def _trimmed(edges: list[float], columns: list[list[float]]) -> tuple[list[float], list[list[float]]]:
-    """Edges and columns without the outer bins that are always empty."""
-    filled = [place for place in range(len(edges) - 1) if any(column[place] for column in columns)] or [0]
-    start, stop = filled[0], filled[-1] + 1
-    return edges[start : stop + 1], [column[start:stop] for column in columns]
-
-
-def _same(edges: list[float], others: list[float]) -> bool:
+def _are_same(edges: list[float], others: list[float]) -> bool:
     return len(edges) == len(others) and bool(np.allclose(edges, others, equal_nan=True))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bu_torch.internal.files import whole_file
-from bu_torch.report.drawing import THEMES, plotly_script
+from bu_torch.report.drawing import THEMES
 from bu_torch.report.figures import figures
 from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import header, sections
@@ -23,19 +23,12 @@ from bu_torch.report.verdict import RunVerdict, headline
 
 @dataclass(frozen=True)
 class Content:
-    """Content of a page: all of it but the scripts that draw it.
+    """Content of a page: all of it but the scripts that draw it."""
 
-    Attributes:
-        title: Of the window, escaped.
-        main: HTML.
-        drawings: For the script: a list of figures.
-        has_ended: Whether nothing will be added to the record.
-    """
-
-    title: str
-    main: str
-    drawings: list[dict[str, Any]]
-    has_ended: bool
+    title: str  # of the window, escaped
+    main: str  # HTML
+    drawings: list[dict[str, Any]]  # figures, for the script
+    has_ended: bool  # nothing will be added to the record
 
     @functools.cached_property
     def json(self) -> str:
@@ -44,14 +37,7 @@ class Content:
 
 
 def render(record: RunRecord, others: Sequence[Path] = ()) -> str:
-    """The page of a record.
-
-    Args:
-        record: What `read_record` has read.
-        others: Other records nearby, to be listed.
-
-    Returns:
-        HTML that fetches nothing.
+    """Give the page of a record, HTML that fetches nothing; `others` are records nearby, to be listed.
 
     Raises:
         ValueError: If the record's settings are none that a rule takes.
@@ -74,41 +60,18 @@ def write_report(record: RunRecord, path: str | PathLike[str], others: Sequence[
         OSError: If it cannot be written.
         ValueError: If the record's settings are none that a rule takes.
     """
-    return write_page(render(record, others), path)
+    return write_page(render(record, others), Path(path))
 
 
-def write_page(text: str, path: str | PathLike[str]) -> Path:
-    """Write a page; a file that is there is replaced as a whole or not at all.
-
-    Args:
-        text: HTML.
-        path: Where to; folders are made if need be.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
-    path = Path(path)
+def write_page(text: str, path: Path) -> Path:
+    """Write a page; a file that is there is replaced as a whole or not at all."""
     with whole_file(path) as part:
         part.write_bytes(text.encode("utf-8"))
     return path
 
 
 def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
-    """Content of the page of a record.
-
-    Args:
-        record: What `read_record` has read.
-        others: Other records nearby, to be listed.
-
-    Returns:
-        Its parts.
-
-    Raises:
-        ValueError: If the record's settings are none that a rule takes.
-    """
+    """Content of the page of a record."""
     verdict = RunVerdict.of(record)
     shown = figures(record, verdict)
     drawings = [{"name": one.name, **one.drawing} for one in shown]
@@ -117,36 +80,23 @@ def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
 
 
 def message(title: str, text: str) -> Content:
-    """A page that says why there is nothing to show.
-
-    Args:
-        title: In a few words.
-        text: All of it.
-
-    Returns:
-        Its parts.
-    """
+    """A page that says why there is nothing to show."""
     return Content(escaped(title), header(title, text), [], has_ended=False)
 
 
 def page(shown: Content, refresh_seconds: float | None = None) -> str:
-    """The whole page.
+    """The whole page in HTML; it asks where it came from for news each `refresh_seconds`, or never.
 
-    Args:
-        shown: What it shows.
-        refresh_seconds: How often it asks where it came from for news; None: never.
-
-    Returns:
-        HTML. Its policy lets it run no script but the two it has, and fetch nothing, or from where it came alone.
+    Its policy lets it run no script but the two it has, and fetch nothing, or from where it came alone.
     """
-    scripts = plotly_script(), _resource("page.js")
+    scripts = resource("plotly/plotly-cartesian.min.js"), resource("page.js")
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     connect = "'none'" if refresh_seconds is None else "'self'"
     parts = {
         "policy": f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
         f" connect-src {connect}; base-uri 'none'; form-action 'none'",
         "title": shown.title,
-        "style": _resource("page.css"),
+        "style": resource("page.css"),
         "refresh": "" if refresh_seconds is None else f"{refresh_seconds:g}",
         "main": shown.main,
         "themes": _json(THEMES),
@@ -155,7 +105,7 @@ def page(shown: Content, refresh_seconds: float | None = None) -> str:
         "script": scripts[1],
     }
     # In one pass, so that nothing that is filled in is looked at again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _resource("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], resource("page.html"))
 
 
 def _json(value: Any) -> str:
@@ -168,5 +118,7 @@ def _digest(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
 
 
-def _resource(name: str) -> str:
+@functools.cache
+def resource(name: str) -> str:
+    """Content of a file beside this one."""
     return resources.files("bu_torch.report").joinpath(name).read_text(encoding="utf-8")

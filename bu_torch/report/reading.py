@@ -1,9 +1,10 @@
 """The record of a run, as far as it was written: a table of checks and, beside it, the details of each.
 
 Both files are text that is parsed and checked; nothing in them is executed. They may come from anyone: what no run can
-have written is refused, and no more than `MOST_BYTES` of a file are read.
+have written is refused, and no more than `MOST_BYTES` of a file are read, line by line.
 """
 
+import contextlib
 import csv
 import itertools
 import json
@@ -11,7 +12,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
@@ -24,19 +25,14 @@ from bu_torch.signals.details import Details, Doubtful, Histogram, Pair
 # A row of a run has some 300 bytes, and a check beside it at most some 30,000. Lists take up to 50 times their bytes in
 # memory, so that a line, which is parsed as a whole, may have a sixteenth of all.
 MOST_BYTES = 2**24
+_MOST_VALUES = 2**21  # of a table, an empty line counted as one: a run has some 20 bytes for each
 _MOST_BINS = 100  # of a histogram
 _NAME = re.compile(r"boundary_uncertainty(-v\d+)?\.csv")
 _REQUIRED = ("epoch", "boundary_uncertainty", "trust_score")
 
 
 def find_records(folder: str | PathLike[str]) -> list[Path]:
-    """Tables of checks in a folder and all folders beneath.
-
-    Args:
-        folder: Where to look.
-
-    Returns:
-        Paths of the tables, the one written to last first.
+    """Find tables of checks in a folder and all folders beneath, the one written to last first.
 
     Raises:
         FileNotFoundError: If there is no such folder.
@@ -55,9 +51,8 @@ def find_records(folder: str | PathLike[str]) -> list[Path]:
 def read_record(path: str | PathLike[str]) -> RunRecord:
     """Read the record of a run: its table of checks, and the details beside it if there are any.
 
-    A last line that was not written to its end is left out, so that the record of a killed run, or of one that still
-    goes on, can be read. Of more than 16 MiB of details, the first line and the last 16 MiB are read;
-    `RunRecord.missing` says what was left out.
+    A last line that was not written to its end is left out: the run was killed, or still goes on. Of more than 16 MiB
+    of details, the first line and the last 16 MiB are read. `RunRecord.missing` says what was left out.
 
     Args:
         path: The table (`boundary_uncertainty.csv`, or one with a version), the details beside it, or any folder above:
@@ -68,7 +63,7 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
 
     Raises:
         FileNotFoundError: If there is no record.
-        ValueError: If a file is not what a run writes, or the table has more than 16 MiB.
+        ValueError: If a file is not what a run writes, or the table has more than 16 MiB or 2**21 values.
     """
     path = Path(path)
     if path.is_dir():
@@ -103,41 +98,43 @@ def details_path(table: Path) -> Path:
 
 def _written(table: Path) -> float | None:
     """Seconds since 1970 at which the table or its details were last written to; None if there is no table."""
-    times = [_modified(path) for path in (table, details_path(table))]
-    return None if times[0] is None else max(time for time in times if time is not None)
+    times = []
+    for path in (table, details_path(table)):
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            times += [status.st_mtime] if stat.S_ISREG(status.st_mode) else []
+    return max(times) if times and table.is_file() else None
 
 
-def _modified(path: Path) -> float | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime if stat.S_ISREG(status.st_mode) else None
+def _read_lines(path: Path, record: RunRecord, take: Callable[[str], None]) -> None:
+    """Let `take` have the first line of a file and the last ones; a line that was not written to its end is left out.
 
-
-def _lines(path: Path, record: RunRecord) -> Iterator[tuple[str, str]]:
-    """Read the first line of a file and the last ones that were written to their end, each after its place in words."""
-    most = MOST_BYTES // 16
+    Raises:
+        ValueError: If a line is too long or is no text, or `take` refuses it; names the line.
+    """
+    most, number, note = MOST_BYTES // 16, 0, ""
     with path.open("rb") as file:
-        first = file.readline(most + 1)
-        n_bytes = os.fstat(file.fileno()).st_size - len(first)
-        skipped = max(0, n_bytes - MOST_BYTES)
-        file.seek(skipped, os.SEEK_CUR)
-        *rest, torn = file.read(n_bytes - skipped).split(b"\n")
-    if skipped:
-        rest = rest[1:]
-        record.missing.append(f"Left out of {path.name}: {skipped} bytes before the last {MOST_BYTES}.")
-    if torn or (first and not first.endswith(b"\n")):
-        record.missing.append(f"The last line of {path.name} was not written to its end and is left out.")
-    lines = [first[:-1], *rest] if first.endswith(b"\n") else [first] if len(first) > most else []
-    for number, line in enumerate([*lines, torn] if len(torn) > most else lines, start=1):
-        where = f"{path}, line {number}" + (f", not counting those of {skipped} bytes" if skipped else "")
-        if len(line) > most:
-            raise ValueError(f"{where}: a line of a record has at most {most} bytes, and this one has more.")
-        try:
-            yield where, line.decode("utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"{where}: not a line of a record: it is not text in UTF-8.") from None
+        while line := file.readline(most + 1):
+            number += 1
+            is_cut = number == 2 and note != ""  # begins in what is left out
+            try:
+                if len(line) > most:
+                    raise ValueError(f"a line of a record has at most {most} bytes, and this one has more.")
+                if line.endswith(b"\n") and not is_cut:
+                    take(line.decode("utf-8"))
+            except UnicodeDecodeError:
+                raise ValueError(
+                    f"{path}, line {number}{note}: not a line of a record: it is not text in UTF-8."
+                ) from None
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}{note}: {error}") from None
+            if not line.endswith(b"\n"):
+                record.missing.append(f"The last line of {path.name} was not written to its end and is left out.")
+            skipped = os.fstat(file.fileno()).st_size - file.tell() - MOST_BYTES if number == 1 else 0
+            if skipped > 0:
+                record.missing.append(f"Left out of {path.name}: {skipped} bytes before the last {MOST_BYTES}.")
+                note = f", not counting those of {skipped} bytes"
+                file.seek(skipped, os.SEEK_CUR)
 
 
 def _read_table(record: RunRecord) -> None:
@@ -146,22 +143,31 @@ def _read_table(record: RunRecord) -> None:
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"{path} has {path.stat().st_size} bytes; a table of checks has at most {MOST_BYTES}.")
     columns: list[str] = []
+    n_values = 0
     by_place: dict[tuple[int, float], dict[str, Any]] = {}
-    for where, line in _lines(path, record):
+
+    def take(line: str) -> None:
+        nonlocal n_values
         try:
             cells = next(csv.reader([line], strict=True), [])  # a cell does not go on in the next line
         except csv.Error as error:
-            raise ValueError(f"{where}: {error}.") from None
+            raise ValueError(f"{error}.") from None
+        n_values += max(1, len(cells))
+        if n_values > _MOST_VALUES:
+            raise ValueError(f"a table of checks has at most {_MOST_VALUES} values, and this one has more.")
         if columns and cells:
-            check = _check(columns, cells, where)
+            check = _check(columns, cells)
             step = check.get("step", math.nan)
             by_place[check["epoch"], step if math.isfinite(step) else -1] = check
         elif absent := [name for name in _REQUIRED if name not in (columns or cells)]:
             raise ValueError(
-                f"{path} is not a record of checks: its first line must name the columns {', '.join(_REQUIRED)}; there"
-                f" is no {absent[0]}."
+                f"not a record of checks: the first line must name the columns {', '.join(_REQUIRED)}; there is no"
+                f" {absent[0]}."
             )
-        columns = columns or cells
+        else:
+            columns.extend(cells)
+
+    _read_lines(path, record, take)
     record.checks = [by_place[place] for place in sorted(by_place)]
     _choose_axis(record)
 
@@ -184,47 +190,47 @@ def _choose_axis(record: RunRecord) -> None:
     )
 
 
-def _check(columns: list[str], row: list[str], where: str) -> dict[str, Any]:
+def _check(columns: list[str], row: list[str]) -> dict[str, Any]:
     if len(row) != len(columns):
-        raise ValueError(f"{where}: expected {len(columns)} values, got {len(row)}.")
-    epoch = row[columns.index("epoch")]
+        raise ValueError(f"expected {len(columns)} values, got {len(row)}.")
     check: dict[str, Any] = {}
-    try:
-        for name, value in zip(columns, row, strict=True):
-            check[name] = float(value or "nan")
-    except ValueError:
-        raise ValueError(f"{where}: {name[:50]} must be a number, got {value[:50]!r}.") from None
-    try:
-        check["epoch"] = int(epoch)
-    except ValueError:
-        raise ValueError(f"{where}: epoch must be an integer, got {epoch[:50]!r}.") from None
+    for name, value in zip(columns, row, strict=True):
+        try:
+            check[name] = int(value) if name == "epoch" else float(value or "nan")
+        except ValueError:
+            kind = "an integer" if name == "epoch" else "a number"
+            raise ValueError(f"{name[:50]} must be {kind}, got {value[:50]!r}.") from None
     if not 0 <= check["epoch"] < 2**53:
-        raise ValueError(f"{where}: epoch must be an integer >= 0, got {epoch[:50]}.")
+        raise ValueError(f"epoch must be an integer >= 0, got {row[columns.index('epoch')][:50]}.")
     return check
 
 
 def _read_details(path: Path, record: RunRecord) -> None:
     """Read the file beside the table into the record."""
     is_first = True
-    for where, line in _lines(path, record):
+
+    def take(line: str) -> None:
+        nonlocal is_first
         try:
             # `json` would take NaN and Infinity, which are no JSON.
             entry = json.loads(line, parse_constant=lambda _: None)
         except (ValueError, RecursionError):
-            raise ValueError(f"{where}: not a line of JSON.") from None
+            raise ValueError("not a line of JSON.") from None
         kind = entry.get("kind") if isinstance(entry, dict) else None
         if not isinstance(entry, dict) or is_first != (kind == "header"):
-            raise ValueError(f"{where}: expected an object, the first one of kind 'header' and no other.")
+            raise ValueError("expected an object, the first one of kind 'header' and no other.")
         is_first = False
         if not isinstance(kind, str) or kind not in _READERS:
-            continue  # what a later version may add
+            return  # what a later version may add
         try:
             _READERS[kind](entry, record)
             # Checks that do not count are added as the run goes on; the last line knows of most.
             record.n_not_compared = max(record.n_not_compared, _integer(entry.get("n_not_compared", 0)))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"[:200]
-            raise ValueError(f"{where}: not a {kind} as this package writes it ({reason}).") from None
+            raise ValueError(f"not a {kind} as this package writes it ({reason}).") from None
+
+    _read_lines(path, record, take)
     if is_first:
         record.missing.append(f"{path.name} has no complete line yet.")
 
@@ -261,11 +267,7 @@ def _read_end(entry: dict[str, Any], record: RunRecord) -> None:
     record.end = End(kept, step, stopped, str(entry.get("reason") or ""), str(entry.get("best_model_path") or ""))
 
 
-_READERS: dict[str, Callable[[dict[str, Any], RunRecord], None]] = {
-    "header": _read_header,
-    "check": _read_check,
-    "end": _read_end,
-}
+_READERS = {"header": _read_header, "check": _read_check, "end": _read_end}
 
 
 def _pair(first: Any, second: Any, share: Any, weight: Any, uncertainty: Any) -> Pair:
@@ -278,19 +280,16 @@ def _pair(first: Any, second: Any, share: Any, weight: Any, uncertainty: Any) ->
 def _histogram(edges: Any, counts: Any) -> Histogram:
     if not 1 <= len(counts) == len(edges) - 1 < _MOST_BINS:
         raise ValueError(f"a histogram must have n + 1 edges of n counts, 1 <= n < {_MOST_BINS}")
-    return Histogram(_numbers(edges), [_integer(count) for count in counts])
+    return Histogram([_number(edge) for edge in edges], [_integer(count) for count in counts])
 
 
 def _number(value: Any) -> float:
     """A number of a record, where null stands for what is not finite."""
-    return _numbers([value])[0]
-
-
-def _numbers(values: Any) -> list[float]:
-    """Numbers of a record, likewise."""
-    if others := {type(value).__name__ for value in values} - {"float", "int", "NoneType"}:
-        raise TypeError(f"expected a number, got {min(others)}")
-    return [math.nan if value is None else float(value) for value in values]
+    if value is None:
+        return math.nan
+    if type(value) not in (float, int):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    return float(value)
 
 
 def _integer(value: Any) -> int:

@@ -22,25 +22,24 @@ class End:
 
 @dataclass
 class RunRecord:
-    """RunRecord of a run, as far as it was written.
+    """Record of a run, as far as it was written.
 
     Attributes:
         path: The table of checks.
-        checks: One a check, in order of the epochs and steps; of two checks of the same place the later one. What
-            `axis` names is an int, and so is `epoch`; all else is a float: NaN where the table says nothing.
-        axis: What tells checks apart, and what they are drawn over: their epochs, or the steps of checks within epochs.
+        checks: In order. The one named by `axis` and `epoch` are ints; all else is a float, NaN if the table has none.
+        last_written: Time at which the newest of the files was.
         settings: Of the callback.
         versions: Of what it ran with.
         data: Sizes of what was measured.
-        classes: Their names; None where they have none.
+        classes: Their names; None if they have none.
         n_not_compared: So many checks, the first, do not count: those of a run that this one resumed with other
             settings or samples, or those before an average of the weights was updated first.
-        setup_seconds: What was spent before the first epoch; NaN where unknown.
-        started: When, in ISO format; "" where unknown.
+        setup_seconds: Spent before the first epoch; NaN if unknown.
+        started: In ISO format; "" if unknown.
         details: By epoch or step, as far as they were written and read. A `row` of theirs is a place in the data set.
-        end: None where the run still goes on, or was killed.
-        missing: What the page cannot show, and why; in sentences.
-        last_written: When the newest of the files was.
+        end: None if the run still goes on, or was killed.
+        missing: Sentences on what the page cannot show, and why.
+        axis: What tells checks apart: their epochs, or the steps of checks within epochs.
     """
 
     path: Path

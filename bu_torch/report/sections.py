@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
@@ -13,14 +14,7 @@ from bu_torch.report.figures import drawing_step
 from bu_torch.report.maps import class_name
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, figure, shortened
-from bu_torch.report.verdict import (
-    RunVerdict,
-    headline,
-    level,
-    rule_label,
-    scores,
-    shown_details,
-)
+from bu_torch.report.verdict import RunVerdict, headline, level, rule_label, scores, shown_details
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Doubtful
@@ -52,15 +46,13 @@ _CONTENTS = {
 def sections(record: RunRecord, verdict: RunVerdict, shown_figures: Sequence[Figure], others: Sequence[Path]) -> str:
     """All of a page, from its headline to where it comes from."""
     title, why = headline(record, verdict)
-    plots = {one.name: figure_section(one) for one in shown_figures}
-    tables = {
+    available = {one.name: figure_section(one) for one in shown_figures} | {
         "rules": _rules(record, verdict),
         "worst-pairs": _worst_pairs(record, verdict),
         "doubtful": _doubtful(record, verdict),
         "settings": _settings(record),
         "sources": _sources(record, others),
     }
-    available = plots | tables
     shown = {name: available[name] for name in _CONTENTS if available.get(name)}
     top = header(title, f"{why} {level(record, verdict)}"), contents({name: _CONTENTS[name] for name in shown})
     return "".join((*top, _missing(record), _tiles(record, verdict), *shown.values()))
@@ -131,14 +123,18 @@ def _columns(n_tiles: int) -> str:
     return f"--columns:{n_columns};--first:{1 + -n_tiles % n_columns}"
 
 
+def section(name: str, title: str, reading: str, body: str) -> str:
+    """A section of a page; `body` is HTML already."""
+    text = f"<p>{escaped(reading)}</p>" if reading else ""
+    return f'<section id="section-{name}"><h2>{escaped(title)}</h2>{text}{body}</section>'
+
+
 def figure_section(one: Figure) -> str:
     """A section with room for a figure."""
     widths = (("min-width", one.least_width), ("max-width", one.most_width))
     size = f"height:{one.height}px" + "".join(f";{name}:{width}px" for name, width in widths if width)
-    return (
-        f'<section id="section-{one.name}"><h2>{escaped(one.title)}</h2><p>{escaped(one.reading)}</p>'
-        f'<div class="scroll"><div class="plot" id="{one.name}" style="{size}"></div></div></section>'
-    )
+    plot = f'<div class="scroll"><div class="plot" id="{one.name}" style="{size}"></div></div>'
+    return section(one.name, one.title, one.reading, plot)
 
 
 def _rules(record: RunRecord, verdict: RunVerdict) -> str:
@@ -150,7 +146,8 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> str:
         name = f"<strong>{escaped(label)}</strong>, this run's" if rule == verdict.rule else escaped(label)
         check = verdict.by_rule.get(rule)
         if check is None:
-            rows.append([name, escaped(_why_none(rule, verdict)), "", "", "", ""])
+            why = "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
+            rows.append([name, why, "", "", "", ""])
             continue
         names = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
         rows.append([name, str(check[record.axis]), *(figure(check.get(column, math.nan)) for column in names)])
@@ -161,18 +158,8 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> str:
             " What the run kept differs from its own rule here where it resumed from elsewhere, or where its rule has a"
             " margin of its own."
         )
-    return table_section(
-        "rules",
-        "What each rule would have kept",
-        note,
-        ("rule", record.axis, "expected accuracy", "U", "trust", "label agreement"),
-        rows,
-        numbers=(1, 2, 3, 4, 5),
-    )
-
-
-def _why_none(rule: str, verdict: RunVerdict) -> str:
-    return "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
+    head = ("rule", record.axis, "expected accuracy", "U", "trust", "label agreement")
+    return section("rules", "What each rule would have kept", note, table(head, rows, numbers=(1, 2, 3, 4, 5)))
 
 
 def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> str:
@@ -190,14 +177,12 @@ def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> str:
         ]
         for first, second, share, weight, value in found[:_MOST_PAIRS]
     ]
-    return table_section(
+    return section(
         "worst-pairs",
         "The pairs that cost most",
         "Those with the largest share of samples, times what their boundary uncertainty lacks to 1. Few samples near a"
         " boundary make its number noisy.",
-        ("class", "and class", "U", "samples", "near the boundary"),
-        rows,
-        numbers=(2, 3, 4),
+        table(("class", "and class", "U", "samples", "near the boundary"), rows, numbers=(2, 3, 4)),
     )
 
 
@@ -206,10 +191,7 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
     if shown is None or not shown[1].doubtful:
         return ""
     place, doubtful = shown[0], shown[1].doubtful[:_MOST_DOUBTFUL]
-    times: dict[int, int] = {}
-    for one in record.details.values():
-        for index in {doubt.row for doubt in one.doubtful}:
-            times[index] = times.get(index, 0) + 1
+    times = Counter(row for one in record.details.values() for row in {doubt.row for doubt in one.doubtful})
     rows = [
         [
             str(doubt.row),
@@ -223,17 +205,14 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
     suspects = dict.fromkeys(str(doubt.row) for doubt in doubtful if doubt.label != doubt.nearest_class)
     indices = f'<pre class="scroll">[{", ".join(suspects)}]</pre>'
     after = f"<p>Indices of those whose nearest class is not their label:</p>{indices}" if suspects else ""
-    return table_section(
+    head = ("index", "label", "prediction", "nearest class", "trust", "listed in", "what speaks against what")
+    return section(
         "doubtful",
         f"Samples that trust doubts most, at {record.axis} {place}",
         f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower. Where the"
         " neighbours are against the label it may be wrong: look there first, and more so where a sample is listed in"
         " many checks.",
-        ("index", "label", "prediction", "nearest class", "trust", "listed in", "what speaks against what"),
-        rows,
-        numbers=(0, 4, 5),
-        after=after,
-        is_tall=True,
+        table(head, rows, numbers=(0, 4, 5), is_tall=True) + after,
     )
 
 
@@ -247,16 +226,13 @@ def _suspicion(doubt: Doubtful) -> str:
 
 
 def _settings(record: RunRecord) -> str:
-    groups = (("Settings", record.settings), ("Data", record.data), ("Versions", record.versions))
     tables = []
-    for title, group in groups:
+    for title, group in (("Settings", record.settings), ("Data", record.data), ("Versions", record.versions)):
         rows = [[escaped(name, 80), escaped(shown_value(value), 300)] for name, value in group.items()]
         if rows:
-            tables.append(f"<div><h3>{title}</h3>{_table(('', ''), rows)}</div>")
-    if not tables:
-        return ""
-    groups_shown = f'<div class="groups">{"".join(tables)}</div>'
-    return f'<section id="section-settings"><h2>Settings and versions</h2>{groups_shown}</section>'
+            tables.append(f"<div><h3>{title}</h3>{table((), rows)}</div>")
+    shown = f'<div class="groups">{"".join(tables)}</div>'
+    return section("settings", "Settings and versions", "", shown) if tables else ""
 
 
 def _sources(record: RunRecord, others: Sequence[Path]) -> str:
@@ -270,46 +246,22 @@ def _sources(record: RunRecord, others: Sequence[Path]) -> str:
     listed = "".join(f"<li><code>{escaped(path, _MOST_PATH)}</code></li>" for path in others[:_MOST_OTHERS])
     more = f"<li>and {len(others) - _MOST_OTHERS} more</li>" if len(others) > _MOST_OTHERS else ""
     nearby = f"<h3>Other records nearby</h3><ul>{listed}{more}</ul>" if others else ""
-    table = _table(("", ""), rows)
-    return f'<section id="section-sources"><h2>Where this comes from</h2>{table}{nearby}{_help()}</section>'
+    body = f"{table((), rows)}{nearby}<p>How to read this page: {_documentation()} of bu-torch {__version__}.</p>"
+    return section("sources", "Where this comes from", "", body)
 
 
-def _help() -> str:
-    """Link to the documentation of this page."""
-    address = _documentation()
-    where = f'<a href="{escaped(address)}">the documentation</a>' if address else "<code>docs/watching.md</code>"
-    return f"<p>How to read this page: {where} of bu-torch {__version__}.</p>"
-
-
-def _documentation() -> str | None:
-    """Address of the documentation, as the installed package names it; None if it names none."""
+def _documentation() -> str:
+    """Link to the documentation, if the installed package names its address."""
     try:
         named = metadata("bu-torch").get_all("Project-URL") or []
     except PackageNotFoundError:
-        return None
+        named = []
     found = (re.fullmatch(r"Documentation, *(https://\S+)", str(one)) for one in named)
-    return next((one[1] for one in found if one), None)
+    address = next((one[1] for one in found if one), None)
+    return f'<a href="{escaped(address)}">the documentation</a>' if address else "<code>docs/watching.md</code>"
 
 
-def table_section(
-    name: str,
-    title: str,
-    reading: str,
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    numbers: Sequence[int] = (),
-    after: str = "",
-    is_tall: bool = False,
-    is_escaped: bool = False,
-) -> str:
-    """A section with a table of cells that are HTML already; so are the words of its head if `is_escaped`."""
-    table = _table(head if is_escaped else [escaped(name) for name in head], rows, numbers, is_tall)
-    head_and_text = f"<h2>{escaped(title)}</h2><p>{escaped(reading)}</p>"
-    return f'<section id="section-{name}">{head_and_text}{table}{after}</section>'
-
-
-def _table(
+def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), is_tall: bool = False
 ) -> str:
     """A table of cells that are HTML already; `numbers` are the columns set to the right."""
@@ -318,7 +270,7 @@ def _table(
         kinds = (' class="number"' if place in numbers else "" for place in range(len(cells)))
         return f"<tr>{''.join(f'<{tag}{kind}>{cell}</{tag}>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
 
-    top = f"<thead>{line('th', head)}</thead>" if any(head) else ""
+    top = f"<thead>{line('th', head)}</thead>" if head else ""
     body = "".join(line("td", row) for row in rows)
     return f'<div class="scroll{" tall" if is_tall else ""}"><table>{top}<tbody>{body}</tbody></table></div>'
 

@@ -52,9 +52,9 @@ def watch(
 ) -> None:
     """Serve the page of the newest record in a folder, until interrupted; it refreshes itself while the run goes on.
 
-    The page is at the loopback address, so that no other machine reads it. Its path is a random token, so that no other
-    user of this machine does. It answers only requests for `localhost` or the loopback address, so that no page of
-    another site in the same browser reads it.
+    The page is at the loopback address, for this machine alone, under a random token as its path, for this user alone.
+    It answers requests for `localhost` or the loopback address, so that no page of another site in the same browser
+    reads it.
 
     Args:
         folder: Any folder above a record; there may be none in it yet.
@@ -78,22 +78,7 @@ def watch(
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one page, at one address.
-
-    Args:
-        folder: Any folder above a record.
-        port: Where to listen; 0 takes one that is free.
-        allowed_hosts: Names under which the page may be asked for, besides those of the loopback address: `host` with
-            any port, or `host:port`.
-
-    Attributes:
-        address: Of the page, with a random token as its path.
-
-    Raises:
-        OSError: If the port is taken.
-        TypeError: If the allowed hosts are not a sequence of strings.
-        ValueError: If the port or an allowed host is none.
-    """
+    """Serves one page, at `address`, which ends in a random token; the arguments are those of `watch`."""
 
     daemon_threads = True
 
@@ -111,10 +96,7 @@ class PageServer(ThreadingHTTPServer):
         self.address = f"http://{_ADDRESS}:{self.server_port}{self.path}"
 
     def allows(self, host: str) -> bool:
-        """True if a request for this host, as its header names it, is for this page.
-
-        A site whose name was made to lead here asks for its own name, and learns nothing.
-        """
+        """True if a request for this host is for this page, not for a site whose name was made to lead here."""
         found = _HOST.fullmatch(host.lower())
         return found is not None and not self._hosts.isdisjoint((found[0], found["name"]))
 
@@ -124,11 +106,7 @@ class PageServer(ThreadingHTTPServer):
             began = time.monotonic()
             if began >= self._next_look:
                 try:
-                    tables = find_records(self._folder)
-                    seen = tables, _states(tables[:1])
-                    if seen != self._seen:
-                        self._shown = self._read(tables)
-                        self._seen = seen
+                    self._look()
                 except (OSError, ValueError) as error:
                     self._shown = message("The record cannot be read", str(error))
                     self._seen = None
@@ -141,12 +119,19 @@ class PageServer(ThreadingHTTPServer):
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
-    def _read(self, tables: list[Path]) -> Content:
-        if not tables:
-            return message(
-                "No record yet", f"Nothing in {self._folder} or beneath; this page waits for the first check."
-            )
-        return content(read_record(tables[0]), tables[1:])
+    def _look(self) -> None:
+        """Read the newest record if one of its files has changed."""
+        tables = find_records(self._folder)
+        files = [path for table in tables[:1] for path in (table, details_path(table)) if path.is_file()]
+        seen = tables, [(path.stat().st_mtime_ns, path.stat().st_size) for path in files]
+        if seen == self._seen:
+            return
+        if tables:
+            self._shown = content(read_record(tables[0]), tables[1:])
+        else:
+            text = f"Nothing in {self._folder} or beneath; this page waits for the first check."
+            self._shown = message("No record yet", text)
+        self._seen = seen
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -160,11 +145,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with the page, or the part of it that changes."""
         hosts = self.headers.get_all("Host", [])
+        path = self.path.partition("?")[0].encode("utf-8", "replace")
         if len(hosts) != 1 or not self.server.allows(hosts[0]):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", _FORBIDDEN)
             return
-        path = self.path.partition("?")[0]
-        if not hmac.compare_digest(path.encode("utf-8", "replace"), self.server.path.encode()):
+        if not hmac.compare_digest(path, self.server.path.encode()):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", _NO_PAGE)
             return
         shown = self.server.shown()
@@ -197,14 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _states(tables: list[Path]) -> list[tuple[Path, int, int]]:
-    """States of tables and their details, which change with each write: nothing is read twice."""
-    files = [path for path in (*tables, *map(details_path, tables)) if path.is_file()]
-    return [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in files]
-
-
 def _checked_hosts(allowed_hosts: Sequence[str]) -> list[str]:
-    """Hosts in lower case, each with its port where it has one."""
+    """Hosts in lower case, each with its port if it has one."""
     is_sequence = isinstance(allowed_hosts, Sequence) and not isinstance(allowed_hosts, str)
     if not is_sequence or not all(isinstance(host, str) for host in allowed_hosts):
         raise TypeError(f"`allowed_hosts` must be a sequence of strings, got {str(allowed_hosts)[:100]!r}.")

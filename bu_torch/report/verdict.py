@@ -6,26 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from bu_torch.report.record import RunRecord
-from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, RULES, RuleName, SelectionRule, as_rule
+from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, RULES, SelectionRule, as_rule
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Details
 
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """Decision of a run, and those of the other rules.
+    """Decision of a run, and those of the other rules."""
 
-    Attributes:
-        rule: Name of the rule that decided; None where nothing did, or where the record does not tell.
-        kept: The kept epoch, or step, as the record tells checks apart; where nothing decided, that which another rule
-            would have kept; None if there is none.
-        by_rule: The check that each rule would have kept; None where it would have kept none. A rule is missing where
-            the table lacks what it looks at.
-    """
-
-    rule: str | None
-    kept: int | None
-    by_rule: dict[str, dict[str, Any] | None]
+    rule: str | None  # that decided; None if nothing did, or if the record does not tell
+    kept: int | None  # epoch or step; if nothing decided, that which another rule would have kept
+    by_rule: dict[str, dict[str, Any] | None]  # the check that each would have kept; only rules whose signals are there
 
     @classmethod
     def of(cls, record: RunRecord) -> "RunVerdict":
@@ -39,32 +31,33 @@ class RunVerdict:
             got = repr(rule[:50]) if isinstance(rule, str) else type(rule).__name__
             raise ValueError(f"{record.path}: the rule in the settings must be a name, got {got}.")
         by_rule: dict[str, dict[str, Any] | None] = {
-            name: _replay(name, record) for name in RULE_NAMES if _has(record, *as_rule(name).signals)
+            name: _selection(name, record).replay(_compared(record))
+            for name in RULE_NAMES
+            if _has(record, *as_rule(name).signals)
         }
         if rule is not None and rule not in RULE_NAMES and _has(record, rule):
             by_rule[rule] = _kept_by_score(rule, record)
         if record.end is not None and rule is not None:
             kept = record.end.kept_step if record.axis == "step" else record.end.kept_epoch
             return cls(rule, kept, by_rule)
-        check = by_rule.get(rule or _stand_in(by_rule))
-        return cls(rule, None if check is None else check[record.axis], by_rule)
+        verdict = cls(rule, None, by_rule)
+        check = by_rule.get(rule or verdict.stand_in)
+        return verdict if check is None else cls(rule, check[record.axis], by_rule)
 
     @property
     def stand_in(self) -> str:
-        """The rule that tells what would have been kept where nothing decided."""
-        return _stand_in(self.by_rule)
+        """The rule that tells what would have been kept if nothing decided."""
+        return next((name for name in (DEFAULT_RULE, *RULE_NAMES) if name in self.by_rule), DEFAULT_RULE)
 
 
 def scores(record: RunRecord, verdict: RunVerdict) -> tuple[str, list[int], list[float]]:
     """The score that decided, or would have: in words, at which epochs or steps, and its values."""
-    name = verdict.rule or verdict.stand_in
+    column = name = verdict.rule or verdict.stand_in
     checks = _compared(record)
-    column = name
     if name in RULE_NAMES:
         rule = _selection(name, record)
-        if not _has(record, *rule.rule.signals):
-            return rule_label(name), [], []
-        checks, column = rule.judged(checks), rule.score_name
+        is_known = _has(record, *rule.rule.signals)
+        checks, column = rule.judged(checks) if is_known else [], rule.score_name
     first = _first_epoch(record)
     counted = [check for check in checks if column in check and check["epoch"] >= first]
     return rule_label(name), [check[record.axis] for check in counted], [check[column] for check in counted]
@@ -91,16 +84,12 @@ def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
         is_default = verdict.stand_in == DEFAULT_RULE
         replayed = "The default rule" if is_default else rule_label(verdict.stand_in).capitalize()
         return f"{replayed} would have kept {would}", f"{decided}. {_ending(record)}"
-    if verdict.kept is None and record.end is None and verdict.rule not in verdict.by_rule:
-        return (
-            f"Which {record.axis} is kept is not known",
-            f"The table has no score of this run's rule. {_ending(record)}",
-        )
-    if verdict.kept is None:
-        return f"No {record.axis} was kept", f"No finite check counted. {_ending(record)}"
-    return f"{record.axis.capitalize()} {verdict.kept} {'was kept' if record.end else 'is kept so far'}", _ending(
-        record
-    )
+    title, text = f"No {record.axis} was kept", "No finite check counted. "
+    if verdict.kept is not None:
+        title, text = f"{record.axis.capitalize()} {verdict.kept} {'was kept' if record.end else 'is kept so far'}", ""
+    elif record.end is None and verdict.rule not in verdict.by_rule:
+        title, text = f"Which {record.axis} is kept is not known", "The table has no score of this run's rule. "
+    return title, f"{text}{_ending(record)}"
 
 
 def level(record: RunRecord, verdict: RunVerdict) -> str:
@@ -135,16 +124,8 @@ def _ending(record: RunRecord) -> str:
     return in_words(record.end.reason) or f"The run has ended.{last}"
 
 
-def _stand_in(by_rule: dict[str, dict[str, Any] | None]) -> str:
-    return next((name for name in (DEFAULT_RULE, *RULE_NAMES) if name in by_rule), DEFAULT_RULE)
-
-
 def _has(record: RunRecord, *columns: str) -> bool:
     return all(column in check for check in record.checks for column in columns)
-
-
-def _replay(name: RuleName, record: RunRecord) -> dict[str, Any] | None:
-    return _selection(name, record).replay(_compared(record))
 
 
 def _selection(name: Any, record: RunRecord) -> SelectionRule:

@@ -29,12 +29,7 @@ class Account:
         self._record: Record | None = None
 
     def begin(self, started: float, *, has_resumed: bool) -> None:
-        """Count the time of training from now on.
-
-        Args:
-            started: Start of the preparation, by `time.perf_counter`.
-            has_resumed: True if checks were made before.
-        """
+        """Count the time of training from now on."""
         self._began = time.perf_counter()
         self.has_resumed = has_resumed
         self._seconds_elsewhere = 0.0
@@ -43,14 +38,7 @@ class Account:
     def open_record(
         self, folder: Path, header: Mapping[str, Any], checks: Iterable[Mapping[str, Any]], columns: Iterable[str]
     ) -> None:
-        """Begin a record with the checks before a resume.
-
-        Args:
-            folder: Folder for the files.
-            header: First line beside the table.
-            checks: Those checks.
-            columns: Columns that there are even if no check before has them.
-        """
+        """Begin a record with the checks before a resume."""
         self._record = Record(folder, header, map(row, checks), columns)
 
     @property
@@ -83,13 +71,7 @@ class Account:
             self._record.tell(line)
 
     def end_check(self, started: float, check: Mapping[str, Any], train_loss: float | None) -> None:
-        """Count the time of a check, and add its row to the table.
-
-        Args:
-            started: Start of the check, by `time.perf_counter`.
-            check: Entry of the history.
-            train_loss: Loss on the training samples; None if it is not known.
-        """
+        """Count the time of a check, and add its row to the table."""
         now = time.perf_counter()
         self.check_seconds += now - started
         if self._record is not None:

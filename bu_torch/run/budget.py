@@ -50,17 +50,8 @@ def plan(
     """Bound the forward passes of one check by a share of those that an epoch visits.
 
     Another sample says more than another draw of the same one, so further draws are made where all samples are in:
-    small data, where single predictions make the signals jump, has the most.
-
-    Args:
-        n_training: How many training samples there are.
-        n_visited: How many of them an epoch of one process visits.
-        n_operations: Floating-point operations of a forward pass of one sample.
-        budget: `"auto"` bounds the forward passes of one check by 0.15 of `n_visited`, or by the floor of small data if
-            that is more; None for no bound.
-        n_draws: Draws that were asked for; None to choose, at most `MAX_DRAWS`.
-        max_samples: Reference samples that were asked for; None to choose.
-        n_neighbors: At least so many reference samples, for a cluster must fit.
+    small data, where single predictions make the signals jump, has the most. An epoch of one process visits `n_visited`
+    of `n_training` samples; a forward pass of one takes `n_operations`. None for `n_draws` or `max_samples` chooses.
     """
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
     if budget is None:
@@ -89,20 +80,17 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
     """Floating-point operations of a forward pass of one sample: two for each weight, or more where more are counted.
 
     A convolution uses each weight many times, an embedding a few of its rows. Recurrent layers, which torch cannot
-    count on every device, use each weight once in each step of the sequence.
-
-    Args:
-        module: The network; parameters that a lazy layer has not made yet do not count.
-        forward: Passes one sample through it; None where that cannot be done before training.
+    count on every device, use each weight once in each step of the sequence. `forward` passes one sample through the
+    module; None where that cannot be done before training.
     """
     multiplied = [layer for layer in module.modules() if not isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     weights = {id(weight): weight for layer in multiplied for weight in layer.parameters(recurse=False)}
     of_weights = 2 * sum(weight.numel() for weight in weights.values() if not is_lazy(weight))
     if forward is None:
         return of_weights
-    counter, recurrent = FlopCounterMode(display=False), _RecurrentLayers()
+    counter = FlopCounterMode(display=False)
     try:
-        with warnings.catch_warnings(), _slow_transformers(), counter, recurrent.watched(module, counter):
+        with warnings.catch_warnings(), _slow_transformers(), counter, _missed_operations(module, counter) as missed:
             warnings.simplefilter("ignore")  # of hooks that the counter registers
             forward()
     except RestoringError:
@@ -110,7 +98,7 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
     except Exception as error:  # the user's code may raise anything, and is asked again where that matters
         _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)
         return of_weights
-    return max(of_weights, counter.get_total_flops() + recurrent.n_operations_missed)
+    return max(of_weights, counter.get_total_flops() + sum(missed))
 
 
 @contextmanager
@@ -124,27 +112,24 @@ def _slow_transformers() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(was)
 
 
-class _RecurrentLayers:
-    """Operations of recurrent layers that a counter has not seen."""
+@contextmanager
+def _missed_operations(module: nn.Module, counter: FlopCounterMode) -> Iterator[list[int]]:
+    """Operations of each pass through a recurrent layer that a counter has not seen."""
+    missed, known = [], 0
 
-    def __init__(self) -> None:
-        self.n_operations_missed = 0
-        self._n_before = 0
+    def before(layer: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        nonlocal known
+        known = counter.get_total_flops()
 
-    @contextmanager
-    def watched(self, module: nn.Module, counter: FlopCounterMode) -> Iterator[None]:
-        def before(layer: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            self._n_before = counter.get_total_flops()
+    def after(layer: nn.RNNBase, args: tuple[torch.Tensor, ...], output: object) -> None:
+        inputs = args[0].data if isinstance(args[0], nn.utils.rnn.PackedSequence) else args[0]
+        n_steps = inputs.numel() // layer.input_size  # of all samples
+        n_operations = 2 * n_steps * sum(weight.numel() for weight in layer.parameters())
+        missed.append(max(0, n_operations - (counter.get_total_flops() - known)))
 
-        def after(layer: nn.RNNBase, args: tuple[torch.Tensor, ...], output: object) -> None:
-            inputs = args[0].data if isinstance(args[0], nn.utils.rnn.PackedSequence) else args[0]
-            n_steps = inputs.numel() // layer.input_size  # of all samples
-            n_operations = 2 * n_steps * sum(weight.numel() for weight in layer.parameters())
-            self.n_operations_missed += max(0, n_operations - (counter.get_total_flops() - self._n_before))
-
-        with ExitStack() as hooks:
-            for layer in module.modules():
-                if isinstance(layer, nn.RNNBase):
-                    hooks.enter_context(layer.register_forward_pre_hook(before))
-                    hooks.enter_context(layer.register_forward_hook(after))
-            yield
+    with ExitStack() as hooks:
+        for layer in module.modules():
+            if isinstance(layer, nn.RNNBase):
+                hooks.enter_context(layer.register_forward_pre_hook(before))
+                hooks.enter_context(layer.register_forward_hook(after))
+        yield missed

@@ -1,37 +1,35 @@
-"""The samples that checks look at, and all that is computed of them before training."""
+"""The samples that checks look at, and the preparation of them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.run import messages, user_cache
 from bu_torch.run.budget import Plan, plan
-from bu_torch.run.preparation import fit_or_find, fit_or_load
+from bu_torch.run.caching import fit_or_load
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import State
 from bu_torch.samples.balance import ClassWeight, class_shares
 from bu_torch.samples.samples import Samples
 from bu_torch.samples.subset import stratified_rows
-from bu_torch.signals.fitness import MOST_ENTRIES
 from bu_torch.signals.measuring import Signals
+from bu_torch.signals.preparation import MOST_ENTRIES
 
 
 class Groundwork:
-    """All that does not depend on the network in training.
-
-    Args:
-        settings: How much to look at, and how.
+    """Plan of the checks, the signals that are prepared, and what a resumed run needs of both.
 
     Attributes:
         plan: Numbers of samples and of perturbations of each; None before `plan_checks`.
         fingerprint: Fingerprint of the samples of the checks so far; None if there is none to compare with.
-        is_restored: False if what a resumed state holds is damaged or of other samples.
+        is_restored: False if the preparation in a resumed state is damaged or of other samples.
         found_in: File that `prepare` has read; None if it has computed.
         kept_in: File that `prepare` has written; None for none.
         about: Samples and classes in plain words, for the record.
@@ -48,18 +46,13 @@ class Groundwork:
         self.about: dict[str, Any] = {"data": {}, "classes": None}
         self.rows = torch.empty(0, dtype=torch.int64)
         self._signals: Signals | None = None  # only in the process that has prepared
-        self._prepared: Mapping[str, Any] | None = None  # if the network before training is the space
-        self._space: Literal["inputs", "patches", "tokens"] | None = None  # if the network might have been
+        # What a resumed run cannot find again, because the network has changed by then: the whole preparation if
+        # features of the network are its space, or the space if they might have been.
+        self._packed: Tensor | None = None
+        self._space: SpaceName | None = None
 
     def planned(self, n_training: int, n_visited: int, n_operations: int, *, max_samples: int | None = None) -> Plan:
-        """Plan by the settings alone.
-
-        Args:
-            n_training: Number of training samples.
-            n_visited: Number of them that an epoch of one process visits.
-            n_operations: Operations of a forward pass of one sample (`bu_torch.run.budget.count_operations`).
-            max_samples: Used instead of `settings.max_samples`.
-        """
+        """Plan by the settings alone, as `bu_torch.run.budget.plan` does; `max_samples` takes the setting's place."""
         return plan(
             n_training,
             n_visited,
@@ -70,11 +63,9 @@ class Groundwork:
             n_neighbors=self.settings.n_neighbors,
         )
 
-    def plan_checks(
-        self, n_training: int, n_visited: int, n_operations: int, *, max_samples: int | None = None
-    ) -> Plan:
+    def plan_checks(self, n_training: int, n_visited: int, n_operations: int) -> Plan:
         """Plan as `planned` does; a training that is resumed, or has decided, keeps its plan."""
-        self.plan = self.plan or self.planned(n_training, n_visited, n_operations, max_samples=max_samples)
+        self.plan = self.plan or self.planned(n_training, n_visited, n_operations)
         return self.plan
 
     def prepare(
@@ -86,57 +77,51 @@ class Groundwork:
         module: nn.Module | None = None,
         cache: Path | Literal["auto"] | None = None,
         has_progress_bar: bool = False,
-        is_saved: bool = True,
         class_weight: ClassWeight | None = None,
     ) -> str:
-        """Compute all that does not depend on the network.
+        """Make or find the preparation; returns the fingerprint of samples and settings, for `Tracker.go_on`.
 
-        Args:
-            samples: As many as planned.
-            warn: How to warn.
-            has_resumed: Checks were made before, so that the space of neighbours is chosen.
-            module: The network, as it is before training: its features may be the space of neighbours.
-            cache: File to read what is computed from, or to write it to; `"auto"` for one in the user's cache folder,
-                None for none.
-            has_progress_bar: Show a progress bar after a few seconds.
-            is_saved: Write the cache if it is not there.
-            class_weight: Weights of the classes, if `settings.class_weight` is None.
-
-        Returns:
-            Fingerprint of samples and settings, for `Tracker.go_on`.
-
-        Raises:
-            ValueError: As for `Signals.fit` and `Signals.load`.
-            TypeError: As for `Signals.fit`.
+        If checks were made before (`has_resumed`), the space of neighbours stays. Features of `module`, as it is before
+        training, may be that space. `class_weight` holds if the settings have none. Errors are those of `Signals.fit`
+        and `Signals.load`.
         """
-        _warn_if(messages.ignored(samples.n_ignored), warn)
+        if line := messages.ignored(samples.n_ignored):
+            warn(line)
         samples, n_draws = self._within_memory(samples, warn)
         n_samples = len(samples.inputs)
         n_present = len(torch.unique(as_labels(samples.labels, n_samples)))
-        _warn_if(messages.many_classes(n_samples, n_present, samples.n_training), warn)
+        if line := messages.many_classes(n_samples, n_present, samples.n_training):
+            warn(line)
         signals = self.settings.make_signals(n_draws, module, class_weight)
         if has_resumed:  # as it was chosen when the run began
             signals.boundary.known_space = self._space
-        self._signals = self._restored(signals, samples) if has_resumed else None
-        if self._signals is None:
+        if not (has_resumed and self._takes_back(signals, samples)):
             file = self._file(signals, samples.inputs, cache, warn, has_resumed=has_resumed)
-            options: dict[str, Any] = {
-                "sample_weight": samples.weights,
-                "has_progress_bar": has_progress_bar,
-                "is_saved": is_saved,
-            }
-            if cache == "auto":
-                cached = fit_or_find(signals, samples.inputs, samples.labels, **options)
-            else:
-                cached = fit_or_load(signals, samples.inputs, samples.labels, file, **options)
+            cached = fit_or_load(
+                signals,
+                samples.inputs,
+                samples.labels,
+                file,
+                sample_weight=samples.weights,
+                has_progress_bar=has_progress_bar,
+            )
             self.found_in, self.kept_in = cached.found_in, cached.kept_in
             if cached.refusal:
                 warn(f"{cached.refusal} To turn the cache off: `cache=None` or `BU_TORCH_CACHE=off`.")
-            self._signals = signals
-            self._keep_space(signals, samples.inputs)
-        self.rows = samples.rows
-        self.about = self._describe(self._signals, samples, n_draws)
-        return self._signals.fingerprint
+            self._keep_for_resume(signals, samples.inputs)
+        self._signals, self.rows = signals, samples.rows
+        self.about = self._describe(signals, samples, n_draws)
+        return signals.fingerprint
+
+    def _takes_back(self, signals: Signals, samples: Samples) -> bool:
+        """Load the preparation of a run that resumes, if the network of its start was the space."""
+        if self._packed is None or not signals.boundary.may_use_module(samples.inputs):
+            return False
+        try:
+            signals.load(self._packed, samples.inputs, samples.labels, samples.weights)
+        except ValueError:  # of other samples, or damaged: what follows says so
+            self.is_restored = False
+        return self.is_restored
 
     def _file(
         self,
@@ -146,19 +131,20 @@ class Groundwork:
         warn: Callable[[str], None],
         *,
         has_resumed: bool,
-    ) -> Path | None:
-        """File of the user's own to read or to write; takes the network from `signals` if it may not be the space."""
-        file, boundary = cache if isinstance(cache, Path) else None, signals.boundary
+    ) -> Path | Literal["auto"] | None:
+        """File to read or to write; takes the network from `signals` if it may not be the space."""
+        boundary = signals.boundary
         if not boundary.may_use_module(inputs):
-            return file
+            return cache
+        is_of_user = isinstance(cache, Path)
         if boundary.feature_extractor is not None:
-            if file is not None:
-                warn(f"Features of a network differ from run to run: they are not kept in the cache {file}.")
-            return None
+            if is_of_user:
+                warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
+            return None if is_of_user else cache
         # What a file holds follows from the samples alone; and a run that resumes has learnt the labels by now.
-        if file is not None or (has_resumed and self._space is None):
+        if is_of_user or (has_resumed and self._space is None):
             boundary.module = None
-        return file
+        return cache
 
     def _describe(self, signals: Signals, samples: Samples, n_draws: int) -> dict[str, Any]:
         """Samples and classes, as plain data."""
@@ -178,25 +164,14 @@ class Groundwork:
         }
         return {"data": data, "classes": samples.classes}
 
-    def _keep_space(self, signals: Signals, inputs: Tensor) -> None:
-        """Keep what a resumed run cannot find again, because the network has changed by then."""
-        self._prepared = self._space = None
+    def _keep_for_resume(self, signals: Signals, inputs: Tensor) -> None:
+        self._packed = self._space = None
         if signals.boundary.may_use_module(inputs):
-            match signals.boundary.space_name_:
+            match signals.preparation.space:
                 case "inputs" | "patches" | "tokens" as name:
                     self._space = name
                 case _:
-                    self._prepared = signals.prepared()
-
-    def _restored(self, signals: Signals, samples: Samples) -> Signals | None:
-        """Signals of a run that resumes, if the network of its start was the space; else None."""
-        if self._prepared is None or not signals.boundary.may_use_module(samples.inputs):
-            return None
-        try:
-            return signals.restore(self._prepared, samples.inputs, samples.labels, samples.weights)
-        except ValueError:  # of other samples, or damaged: what follows says so
-            self.is_restored = False
-            return None
+                    self._packed = signals.preparation.packed()
 
     def _within_memory(self, samples: Samples, warn: Callable[[str], None]) -> tuple[Samples, int]:
         """Take fewer samples or draws than planned if memory demands it: some arrays have a column for each class."""
@@ -221,11 +196,7 @@ class Groundwork:
 
     @property
     def signals(self) -> Signals:
-        """Signals that were prepared.
-
-        Raises:
-            RuntimeError: If `prepare` has not been called.
-        """
+        """Signals that were prepared; a RuntimeError before."""
         if self._signals is None:
             raise RuntimeError("This Tracker has no samples yet: call `prepare` first.")
         return self._signals
@@ -276,13 +247,13 @@ class Groundwork:
             "asked": self._requested(),
             "samples": self.fingerprint,
         }
-        if self._prepared is not None:
-            state["prepared"] = dict(self._prepared)
+        if self._packed is not None:
+            state["prepared"] = self._packed
         return state if self._space is None else state | {"space": self._space}
 
     def load(self, state: State) -> None:
         """Go on where the state was taken; with other settings, samples are planned anew."""
-        self._prepared, self._space = state.prepared, state.space
+        self._packed, self._space = state.prepared, state.space
         if state.plan is not None and state.asked == self._requested():
             self.plan, self.fingerprint = state.plan, state.samples
 
@@ -290,8 +261,3 @@ class Groundwork:
         """Settings that decide what is looked at."""
         asked = self.settings
         return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed]
-
-
-def _warn_if(message: str, warn: Callable[[str], None]) -> None:
-    if message:
-        warn(message)

@@ -12,24 +12,17 @@ Check = dict[str, Any]
 
 
 class Outcome(NamedTuple):
-    """All that the next check needs to know of those before it.
+    """All that the next check needs to know of those before it."""
 
-    Args:
-        kept: Check to keep; None before the first that counts.
-        highest: First check of the highest score, which may not be the kept one; None likewise.
-        verdict: Decision to stop or to go on.
-    """
-
-    kept: Check | None = None
-    highest: Check | None = None
+    kept: Check | None = None  # before the first that counts
+    highest: Check | None = None  # first of the highest score, which may not be the kept one
     verdict: Verdict = Verdict()
 
 
 class History:
     """Checks in order, each with what was decided after it: a fold over plain numbers.
 
-    Args:
-        settings: `Settings`; with `MeasurementSettings` alone, nothing is decided.
+    With `MeasurementSettings` alone, nothing is decided.
 
     Attributes:
         entries: One dict a check.
@@ -107,10 +100,6 @@ class History:
 
         A check of the same epoch and step as the last one takes its place, and stays kept if that one was: its weights
         are saved.
-
-        Args:
-            entry: `epoch`, `step` if it is known, and the signals.
-            is_counted: False for a check that does not count, nor does any before it.
         """
         was_kept = False
         if self.is_last(*place_of(entry)):
@@ -163,13 +152,7 @@ class History:
         return state if self.selection is None else state | {"rule": self.selection.rule.state_dict()}
 
     def load(self, entries: Sequence[Check], n_not_compared: int, rule: Mapping[str, Any] | None) -> None:
-        """Go on where `state_dict` was taken, with completed checks.
-
-        Args:
-            entries: All checks.
-            n_not_compared: Number of them that do not count.
-            rule: State of the rule; None if another rule has scored them, so that none counts.
-        """
+        """Go on where `state_dict` was taken; without the state of `rule` (another one has scored), no check counts."""
         self.entries, self.n_not_compared = list(entries), n_not_compared
         self._outcomes = []
         self.is_kept_new = False

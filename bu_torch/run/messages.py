@@ -27,13 +27,7 @@ _SPACES = {
 
 
 def why_stopped(checks: History, epoch: int, step: int | None = None) -> str:
-    """Name the reason to stop after the last check; "" if there is none.
-
-    Args:
-        checks: The checks so far.
-        epoch: Epoch in which training stops.
-        step: Step at which it stops, for checks within epochs.
-    """
+    """Name the reason to stop after the last check; "" if there is none."""
     selection, settings, verdict = checks.selection, checks.settings, checks.verdict
     if selection is None or not isinstance(settings, Settings) or not verdict.should_stop:
         return ""
@@ -79,14 +73,7 @@ def cost(account: Account) -> str:
 
 
 def cache(found_in: Path | None, kept_in: Path | None, n_samples: int, shared_folder: Path | None) -> str:
-    """Tell which file was read or written; "" if none was.
-
-    Args:
-        found_in: File that was read.
-        kept_in: File that was written.
-        n_samples: Number of samples that it is of.
-        shared_folder: The user's cache folder.
-    """
+    """Tell which file was read or written; "" if none was."""
     if found_in is not None:
         file = cleaned(str(found_in))
         return f"Boundary uncertainty loaded what an earlier run has prepared: {file}. To change it: `cache=None`."
@@ -100,14 +87,7 @@ def cache(found_in: Path | None, kept_in: Path | None, n_samples: int, shared_fo
 
 
 def balance(labels: Tensor, weights: Tensor | None, *, is_sampled: bool, has_class_weight: bool) -> str:
-    """Tell how classes count, if a sampler weights samples or a class is rare; else "".
-
-    Args:
-        labels: Label of each sample, (N,).
-        weights: How often each counts, (N,); None for alike.
-        is_sampled: True if a sampler draws some more often.
-        has_class_weight: True if class weights multiply that.
-    """
+    """Tell how classes count, if a sampler weights samples or a class is rare; else ""."""
     drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
     if has_class_weight:
         return f"{drawn[:-1]}, times the weights of their classes." if drawn else ""
@@ -166,14 +146,7 @@ def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
 
 
 def worse_than_chance(accuracies: list[float], n_present: int, n_classes: int, n_columns: int) -> str:
-    """Warn that the network predicts what the labels contradict, which no training aims at; "" if it does not.
-
-    Args:
-        accuracies: Expected accuracy at each check.
-        n_present: Number of classes that have samples; 0 if it is not known.
-        n_classes: Least number of logits that a network must give.
-        n_columns: Number of logits that it gives.
-    """
+    """Warn that the network predicts what the labels contradict, which no training aims at; "" if it does not."""
     last = accuracies[-_SETTLED:]
     is_rising = last[-1] > last[0]  # as that of a network that still learns
     is_too_wide = len(accuracies) == 1 and n_columns > n_classes

@@ -8,8 +8,7 @@ from torch import Tensor
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.state import State
 from bu_torch.signals.details import Details
-from bu_torch.signals.measurement import Measurement
-from bu_torch.signals.measuring import Signals
+from bu_torch.signals.measuring import Measurement, Signals
 from bu_torch.signals.recognition import Recognition
 
 
@@ -31,13 +30,7 @@ class Predictions:
         self._last = self._best = torch.empty(0, dtype=torch.int64)  # (n_draws * N,)
 
     def measure(self, signals: Signals, logits: Tensor, *, has_rule: bool) -> dict[str, float]:
-        """Signals and `standard_error` of logits; waits for the device once.
-
-        Args:
-            signals: Prepared ones.
-            logits: (n_draws * N, J).
-            has_rule: Read the recall of each class, too.
-        """
+        """Signals and `standard_error` of logits; waits for the device once."""
         before, best = (
             known.to(logits.device) if len(known) == len(logits) else None for known in (self._last, self._best)
         )

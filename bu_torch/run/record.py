@@ -34,20 +34,10 @@ class Record:
     check, and one for the end. An earlier file is never written over: the name gets a version, as those of Lightning's
     checkpoints do. A run that resumes may end an epoch a second time: of two rows of the same epoch and step the later
     one counts. A file that can no longer be written is given up with a warning; training goes on.
-
-    Args:
-        folder: Where to write; made if need be.
-        header: The first line beside the table, of `header_line`.
-        rows: Checks of the run that this one resumes, written first.
-        names: Columns that there are even if the first row, perhaps of a run with other settings, lacks them.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        header: Mapping[str, Any],
-        rows: Iterable[Mapping[str, Any]],
-        names: Iterable[str] = (),
+        self, folder: Path, header: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], names: Iterable[str] = ()
     ) -> None:
         self._columns: list[str] | None = None
         self._names = tuple(names)
@@ -105,8 +95,7 @@ class Record:
     def _give_up(self, path: Path, error: OSError) -> None:
         self.path = None
         warnings.warn(
-            f"The record of the checks cannot be written to {path}: {error}. Training goes on without it.",
-            stacklevel=2,
+            f"The record of the checks cannot be written to {path}: {error}. Training goes on without it.", stacklevel=2
         )
 
 
@@ -138,11 +127,6 @@ def check_line(entry: Mapping[str, Any], details: Details, rows: Tensor) -> dict
         "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
         "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
     }
-
-
-def end_line(reason: str, **kept: Any) -> dict[str, Any]:
-    """The last line: why training ended, and what was kept."""
-    return {"kind": "end", "reason": reason, **kept}
 
 
 def row(

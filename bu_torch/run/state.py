@@ -2,11 +2,12 @@
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import Plan
 from bu_torch.run.history import History
@@ -15,7 +16,6 @@ from bu_torch.run.settings import MeasurementSettings
 # Settings that scores depend on: with another value of one of them, scores cannot be compared.
 _COMPARED = ("start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight")
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-_PREPARED = (torch.float32, torch.float64, torch.int64)
 _MOST_NAME = 100  # characters of a column
 
 
@@ -31,22 +31,14 @@ class State(NamedTuple):
     samples: str | None
     settings: dict[str, Any] | None
     rule: dict[str, Any]
-    prepared: dict[str, Any] | None
-    space: Literal["inputs", "patches", "tokens"] | None
+    prepared: Tensor | None
+    space: SpaceName | None
     average: dict[str, Any] | None
     recalls: dict[str, list[Any]]
 
 
 def read_state(state: Any, most_draws: int) -> State:
-    """Check a state, and take it apart.
-
-    Args:
-        state: What a checkpoint holds in its place.
-        most_draws: So many draws a plan has at most.
-
-    Raises:
-        ValueError: If it is none; says what is wrong.
-    """
+    """Check a state, and take it apart; a ValueError says what is wrong."""
     _check(isinstance(state, Mapping), "a dict", state)
     history = [_read_check(entry) for entry in _read(state, "history", list, [])]
     places = [(entry["epoch"], entry.get("step", -1)) for entry in history]
@@ -64,7 +56,7 @@ def read_state(state: Any, most_draws: int) -> State:
         settings=_read(state, "settings", dict, None),
         rule=_read(state, "rule", dict, {}),
         space=_read_space(_read(state, "space", str, None)),
-        prepared=_read_prepared(_read(state, "prepared", dict, None)),
+        prepared=_read_prepared(_read(state, "prepared", Tensor, None)),
         average=_read_average(_read(state, "average", dict, None)),
         recalls=_read_recalls(_read(state, "recalls", dict, {})),
     )
@@ -84,11 +76,7 @@ def compared_settings(
 
 
 def read_weights(weights: Any) -> dict[str, Tensor]:
-    """Check weights by name that a checkpoint holds.
-
-    Raises:
-        ValueError: If they are something else.
-    """
+    """Check weights by name that a checkpoint holds; a ValueError if they are something else."""
     _check(isinstance(weights, Mapping), "weights by name", weights)
     for name, tensor in weights.items():
         _check(isinstance(name, str) and isinstance(tensor, Tensor), "weights as tensors by name", name)
@@ -133,16 +121,14 @@ def _read_predictions(predictions: Any) -> Tensor:
 
 
 def _read_space(space: Any) -> Any:
-    _check(space in (None, "inputs", "patches", "tokens"), "`space` as 'inputs', 'patches' or 'tokens'", space)
+    _check(space in (None, *get_args(SpaceName)), "`space` as 'inputs', 'patches' or 'tokens'", space)
     return space
 
 
-def _read_prepared(prepared: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Tensors by name, of which only those that hold their values: what is in them is checked beside the samples."""
-    for name, tensor in (prepared or {}).items():
-        _check(isinstance(name, str) and isinstance(tensor, Tensor), "`prepared` as tensors by name", name)
-        is_plain = tensor.dtype in _PREPARED and _holds_all(tensor)
-        _check(is_plain, "`prepared` of plain tensors that hold their values", tensor.dtype)
+def _read_prepared(prepared: Tensor | None) -> Tensor | None:
+    """Bytes of a `Preparation`: what is in them is checked beside the samples."""
+    is_plain = prepared is None or (prepared.dtype == torch.uint8 and prepared.ndim == 1 and _holds_all(prepared))
+    _check(is_plain, "`prepared` as bytes in a plain tensor", getattr(prepared, "shape", None))
     return prepared
 
 

@@ -19,7 +19,7 @@ from bu_torch.run.budget import MAX_DRAWS
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
 from bu_torch.run.predictions import Predictions
-from bu_torch.run.record import check_line, end_line, header_line
+from bu_torch.run.record import check_line, header_line
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import compared_settings, read_state
 from bu_torch.samples.samples import Samples
@@ -45,11 +45,8 @@ class Tracker:
             if tracker.verdict.should_stop:
                 break
 
-    If several processes train, one of them prepares and measures, and all of them `add` the same values.
-
-    Args:
-        settings: `Settings`; with `MeasurementSettings` alone, nothing is decided.
-        warn: How to warn; by default `warnings.warn`.
+    If several processes train, one of them prepares and measures, and all of them `add` the same values. With
+    `MeasurementSettings` alone, nothing is decided.
 
     Attributes:
         checks: The checks so far, which of them is kept, and when to stop.
@@ -86,18 +83,7 @@ class Tracker:
         return self.checks.verdict
 
     def prepare(self, samples: Samples, **options: Any) -> str:
-        """Compute all that does not depend on the network, before training.
-
-        Args:
-            samples: As many as planned.
-            **options: As for `Groundwork.prepare`: `module`, `cache`, `has_progress_bar`, `is_saved`, `class_weight`.
-
-        Returns:
-            Fingerprint of samples and settings, for `go_on`.
-
-        Raises:
-            ValueError: As for `Signals.fit` and `Signals.load`; and a TypeError likewise.
-        """
+        """Compute all that does not depend on the network, with options and errors as for `Groundwork.prepare`."""
         fingerprint = self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
         self._adapt(self.groundwork.n_samples)
         return fingerprint
@@ -105,15 +91,12 @@ class Tracker:
     def go_on(self, fingerprint: str, is_restored: bool = True, n_samples: int | None = None) -> bool:
         """Compare the samples with those of the checks so far; False if they differ, so that those count no more.
 
-        Args:
-            fingerprint: What `prepare` gave, in the process that called it.
-            is_restored: `groundwork.is_restored` there.
-            n_samples: `groundwork.n_samples` there, if that is another process.
+        The arguments are those of the process that has prepared; `n_samples` only if that is another one.
         """
         if n_samples is not None:
             self._adapt(n_samples)
         known = self.groundwork.fingerprint
-        are_the_same = not self.history or (is_restored and known in (None, fingerprint))
+        are_the_same = not self.history or known is None or (is_restored and known == fingerprint)
         if not are_the_same:
             self.checks.begin_anew()
             self.predictions.forget()
@@ -127,10 +110,7 @@ class Tracker:
     def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
         """Let the weights of a check enter the average, if there is one, before the check is measured.
 
-        Args:
-            model: The network in training; what is no `torch.nn.Module` has no weights to average.
-            epoch: As for `add`; a check that takes the last one's place does not update the average again.
-            step: Likewise.
+        A check that takes the last one's place does not update the average again.
         """
         if self.average is not None and isinstance(model, nn.Module):
             self.average.update(model, is_again=self.checks.is_last(epoch, step))
@@ -142,14 +122,7 @@ class Tracker:
         return self.average.inside(model)
 
     def measure(self, logits: Tensor) -> dict[str, float]:
-        """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once.
-
-        Args:
-            logits: (n_draws * N, J), on the device of what was prepared.
-
-        Raises:
-            RuntimeError: If `prepare` has not been called; and as for `Signals.measure`.
-        """
+        """Signals and `standard_error` of the network's logits at the perturbed inputs; waits for the device once."""
         if self.account.check_seconds == 0:
             warn_of_probabilities(logits, "The module", self.warn)
         has_rule = self.checks.selection is not None
@@ -158,17 +131,10 @@ class Tracker:
     def add(
         self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
     ) -> dict[str, Any]:
-        """Add a check to the history, and decide.
+        """Add a check to the history, decide, and return the new entry.
 
-        Args:
-            epoch: At least that of the last check.
-            values: What `measure` gave.
-            step: Optimiser steps so far, if they are known. A check of the same epoch and step as the last one, as a
-                resumed training may end an epoch a second time, takes its place.
-            is_counted: False for a check that counts neither for the patience nor as best, nor does any before it.
-
-        Returns:
-            The new entry of `history`.
+        A check of the same epoch and step as the last one, as a resumed training may end an epoch a second time, takes
+        its place. `is_counted=False`: it counts neither for the patience nor as best, nor does any before it.
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         if self.checks.is_most_accurate(entry):
@@ -193,23 +159,16 @@ class Tracker:
             self.warn(message)
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:
-        """Name a class that loses much by what is kept; "" if none does, or if classes are weighted.
-
-        Args:
-            check: Kept entry of `history`.
-        """
+        """Name a class that loses much by what is kept; "" if none does, or if classes are weighted."""
         if not self.groundwork.is_prepared or self.groundwork.signals.boundary.class_weight is not None:
             return ""
         classes, counts = torch.unique(self.groundwork.signals.boundary.labels, return_counts=True)
         return self.predictions.recognition.line(check, classes, counts)
 
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
-        """Count the time of training from now on, and open a record.
+        """Count the time of training from now on, and open a record in `folder`, if there is one.
 
-        Args:
-            started: When the preparation began, by `time.perf_counter`.
-            folder: Folder for the record; None for no record.
-            settings: Settings that the record holds.
+        The preparation `started` by `time.perf_counter`; the record holds `settings`.
         """
         account, selection = self.account, self.checks.selection
         account.begin(started, has_resumed=bool(self.history))
@@ -221,13 +180,7 @@ class Tracker:
         account.open_record(folder, header, self.history, columns)
 
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
-        """Count the time of the last check, and write it to the record.
-
-        Args:
-            started: When it began, by `time.perf_counter`.
-            details: What it saw; None to leave that out.
-            train_loss: The loss on the training samples; None if it is not known.
-        """
+        """Count the time of the last check, and write it to the record."""
         if self.account.path and details is not None:
             line = check_line(self.history[-1], details, self.groundwork.rows)
             self.account.note(line | _not_compared(self.checks))
@@ -235,13 +188,8 @@ class Tracker:
         self.account.end_check(started, self.history[-1], train_loss)
 
     def end(self, reason: str, **kept: Any) -> None:
-        """Write the last line of the record.
-
-        Args:
-            reason: Why training ended.
-            **kept: `kept_epoch`, `kept_step`, `stopped_epoch` and `best_model_path`, of what decided.
-        """
-        self.account.note(end_line(reason, **kept) | _not_compared(self.checks))
+        """Write the last line of the record: why training ended, and what was kept."""
+        self.account.note({"kind": "end", "reason": reason, **kept} | _not_compared(self.checks))
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average: training has ended."""
@@ -259,11 +207,7 @@ class Tracker:
         return state | {"settings": settings} if settings else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; with other settings, patience and the best epoch start anew.
-
-        Raises:
-            ValueError: If it is no state of a tracker.
-        """
+        """Go on where `state_dict` was taken; with other settings, patience and the best epoch start anew."""
         state = read_state(state_dict, max(MAX_DRAWS, self.settings.n_draws or 0))
         now = compared_settings(self.settings, self.average, self.checks)
         before = now if state.settings is None else state.settings

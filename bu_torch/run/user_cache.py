@@ -11,7 +11,7 @@ from platformdirs import user_cache_path
 
 from bu_torch.internal.files import regular_file
 from bu_torch.run.record import versions
-from bu_torch.signals.cache import is_cache
+from bu_torch.signals.arrays import are_arrays
 
 VARIABLE = "BU_TORCH_CACHE"
 LEAST_SECONDS = 0.5  # of a preparation that is worth a file
@@ -78,7 +78,7 @@ def entries(place: Path) -> list[Entry]:
         try:
             with regular_file(file, is_own=True) as content:
                 status = os.fstat(content.fileno())
-                if is_cache(content):
+                if are_arrays(content):
                     found.append(Entry(status.st_mtime, status.st_size, file))
         except OSError:  # deleted by another process, or none of ours
             continue
@@ -96,14 +96,6 @@ def make_room(place: Path) -> None:
             total += entry.size if is_kept else 0
         if not is_kept:
             delete(entry.file)
-
-
-def count_as_used(path: Path) -> None:
-    """A file is used now; where the folder cannot be written to, it stays as it is."""
-    try:
-        os.utime(path)
-    except OSError:
-        return
 
 
 def delete(file: Path) -> bool:

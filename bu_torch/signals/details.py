@@ -65,22 +65,15 @@ class Details(NamedTuple):
 
 
 def describe(reading: Reading, *, label_trust: Tensor, nearest_class: Tensor, n_doubtful: int) -> Details:
-    """Details of what a check has read.
-
-    Args:
-        reading: Of the check.
-        label_trust: Trust scores of the labels at the perturbed samples, the sample itself left out, (D * N,).
-        nearest_class: The nearest class there, likewise, (D * N,).
-        n_doubtful: So many of the least trusted samples are told.
-    """
-    by_pair = _by_pair(reading)
-    shown = by_pair.weights.argsort(descending=True, stable=True)[:_MOST_PAIRS]
+    """Details of what a check has read."""
+    weights, values, shares, ceiling = _by_pair(reading)
+    shown = weights.argsort(descending=True, stable=True)[:_MOST_PAIRS]
     nearness = torch.cat([terms.nearness for terms in reading.terms]).double()
     distance = (-2 * nearness.log()).clamp(min=0).sqrt()  # NaN where a logit is not finite
     local = torch.cat([terms.local for terms in reading.terms]).double()
-    columns = (reading.pairs[shown], by_pair.shares[shown], by_pair.weights[shown], by_pair.values[shown])
+    columns = (reading.pairs[shown], shares[shown], weights[shown], values[shown])
     return Details(
-        ceiling=float(by_pair.ceiling),
+        ceiling=float(ceiling),
         pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*(column.tolist() for column in columns), strict=True)],
         n_pairs_left_out=len(reading.pairs) - len(shown),
         near_boundary=_histogram(distance, 0.0, 5.0, 25),
@@ -90,16 +83,8 @@ def describe(reading: Reading, *, label_trust: Tensor, nearest_class: Tensor, n_
     )
 
 
-class _ByPair(NamedTuple):
-    """Means over the draws, float64."""
-
-    weights: Tensor  # (P,)
-    values: Tensor  # U of each pair, (P,)
-    shares: Tensor  # (P,)
-    ceiling: Tensor  # of U, a scalar
-
-
-def _by_pair(reading: Reading) -> _ByPair:
+def _by_pair(reading: Reading) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weight, U and share of each pair, (P,), and the ceiling of U, a scalar: means over the draws, float64."""
     terms = reading.terms
     weights, values, shares = (
         torch.stack([getattr(part, name) for part in terms]).mean(dim=0) for name in ("weights", "values", "shares")
@@ -117,7 +102,7 @@ def _by_pair(reading: Reading) -> _ByPair:
         is_separable = part.weights < 1e-6
         reachable = of_pair / torch.where(is_separable, torch.ones_like(part.weights), part.weights)
         ceilings.append((torch.where(is_separable, torch.ones_like(reachable), reachable) * part.shares).sum())
-    return _ByPair(weights, values, shares, torch.stack(ceilings).mean())
+    return weights, values, shares, torch.stack(ceilings).mean()
 
 
 def _doubtful(reading: Reading, label_trust: Tensor, nearest_class: Tensor, n_doubtful: int) -> list[Doubtful]:

@@ -69,13 +69,7 @@ class Recognition:
             self.balanced = recalls
 
     def line(self, check: Mapping[str, Any], classes: Tensor, counts: Tensor) -> str:
-        """Name the class that loses most by the kept check; "" if no class loses much.
-
-        Args:
-            check: Kept one. If it is not `kept`, nothing is said.
-            classes: Classes that have samples, (C,).
-            counts: Samples of each, (C,).
-        """
+        """Name the class that loses most by the kept `check`; "" if no class loses much, or `kept` is another one."""
         kept, balanced = self.kept, self.balanced
         if kept is None or balanced is None or (kept.epoch, kept.step) != (check["epoch"], check.get("step")):
             return ""
@@ -117,12 +111,7 @@ def recalls_of(
 ) -> Tensor:
     """Recall of each class by labels, then by label probabilities, (2 * C,) float64; waits for no device.
 
-    Args:
-        columns: For each prediction the column of its class, (D * N,); C or more for a class without samples.
-        of_labels: For each sample the column of its label, (N,).
-        probabilities: Class probabilities at the perturbed samples, (D * N, C).
-        weights: How often each sample counts, (N,); None for alike.
-        n_classes: C.
+    Predictions (D * N,) and labels (N,) are given as columns of arrays of C classes, C or more for one without samples.
     """
     labels = of_labels.repeat(len(columns) // len(of_labels))
     if weights is None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 from bu_torch import BoundaryUncertainty, Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.callbacks._training_data import read_training_data
-from bu_torch.run import preparation as module_of_preparation
+from bu_torch.run import caching
 from bu_torch.samples.subset import stratified_rows
 
 
@@ -310,7 +310,7 @@ def test_second_fit_starts_anew(tmp_path):
 
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_a_bar_shows_how_far_a_long_preparation_is(tmp_path, capsys, monkeypatch, is_shown):
-    monkeypatch.setattr(module_of_preparation, "_BAR_DELAY", 0)
+    monkeypatch.setattr(caching, "_BAR_DELAY", 0)
     fit(tmp_path, loader(*blobs()), enable_progress_bar=is_shown, max_epochs=1)
     shown = capsys.readouterr().err
     assert ("Boundary uncertainty prepares:" in shown) == is_shown

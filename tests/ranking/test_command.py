@@ -118,6 +118,7 @@ def test_keys_say_where_a_sample_holds_its_input(project, capsys, samples, keys)
         (["checkpoints", "--soup", "inputs.pt"], "`inputs.pt` is there already"),
         (["inputs.pt"], "`inputs.pt` must hold"),
         (["ranked_project.py"], "`ranked_project.py` is no file"),
+        (["\x1b[31mred\n.ckpt"], "no checkpoint `\ufffd[31mred .ckpt`"),
         (["checkpoints", "--device", "nowhere"], "nowhere"),
     ],
 )
@@ -136,6 +137,9 @@ def test_a_name_that_leads_nowhere_is_said(project, capsys, option, place):
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert place.strip(":").split(":")[0] in error
+    (project / "code.py").write_text("Net = None")  # Python has a module of this name
+    assert rank("checkpoints", module="code:Net") == 1
+    assert f"there is no 'Net' in {sys.modules['code'].__file__}" in capsys.readouterr().err
 
 
 def test_a_pickle_is_run_only_if_told(project, capsys):
@@ -195,17 +199,3 @@ def test_the_folder_is_on_the_path_last_and_only_while_the_user_s_module_is_impo
     assert rank("checkpoints") == 0
     assert sys.modules.pop("sibling").path == [*before, str(project)]
     assert sys.path == before
-
-
-def test_a_missing_name_is_said_with_the_file_that_was_found(project, capsys):
-    (project / "code.py").write_text("Net = None")  # Python has a module of this name
-    assert rank("checkpoints", module="code:Net") == 1
-    assert f"there is no 'Net' in {sys.modules['code'].__file__}" in capsys.readouterr().err
-
-
-def test_an_error_about_a_hostile_name_is_one_clean_line(project, capsys):
-    (project / "\x1b[31mred\n.ckpt").write_text("no weights")
-    assert rank("\x1b[31mred\n.ckpt") == 1
-    error = capsys.readouterr().err
-    assert "\x1b" not in error
-    assert len(error.splitlines()) == 1

@@ -76,10 +76,12 @@ def test_all_signals_at_once_and_the_default_rule(data):
     assert by_trust.best_index_ == int(np.argmax(found.cv_results_["mean_test_trust_score"]))
 
 
-def test_a_scorer_is_copied_pickled_and_cloned(data):
+def test_a_scorer_is_copied_pickled_and_cloned_and_leaves_random_states_alone(data, random_states):
     scorer = BoundaryUncertaintyScorer(signals=Signals(20, 2, 3), max_samples=90)
     model = LogisticRegression(max_iter=1000).fit(*data)
+    before = random_states()
     value = scorer(model, *data)
+    assert random_states() == before
     twins = [copy.deepcopy(scorer), pickle.loads(pickle.dumps(scorer))]  # noqa: S301
     grid = clone(GridSearchCV(model, {}, scoring=scorer))
     for twin in (*twins, grid.scoring):
@@ -111,20 +113,14 @@ def test_frames_and_labels_of_two_classes(data):
     assert found.cv_results_["mean_test_score"].tolist() == pytest.approx(plain.cv_results_["mean_test_score"].tolist())
 
 
-def test_global_random_numbers_are_left_alone(data, random_states):
-    model = KNeighborsClassifier().fit(*data)
-    before = random_states()
-    BoundaryUncertaintyScorer()(model, *data)
-    assert random_states() == before
-
-
 def test_samples_that_are_not_fit_are_refused(data):
-    model, scorer = KNeighborsClassifier().fit(*data), BoundaryUncertaintyScorer()
-    with pytest.raises(ValueError, match="one entry a sample"):
-        scorer(model, data[0], data[1][1:])
-    with pytest.raises(ValueError, match="`X`"):
-        scorer(model, data[0] * np.nan, data[1])
-    with pytest.raises(ValueError, match="regression"):
-        scorer(model, data[0], np.linspace(0, 1, 160))
-    with pytest.raises(ValueError, match="fitted"):
-        scorer(KNeighborsClassifier(), *data)
+    features, labels = data
+    model = KNeighborsClassifier().fit(*data)
+    for said, *arguments in (
+        ("one entry a sample", model, features, labels[1:]),
+        ("`X`", model, features * np.nan, labels),
+        ("regression", model, features, np.linspace(0, 1, 160)),
+        ("fitted", KNeighborsClassifier(), features, labels),
+    ):
+        with pytest.raises(ValueError, match=said):
+            BoundaryUncertaintyScorer()(*arguments)

@@ -1,5 +1,7 @@
 """Several runs on one page: what it shows of each, and what it refuses."""
 
+import json
+
 import browser
 import pytest
 import records
@@ -74,7 +76,7 @@ def test_the_largest_values_of_each_run_are_seen_whatever_the_first_were(tmp_pat
         for name in names:
             rows = [{"epoch": n, "expected_accuracy": value} for n, value in enumerate(curves[name])]
             rows = [row | {"boundary_uncertainty": 0.5, "trust_score": 1.5} for row in rows]
-            records.write_table(tmp_path / name / "boundary_uncertainty.csv", rows)
+            records.write_table(tmp_path / name / records.TABLE, rows)
         layout = comparison([read_record(tmp_path / name) for name in names]).drawings[0]["layout"]
         titles = [label["text"] for label in layout["annotations"]]
         return layout[f"yaxis{titles.index('expected accuracy') + 1}"]["range"]
@@ -85,6 +87,17 @@ def test_the_largest_values_of_each_run_are_seen_whatever_the_first_were(tmp_pat
     low, high = limits("long", "poor")
     assert 0.7 < low < 0.8
     assert high > 0.959
+
+
+def test_a_run_without_steps_beside_one_with_several_checks_an_epoch(tmp_path):
+    rows = records.checks(6)
+    records.write_table(tmp_path / "steps.csv", [row | {"epoch": row["epoch"] // 3} for row in rows])
+    records.write_table(tmp_path / "none.csv", [{k: v for k, v in row.items() if k != "step"} for row in rows])
+    records.write_table(tmp_path / "some.csv", [rows[0] | {"step": ""}, *rows[1:]])
+    shown = comparison([read_record(tmp_path / f"{name}.csv") for name in ("steps", "none", "some")])
+    curves = [trace for trace in shown.drawings[0]["data"] if trace["mode"] != "markers"]
+    assert [len(trace["x"]) for trace in curves[:3]] == [6, 0, 5]
+    assert json.loads(shown.json)
 
 
 @pytest.mark.parametrize("n_runs", [0, 1, 11])

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import stat
+import sys
 from email.message import Message
 from html.parser import HTMLParser
 from pathlib import Path
@@ -59,8 +60,7 @@ def drawing(record, name):
 
 
 def test_what_a_finished_run_shows(tmp_path):
-    path = records.write_run(tmp_path, classes=records.LETTERS)
-    record = read_record(tmp_path)
+    record = records.run(tmp_path, classes=records.LETTERS, averaging="uniform")
     kept = record.end.kept_epoch
     said = words(record, [tmp_path / "older.csv"])
     assert f"Epoch {kept} was kept" in said
@@ -73,29 +73,27 @@ def test_what_a_finished_run_shows(tmp_path):
         assert str(doubt.row) in said
     for setting in (*record.settings, *record.versions, *record.data):
         assert setting in said
-    for file in (path, tmp_path / "older.csv", record.end.best_model_path):
+    for file in (record.path, tmp_path / "older.csv", record.end.best_model_path):
         assert str(file) in said
+    assert "All that is measured is of averaged weights." in said
     drawn = [drawing["name"] for drawing in content(record).drawings]
     maps = ["pairs", "near_boundary", "local_uncertainty", "log_trust"]
     assert drawn == ["deciding", "scores", "agreement", "changes", *maps, "cost"]
 
 
 def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
-    records.write_run(tmp_path, rule="trust_score", start_from_epoch=10)
-    record = read_record(tmp_path)
+    record = records.run(tmp_path, rule="trust_score", start_from_epoch=10)
     drawn = {trace["name"]: trace for trace in drawing(record, "scores")["data"] if trace["mode"] == "markers"}
     assert len(drawn) == len(RULE_NAMES)
     for name in RULE_NAMES:
         kept = SelectionRule(name, start_from_epoch=10).replay(record.checks)
-        assert drawn[f"rule: {figures._SHORT_RULES[name]}"]["x"] == [kept["epoch"]]
+        assert drawn[f"rule: {figures._RULES[name][0]}"]["x"] == [kept["epoch"]]
 
 
 @pytest.mark.parametrize("rule", [*RULE_NAMES, "my_rule", None])
 def test_the_score_that_decides_is_drawn_first_where_its_largest_is_seen(tmp_path, rule):
     rows = [row | {"my_rule": -abs(row["epoch"] - 7.0)} for row in records.checks(40)]
-    records.write_run(tmp_path, n_checks=40, n_classes=3, rule=rule)
-    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
-    record = read_record(tmp_path)
+    record = records.run(tmp_path, rows, n_checks=40, n_classes=3, rule=rule)
     score, kept = content(record).drawings[0]["data"]
     assert score["x"] == list(range(40))
     if rule == "my_rule":
@@ -114,8 +112,7 @@ def test_the_score_that_decides_is_drawn_first_where_its_largest_is_seen(tmp_pat
 
 
 def test_each_share_has_a_panel_of_its_own_where_its_best_values_are_seen(tmp_path):
-    records.write_run(tmp_path, n_checks=40, n_classes=3)
-    record = read_record(tmp_path)
+    record = records.run(tmp_path, n_checks=40, n_classes=3)
     colours = []
     for name, is_larger_better in (("agreement", True), ("changes", False)):
         shown = drawing(record, name)
@@ -136,15 +133,13 @@ def test_each_share_has_a_panel_of_its_own_where_its_best_values_are_seen(tmp_pa
 
 def test_a_loss_is_drawn_where_the_record_has_one(tmp_path):
     rows = [row | {"train_loss": 1 / (1 + row["epoch"])} for row in records.checks(10)]
-    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
-    (trace,) = drawing(read_record(tmp_path), "loss")["data"]
+    (trace,) = drawing(records.run(tmp_path, rows), "loss")["data"]
     assert trace["y"] == pytest.approx([row["train_loss"] for row in rows], rel=1e-6)
 
 
 def test_plotly_takes_every_figure(tmp_path):
     graph_objects = pytest.importorskip("plotly.graph_objects")
-    records.write_run(tmp_path, n_checks=12, n_classes=4)
-    shown = content(read_record(tmp_path)).drawings
+    shown = content(records.run(tmp_path, n_checks=12, n_classes=4)).drawings
     for one in shown:
         made = graph_objects.Figure({"data": one["data"], "layout": one["layout"]})  # refuses what it does not know
         assert len(made.data) == len(one["data"])
@@ -160,8 +155,7 @@ def test_the_library_in_the_page_is_the_one_that_was_checked():
 
 
 def test_each_section_is_in_the_table_of_contents(tmp_path):
-    records.write_run(tmp_path, n_checks=10, n_classes=3)
-    found = Elements(content(read_record(tmp_path)).main).elements
+    found = Elements(content(records.run(tmp_path, n_checks=10, n_classes=3)).main).elements
     names = [attributes["id"] for tag, attributes in found if tag == "section"]
     assert [attributes["href"] for tag, attributes in found if tag == "a"] == [f"#{name}" for name in names]
     assert len(names) == 14
@@ -183,18 +177,15 @@ def test_the_page_links_to_the_documentation_where_the_package_names_one(tmp_pat
     for one in named:
         message["Project-URL"] = one
     monkeypatch.setattr(sections, "metadata", lambda _: message)
-    records.write_run(tmp_path, n_checks=2, n_classes=2)
-    assert shown in content(read_record(tmp_path)).main
+    assert shown in content(records.run(tmp_path, n_checks=2, n_classes=2)).main
 
 
 def test_a_killed_run_says_so_and_a_monitor_that_it_decides_nothing(tmp_path):
-    records.write_run(tmp_path / "killed", n_checks=10, n_classes=3, ended=False)
-    killed = read_record(tmp_path / "killed")
+    killed = records.run(tmp_path / "killed", n_checks=10, n_classes=3, ended=False)
     assert "is kept so far" in words(killed)
     assert "still goes on, or it ended without a word (killed). The last check is that of epoch 9." in words(killed)
     assert not content(killed).has_ended
-    records.write_run(tmp_path / "watched", n_checks=10, n_classes=3, rule=None)
-    watched = read_record(tmp_path / "watched")
+    watched = records.run(tmp_path / "watched", n_checks=10, n_classes=3, rule=None)
     assert "The default rule would have kept epoch" in words(watched)
     assert "The callback only measured." in words(watched)
     assert "would be kept:" in json.dumps(content(watched).drawings)
@@ -202,55 +193,41 @@ def test_a_killed_run_says_so_and_a_monitor_that_it_decides_nothing(tmp_path):
 
 def test_a_record_of_before_expected_accuracy_is_judged_by_what_it_has(tmp_path):
     rows = [{k: v for k, v in row.items() if k != "expected_accuracy"} for row in records.checks(20)]
-    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
-    record = read_record(tmp_path)
+    record = records.run(tmp_path, rows)
     said = words(record)
     kept = SelectionRule("boundary_uncertainty").replay(record.checks)["epoch"]
     assert f"Boundary uncertainty would have kept epoch {kept}" in said
     assert "The default rule" not in said
-    records.write_table(tmp_path / "boundary_uncertainty.csv", records.checks(20))
-    assert "The default rule would have kept epoch" in words(read_record(tmp_path))
+    assert "The default rule would have kept epoch" in words(records.run(tmp_path, records.checks(20)))
 
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_rule_that_cannot_be_replayed_is_drawn_by_the_scores_it_left(tmp_path, ended):
-    rule = "my_rule"
-    rows = [row | {rule: float(min(row["epoch"], 7))} for row in records.checks(20)]
-    records.write_run(tmp_path, n_checks=20, n_classes=3, rule=rule, ended=ended)
-    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
-    record = read_record(tmp_path)
+    rows = [row | {"my_rule": float(min(row["epoch"], 7))} for row in records.checks(20)]
+    record = records.run(tmp_path, rows, n_checks=20, n_classes=3, rule="my_rule", ended=ended)
     drawn = {trace["name"]: trace for trace in drawing(record, "scores")["data"] if trace["mode"] == "markers"}
-    assert drawn[f"rule: {rule.replace('_', ' ')}"]["x"] == [7]
-    assert f"{rule.replace('_', ' ')}, this run's" in words(record)
+    assert drawn["rule: my rule"]["x"] == [7]
+    assert "my rule, this run's" in words(record)
     if not ended:
         assert "Epoch 7 is kept so far" in words(record)
-        records.write_table(tmp_path / "boundary_uncertainty.csv", records.checks(20))
-        said = words(read_record(tmp_path))
+        said = words(records.run(tmp_path, records.checks(20)))
         assert "Which epoch is kept is not known" in said
         assert "The table has no score of this run's rule." in said
 
 
 def test_a_table_alone_shows_what_it_has(tmp_path):
-    path = records.write_table(tmp_path / "boundary_uncertainty.csv", records.checks(10))
-    record = read_record(tmp_path)
-    assert [drawing["name"] for drawing in content(record).drawings] == [
-        "deciding",
-        "scores",
-        "agreement",
-        "changes",
-        "cost",
-    ]
+    record = records.run(tmp_path, records.checks(10))
+    names = [drawing["name"] for drawing in content(record).drawings]
+    assert names == ["deciding", "scores", "agreement", "changes", "cost"]
     assert "no boundary_uncertainty.jsonl beside the table" in words(record)
-    path.write_text("epoch,boundary_uncertainty,trust_score\n0,0.5,1.5\n")
-    record = read_record(tmp_path)
+    record = records.run(tmp_path, [{"epoch": 0, "boundary_uncertainty": 0.5, "trust_score": 1.5}])
     assert [drawing["name"] for drawing in content(record).drawings] == ["deciding", "scores"]
     assert "not in the table" in words(record)
 
 
 def test_a_run_without_a_check(tmp_path):
-    records.write_table(tmp_path / "boundary_uncertainty.csv", [])
     records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header()])
-    record = read_record(tmp_path)
+    record = records.run(tmp_path, [])
     assert "No check yet" in words(record)
     assert content(record).drawings == []
     assert "patience" in words(record)
@@ -260,15 +237,14 @@ def test_values_that_are_not_finite_are_gaps_and_where_all_are_nothing_is_kept(t
     rows = records.checks(8)
     rows[2]["boundary_uncertainty"] = rows[3]["trust_score"] = math.nan
     rows[4]["trust_score"] = math.inf
-    path = records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
-    record = read_record(tmp_path)
+    record = records.run(tmp_path, rows)
     curves = {trace["name"]: trace["y"] for trace in drawing(record, "scores")["data"]}
     assert [i for i, y in enumerate(curves["boundary uncertainty"]) if y is None] == [2]
     assert [i for i, y in enumerate(curves["trust score"]) if y is None] == [3, 4]
     assert "not finite in 1 of 8 checks" in words(record)
-    records.write_table(path, [row | {"boundary_uncertainty": math.nan, "trust_score": math.nan} for row in rows])
-    records.write_details(path.with_suffix(".jsonl"), [records.header(rule="trust_score")])
-    record = read_record(tmp_path)
+    records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header(rule="trust_score")])
+    none = {"boundary_uncertainty": math.nan, "trust_score": math.nan}
+    record = records.run(tmp_path, [row | none for row in rows])
     assert "No epoch was kept" in words(record)
     assert render(record)
 
@@ -277,14 +253,12 @@ def test_a_resumed_run_has_costs_from_where_it_resumed(tmp_path):
     rows = records.checks(6)
     for row in rows[:3]:
         row["step"] = row["seconds"] = row["check_seconds"] = ""
-    records.write_table(tmp_path / "boundary_uncertainty.csv", rows)
-    cost = drawing(read_record(tmp_path), "cost")
+    cost = drawing(records.run(tmp_path, rows), "cost")
     assert [y is None for y in cost["data"][0]["y"]] == [True, True, True, False, False, False]
 
 
 def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known_and_of_the_worst_classes(tmp_path):
-    records.write_run(tmp_path / "letters", n_checks=3, classes=records.LETTERS)
-    record = read_record(tmp_path / "letters")
+    record = records.run(tmp_path / "letters", n_checks=3, classes=records.LETTERS)
     pairs = {(k, m): u for k, m, _, _, u in record.details[record.end.kept_epoch].pairs}
     blanks, values = (trace["z"] for trace in drawing(record, "pairs")["data"])
     for k in range(26):
@@ -295,16 +269,14 @@ def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known_and_of_the_w
     colours = drawing(record, "pairs")["layout"]["coloraxis"]
     found = sorted(pairs.values())
     assert found[0] <= colours["cmin"] < found[len(found) // 2] < colours["cmax"] <= found[-1]
-    records.write_run(tmp_path / "many", n_checks=2, n_classes=120)
-    record = read_record(tmp_path / "many")
+    record = records.run(tmp_path / "many", n_checks=2, n_classes=120)
     assert len(drawing(record, "pairs")["data"][0]["z"]) == 40
     assert "The 40 classes with the worst boundaries are shown, 80 are not." in words(record)
 
 
 def test_many_epochs_are_thinned_in_maps_and_the_kept_one_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(maps, "_MOST_COLUMNS", 20)
-    records.write_run(tmp_path, n_checks=70, n_classes=2)
-    record = read_record(tmp_path)
+    record = records.run(tmp_path, n_checks=70, n_classes=2)
     (trace,) = drawing(record, "near_boundary")["data"]
     assert len(trace["x"]) <= 22
     assert {record.end.kept_epoch, 69} <= set(trace["x"])
@@ -312,15 +284,7 @@ def test_many_epochs_are_thinned_in_maps_and_the_kept_one_stays(tmp_path, monkey
     assert sums == pytest.approx([1] * len(sums))
 
 
-@pytest.mark.parametrize("settings", [{"rule": "<b>"}, {"rule": ["x"]}, {"start_from_epoch": "0"}])
-def test_settings_that_no_rule_takes_are_refused(tmp_path, settings):
-    records.write_run(tmp_path, n_checks=2, n_classes=2)
-    records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header(**settings)])
-    with pytest.raises(ValueError, match="settings"):
-        render(read_record(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["boundary_uncertainty.csv", "boundary_uncertainty.jsonl"])
+@pytest.mark.parametrize("name", [records.TABLE, "boundary_uncertainty.jsonl"])
 def test_a_spoilt_file_is_shown_or_refused_with_its_name(tmp_path, name):
     records.write_run(tmp_path, n_checks=4, n_classes=3)
     whole = (tmp_path / name).read_bytes()
@@ -364,7 +328,7 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path):
 
 def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
     folder = tmp_path / "<img src=x onerror=alert(3)>"
-    records.write_run(folder, n_checks=3, classes=[MARKUP, "b", "c"])
+    records.write_run(folder, n_checks=3, classes=[MARKUP, "<!--", "&"])
     details = folder / "boundary_uncertainty.jsonl"
     made = [json.loads(line) for line in details.read_text().splitlines()]
     made[0]["settings"][MARKUP] = made[0]["versions"]["torch"] = made[0]["started"] = MARKUP
@@ -378,18 +342,13 @@ def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
     kinds = [tag for tag, _ in Elements(page).elements]
     assert kinds.count("script") == 4
     assert "img" not in kinds
-    assert "<img" not in json.dumps(content(record).drawings)
-    assert "\u202e" not in page
-    assert "\x00" not in page.replace(re.search(r"plotly\.js \(cartesian.*", page, re.DOTALL)[0], "")
-
-
-def test_the_drawings_are_json_that_stands_in_a_script(tmp_path):
-    records.write_run(tmp_path, n_checks=3, classes=["</script>", "<!--", "&"])
-    page = render(read_record(tmp_path))
     inside = re.search(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)[1]
     assert "<" not in inside
     assert inside.isascii()
     assert len(json.loads(inside)["drawings"]) == 9
+    assert "<img" not in json.dumps(content(record).drawings)
+    assert "\u202e" not in page
+    assert "\x00" not in page.replace(re.search(r"plotly\.js \(cartesian.*", page, re.DOTALL)[0], "")
 
 
 def test_the_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -411,7 +370,8 @@ def test_the_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [file.name for file in out.parent.iterdir()] == ["report.html"]
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command_needs_no_plotly_to_be_installed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
     older = records.write_run(tmp_path / "older", n_checks=2, n_classes=2)
     for file in (older, older.with_suffix(".jsonl")):
         os.utime(file, (1e9, 1e9))
@@ -421,6 +381,7 @@ def test_the_command(tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.splitlines() == [f"{out}: {newer}", f"  not shown: {older}"]
     assert str(older) in out.read_text()
+    assert "plotly.js (cartesian" in out.read_text()
     assert main(["report", str(older), "-o", str(out)]) == 0
     assert "not shown" not in capsys.readouterr().out
 
@@ -433,24 +394,11 @@ def test_the_command_says_in_a_line_what_is_wrong(tmp_path, capsys, command):
     assert said.count("\n") == 1
 
 
-def test_the_page_needs_no_plotly_to_be_installed(tmp_path, monkeypatch):
-    records.write_run(tmp_path, n_checks=2, n_classes=2)
-    monkeypatch.setitem(__import__("sys").modules, "plotly", None)
-    assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 0
-    assert "plotly.js (cartesian" in (tmp_path / "page.html").read_text()
-
-
 def test_text_for_people():
     assert escaped("a<b>&\"'") == "a&lt;b&gt;&amp;&quot;&#x27;"
     assert escaped("x" * 50, 10) == "x" * 9 + "…"
     assert cleaned("a\nb\x1b[31m\u202e\u200d") == "a b\ufffd[31m\ufffd\u200d"
-    assert [figure(value) for value in (0.25, math.nan, 1234567.0, 5.7e-09, 0.0, 1e20, -2.5)] == [
-        "0.250",
-        "–",  # noqa: RUF001
-        "1,234,567",
-        "below 0.001",
-        "0.000",
-        "1e+20",
-        "-2.500",
-    ]
+    numbers = {0.25: "0.250", 1234567.0: "1,234,567", 5.7e-09: "below 0.001", 0.0: "0.000", 1e20: "1e+20"}
+    assert [figure(value) for value in (*numbers, -2.5)] == [*numbers.values(), "-2.500"]
+    assert figure(math.nan) == duration(math.nan) == "–"  # noqa: RUF001
     assert [duration(s) for s in (0.0123, 59.0, 600.0, 7300.0)] == ["12 ms", "59.0 s", "10 min", "2 h 2 min"]

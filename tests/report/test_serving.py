@@ -141,12 +141,6 @@ def test_hosts_that_are_none(tmp_path, host):
     assert repr(host) in str(found.value)
 
 
-@pytest.mark.parametrize("hosts", ["example.org", None, 3, [3]])
-def test_allowed_hosts_of_another_type(tmp_path, hosts):
-    with pytest.raises(TypeError, match="`allowed_hosts` must be a sequence of strings, got"):
-        PageServer(tmp_path, allowed_hosts=hosts)
-
-
 OTHER_PATHS = [
     "/",
     "/boundary_uncertainty.csv",
@@ -233,21 +227,6 @@ def test_a_record_that_takes_long_to_read_is_left_alone_for_longer(server, tmp_p
     assert server.shown().has_ended
 
 
-def test_a_record_made_to_fill_the_page_or_the_memory_is_thinned_or_refused(server, tmp_path):
-    path = records.write_run(tmp_path, n_checks=2, n_classes=2)
-    with path.open("a") as file:
-        file.writelines(f"{epoch},,,,0.5,1.5,,,,,,,\n" for epoch in range(2, 10_000))
-    answer, text = ask(server, Accept="application/json")
-    assert answer.status == 200
-    assert len(text) < 2**20
-    assert "one of every 3 checks" in json.loads(text)["main"]
-    with path.with_suffix(".jsonl").open("a") as file:
-        file.write("[" * 2**21 + "\n")
-    answer, text = ask(server, Accept="application/json")
-    assert answer.status == 200
-    assert "a line of a record has at most 1048576 bytes" in json.loads(text)["main"]
-
-
 def test_the_command_serves_until_it_is_interrupted(tmp_path):
     records.write_run(tmp_path, n_checks=2, n_classes=2)
     process = subprocess.Popen(
@@ -275,9 +254,16 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path):
         process.communicate()
 
 
-def test_a_folder_and_a_port_there_must_be(tmp_path):
+@pytest.mark.parametrize(
+    ("error", "said", "arguments"),
+    [
+        (ValueError, "`port` must be an integer from 0 to 65535", {"port": -1}),
+        (ValueError, "`port` must be an integer from 0 to 65535", {"port": 70000}),
+        *((TypeError, "`allowed_hosts` must be a sequence", {"allowed_hosts": one}) for one in ("a.org", None, 3, [3])),
+    ],
+)
+def test_arguments_of_another_kind(tmp_path, error, said, arguments):
+    with pytest.raises(error, match=said):
+        watch(tmp_path, **arguments)
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         watch(tmp_path / "gone")
-    for port in (-1, 70000):
-        with pytest.raises(ValueError, match="`port` must be an integer from 0 to 65535"):
-            watch(tmp_path, port=port)

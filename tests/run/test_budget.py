@@ -329,7 +329,7 @@ def test_a_cache_is_written_once_and_taken_from_then_on(tmp_path, monkeypatch, c
     trainer(tmp_path, monitor, fast_dev_run=True).fit(Classifier(), loader(*blobs()))
     assert not (tmp_path / "cache.npz").exists()
     first = fit(*blobs())
-    monkeypatch.setattr("bu_torch.signals.measuring.BoundaryUncertainty.fit", lambda *a: pytest.fail("computed again"))
+    monkeypatch.setattr("bu_torch.signals.measuring.Preparation.make", lambda *a: pytest.fail("computed again"))
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         assert fit(*blobs()) == first
     assert f"loaded what an earlier run has prepared: {tmp_path / 'cache.npz'}" in caplog.text

@@ -113,11 +113,13 @@ def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
     best = max(stopper.history, key=lambda entry: entry["expected_accuracy"])
     assert (stopper.best_epoch, stopper.best_step) == (best["epoch"], best["step"])
     for arguments, message in [
+        ({"step": 8.7}, "`step` must be an integer"),
+        ({"epoch": 8.7}, "`epoch` must be an integer"),
         ({"step": 20}, "`step` must be larger than at the last check, 20, got 20"),
         ({"step": 30, "epoch": 0}, "`epoch` must be at least that of the last check, 1, got 0"),
         ({"epoch": 1}, "`epoch` must be larger than that of the last check, 1, got 1"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((TypeError, ValueError), match=message):
             stopper.check(steps.model, **arguments)
     stopper.restore(steps.model)
     record = read_record(tmp_path)
@@ -133,6 +135,29 @@ def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
     assert plain.history == mapped.history
     with pytest.raises(RuntimeError, match="no weights to restore"):
         plain.restore(nn.Linear(4, 3))
+    with pytest.raises(TypeError, match="`model`"):
+        plain.check("model")
+    plain.check(lambda x: x @ weights, epoch=4)
+    plain.check(lambda x: x @ weights)
+    assert [entry["epoch"] for entry in plain.history] == [0, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"folder": 3}, TypeError, "`folder`"),
+        ({"inputs": 1.5}, ValueError, "`inputs`"),
+        ({"sample_weight": torch.ones(7)}, ValueError, r"`sample_weight` must have one weight a sample, \(120,\)"),
+        ({"class_weight": "equal"}, TypeError, "`class_weight` must be 'balanced'"),
+        ({"output_key": 1.5}, TypeError, "`output_key` must be a name, a place or None, got 1.5"),
+        ({"output_key": True}, TypeError, "`output_key` must be a name, a place or None, got True"),
+        ({"cache": 3}, TypeError, "`cache` must be a path, 'auto' or None, got 3"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments, error, message):
+    features, labels = blobs()
+    with pytest.raises(error, match=message):
+        BoundaryUncertaintyStopper(**{"inputs": features, "labels": labels, **arguments})
 
 
 def test_the_record_of_a_loop(tmp_path):
@@ -147,28 +172,6 @@ def test_the_record_of_a_loop(tmp_path):
     lines = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["header", *["check"] * len(stopper.history), "end"]
     assert lines[-1]["kept_epoch"] == stopper.best_epoch
-
-
-def test_bad_input_is_named():
-    x, y = blobs(n=120)
-    with pytest.raises(TypeError, match="`folder`"):
-        BoundaryUncertaintyStopper(x, y, folder=3)
-    with pytest.raises(ValueError, match="`inputs`"):
-        BoundaryUncertaintyStopper(x.tolist()[0][0], y)
-    with pytest.raises(TypeError, match="`model`"):
-        BoundaryUncertaintyStopper(x, y).check("model")
-
-
-def test_epochs_go_forward():
-    features, labels = blobs(n=120)
-    stopper = BoundaryUncertaintyStopper(features, labels)
-    stopper.check(nn.Linear(4, 3), epoch=4)
-    stopper.check(nn.Linear(4, 3))
-    assert [entry["epoch"] for entry in stopper.history] == [4, 5]
-    with pytest.raises(TypeError, match="`epoch` must be an integer"):
-        stopper.check(nn.Linear(4, 3), epoch=8.7)
-    with pytest.raises(ValueError, match=r"`epoch` must be larger .* 5, got 5"):
-        stopper.check(nn.Linear(4, 3), epoch=5)
 
 
 def test_the_state_is_small_where_lightning_saves_it_too(tmp_path):

@@ -11,37 +11,11 @@ from torch import nn
 from bu_torch import Rule, Signals
 from bu_torch.run import account, groundwork, messages
 from bu_torch.run.budget import Plan
-from bu_torch.run.settings import MeasurementSettings, Settings
+from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import Samples
 
 VALUES = dict.fromkeys(Signals.NAMES, 0.5)
-
-
-def decided(scores, **settings):
-    """Feed a tracker with scores; the epochs at which it says to keep and to stop."""
-    tracker, kept, stopped = Tracker(Settings(**settings)), [], []
-    for epoch, score in enumerate(scores):
-        entry = tracker.add(epoch, VALUES | {"expected_accuracy": score})
-        if tracker.kept is entry:
-            kept.append(epoch)
-        if tracker.verdict.should_stop:
-            stopped.append(epoch)
-    return kept, stopped
-
-
-@pytest.mark.parametrize(
-    ("scores", "settings", "kept", "stopped"),
-    [
-        ([0.1, 0.3, 0.2, 0.4, 0.4, 0.4], {"patience": 2}, [0, 1, 3], [5]),
-        ([0.9, 0.3, 0.2, 0.4], {"patience": 3, "start_from_epoch": 1}, [1, 3], []),
-        ([0.1, 0.12, 0.14, 0.3], {"patience": 2, "min_delta": 0.05}, [0, 1, 2, 3], [2]),
-        ([0.1, float("nan"), 0.3], {"patience": 9}, [0, 2], [1]),
-        ([0.1, 0.6, 0.2], {"patience": 9, "stopping_threshold": 0.5}, [0, 1], [1]),
-    ],
-)
-def test_it_says_what_to_keep_and_when_to_stop(scores, settings, kept, stopped):
-    assert decided(scores, **settings) == (kept, stopped)
 
 
 @pytest.mark.parametrize(
@@ -149,44 +123,6 @@ def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_be
         tracker.load_state_dict(state | {"best_predictions": state["best_predictions"].float()})
 
 
-def test_of_equals_the_latest_is_kept_and_patience_counts_from_the_highest():
-    tracker = Tracker(Settings(patience=4))
-    kept, waits = [], []
-    for epoch, (score, error) in enumerate([(0.5, 0.0), (0.6, 0.0), (0.595, 0.02), (0.585, 0.02), (0.591, 0.02)]):
-        entry = tracker.add(epoch, VALUES | {"expected_accuracy": score, "standard_error": error})
-        kept.append(tracker.kept is entry)
-        waits.append(tracker.verdict.wait)
-    assert (kept, waits) == ([True, True, True, False, True], [0, 0, 1, 2, 3])
-
-
-def test_without_a_rule_nothing_is_decided():
-    tracker = Tracker(MeasurementSettings())
-    tracker.add(0, VALUES)
-    tracker.add(1, VALUES | {"expected_accuracy": float("nan")})
-    assert tracker.kept is None
-    assert not tracker.verdict.should_stop
-
-
-def test_its_state_is_plain_data_and_goes_on(tmp_path):
-    scores = [0.1, 0.5, 0.4, 0.3, 0.45, 0.2]
-    whole = Tracker(Settings(patience=4))
-    halved = Tracker(Settings(patience=4))
-    for epoch, score in enumerate(scores):
-        whole.add(epoch, VALUES | {"expected_accuracy": score})
-        if epoch < 3:
-            halved.add(epoch, VALUES | {"expected_accuracy": score})
-    torch.save(halved.state_dict(), tmp_path / "state.pt")
-    again = Tracker(Settings(patience=4))
-    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert again.go_on("of these samples")
-    for epoch in (2, 3, 4, 5):  # the resumed run ends an epoch a second time
-        again.add(epoch, VALUES | {"expected_accuracy": scores[epoch]})
-    assert again.history == whole.history
-    assert again.verdict == whole.verdict
-    assert whole.verdict.should_stop
-    assert again.kept == whole.kept == whole.history[1]
-
-
 def test_with_another_patience_all_before_counts_and_this_run_s_holds():
     first, said = Tracker(Settings(patience=9)), []
     for epoch, score in enumerate((0.5, 0.1, 0.1)):
@@ -239,15 +175,32 @@ def test_a_rule_with_another_parameter_starts_anew():
     assert second.checks.n_not_compared == 1
 
 
-def test_with_other_samples_neither():
-    first, fingerprint = prepared()
-    assert first.go_on(fingerprint)
-    first.add(0, VALUES | {"expected_accuracy": 0.9})
-    second, other = prepared(n=150)
-    second.load_state_dict(first.state_dict())
-    assert not second.go_on(other)
-    assert second.kept is None
-    assert second.checks.n_not_compared == 1
+def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
+    """Features of the network as it was at the start cannot be read again."""
+    module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    inputs, labels = blobs()
+
+    def start(inputs, state=None):
+        tracker = Tracker(Settings(n_neighbors=20, n_draws=1, feature_extractor="module"))
+        if state is not None:
+            tracker.load_state_dict(state)
+        fingerprint = tracker.prepare(Samples(inputs, labels, torch.arange(120), 120), module=module)
+        is_comparable = tracker.go_on(fingerprint, tracker.groundwork.is_restored)
+        return tracker, is_comparable
+
+    first, _ = start(inputs)
+    first.add(0, VALUES)
+    state = first.state_dict()
+    with torch.no_grad():
+        module[0].weight.normal_(generator=torch.Generator().manual_seed(0))
+    for others, is_expected in ((inputs, True), (inputs.flip(1), False)):
+        again, is_comparable = start(others, state)
+        assert is_comparable == is_expected
+        found, expected = (
+            one.groundwork.signals.preparation for one in (again, first if is_expected else start(others)[0])
+        )
+        assert torch.equal(found.neighbors, expected.neighbors)
+        assert torch.equal(found.probabilities, expected.probabilities)
 
 
 def test_it_leaves_a_record(tmp_path):
@@ -349,20 +302,3 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
         " training"
     )
     assert messages.cost(tracker.account) == f"{expected}: 48%."
-
-
-def test_the_parts_of_the_cost_add_up_to_its_sum():
-    tracker = Tracker(Settings())
-    tracker.account.setup_seconds, tracker.account.check_seconds, tracker.account.saving_seconds = 0.94, 0.64, 0.14
-    assert "took at least 1.6 s (preparation 0.9 s, checks 0.6 s, saving 0.1 s) beside" in messages.cost(
-        tracker.account
-    )
-
-
-def test_the_standard_error_is_against_checks_that_count():
-    tracker, _ = prepared(Settings(n_neighbors=20, n_draws=2, start_from_epoch=1))
-    for epoch in range(3):
-        noise = torch.randn(240, 3, generator=torch.Generator().manual_seed(epoch), dtype=torch.float64)
-        values = tracker.measure(noise + (2 - epoch) * 5 * tracker.groundwork.signals.probabilities)
-        assert (values["standard_error"] > 0) == (epoch == 2)
-        tracker.add(epoch, values)

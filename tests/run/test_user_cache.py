@@ -19,7 +19,7 @@ from torch import nn
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.internal.files import whole_file
 from bu_torch.run import user_cache
-from bu_torch.run.preparation import fit_or_find
+from bu_torch.run.caching import fit_or_load
 from bu_torch.signals.measuring import Signals
 
 
@@ -142,7 +142,7 @@ def test_spaces_of_images_and_texts_are_found_again(folder, space):
     found = []
     for _ in range(2):
         signals = Signals(20, n_draws=1, **settings)
-        found.append(fit_or_find(signals, inputs, labels))
+        found.append(fit_or_load(signals, inputs, labels, "auto"))
         assert signals.boundary.space_name_ == space
         found.append(signals.measure(signals.perturbed_inputs.flatten(1)[:, :2].float()).values)
     assert found[0].kept_in == found[2].found_in is not None
@@ -298,11 +298,6 @@ def test_a_file_of_ones_own_is_named_when_it_is_written(tmp_path, folder, log):
     assert "for later runs" not in log.text
     assert f"loaded what an earlier run has prepared: {file}." in log.text
     assert not folder.exists()
-
-
-def test_a_user_that_there_is_not_has_no_folder(monkeypatch):
-    monkeypatch.setenv("BU_TORCH_CACHE", "~nobody-of-that-name/cache")
-    assert user_cache.folder() is None
 
 
 def test_other_versions_have_files_of_their_own(tmp_path, folder, monkeypatch):

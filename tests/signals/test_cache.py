@@ -12,7 +12,7 @@ import torch
 from problems import blobs
 
 from bu_torch import Signals
-from bu_torch.run.preparation import fit_or_load
+from bu_torch.run.caching import fit_or_load
 
 X, Y = blobs()
 N, M, D, J = 120, 10, 2, 3
@@ -84,7 +84,7 @@ PAIRS = "must hold two classes of the labels for each sample, the lower first, g
 DISTANCES = "must hold distances >= 0, got 1 of 240 wrong"
 SHARES = "must hold shares >= 0 with sum 1 in each row, got 1 of {} wrong"
 NEAREST = "must hold finite distances >= 0, got 1 of 120 wrong"
-WRONG_VALUES = {
+WRONG = {
     "a neighbour below 0": ("neighbors", at((5, 3), -1), CLUSTERS),
     "a neighbour beyond the samples": ("neighbors", at((5, 3), N), CLUSTERS),
     "a neighbour of the largest number": ("neighbors", at((119, 9), 2**63 - 1), CLUSTERS),
@@ -114,16 +114,6 @@ WRONG_VALUES = {
     "a skill that is NaN": ("vote_skill", lambda array: np.array(np.nan), "must hold a finite number"),
     "a skill of -inf": ("regression_skill", lambda array: np.array(-np.inf), "must hold a finite"),
     "a skill above 1": ("regression_skill", lambda array: np.array(1.5), "must .* of at most 1"),
-}
-
-
-@pytest.mark.parametrize(("name", "change", "said"), list(WRONG_VALUES.values()), ids=list(WRONG_VALUES))
-def test_values_that_cannot_be_are_damage(tmp_path, arrays, name, change, said):
-    np.savez(tmp_path / "cache.npz", **arrays | {name: change(arrays[name])})
-    refuse(tmp_path / "cache.npz", f"`{name}` {said}")
-
-
-WRONG_KINDS = {
     "of floats": ("neighbors", as_type(float), r"must be int64 of shape \(120, 10\), got float64"),
     "of smaller integers": ("bayes_pairs", as_type(np.int32), "must be int64 .*, got int32"),
     "of bytes in the other order": ("labels", as_type(">i8"), "must be int64 .*, got >i8"),
@@ -146,8 +136,8 @@ WRONG_KINDS = {
 }
 
 
-@pytest.mark.parametrize(("name", "change", "said"), list(WRONG_KINDS.values()), ids=list(WRONG_KINDS))
-def test_arrays_of_another_kind_are_damage(tmp_path, arrays, name, change, said):
+@pytest.mark.parametrize(("name", "change", "said"), WRONG.values(), ids=WRONG)
+def test_values_that_cannot_be_and_arrays_of_another_kind_are_damage(tmp_path, arrays, name, change, said):
     np.savez(tmp_path / "cache.npz", **arrays | {name: change(arrays[name])})
     refuse(tmp_path / "cache.npz", f"`{name}` {said}")
 

@@ -8,7 +8,6 @@ from torch import nn
 
 from bu_torch import (
     BoundaryUncertainty,
-    LabelProbabilities,
     LabelRegression,
     LabelVotes,
     Signals,
@@ -16,6 +15,7 @@ from bu_torch import (
     functional,
 )
 from bu_torch.internal.progress import shown_on
+from bu_torch.signals.preparation import n_comparisons
 
 
 def fitted(**kwargs):
@@ -78,7 +78,7 @@ def test_more_columns_than_classes_are_empty_classes():
     values, _ = signals.measure(logits)
     wide, predictions = signals.measure(torch.nn.functional.pad(logits, (0, 2), value=1e6))
     assert predictions.unique().tolist() == [3]
-    assert float(wide["vote_agreement"]) == float(wide["neighbor_agreement"]) == 0.0
+    assert {float(wide[name]) for name in ("expected_accuracy", "vote_agreement", "neighbor_agreement")} == {0.0}
     wider, _ = signals.measure(torch.nn.functional.pad(logits, (0, 2), value=-1e6))
     assert {name: float(value) for name, value in wider.items()} == pytest.approx(
         {name: float(value) for name, value in values.items()}
@@ -167,21 +167,6 @@ def test_where_regression_alone_tells_the_labels_that_is_said():
     assert by_radius.vote_skill > 0.5
 
 
-def test_expected_accuracy_is_the_mean_probability_of_what_is_predicted():
-    signals, features, labels = fitted()
-    boundary = signals.boundary
-    points = boundary.standardize(signals.perturbed_inputs)
-    expected = LabelProbabilities(regression=LabelRegression(seed=3))
-    expected.fit(boundary.standardize(features), labels, boundary.neighbors)
-    torch.testing.assert_close(signals.probabilities, expected.predict_proba(points))
-    logits = torch.randn(len(points), 3, generator=torch.Generator().manual_seed(0))
-    value = signals.measure(logits).values["expected_accuracy"]
-    chosen = [float(signals.probabilities[row, column]) for row, column in enumerate(logits.argmax(dim=1).tolist())]
-    assert float(value) == pytest.approx(sum(chosen) / len(chosen), abs=1e-6)
-    wider = torch.nn.functional.pad(logits, (0, 1), value=100.0)
-    assert signals.measure(wider).values["expected_accuracy"] == 0  # of a class that no sample has
-
-
 @pytest.mark.parametrize(
     ("n_copied", "offsets", "said"),
     [(100, [0], "100%"), (60, [0], "75%"), (30, [0], None), (100, [1], None), (100, [1, 0, 1], "100%")],
@@ -209,10 +194,10 @@ def test_a_progress_bar_arrives_at_its_end():
 
     bar = Bar()
     with shown_on(bar):
-        signals, features, _ = fitted()
-    assert bar.done == signals.n_comparisons(len(features))
+        _, features, _ = fitted()
+    assert bar.done == n_comparisons(len(features), 2)
     fitted()
-    assert bar.done == signals.n_comparisons(len(features))
+    assert bar.done == n_comparisons(len(features), 2)
 
 
 def test_a_progress_bar_is_alive_while_a_space_is_chosen():
@@ -230,9 +215,9 @@ def test_a_progress_bar_is_alive_while_a_space_is_chosen():
     choosing, fitting = Bar(), Bar()
     signals = Signals(module=module)
     with shown_on(choosing):
-        assert signals.settle_space(images, labels)
+        assert signals.boundary.settle_space(images, labels, None)
     assert len(choosing.moves) > 3
     assert set(choosing.moves) == {0}
     with shown_on(fitting):
         signals.fit(images, labels)
-    assert sum(fitting.moves) == signals.n_comparisons(len(images))
+    assert sum(fitting.moves) == n_comparisons(len(images), 4)

@@ -157,18 +157,17 @@ def test_what_a_network_prepared_is_taken_back_without_it():
     first = Signals(20, n_draws=2, feature_extractor="module", module=net).fit(images, labels)
     with torch.no_grad():
         net.last.weight.zero_()
-    again = Signals(20, n_draws=2, feature_extractor="module", module=net).restore(first.prepared(), images, labels)
+    unfitted = Signals(20, n_draws=2, feature_extractor="module", module=net)
+    again = unfitted.load(first.preparation.packed(), images, labels)
+    assert again.boundary.space_name_ == "module"
     assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
     assert again.fingerprint == first.fingerprint
     logits = torch.randn(480, 2)
     for name, value in first.measure(logits).values.items():
         assert torch.equal(again.measure(logits).values[name], value)
-    for change in ({"votes": torch.ones(3, 3)}, {"neighbors": first.boundary.neighbors.flip(0)}, {"votes": None}):
-        with pytest.raises(ValueError, match=f"`{next(iter(change))}` must"):
-            Signals(20, n_draws=2, module=net).restore({**first.prepared(), **change}, images, labels)
-    for name in ("labels", "perturbed_inputs", "bandwidth", "_index"):
-        with pytest.raises(ValueError, match=f"got {name} besides"):
-            Signals(20, n_draws=2, module=net).restore({**first.prepared(), name: labels}, images, labels)
+    others = images + 1
+    with pytest.raises(ValueError, match="the state was made of other samples"):
+        Signals(20, n_draws=2, feature_extractor="module", module=net).load(first.preparation.packed(), others, labels)
 
 
 def test_no_file_keeps_features_of_a_network(tmp_path):
@@ -184,7 +183,7 @@ def test_a_file_is_of_the_space_that_it_was_made_in_whatever_was_chosen_since(tm
     written, read = Signals(20, n_draws=1), Signals(20, n_draws=1)
     written.boundary.known_space = "inputs"
     written.fit(images, labels).save(tmp_path / "cache.npz")
-    assert read.settle_space(images, labels) == "patches"
+    assert read.boundary.settle_space(images, labels, None) == "patches"
     assert read.load(tmp_path / "cache.npz", images, labels).boundary.space_name_ == "inputs"
 
 

@@ -170,7 +170,7 @@ def test_a_file_and_a_state_give_them_back(tmp_path):
     first = Signals(20, n_draws=2, perturbation="tokens").fit(tokens, labels)
     first.save(tmp_path / "cache.npz")
     loaded = Signals(20, n_draws=2, perturbation="tokens").load(tmp_path / "cache.npz", tokens, labels)
-    taken = Signals(20, n_draws=2, perturbation="tokens").restore(first.prepared(), tokens, labels)
+    taken = Signals(20, n_draws=2, perturbation="tokens").load(first.preparation.packed(), tokens, labels)
     logits = torch.randn(400, 2)
     for again in (loaded, taken):
         assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)

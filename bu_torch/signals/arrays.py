@@ -1,8 +1,6 @@
-"""The file that `Signals.save` writes: which arrays it holds, and which values they may have.
+"""Format of a `Preparation`: a zip of plain arrays and the fingerprint of what they were made of, without pickle.
 
-No inputs are among them: perturbed ones are drawn again, from the samples and the seed.
-
-Its fingerprint says what it was made of, but does not vouch for that: a disk may break, and anyone can copy a
+The fingerprint says what it was made of, but does not vouch for that: a disk may break, and anyone can copy a
 fingerprint. So shapes and types are read before the arrays are, and values are checked before they are used.
 """
 
@@ -10,57 +8,27 @@ import io
 import math
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from bu_torch.internal.files import open_whole, regular_file
 from bu_torch.internal.printing import cleaned
 
 _FINGERPRINT = "bu_torch_fingerprint"  # the first array: its name begins the file, which tells ours from others'
 _HEAD = (b"PK\x03\x04", 30, f"{_FINGERPRINT}.npy".encode())  # the name of the first member is at a fixed place
-_PRIVATE = 0o600
 _LONGEST_HEADER = 4096  # bytes; NumPy writes 128
 _BLOCK_ELEMENTS = 2**22
 _SUM_TOLERANCE = 0.01  # what float32 may make of the votes of a large cluster
 _SKILL_TOLERANCE = 1e-6
-_SPACES = ("inputs", "patches", "tokens", "custom")
+_SPACES = ("inputs", "patches", "tokens", "custom", "module")
 _WORDS = (np.dtype("<U6"), np.dtype("<U7"))  # as long as those
 _SINGLE, _DOUBLE, _INTEGER = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64))
 
 
-# What takes long, or cannot be computed again once a network whose features were the space has been trained on.
-PREPARED = (
-    "neighbors",
-    "nearest_distance",
-    "bayes_pairs",
-    "class_distances",
-    "left_out_distances",
-    "votes",
-    "probabilities",
-    "vote_skill",
-    "regression_skill",
-)
-
-
-class Samples(NamedTuple):
-    """The samples and settings that the arrays of a file must fit.
-
-    Args:
-        labels: (N,) int64.
-        n_neighbors: Size M of a cluster.
-        n_draws: Moved copies D of each sample.
-    """
-
-    labels: np.ndarray
-    n_neighbors: int
-    n_draws: int
-
-
 class _Array(NamedTuple):
-    """Demands on an array of the file; `is_right` says so of each of its entries or rows."""
+    """Demands on an array; `is_right` says so of each of its entries or rows."""
 
     shape: tuple[int, ...]
     dtypes: tuple[np.dtype, ...]
@@ -68,92 +36,64 @@ class _Array(NamedTuple):
     is_right: Callable[[np.ndarray], np.ndarray]
 
 
+Layout = Mapping[str, _Array]
+
+
 class _DamageError(ValueError):
-    """Says what is wrong with a file."""
+    """Says what is wrong with the arrays."""
 
 
-def write_cache(path: Path, fingerprint: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays and the fingerprint of what they were made of, whole or not at all, for no other user to read."""
+def write_arrays(file: BinaryIO, fingerprint: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays and the fingerprint of what they were made of."""
     content: dict[str, Any] = {_FINGERPRINT: np.array(fingerprint), **arrays}
-    with open_whole(path, _PRIVATE) as file:
-        np.savez(file, **content)
+    np.savez(file, **content)
 
 
-def is_cache(file: BinaryIO) -> bool:
-    """Tell by the first bytes of a file if `write_cache` wrote it, or began to."""
+def are_arrays(file: BinaryIO) -> bool:
+    """Tell by the first bytes of a file if `write_arrays` wrote it, or began to."""
     signature, place, name = _HEAD
     head = file.read(place + len(name))
     return not head or (head.startswith(signature) and head[place:] == name)
 
 
-def read_cache(path: str | Path, fingerprint: str, samples: Samples, *, is_own: bool = False) -> dict[str, np.ndarray]:
-    """The arrays of a file that was made of `samples`; takes no more memory than they need.
-
-    Args:
-        path: The file.
-        fingerprint: Of samples and settings.
-        samples: Those.
-        is_own: Refuse links, and files of other users.
+def read_arrays(
+    source: AbstractContextManager[BinaryIO], name: str, fingerprint: str, expected: Layout
+) -> dict[str, np.ndarray]:
+    """Arrays of a file, named in errors; takes no more memory than they need.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        PermissionError: If it cannot be opened, or is another user's.
-        ValueError: If the file is none of ours or damaged, or has another fingerprint.
+        OSError: If there is no such file, it cannot be opened, or is another user's.
+        ValueError: If it is none of ours or damaged, or has another fingerprint.
     """
     line = _Array((), (np.array(fingerprint).dtype,), "a fingerprint", lambda found: np.array(True))
     arrays: dict[str, np.ndarray] = {}
     try:
-        with regular_file(path, is_own=is_own) as content, zipfile.ZipFile(content) as file:
+        with source as content, zipfile.ZipFile(content) as file:
             found = str(_read(file, _FINGERPRINT, line))
             if found == fingerprint:
-                arrays = {name: _read(file, name, expected) for name, expected in _layout(samples).items()}
+                arrays = {one: _read(file, one, demands) for one, demands in expected.items()}
     except (FileNotFoundError, NotADirectoryError, PermissionError, MemoryError):
         raise
     except Exception as error:  # what a damaged zip raises is not documented
         said = error if isinstance(error, _DamageError) else type(error).__name__
         raise ValueError(
-            f"`{path}` is not a file that `Signals.save` wrote, or it is damaged ({said}): remove it, or name another"
+            f"{name} is not a file that `Signals.save` wrote, or it is damaged ({said}): remove it, or name another"
             " file."
         ) from error
     if not arrays:
         raise ValueError(
-            f"`{path}` was made of other samples or settings, or by another version (fingerprint {cleaned(found[:12])},"
+            f"{name} was made of other samples or settings, or by another version (fingerprint {cleaned(found[:12])},"
             f" expected {fingerprint[:12]}): remove it, or name another file."
         )
     return arrays
 
 
-def check_prepared(arrays: Mapping[str, np.ndarray], samples: Samples) -> None:
-    """Raise unless these are the arrays of `PREPARED`, made of `samples`.
-
-    Raises:
-        ValueError: Says what is wrong.
-    """
-    layout = _layout(samples)
-    for name in PREPARED:
-        expected, found = layout[name], arrays.get(name)
-        if found is None or found.shape != expected.shape or found.dtype not in expected.dtypes:
-            got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
-            raise ValueError(f"`{name}` must be of shape {expected.shape}, got {got}.")
-        _check_content(name, found, expected)
-
-
-def _check_content(name: str, array: np.ndarray, expected: _Array) -> None:
-    is_right = expected.is_right(array)
-    if not is_right.all():
-        raise _DamageError(f"`{name}` must hold {expected.content}, got {(~is_right).sum()} of {is_right.size} wrong")
-
-
-def _layout(samples: Samples) -> dict[str, _Array]:
-    """The arrays of a file by name."""
-    labels = samples.labels
+def layout(labels: np.ndarray, n_neighbors: int, n_draws: int) -> Layout:
+    """Demands on each array by name, for samples with these labels, (N,)."""
     classes = np.unique(labels)
-    n_samples, n_classes, n_perturbed = len(labels), len(classes), samples.n_draws * len(labels)
+    n_samples, n_classes, n_perturbed = len(labels), len(classes), n_draws * len(labels)
     distances = _Array(
-        (n_perturbed, n_classes),
-        (_SINGLE, _DOUBLE),
-        "distances >= 0",
-        lambda found: np.all(found >= 0, axis=1),
+        (n_perturbed, n_classes), (_SINGLE, _DOUBLE), "distances >= 0", lambda found: np.all(found >= 0, axis=1)
     )
     shares = _Array((n_perturbed, n_classes), (_SINGLE,), "shares >= 0 with sum 1 in each row", _are_shares)
     skill = _Array(
@@ -166,7 +106,7 @@ def _layout(samples: Samples) -> dict[str, _Array]:
         "space": _Array((), _WORDS, f"one of {', '.join(_SPACES)}", lambda found: np.isin(found, _SPACES)),
         "labels": _Array((n_samples,), (_INTEGER,), "the labels of the samples", partial(np.equal, labels)),
         "neighbors": _Array(
-            (n_samples, samples.n_neighbors),
+            (n_samples, n_neighbors),
             (_INTEGER,),
             f"different rows in [0, {n_samples}) for each sample, its own first",
             _are_clusters,
@@ -178,10 +118,7 @@ def _layout(samples: Samples) -> dict[str, _Array]:
             lambda found: np.isin(found, classes).all(axis=1) & (found[:, 0] < found[:, 1]),
         ),
         "nearest_distance": _Array(
-            (n_samples,),
-            (_SINGLE, _DOUBLE),
-            "finite distances >= 0",
-            lambda found: np.isfinite(found) & (found >= 0),
+            (n_samples,), (_SINGLE, _DOUBLE), "finite distances >= 0", lambda found: np.isfinite(found) & (found >= 0)
         ),
         "class_distances": distances,
         "left_out_distances": distances,
@@ -210,7 +147,9 @@ def _read(file: zipfile.ZipFile, name: str, expected: _Array) -> np.ndarray:
         raise _DamageError(f"`{name}` must hold {n_bytes} bytes, got {n_found}")
     with file.open(member) as content:  # opened anew, for after a seek zipfile checks no sum
         array = np.lib.format.read_array(content, allow_pickle=False)
-    _check_content(name, array, expected)
+    is_right = expected.is_right(array)
+    if not is_right.all():
+        raise _DamageError(f"`{name}` must hold {expected.content}, got {(~is_right).sum()} of {is_right.size} wrong")
     return array
 
 

@@ -1,0 +1,238 @@
+"""All that does not depend on the network in training: computed once, and kept in files and in the states of runs."""
+
+import hashlib
+import io
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bu_torch.estimators.boundary import BoundaryUncertainty
+from bu_torch.estimators.label_probabilities import LabelProbabilities
+from bu_torch.estimators.label_regression import LabelRegression
+from bu_torch.estimators.trust import TrustScore
+from bu_torch.internal.classes import PresentClasses
+from bu_torch.internal.files import open_whole, regular_file
+from bu_torch.samples.copies import copies
+from bu_torch.signals.arrays import layout, read_arrays, write_arrays
+
+_FORMAT = 10  # of the arrays, to be raised when what they hold, or how that is computed, changes
+_PROBE = 64
+_PRIVATE = 0o600
+_LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
+_MOST_COPIES = 0.5
+MOST_ENTRIES = 2**28  # of an array with a column for each class: a gibibyte in float32, of which there are four
+
+_OF_BOUNDARY = ("labels", "neighbors", "nearest_distance", "bayes_pairs")
+_OF_CLASSES = ("class_distances", "left_out_distances", "votes", "probabilities")
+_DISTANCES = ("class_distances", "left_out_distances")
+_SKILLS = ("vote_skill", "regression_skill")
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """Results of N samples, D times perturbed, of C classes that have samples. No inputs are among them.
+
+    Perturbed inputs are drawn again from samples and seed. `save` and `packed` write one format, a zip of plain arrays
+    and the fingerprint, which `load` checks.
+
+    Attributes:
+        fingerprint: Digest of samples and settings, 64 hexadecimal digits.
+        space: Name of the space of neighbours, as `BoundaryUncertainty.space_name_`.
+        labels: (N,); the next three are likewise those of `BoundaryUncertainty`.
+        neighbors: (N, M).
+        nearest_distance: (N,).
+        bayes_pairs: (N, 2).
+        class_distances: Distance from each perturbed sample to each class, (D * N, C + 1). The last column is that of
+            classes without samples: infinitely far.
+        left_out_distances: The same, the sample that was perturbed left out.
+        votes: Votes of the labels near each sample, (N, C).
+        probabilities: Class probabilities at each perturbed sample, (D * N, C).
+        vote_skill: Skill of these votes, 1 is certain, 0 chance.
+        regression_skill: Skill of a regression on all other samples.
+    """
+
+    fingerprint: str
+    space: str
+    labels: Tensor
+    neighbors: Tensor
+    nearest_distance: Tensor
+    bayes_pairs: Tensor
+    class_distances: Tensor
+    left_out_distances: Tensor
+    votes: Tensor
+    probabilities: Tensor
+    vote_skill: float
+    regression_skill: float
+
+    @classmethod
+    def make(
+        cls, boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None = None
+    ) -> Self:
+        """Fit `boundary` to checked samples, and compute all else; errors as of `BoundaryUncertainty.fit`."""
+        classes = PresentClasses(labels)
+        _check_size(boundary.n_draws, len(inputs), len(classes))
+        points = boundary.fit_points(inputs, labels, sample_weight)
+        columns = classes.columns(labels)
+        perturbed = torch.cat([boundary.space.transform(block) for block in boundary.perturbed.blocks()])
+        rows = torch.arange(len(points), device=perturbed.device).repeat(boundary.n_draws)
+        left_out = TrustScore().fit(points, columns).class_distances(perturbed, rows)
+        # With the sample that was perturbed, its own class is as near as the nearer of it and the rest of the class.
+        own = columns[rows].unsqueeze(1)
+        step = (perturbed - points[rows]).norm(dim=1, keepdim=True)
+        nearer = torch.minimum(left_out.gather(1, own), step)
+        left_out = _with_absent_column(left_out)
+        expected = LabelProbabilities(regression=LabelRegression(seed=boundary.seed))
+        expected.fit(points, columns, boundary.neighbors, boundary.weights)
+        return cls(
+            fingerprint=fingerprint_of(boundary, inputs, labels, boundary.weights),
+            space=boundary.space_name_,
+            **{name: getattr(boundary, name) for name in _OF_BOUNDARY},
+            class_distances=left_out.scatter(1, own, nearer),
+            left_out_distances=left_out,
+            votes=expected.votes.votes,
+            probabilities=expected.predict_proba(perturbed),
+            vote_skill=expected.votes.skill_,
+            regression_skill=expected.regression.skill_,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path | Tensor,
+        boundary: BoundaryUncertainty,
+        inputs: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        *,
+        is_own: bool = False,
+    ) -> Self:
+        """Read what `save` or `packed` wrote in place of `make`, and hand `boundary` its part.
+
+        Samples are checked ones; `boundary.class_weight` is in `weights` already. `is_own` refuses links, and files of
+        other users. Errors are those of `Signals.load`.
+        """
+        fingerprint = fingerprint_of(boundary, inputs, labels, weights)
+        expected = layout(labels.cpu().numpy(), boundary.n_neighbors, boundary.n_draws)
+        if isinstance(source, Tensor):
+            content: BinaryIO = io.BytesIO(source.numpy().tobytes())
+            arrays = read_arrays(content, "the state", fingerprint, expected)
+        else:
+            arrays = read_arrays(regular_file(source, is_own=is_own), f"`{source}`", fingerprint, expected)
+        space = str(arrays.pop("space"))
+        fields: dict[str, Any] = {name: float(arrays.pop(name)) for name in _SKILLS}
+        tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
+        boundary._restore({name: tensors[name] for name in _OF_BOUNDARY}, weights, inputs, space)
+        fields |= tensors | {name: _with_absent_column(tensors[name]) for name in _DISTANCES}
+        return cls(fingerprint=fingerprint, space=space, **fields)
+
+    def save(self, path: str | Path) -> None:
+        """Write a file, whole or not at all, for no other user to read."""
+        with open_whole(Path(path), _PRIVATE) as file:
+            write_arrays(file, self.fingerprint, self._arrays())
+
+    def packed(self) -> Tensor:
+        """Bytes of such a file, for a state."""
+        content = io.BytesIO()
+        write_arrays(content, self.fingerprint, self._arrays())
+        return torch.frombuffer(content.getbuffer(), dtype=torch.uint8)
+
+    def to(self, device: torch.device | str, boundary: BoundaryUncertainty) -> Self:
+        """Copy on a device, to which `boundary` has moved already."""
+        moved = {name: getattr(self, name).to(device) for name in _OF_CLASSES}
+        return replace(self, **moved, **{name: getattr(boundary, name) for name in _OF_BOUNDARY})
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of a file, but for its headers."""
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {name: getattr(self, name) for name in (*_OF_BOUNDARY, *_OF_CLASSES)}
+        return tensors | {name: tensors[name][:, :-1] for name in _DISTANCES}
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        arrays = {name: tensor.cpu().numpy() for name, tensor in self._tensors().items()}
+        return {"space": np.array(self.space), **arrays} | {name: np.array(getattr(self, name)) for name in _SKILLS}
+
+
+def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
+    """Digest of checked samples and of the settings of `boundary`, which need not be fitted."""
+    settings = (boundary.n_neighbors, boundary.n_draws, boundary.seed)
+    digest = hashlib.sha256(repr((_FORMAT, *settings, boundary.space.n_components)).encode())
+    if isinstance(boundary.feature_extractor, str):
+        digest.update(boundary.feature_extractor.encode())
+    # An extractor and a perturbation are told by what they make of a few samples.
+    kind = boundary.kind_of_perturbation(inputs)
+    if kind in ("neighbors", "tokens"):
+        digest.update(kind.encode())
+    few = inputs[:_PROBE]
+    is_probed = callable(boundary.feature_extractor) and not boundary.may_use_module(inputs)
+    probe = [boundary.space.extract(few)] if is_probed else []
+    if callable(boundary.perturbation):
+        generator = torch.Generator().manual_seed(boundary.seed)
+        probe.append(boundary.perturbation(few.clone(), torch.ones(len(few), device=few.device), generator))
+    for tensor in (inputs, labels, *probe, *([] if weights is None else [weights])):
+        digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
+        digest.update(tensor.cpu().contiguous().numpy().data.cast("B"))
+    return digest.hexdigest()
+
+
+def n_comparisons(n_samples: int, n_draws: int) -> int:
+    """Length of the progress bar of `Preparation.make`: the pairs of N samples that it looks at."""
+    regression = LabelRegression()
+    n_read = min(n_samples, regression.max_samples) + n_draws * n_samples
+    return (1 + n_draws) * n_samples**2 + n_read * min(n_samples, regression.n_landmarks)
+
+
+def _check_size(n_draws: int, n_samples: int, n_classes: int) -> None:
+    """Raise a ValueError if arrays with a column for each class would be too large."""
+    n_entries = n_draws * n_samples * n_classes
+    if n_entries > MOST_ENTRIES:
+        raise ValueError(
+            f"{n_draws} draws of {n_samples} samples of {n_classes} classes need arrays of {n_entries:.1e} numbers,"
+            f" more than {MOST_ENTRIES:.1e}: pass fewer draws or samples (`n_draws`, `max_samples`)."
+        )
+
+
+def _with_absent_column(distances: Tensor) -> Tensor:
+    return torch.nn.functional.pad(distances, (0, 1), value=torch.inf)
+
+
+def warn_of_copies(inputs: Tensor, boundary: BoundaryUncertainty) -> None:
+    """Warn if more than half of the samples have an exact copy with the same label."""
+    labels = boundary.labels
+    is_copied = torch.zeros_like(labels, dtype=torch.bool)
+    for rows, others in copies(inputs, boundary.neighbors):
+        is_copied[rows] |= labels[others] == labels[rows]
+    share = float(is_copied.double().mean())
+    if share > _MOST_COPIES:
+        warnings.warn(
+            f"{share:.0%} of the samples have an exact copy with the same label among the others. Copies tell each"
+            " other's label, so that a network that learns labels by heart looks better than it is. Where a dataset"
+            " repeats its samples, pass each once: to the callbacks, as `reference`.",
+            stacklevel=4,
+        )
+
+
+def warn_of_little_skill(vote_skill: float, regression_skill: float) -> None:
+    """Warn if the nearest samples, or all others, tell no more of a label than chance."""
+    if vote_skill < _LEAST_SKILL <= regression_skill:
+        warnings.warn(
+            "The labels of the nearest neighbours tell no more of a sample's label than chance (Brier skill score"
+            f" {vote_skill:.2f}), a regression on all samples does ({regression_skill:.2f}): expected"
+            " accuracy can be relied on, boundary uncertainty, trust score and agreement with neighbours cannot.",
+            stacklevel=4,
+        )
+    elif vote_skill < _LEAST_SKILL:
+        warnings.warn(
+            "The other samples tell no more of a sample's label than chance (Brier skill score"
+            f" {vote_skill:.2f} by the nearest, {regression_skill:.2f} by regression on all): either"
+            " nearly all labels are noise, or nearby inputs do not mean nearby things. What is measured then says"
+            " little of a classifier. A `feature_extractor` may give a space in which distances mean something.",
+            stacklevel=4,
+        )
