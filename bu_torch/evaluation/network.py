@@ -34,8 +34,8 @@ def network_interval(
         model: A network that ends in an `nn.Linear`, read as by `LayerFeatures`.
         inputs: Inputs of the network, shape (n, ...), tensor or array of numbers, finite.
         labels: Classes, shape (n,), 0 or 1.
-        n_components: Principal components of the features, >= 1; None for the features themselves. Fewer where the
-            samples have no more.
+        n_components: Principal components of the features, >= 1, fewer if the samples have no more; None for the
+            features themselves.
         method: As in `generalization_interval`, and so are the arguments that follow.
         confidence: Level of the interval, 0 < confidence < 1.
         n_bootstrap: Bootstrap draws, >= 1.
@@ -60,5 +60,6 @@ def network_interval(
         mean, components = principal_components(features, min(n_components, *features.shape), exact=True)
         features = (features - mean) @ components.T
     columns = torch.cat((torch.ones(len(features), 1, dtype=torch.float64), features), dim=1)
-    options: dict[str, Any] = {"method": method, "confidence": confidence, "n_bootstrap": n_bootstrap, "seed": seed}
-    return generalization_interval(columns, labels, **options)
+    return generalization_interval(
+        columns, labels, method=method, confidence=confidence, n_bootstrap=n_bootstrap, seed=seed
+    )
