@@ -17,12 +17,7 @@ _STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the ca
 
 
 class ClusterScores:
-    """Scores of logits at fitted samples, all at once or in parts: the base of `BoundaryUncertainty`, which fits them.
-
-    Attributes:
-        n_draws: Independent perturbations of each sample.
-        bandwidth: As for `bu_torch.functional.boundary_uncertainty`.
-    """
+    """Scores of logits at fitted samples, all at once or in parts: the base of `BoundaryUncertainty`."""
 
     n_draws: int
     bandwidth: Bandwidth
@@ -49,16 +44,12 @@ class ClusterScores:
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            TypeError: If the logits are not a floating-point tensor.
-            ValueError: If the logits have the wrong shape.
+            TypeError, ValueError: If the logits are not a floating-point tensor of this shape.
         """
         return self.score_terms(self.terms(logits)).to(as_logits(logits).dtype)
 
     def terms(self, logits: Tensor) -> list[PairTerms]:
-        """Terms of boundary uncertainty by pair of classes and by sample, one `PairTerms` a draw; waits for no device.
-
-        Takes and raises the same as `score_logits`.
-        """
+        """Terms of boundary uncertainty by pair of classes and by sample, one `PairTerms` a draw; as `score_logits`."""
         logits = self._as_class_logits(logits)
         n_samples = self.labels.shape[0]
         if logits.shape[0] != self.n_draws * n_samples:
@@ -83,8 +74,7 @@ class ClusterScores:
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            TypeError: If an argument has the wrong dtype.
-            ValueError: If an argument has the wrong shape, an index is out of range, or J differs between calls.
+            TypeError, ValueError: If an argument has the wrong dtype, shape or range, or J differs between calls.
         """
         logits = self._as_class_logits(logits)
         index = as_labels(index, logits.shape[0], "index", are_classes=False).to(logits.device)
@@ -100,11 +90,7 @@ class ClusterScores:
         self._is_given[index] = True
 
     def compute(self) -> Tensor:
-        """Boundary uncertainty of the logits given since `reset`.
-
-        Returns:
-            Scalar in [0, 1], mean over the draws, on the device of the logits, float64 for float64 logits and float32
-            for all others; NaN if any logit is not finite.
+        """Boundary uncertainty of the logits given since `reset`, as `score_logits` gives it.
 
         Raises:
             RuntimeError: If `fit` has not been called, or rows are missing; says how many.

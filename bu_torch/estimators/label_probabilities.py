@@ -59,7 +59,7 @@ class LabelProbabilities:
         """Fit the votes and the regression, and find the weight of their mixture.
 
         Args:
-            features: Training samples, shape (N, d) or (N, ...), tensor or array of numbers, finite.
+            features: Training samples, shape (N, d) or (N, ...), tensor or array of finite numbers.
             labels: Classes, shape (N,), integers >= 0.
             neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`), on the
                 device of the features.
@@ -70,8 +70,7 @@ class LabelProbabilities:
             The fitted estimator, on the device of the features.
 
         Raises:
-            ValueError: If shapes do not fit, or a value is not finite.
-            TypeError: If an argument has the wrong type.
+            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         self._weights = weights_of(labels, None, sample_weight)
@@ -125,8 +124,7 @@ class LabelProbabilities:
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If the length is not a multiple of N, the number of features differs from that of `fit`, or a
-                value is not finite.
+            ValueError: If the length is not a multiple of N, the features do not fit, or a value is not finite.
         """
         check_fitted(self, "weight_")
         perturbed = as_flat_features(perturbed, "perturbed")
@@ -151,9 +149,7 @@ class LabelProbabilities:
             Scalar in [0, 1], float64, on the device of the fitted tensors.
 
         Raises:
-            RuntimeError: If `fit` has not been called.
-            ValueError: If shapes do not fit, or a value is not finite.
-            TypeError: If the predictions are not integers.
+            RuntimeError, TypeError, ValueError: As `predict_proba`, or if the predictions are not integers.
         """
         probabilities = self.predict_proba(perturbed)
         predictions = as_labels(predictions, len(probabilities), "predictions").to(probabilities.device)

@@ -26,7 +26,7 @@ class LabelVotes:
     is this project's own.
 
     Args:
-        decays: The decays to choose from, each >= 0; the first of equally good ones is taken.
+        decays: The decays to choose from, at least one, each >= 0; the first of equally good ones is taken.
 
     Attributes:
         decay_: The chosen decay.
@@ -34,9 +34,6 @@ class LabelVotes:
         left_out: Class probabilities without the sample's own vote, shape (N, J), float32.
         skill_: Skill of predicting a sample's label by the votes of the others: 1 minus their Brier score over that of
             as many labels drawn at random. 1 is certain and 0 is chance; 0 also if there is a single class.
-
-    Raises:
-        ValueError: If there are no decays, or one is negative.
 
     Example:
         >>> labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
@@ -61,15 +58,11 @@ class LabelVotes:
         Args:
             labels: Classes, shape (N,), integers >= 0.
             neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`).
-            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive: a vote
-                counts by it. None if it draws all alike.
-
-        Returns:
-            The fitted estimator, on the device of the neighbours.
+            sample_weight: How often training draws each sample, shape (N,), positive: a vote counts by it; None if
+                alike.
 
         Raises:
-            ValueError: If shapes do not fit.
-            TypeError: If an argument is not made of integers.
+            TypeError, ValueError: If an argument is not made of integers, or shapes do not fit.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         self._weights = weights = weights_of(labels, None, sample_weight)
@@ -95,19 +88,13 @@ class LabelVotes:
         return best_candidate(candidates, labels[rows], None if weights is None else weights[rows])[1]
 
     def score(self, predictions: Any) -> Tensor:
-        """Mean share of the votes that the predictions got.
+        """Mean share (float64) of the votes that predictions (D * N,) got, one draw of all N samples after another.
 
-        Args:
-            predictions: Predicted classes of D perturbed copies of each sample, one draw of all N samples after
-                another, shape (D * N,), integers >= 0. A class that `fit` never saw has no votes.
-
-        Returns:
-            Scalar in [0, 1], float64, on the device of the votes.
+        A class that `fit` never saw has no votes.
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If the length is not a multiple of N.
-            TypeError: If the predictions are not integers.
+            TypeError, ValueError: If the predictions are not integers, or their number is not a multiple of N.
         """
         check_fitted(self, "votes")
         predictions = torch.as_tensor(predictions)

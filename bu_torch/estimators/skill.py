@@ -30,10 +30,7 @@ def shares_of(labels: Tensor, weights: Tensor | None) -> Tensor:
 def skill(brier_score: float, shares: Tensor, n_drawn: float = math.inf) -> float:
     """Brier skill score: 1 is certain, 0 is chance; 0 also if there is a single class.
 
-    Args:
-        brier_score: Brier score of the probabilities to judge.
-        shares: Share of each class, (J,), float64: the probabilities of chance.
-        n_drawn: Labels drawn at random whose mean chance has in place of the shares.
+    The probabilities of chance are the shares of the classes (J,), or the mean of `n_drawn` labels drawn at random.
     """
     by_chance = float(1 - shares.square().sum()) * (1 + 1 / n_drawn)
     return 1 - brier_score / by_chance if by_chance else 0.0

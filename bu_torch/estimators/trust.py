@@ -74,13 +74,10 @@ class TrustScore:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
 
     def fit(self, features: Any, labels: Any) -> Self:
-        """Keep the (high-density) samples of each class.
-
-        A class without samples, from the start or after filtering, is infinitely far. A warning names classes
-        that filtering emptied.
+        """Keep the (high-density) samples of each class; a warning names classes that filtering emptied.
 
         Args:
-            features: Labelled samples, shape (N, d), tensor or array of numbers, finite. Distances are Euclidean in
+            features: Labelled samples, shape (N, d), tensor or array of finite numbers. Distances are Euclidean in
                 this space: raw inputs, standardised features, an embedding.
             labels: Classes, shape (N,), integers >= 0.
 
@@ -88,9 +85,8 @@ class TrustScore:
             The fitted estimator, on the device of the features.
 
         Raises:
-            ValueError: If shapes do not fit, features are not finite, or `"disagreement"` has fewer than
-                n_neighbors + 1 samples to look at.
-            TypeError: If an argument is not made of real numbers.
+            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples to
+                filter by disagreement.
         """
         features = as_flat_features(features)
         labels = as_labels(labels, features.shape[0]).to(features.device)
@@ -117,7 +113,7 @@ class TrustScore:
         """Distance to the nearest kept sample of each class.
 
         Args:
-            features: Points to score, shape (n, d) with the d of `fit`, tensor or array of numbers, finite.
+            features: Points to score, shape (n, d) with the d of `fit`, tensor or array of finite numbers.
             left_out: For each point the sample of `fit` that counts as missing (the one it was made from, say), shape
                 (n,), integer rows of `fit`'s features; None for none.
 
@@ -126,8 +122,7 @@ class TrustScore:
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If the features have another number of columns than in `fit`, or are not finite, or `left_out`
-                does not name one sample a point.
+            ValueError: If the features do not fit or are not finite, or `left_out` does not name one sample a point.
         """
         check_fitted(self, "_classes")
         features = as_flat_features(features, n_features=self._classes[0].shape[1])
@@ -164,8 +159,7 @@ class TrustScore:
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If shapes do not fit or features are not finite.
-            TypeError: If an argument is not made of real numbers.
+            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         distances = self.class_distances(features)
         predictions = as_labels(predictions, distances.shape[0], "predictions").to(distances.device)
@@ -178,7 +172,8 @@ class TrustScore:
             return kept
         if self.filtering == "disagreement":
             disagreement, radius = self._disagreement(features, labels)
-            order = _lexicographic_order(disagreement, radius)
+            order = radius.argsort(stable=True)
+            order = order[disagreement[order].argsort(stable=True)]
             n_removed = min(math.floor(self.alpha * len(labels)), int((disagreement > 0).sum()))
             kept[order[len(labels) - n_removed :]] = False
             return kept
@@ -236,18 +231,10 @@ class KNNConfidence:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
 
     def fit(self, features: Any, labels: Any) -> Self:
-        """Keep the labelled samples.
-
-        Args:
-            features: Labelled samples, shape (N, d) with N >= n_neighbors, tensor or array of numbers, finite.
-            labels: Classes, shape (N,), integers >= 0.
-
-        Returns:
-            The fitted estimator, on the device of the features.
+        """Keep the labelled samples: features (N, d) with N >= n_neighbors, finite, and classes (N,), integers >= 0.
 
         Raises:
-            ValueError: If shapes do not fit, features are not finite, or there are fewer samples than neighbours.
-            TypeError: If an argument is not made of real numbers.
+            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples.
         """
         features = as_flat_features(features)
         labels = as_labels(labels, len(features)).to(features.device)
@@ -259,19 +246,11 @@ class KNNConfidence:
         return self
 
     def score(self, features: Any, predictions: Any) -> Tensor:
-        """Share of the neighbours that agree with each prediction.
-
-        Args:
-            features: Points that were classified, shape (n, d).
-            predictions: Predicted classes, shape (n,), integers >= 0.
-
-        Returns:
-            Shape (n,), in [0, 1], dtype and device of the features.
+        """Share of the neighbours that agree with predictions (n,), integers >= 0, at features (n, d): (n,), in [0, 1].
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If shapes do not fit or features are not finite.
-            TypeError: If an argument is not made of real numbers.
+            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         check_fitted(self, "_features")
         features = as_flat_features(features, n_features=self._features.shape[1])
@@ -294,9 +273,3 @@ def _radius(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     own = torch.arange(len(features), device=features.device)
     found = nearest(features, features, k, exclude=own, exact=None)
     return found.distances[:, -1], found.rows
-
-
-def _lexicographic_order(first: Tensor, second: Tensor) -> Tensor:
-    """Order of the samples by `first`, equal ones by `second`, ascending."""
-    order = second.argsort(stable=True)
-    return order[first[order].argsort(stable=True)]

@@ -15,13 +15,7 @@ BATCH = 4096
 
 
 class Anchors(NamedTuple):
-    """Points on the decision boundary.
-
-    Attributes:
-        points: (S, ...) in the units and the shape of the inputs.
-        pairs: Classes on the two sides, (S, 2) int64.
-        samples: The training sample each is taken to, (S,) int64.
-    """
+    """Points on the decision boundary (S, ...), classes on their two sides (S, 2), training sample of each (S,)."""
 
     points: Tensor
     pairs: Tensor
@@ -40,7 +34,7 @@ class AnchorEstimator:
         """Keep the labelled samples and what does not depend on the classifier.
 
         Args:
-            features: Training inputs, shape (N, d) or (N, ...), tensor or array of numbers, finite. Distances are
+            features: Training inputs, shape (N, d) or (N, ...), tensor or array of finite numbers. Distances are
                 measured between flattened, standardised inputs.
             labels: Classes, shape (N,), integers >= 0; at least two different ones.
 
@@ -48,8 +42,7 @@ class AnchorEstimator:
             The fitted estimator, on the device of the features.
 
         Raises:
-            ValueError: If shapes do not fit, features are not finite, there are too few, or there is only one class.
-            TypeError: If an argument is not made of real numbers.
+            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples.
         """
         inputs = as_features(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)

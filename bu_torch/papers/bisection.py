@@ -36,15 +36,15 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     - A cluster's pair of classes are the two that most of its samples are predicted as; where one class is alone, the
       one that is most often their second. Corrected posteriors are renormalised over the pair.
 
-    A boundary has few nearest samples where there is one feature alone (one sample for each point of it), so that no
-    cluster fills up and the value is 0; two features or more are needed.
+    A boundary has few nearest samples where there is one feature alone, so that no cluster fills up and the value is 0;
+    two features or more are needed.
 
     Args:
         measure: Local uncertainty, `"entropy"` (scaled to [0, 1]) as in the sources, or `"triangle"`.
         prior_correction: Divide posteriors by the shares of the classes: part of Proposal 1 in both sources (thesis,
             section 2.4.4; Ha et al. 2021, section 4.4.4). Chapter 4 of the thesis calls it ad hoc and leaves it out.
-            With many classes and few samples of each, most classes of a cluster occur once, and the correction decides
-            these ties by the shares of the classes; there False is better.
+            With many classes and few samples of each it decides ties between classes that occur once; there False is
+            better.
         max_anchors: Generate no more anchors than so many, >= 1.
         n_halvings: Bisections of a segment, >= 1.
         min_size: N_m, smaller clusters are left out, >= 1.
@@ -102,8 +102,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            TypeError: If the model cannot be called or does not give floating-point numbers.
-            ValueError: If logits are not finite, have the wrong shape, or fewer columns than there are classes.
+            TypeError, ValueError: As `BoundaryUncertainty.score`.
         """
         logits, first, second = self._predict(model)
         samples = self._anchors(model, first, second, logits.shape[1]).samples.unique()
@@ -123,13 +122,9 @@ class BisectionAnchorUncertainty(AnchorEstimator):
 
         # Second choices decide between classes that equally many samples are predicted as.
         pairs = top_pairs(count(first) * (self.max_size + len(samples)) + count(second))
-        priors = torch.bincount(self.labels, minlength=logits.shape[1]) / len(self.labels)
-        local = class_uncertainty(
-            count(self.labels).double(),
-            pairs,
-            priors=priors if self.prior_correction else None,
-            measure=self.measure,
-        )
+        shares = torch.bincount(self.labels, minlength=logits.shape[1]) / len(self.labels)
+        priors = shares if self.prior_correction else None
+        local = class_uncertainty(count(self.labels).double(), pairs, priors=priors, measure=self.measure)
         weight = torch.where(size >= self.min_size, size, 0).double()
         kept = weight.new_zeros(self.n_repeats).index_add_(0, repeat, weight)
         total = weight.new_zeros(self.n_repeats).index_add_(0, repeat, weight * local)
@@ -138,16 +133,8 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
         """Anchors on the boundary of a classifier, and the sample nearest to each (Algorithms 2, 4 and 5).
 
-        Args:
-            model: As for `score`.
-
-        Returns:
-            The anchors; none where all samples are predicted alike. Their distinct `samples` are the near-boundary set.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError: As for `score`.
-            ValueError: As for `score`.
+        None where all samples are predicted alike; their distinct `samples` are the near-boundary set. Takes and raises
+        the same as `score`.
         """
         logits, first, second = self._predict(model)
         return self._anchors(model, first, second, logits.shape[1])

@@ -25,11 +25,12 @@ _STEP_TOLERANCE = 10  # anchors
 class GradientAnchorUncertainty(AnchorEstimator):
     """Boundary uncertainty at anchors found along the gradient, as many in each class as lie near the boundary.
 
-    Ha (2019), chapter 4. How many anchors a class gets: the samples of the class in that bin of the histogram of their
-    near-boundary-ness that holds zero (section 4.4.1; NumPy's `"auto"` bins). Where: each sample is moved by a common
-    step along the gradient of g_D2 - g_D1; where that crosses the boundary an anchor lies between, and the step is
-    bisected until the class has its number (section 4.4.2). What: a smooth count of the labels among the neighbours of
-    the anchor's sample (section 4.5; `bu_torch.functional.anchors.anchor_uncertainty`). Nothing is random.
+    Ha (2019), chapter 4. Their number in a class: the samples of the class in that bin of the histogram of their
+    near-boundary-ness that holds zero (section 4.4.1; NumPy's `"auto"` bins). Their place: each sample is moved by a
+    common step along the gradient of g_D2 - g_D1; where that crosses the boundary an anchor lies between, and the step
+    is bisected until the class has its number (section 4.4.2). The value: a smooth count of the labels among the
+    neighbours of the anchor's sample (section 4.5; `bu_torch.functional.anchors.anchor_uncertainty`). Nothing is
+    random.
 
     The model must be differentiable by autograd with respect to its inputs.
 
@@ -49,8 +50,8 @@ class GradientAnchorUncertainty(AnchorEstimator):
         bandwidth: Width of the kernel, `"cvml"` as in the thesis (`bu_torch.functional.cvml_bandwidth`) or
             `"silverman"`.
         measure: Local uncertainty, `"triangle"` or `"entropy"` (scaled to [0, 1]).
-        gap: How near a neighbour is to the boundary: `"own"`, the gap between its own two largest logits, as in the
-            thesis, or `"pair"`, that of the anchor's two classes. They differ where there are more than two.
+        gap: Distance of a neighbour from the boundary: `"own"`, the gap between its own two largest logits, as in the
+            thesis, or `"pair"`, that of the anchor's two classes. They differ if there are more than two.
         n_halvings: Bisections from a sample to its anchor, >= 1.
 
     Attributes:
@@ -90,9 +91,8 @@ class GradientAnchorUncertainty(AnchorEstimator):
 
         Args:
             model: A module or function from inputs (n, ...) to logits or probabilities (n, J), made of differentiable
-                torch operations that treat samples one by one. One column, or shape (n,), counts as the classes [0, z].
-                A module is run in eval mode, on its own device and in its own precision, and left in the mode it was
-                in; its parameters' gradients stay as they are.
+                torch operations that treat samples one by one; else as for `BoundaryUncertainty.score`. Its parameters'
+                gradients stay as they are.
 
         Returns:
             Scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0,
@@ -106,30 +106,12 @@ class GradientAnchorUncertainty(AnchorEstimator):
         logits, found = self._anchors(model)
         if not len(found.samples):
             return logits.new_zeros(())
-        values = anchor_uncertainty(
-            logits,
-            self.labels,
-            self.neighbors[found.samples],
-            bandwidth=self.bandwidth,
-            measure=self.measure,
-            gap=self.gap,
-        )
+        options = {"bandwidth": self.bandwidth, "measure": self.measure, "gap": self.gap}
+        values = anchor_uncertainty(logits, self.labels, self.neighbors[found.samples], **options)
         return values.double().mean().clamp(max=1).to(values.dtype)
 
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
-        """Anchors on the boundary of a classifier, and the sample each was found from (section 4.4).
-
-        Args:
-            model: As for `score`.
-
-        Returns:
-            The anchors, in order of their samples.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError: As for `score`.
-            ValueError: As for `score`.
-        """
+        """Anchors on the boundary of a classifier in order of their samples (section 4.4); as `score`."""
         return self._anchors(model)[1]
 
     def _prepare(self) -> None:

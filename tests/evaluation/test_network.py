@@ -48,19 +48,3 @@ def test_the_model_is_left_as_it_was(method, random_states):
     assert all(torch.equal(value, before[1][name]) for name, value in model.state_dict().items())
     assert model.training
     assert not any(module._forward_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: network_interval(nn.ReLU(), X, Y), ValueError, "`layer` must run in the forward pass"),
-        (lambda: network_interval(torch.relu, X, Y), TypeError, "`model` must be a torch.nn.Module, got builtin"),
-        (lambda: network_interval(network(), X, Y, n_components=0), ValueError, "`n_components` must be an integer"),
-        (lambda: network_interval(network(), X / 0, Y), ValueError, "`inputs` must be finite"),
-        (lambda: network_interval(network(), X, Y[:7]), ValueError, "`labels` must have one entry a sample, 30, got 7"),
-        (lambda: network_interval(network(), X, Y, method="x"), ValueError, "`method` must be one of"),
-    ],
-)
-def test_bad_arguments_are_named(make, error, message):
-    with pytest.raises(error, match=message):
-        make()

@@ -185,32 +185,3 @@ class TestTopPairs:
     def test_minus_infinity_is_ranked_too(self):
         low = -float("inf")
         assert top_pairs(torch.tensor([[low, 1.0, low], [1.0, low, low], [low, low, low]])).tolist() == [[0, 1]] * 3
-
-    def test_one_column_is_refused(self):
-        with pytest.raises(ValueError, match=r"`scores` must have shape \(N, J\) with J >= 2, got \(3, 1\)"):
-            top_pairs(torch.zeros(3, 1))
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"logits": torch.zeros(120, 4, dtype=torch.int64)}, TypeError, "`logits` must have a floating-point dtype"),
-        ({"logits": [[0.0]]}, TypeError, "`logits` must be a tensor"),
-        ({"logits": torch.zeros(0, 4)}, ValueError, r"`logits` must have shape \(N, J\)"),
-        ({"logits": torch.zeros(2, 3, 4)}, ValueError, r"`logits` must have shape \(N, J\)"),
-        ({"labels": torch.zeros(119, dtype=torch.int64)}, ValueError, r"`labels` must have shape \(120,\)"),
-        ({"labels": torch.zeros(120)}, TypeError, "`labels` must have an integer dtype, got torch.float32"),
-        ({"labels": torch.full((120,), 4)}, ValueError, r"`labels` must hold classes .* \[0, 4\), got values from 4"),
-        ({"labels": torch.full((120,), -1)}, ValueError, "got values from -1"),
-        ({"neighbors": torch.zeros(120, 1, dtype=torch.int64)}, ValueError, "`neighbors` must have shape .* M >= 2"),
-        ({"neighbors": torch.full((120, 5), 120)}, ValueError, "`neighbors` must hold sample indices"),
-        ({"bayes_pairs": torch.zeros(120, 2, dtype=torch.int64)}, ValueError, "`bayes_pairs` must have ascending rows"),
-        ({"bayes_pairs": torch.tensor([[0, 4]] * 120)}, ValueError, "`bayes_pairs` must hold classes"),
-        ({"min_weight": -1.0}, ValueError, "`min_weight` must be >= 0, got -1.0"),
-        ({"bandwidth": "scott"}, ValueError, "`bandwidth` must be one of 'silverman', 'cvml', got 'scott'"),
-    ],
-)
-def test_bad_arguments_are_named(change, error, message):
-    arguments = dict(zip(("logits", "labels", "neighbors", "bayes_pairs"), problem(), strict=True))
-    with pytest.raises(error, match=message):
-        boundary_uncertainty(**{**arguments, **change})

@@ -58,17 +58,6 @@ def test_kernel_of_a_row_without_width_is_zero_and_nan_stays():
     assert kernel[1].isnan().all()
 
 
-@pytest.mark.parametrize(
-    ("values", "error"),
-    [(torch.zeros(3), ValueError), (torch.zeros(3, 1), ValueError), (torch.zeros(3, 4, dtype=torch.int64), TypeError)],
-)
-def test_bad_values_are_named(values, error):
-    with pytest.raises(error, match="`values` must"):
-        silverman_bandwidth(values)
-    with pytest.raises(error, match="`values` must"):
-        cvml_bandwidth(values)
-
-
 class TestCvml:
     @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
     @pytest.mark.parametrize("members", [2, 3, 10])

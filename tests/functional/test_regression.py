@@ -68,31 +68,3 @@ def test_with_no_feature_left_out_predictions_are_zero():
 
 
 ONES = torch.ones(3, 2)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: tangent_kernel([[1.0]], ONES), TypeError, "`first` must be a floating-point tensor .*got list"),
-        (lambda: tangent_kernel(ONES, ONES.T), ValueError, r"`second` must have shape \(P, 2\), got \(2, 3\)"),
-        (lambda: tangent_kernel(ONES, ONES, 0), ValueError, "`n_hidden_layers` must be >= 1, got 0"),
-        (
-            lambda: left_out(ONES, ONES, ONES, [1.0]),
-            ValueError,
-            r"`eigenvalues` must have shape \(2,\)",
-        ),
-        (
-            lambda: left_out(ONES, ONES[0], ONES[:2], [1.0]),
-            ValueError,
-            r"`targets` must have shape \(3, J\)",
-        ),
-        (
-            lambda: left_out(ONES, ONES[0], ONES, [-1.0]),
-            ValueError,
-            "`penalty` must be >= 0, got -1.0",
-        ),
-    ],
-)
-def test_bad_arguments_are_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

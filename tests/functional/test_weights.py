@@ -121,6 +121,7 @@ def test_device_and_dtype_are_those_without_weights(formula, device, dtype):
     exact = problem()
     expected = formula(exact, {"weights": exact["weights"]})
     torch.testing.assert_close(found.cpu().double(), expected.double(), rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(plain.cpu().double(), formula(exact, {}).double(), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("formula", [FORMULAS[name] for name in MEANS], ids=MEANS)
