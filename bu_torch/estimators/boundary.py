@@ -204,11 +204,7 @@ class BoundaryUncertainty(ClusterScores):
         )
 
     def standardize(self, inputs: Any) -> Tensor:
-        """Inputs (n, d) or (n, ...) in the units in which they are perturbed, one standard deviation of each feature.
-
-        Returns:
-            Shape (n, d), on the device of the fitted samples, float64 for float64 inputs and integers beyond 2^24,
-            float32 for all others.
+        """Inputs (n, ...) in the units in which they are perturbed, one standard deviation of each feature: (n, d).
 
         Raises:
             RuntimeError: If `fit` has not been called.

@@ -32,15 +32,11 @@ class ClusterScores:
     logits: Tensor | None = None
 
     def score_logits(self, logits: Tensor) -> Tensor:
-        """Boundary uncertainty of logits that were read at all perturbed inputs; waits for no device.
+        """Boundary uncertainty of logits (n_draws * N, J) that were read at `perturbed_inputs.flatten(0, 1)`.
 
-        Args:
-            logits: At `perturbed_inputs.flatten(0, 1)`, shape (n_draws * N, J) with J at least the number of classes,
-                floating point, on the device of the fitted tensors; (n_draws * N, 1) or (n_draws * N,) for two classes.
-
-        Returns:
-            Scalar in [0, 1], mean over the draws, on that device, float64 for float64 logits and float32 for all
-            others; NaN if any logit is not finite.
+        They have at least as many columns as there are classes (one, or none, for two), on the device of the fitted
+        tensors. Gives a scalar in [0, 1], mean over the draws, float64 for float64 logits and float32 for all others;
+        NaN if any logit is not finite. Waits for no device.
 
         Raises:
             RuntimeError: If `fit` has not been called.
@@ -65,12 +61,7 @@ class ClusterScores:
         return torch.stack([torch.dot(of_draw.values, of_draw.shares) for of_draw in terms]).mean()
 
     def update(self, logits: Tensor, index: Tensor) -> None:
-        """Take in the logits at some of the perturbed inputs.
-
-        Args:
-            logits: Shape (n, J) with J at least the number of classes, floating point; (n, 1) or (n,) for two classes.
-            index: Rows of `perturbed_inputs.flatten(0, 1)` they belong to, shape (n,), integer. A row given twice keeps
-                the later logits.
+        """Take in logits (n, J) at some rows (n,) of `perturbed_inputs.flatten(0, 1)`; the later of a row counts.
 
         Raises:
             RuntimeError: If `fit` has not been called.

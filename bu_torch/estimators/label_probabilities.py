@@ -58,16 +58,9 @@ class LabelProbabilities:
     def fit(self, features: Any, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
         """Fit the votes and the regression, and find the weight of their mixture.
 
-        Args:
-            features: Training samples, shape (N, d) or (N, ...), tensor or array of finite numbers.
-            labels: Classes, shape (N,), integers >= 0.
-            neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`), on the
-                device of the features.
-            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; the
-                probabilities, and the score, are those of that distribution. None if it draws all alike.
-
-        Returns:
-            The fitted estimator, on the device of the features.
+        Takes features (N, d) or (N, ...), finite; labels (N,), integers >= 0; and clusters (N, M) with M >= 2, the
+        sample itself first (`NeighborGraph.neighbors`), on the device of the features. `sample_weight` (N,), positive,
+        is how often training draws each sample: the probabilities, and the score, are those of that distribution.
 
         Raises:
             TypeError, ValueError: If an argument has the wrong type, shape or values.
@@ -112,15 +105,9 @@ class LabelProbabilities:
         return float(mixing_weight(mixture, others, labels[copied], weights=weights))
 
     def predict_proba(self, perturbed: Any) -> Tensor:
-        """Class probabilities at perturbed samples.
+        """Class probabilities (D * N, J) at perturbed samples, float32, rows sum to 1; J is the largest label + 1.
 
-        Args:
-            perturbed: D perturbed copies of each training sample, one draw of all N samples after another, shape
-                (D * N, d) or (D * N, ...), as the features in `fit`.
-
-        Returns:
-            Shape (D * N, J), in [0, 1], rows sum to 1, float32, on the device of the fitted tensors; J is the largest
-            label + 1.
+        `perturbed` holds D perturbed copies of each training sample, one draw of all N samples after another.
 
         Raises:
             RuntimeError: If `fit` has not been called.
@@ -138,15 +125,9 @@ class LabelProbabilities:
         return probabilities
 
     def score(self, perturbed: Any, predictions: Any) -> Tensor:
-        """Expected accuracy of predictions at perturbed samples.
+        """Expected accuracy, float64, of predictions (D * N,), integers >= 0, at perturbed samples (D * N, ...).
 
-        Args:
-            perturbed: As for `predict_proba`.
-            predictions: Predicted classes there, shape (D * N,), integers >= 0. A class that `fit` never saw has
-                probability 0.
-
-        Returns:
-            Scalar in [0, 1], float64, on the device of the fitted tensors.
+        A class that `fit` never saw has probability 0.
 
         Raises:
             RuntimeError, TypeError, ValueError: As `predict_proba`, or if the predictions are not integers.

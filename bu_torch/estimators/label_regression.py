@@ -7,8 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bu_torch.estimators.skill import best_candidate, shares_of, skill
-from bu_torch.functional.probabilities import as_probabilities
+from bu_torch.functional.probabilities import as_probabilities, best_candidate, shares_of, skill
 from bu_torch.functional.regression import landmark_projection, left_out_predictions, tangent_kernel
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.internal.progress import advance
@@ -107,15 +106,14 @@ class LabelRegression:
         targets = targets if root is None else targets * root
         basis, eigenvalues, projection = self._orthogonal_basis(points, root)
         left_out = left_out_predictions(basis, eigenvalues, targets, self.penalties)
-        probabilities = (self._as_probabilities(predicted, root) for predicted in left_out)
+        if root is not None:
+            left_out = (predicted / root for predicted in left_out)
+        probabilities = (as_probabilities(predicted + self._shares) for predicted in left_out)
         candidates = zip(self.penalties, probabilities, strict=True)
         brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights)
         self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)
         self.skill_ = skill(brier_score, self._shares)
         return self
-
-    def _as_probabilities(self, predicted: Tensor, root: Tensor | None) -> Tensor:
-        return as_probabilities((predicted if root is None else predicted / root) + self._shares)
 
     def predict_proba(self, features: Any) -> Tensor:
         """Class probabilities (P, J), float32, rows sum to 1, at points (P, d) or (P, ...), as for `fit`.

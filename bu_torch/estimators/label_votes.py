@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.estimators.skill import best_candidate, shares_of, skill
+from bu_torch.functional.probabilities import best_candidate, shares_of, skill
 from bu_torch.functional.votes import count_votes
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.samples.balance import weights_of

@@ -19,7 +19,7 @@ class TrustScore:
     """Trust score of any classifier's predictions: fit once on the labelled samples, then score many classifiers.
 
     Jiang et al. (2018), Algorithms 1 and 2: distance to the nearest class other than the predicted one, over distance
-    to the predicted class. Samples may be filtered out of their class first:
+    to the predicted class. Samples may be filtered out of their class first, at most floor(alpha n):
 
     - `"density"` is the paper's Algorithm 1: in each class, the alpha-fraction of samples with the largest k-NN radius
       leaves. A sample is its own first neighbour, as in the paper's balls. (google/TrustScore counts likewise but
@@ -27,15 +27,13 @@ class TrustScore:
     - `"disagreement"` is the paper's Remark 2, which it does not specify: over all classes together, the alpha-fraction
       of samples with the largest share of other labels among their k nearest other samples leaves; of equal shares the
       largest radius leaves first, and a sample whose neighbours all agree stays. (Both others let a sample vote for
-      itself. google/TrustScore ranks the whole table of class probabilities, not those of the labels, and takes its
-      rows from there, so that nothing need leave and samples may repeat; alibi ranks the largest class probability, so
-      that a sample stays whose neighbours agree on another label than its own.)
+      itself and rank class probabilities, not those of the labels.)
 
-    Both remove at most floor(alpha n) samples. Distances are to the nearest sample of a class, as in Algorithm 2; both
-    others take the second nearest, so that a training sample does not find itself, which `left_out` is for here, and
-    add 1e-12 to the divisor. They are exact up to the size that `NeighborGraph` names, samples times points times
-    features. Beyond it about one in twenty is more than 5 % too large, among those to the nearest classes up to one in
-    ten, and some are several times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
+    Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest, so that a
+    training sample does not find itself, which `left_out` is for here, and add 1e-12 to the divisor. They are exact up
+    to the size that `NeighborGraph` names, samples times points times features. Beyond it about one in twenty is more
+    than 5 % too large, among those to the nearest classes up to one in ten, and some are several times too large.
+    `bu_torch.evaluation.select_alpha` chooses alpha.
 
     Args:
         filtering: None, `"density"` or `"disagreement"`.
@@ -77,16 +75,14 @@ class TrustScore:
         """Keep the (high-density) samples of each class; a warning names classes that filtering emptied.
 
         Args:
-            features: Labelled samples, shape (N, d), tensor or array of finite numbers. Distances are Euclidean in
-                this space: raw inputs, standardised features, an embedding.
+            features: Labelled samples, shape (N, d), finite. Distances are Euclidean in this space: raw inputs,
+                standardised features, an embedding.
             labels: Classes, shape (N,), integers >= 0.
-
-        Returns:
-            The fitted estimator, on the device of the features.
 
         Raises:
             TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples to
-                filter by disagreement.
+                filter
+                by disagreement.
         """
         features = as_flat_features(features)
         labels = as_labels(labels, features.shape[0]).to(features.device)
@@ -110,19 +106,16 @@ class TrustScore:
         return self
 
     def class_distances(self, features: Any, left_out: Any = None) -> Tensor:
-        """Distance to the nearest kept sample of each class.
+        """Distance to the nearest kept sample of each class, (n, J), inf for an empty class.
 
         Args:
-            features: Points to score, shape (n, d) with the d of `fit`, tensor or array of finite numbers.
+            features: Points to score, shape (n, d) with the d of `fit`, finite.
             left_out: For each point the sample of `fit` that counts as missing (the one it was made from, say), shape
                 (n,), integer rows of `fit`'s features; None for none.
 
-        Returns:
-            Shape (n, J), inf for an empty class; dtype and device of the features.
-
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If the features do not fit or are not finite, or `left_out` does not name one sample a point.
+            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         check_fitted(self, "_classes")
         features = as_flat_features(features, n_features=self._classes[0].shape[1])
@@ -147,15 +140,12 @@ class TrustScore:
         return distances
 
     def score(self, features: Any, predictions: Any) -> Tensor:
-        """Trust score of each prediction.
+        """Trust score of each prediction, (n,), in [0, inf]; above 1 the prediction is the nearest class.
 
         Args:
             features: Points that were classified, shape (n, d). Samples of `fit` find themselves, and score inf as
                 labelled; for those, `class_distances` with `left_out` and `bu_torch.functional.trust_score`.
             predictions: Predicted classes, shape (n,), integers >= 0. A class that `fit` never saw is an empty one.
-
-        Returns:
-            Shape (n,), in [0, inf], dtype and device of the features; above 1 the prediction is the nearest class.
 
         Raises:
             RuntimeError: If `fit` has not been called.

@@ -5,6 +5,7 @@ evaluation method based on boundary uncertainty", chapter 2 (also section 3 of H
 chapter 4. Equations and algorithms with a dot in their number, and Algorithms 2 to 8, are those of the thesis.
 """
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -66,16 +67,10 @@ def class_uncertainty(
     are scaled to [0, 1]: the binary entropy of p over ln 2 (Eq. 2.4), and the triangle 1 - |2 p - 1|, which the thesis
     draws in Fig. 4.6 and calls Gini impurity (that would be the parabola 4 p (1 - p)).
 
-    Args:
-        counts: (Effective) number of samples of each class in each of n groups, shape (n, J), floating point, >= 0.
-        pairs: Classes on the two sides of the boundary, shape (n, 2), integer, values in [0, J), different in a row.
-        priors: Shares P(C_j) of the classes to divide posteriors by (section 2.4.4), shape (J,), or None. A class with
-            share 0 must have no counts.
-        measure: `"entropy"` or `"triangle"`.
-
-    Returns:
-        Shape (n,), in [0, 1], dtype and device of `counts`; 0 where neither class of the pair has counts, NaN where
-        its counts are NaN.
+    `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the classes on
+    the two sides, and `priors` (J,) the shares P(C_j) of the classes to divide posteriors by (section 2.4.4); a class
+    with share 0 must have no counts. The value is 0 where neither class of the pair has counts, NaN where its counts
+    are NaN.
 
     Example:
         >>> counts = torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 2.0]])
@@ -87,7 +82,8 @@ def class_uncertainty(
     of_pair = counts.gather(1, pairs)
     fewer, total = of_pair.amin(dim=1), of_pair.sum(dim=1)
     share = fewer / torch.where(total == 0, torch.ones_like(total), total)
-    value = 2 * share if measure == "triangle" else _binary_entropy(share)
+    entropy = (torch.special.entr(share) + torch.special.entr(1 - share)) / math.log(2)
+    value = 2 * share if measure == "triangle" else entropy
     other = counts.scatter(1, pairs, 0).amax(dim=1)
     return torch.where(other > fewer, torch.zeros_like(value), value)
 
@@ -101,7 +97,7 @@ def anchor_uncertainty(
     measure: Measure = "triangle",
     gap: Gap = "own",
 ) -> Tensor:
-    """Local uncertainty of each anchor from a smooth count of the labels around it (section 4.5).
+    """Local uncertainty (S,) of each anchor from a smooth count of the labels around it (section 4.5).
 
     The classes i and j of an anchor are the two that most of its M neighbours are labelled as; of classes that are
     equally many the one that comes first in the row, which is the nearer one. Each neighbour lies on one axis at its
@@ -109,28 +105,17 @@ def anchor_uncertainty(
     labelled. Neighbours labelled j are mirrored (Fig. 4.5), so that with two classes the axis is g_j - g_i. The
     boundary is at zero. Each neighbour labelled i or j counts exp(-(gap / h)^2 / 2) for its label (Eq. 4.4), and the
     value is the measure of k_i / (k_i + k_j). A count, not a density: each sample has its own width and a weight of at
-    most 1.
+    most 1. U is the mean over the anchors (Eq. 4.5).
 
     The thesis leaves open where on the axis neighbours of a third class lie. Here they lie at their near-boundary-ness,
     not mirrored; they have a part in the widths and none in the counts. With many classes a neighbour's own gap may be
     that of another boundary than the anchor's; `gap="pair"`, which the thesis does not have, takes g_j - g_i for all
-    neighbours, as Ha et al. (2021) do in Eq. 27. With two classes both are the same. Chapter 4 does not ask whether the
+    neighbours, as Ha et al. (2021) do in Eq. 27. With two classes both are the same. Chapter 4 does not ask if the
     boundary runs between i and j, as section 2.3.5 does: a classifier that exchanges classes is not told from the right
     one.
 
-    Args:
-        logits: Classifier outputs at the samples, shape (N, J), floating point; (N, 1) or (N,) for two classes.
-        labels: Given classes, shape (N,), integer, values in [0, J).
-        neighbors: The samples around each of S anchors, nearest first, shape (S, M) with M >= 2, integer, values in
-            [0, N).
-        bandwidth: Width of the kernel, `"cvml"` (`cvml_bandwidth`) or `"silverman"` (`silverman_bandwidth`).
-        measure: As for `class_uncertainty`.
-        gap: `"own"`, each neighbour's own two largest logits, as in the thesis; or `"pair"`, g_j - g_i.
-
-    Returns:
-        Shape (S,), in [0, 1], on the device of `logits`, float64 for float64 logits and float32 for all others; 0 where
-        all neighbours are labelled alike, NaN where the logits of a neighbour are. U is the mean over the anchors
-        (Eq. 4.5).
+    `neighbors` (S, M), M >= 2, holds the samples around each anchor, nearest first. The value is 0 where all of them
+    are labelled alike, NaN where the logits (N, J) of one are.
 
     Example:
         >>> logits = torch.tensor([-2.0, -1.0, 1.0, 2.0])
@@ -171,7 +156,3 @@ def near_boundary_ness(logits: Tensor, labels: Tensor) -> Tensor:
     """Gap between the two largest logits (N, J), negative where the prediction is the label (N,): section 4.3."""
     gap = logits.gather(1, top_pairs(logits)).diff(dim=1).abs().squeeze(1)
     return torch.where(logits.argmax(dim=1) == labels, -gap, gap)
-
-
-def _binary_entropy(share: Tensor) -> Tensor:
-    return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)) / torch.log(share.new_tensor(2.0))

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.anchors import bisect_segments
-from bu_torch.internal.inputs import as_features, as_labels, check_two_classes
+from bu_torch.internal.inputs import as_features, as_labels, check_fitted, check_two_classes
 from bu_torch.internal.network import read_logits
 from bu_torch.space.features import standardization, standardize
-
-BATCH = 4096
 
 
 class Anchors(NamedTuple):
@@ -33,13 +31,8 @@ class AnchorEstimator:
     def fit(self, features: Any, labels: Any) -> Self:
         """Keep the labelled samples and what does not depend on the classifier.
 
-        Args:
-            features: Training inputs, shape (N, d) or (N, ...), tensor or array of finite numbers. Distances are
-                measured between flattened, standardised inputs.
-            labels: Classes, shape (N,), integers >= 0; at least two different ones.
-
-        Returns:
-            The fitted estimator, on the device of the features.
+        Takes inputs (N, d) or (N, ...), finite, and classes (N,), integers >= 0, at least two different ones. Distances
+        are measured between flattened, standardised inputs.
 
         Raises:
             TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples.
@@ -55,7 +48,7 @@ class AnchorEstimator:
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
-        self._check_fitted()
+        check_fitted(self, "inputs")
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
@@ -76,7 +69,3 @@ class AnchorEstimator:
 
     def _bisect(self, model: Callable[[Tensor], Any], start: Tensor, end: Tensor, n: int) -> tuple[Tensor, Tensor]:
         return bisect_segments(lambda x: self._read(model, x).argmax(dim=1), start, end, n_halvings=n)
-
-    def _check_fitted(self) -> None:
-        if not hasattr(self, "inputs"):
-            raise RuntimeError(f"This {type(self).__name__} is not fitted yet: call `fit` first.")

@@ -9,7 +9,7 @@ from torch import Tensor
 from bu_torch.functional.anchors import MEASURES, Measure, class_uncertainty
 from bu_torch.functional.checks import check_choice
 from bu_torch.functional.pairs import top_pairs
-from bu_torch.internal.inputs import check_integer, check_seed
+from bu_torch.internal.inputs import check_fitted, check_integer, check_seed
 from bu_torch.neighbors.clusters import divisive_clusters
 from bu_torch.neighbors.search import nearest
 from bu_torch.papers.anchors import AnchorEstimator, Anchors
@@ -90,19 +90,13 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         self.seed = check_seed(seed)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier.
+        """Boundary uncertainty of a classifier, any callable that `BoundaryUncertainty.score` takes.
 
-        Args:
-            model: As for `BoundaryUncertainty.score`: any callable from inputs (n, ...) to logits or probabilities
-                (n, J), also `decision_function` or `predict_proba` of a scikit-learn classifier.
-
-        Returns:
-            Scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0,
-            the worst, where all samples are predicted alike or no cluster is large enough.
+        Probabilities do as well as logits. A scalar in [0, 1], on the device of the samples, float64 for float64 logits
+        and float32 for all others; 0, the worst, where all samples are predicted alike or no cluster is large enough.
 
         Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError, ValueError: As `BoundaryUncertainty.score`.
+            RuntimeError, TypeError, ValueError: As `BoundaryUncertainty.score`.
         """
         logits, first, second = self._predict(model)
         samples = self._anchors(model, first, second, logits.shape[1]).samples.unique()
@@ -141,7 +135,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
 
     def _predict(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (N, J), the class predicted of each sample and its second choice (N,)."""
-        self._check_fitted()
+        check_fitted(self, "inputs")
         logits = self._read(model, self.inputs.flatten(1))
         first = logits.argmax(dim=1)
         return logits, first, top_pairs(logits).sum(dim=1) - first

@@ -11,12 +11,13 @@ from bu_torch.functional.anchors import GAPS, MEASURES, Gap, Measure, anchor_unc
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.pairs import top_pairs
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
-from bu_torch.internal.inputs import check_integer
+from bu_torch.internal.inputs import check_fitted, check_integer
 from bu_torch.internal.network import as_taken, check_callable
 from bu_torch.internal.traces import evaluation_mode
 from bu_torch.neighbors.graph import NeighborGraph
-from bu_torch.papers.anchors import BATCH, AnchorEstimator, Anchors
+from bu_torch.papers.anchors import AnchorEstimator, Anchors
 
+_BATCH = 4096
 _STEP_RANGE = (2.0**-10, 2.0**5)  # of the common step, in standard deviations
 _STEP_HALVINGS = 20
 _STEP_TOLERANCE = 10  # anchors
@@ -87,21 +88,14 @@ class GradientAnchorUncertainty(AnchorEstimator):
         self.n_halvings = check_integer("n_halvings", n_halvings, 1)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier.
+        """Boundary uncertainty of a classifier that treats samples one by one, by differentiable torch operations.
 
-        Args:
-            model: A module or function from inputs (n, ...) to logits or probabilities (n, J), made of differentiable
-                torch operations that treat samples one by one; else as for `BoundaryUncertainty.score`. Its parameters'
-                gradients stay as they are.
-
-        Returns:
-            Scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0,
-            the worst, where all samples are predicted alike or there is no anchor.
+        Else it is as for `BoundaryUncertainty.score`, or gives probabilities; its parameters' gradients stay as they
+        are. A scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0,
+        the worst, where all samples are predicted alike or there is no anchor.
 
         Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError: If the model cannot be called, is not differentiable, or does not give floating-point numbers.
-            ValueError: If logits are not finite, have the wrong shape, or fewer columns than there are classes.
+            RuntimeError, TypeError, ValueError: As `BoundaryUncertainty.score`, or if the model is not differentiable.
         """
         logits, found = self._anchors(model)
         if not len(found.samples):
@@ -119,7 +113,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
 
     def _anchors(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Anchors]:
         """Logits at the samples (N, J), and the anchors."""
-        self._check_fitted()
+        check_fitted(self, "inputs")
         check_callable(model)
         flat = self.inputs.flatten(1)
         logits = self._read(model, flat)
@@ -149,7 +143,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         scale = torch.where(varies, self.scale_, torch.zeros_like(self.scale_))
         gradients = []
         with evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
-            for batch in self.inputs.split(BATCH):
+            for batch in self.inputs.split(_BATCH):
                 gradients.append(_gap_gradient(model, as_taken(model, batch)).to(flat.device).flatten(1))
         slope = torch.cat(gradients).double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * scale
         # Scaled first, so that squares stay in range.
