@@ -11,8 +11,6 @@ from bu_torch.functional.pairs import index_pairs
 from bu_torch.functional.parzen import Bandwidth
 from bu_torch.internal.inputs import as_labels, check_fitted
 
-_FITTED = ("perturbed_inputs", "labels", "neighbors", "nearest_distance", "bayes_pairs", "mean_", "scale_")
-_DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels", "_pair_of_draw")
 _STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the calls take longer than the arithmetic
 
 
@@ -87,9 +85,7 @@ class ClusterScores:
             RuntimeError: If `fit` has not been called, or rows are missing; says how many.
         """
         check_fitted(self, "mean_")
-        n_missing = self.n_draws * self.labels.shape[0]
-        if self.logits is not None:
-            n_missing = int((~self._is_given).sum())
+        n_missing = self.n_draws * len(self.labels) if self.logits is None else int((~self._is_given).sum())
         if self.logits is None or n_missing:
             raise RuntimeError(f"{n_missing} perturbed inputs have no logits yet: call `update` with their rows first.")
         return self.to(self.logits.device).score_logits(self.logits)
@@ -99,12 +95,11 @@ class ClusterScores:
         self.logits = None
 
     def to(self, device: torch.device | str) -> Self:
-        """Move all fitted tensors to `device`, in place; the perturbed inputs too."""
+        """Move all tensors to `device`, in place: the fitted ones, the perturbed inputs and the logits given."""
         check_fitted(self, "mean_")
-        for name in (*_FITTED, *_DERIVED):
-            setattr(self, name, getattr(self, name).to(device))
-        if self.weights is not None:
-            self.weights = self.weights.to(device)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
         return self
 
     def _index(self) -> Self:

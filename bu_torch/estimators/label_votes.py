@@ -75,7 +75,9 @@ class LabelVotes:
         )
         brier_score, self.decay_, self.left_out = best_candidate(candidates, labels, weights)
         # The mean of M - 1 labels drawn at random is off by the error of the shares, and by its own variance.
-        n_voters = (neighbors.shape[1] - 1) * _evenness(weights)
+        n_voters = float(neighbors.shape[1] - 1)
+        if weights is not None:  # worth so many of equal weight (Kish 1965)
+            n_voters *= float(weights.sum().square() / weights.square().sum() / len(weights))
         self.skill_ = skill(brier_score, shares_of(labels, weights), n_voters)
         self.votes = functional.label_votes(labels, neighbors, self.decay_, weights=weights)
         return self
@@ -100,8 +102,3 @@ class LabelVotes:
         predictions = torch.as_tensor(predictions)
         predictions = as_labels(predictions, predictions.shape[0] if predictions.ndim else 1, "predictions")
         return functional.expected_accuracy(self.votes, predictions.to(self.votes.device), weights=self._weights)
-
-
-def _evenness(weights: Tensor | None) -> float:
-    """Samples of equal weight that a mean with these weights is worth, as a share of their number (Kish 1965)."""
-    return 1.0 if weights is None else float(weights.sum().square() / weights.square().sum() / len(weights))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_number
 from bu_torch.neighbors.search import is_large, near_groups, nearest, resolve_backend
 
 _TOLERANCE = 0.05  # relative error of distances if there are too many for an exact search
@@ -56,19 +56,12 @@ class TrustScore:
     _place: Tensor
 
     def __init__(
-        self,
-        filtering: Literal["density", "disagreement"] | None = None,
-        alpha: float = 0.0,
-        n_neighbors: int = 10,
+        self, filtering: Literal["density", "disagreement"] | None = None, alpha: float = 0.0, n_neighbors: int = 10
     ) -> None:
         if filtering not in (None, "density", "disagreement"):
             raise ValueError(f"`filtering` must be None, 'density' or 'disagreement', got {filtering!r}.")
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-            raise TypeError(f"`alpha` must be a number with 0 <= alpha < 1, got {alpha!r}.")
-        if not 0 <= alpha < 1:
-            raise ValueError(f"`alpha` must satisfy 0 <= alpha < 1, got {alpha}.")
         self.filtering = filtering
-        self.alpha = alpha
+        self.alpha = check_number("alpha", alpha, 0, 1)
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
 
     def fit(self, features: Any, labels: Any) -> Self:

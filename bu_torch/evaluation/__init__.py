@@ -1,6 +1,6 @@
 """Evaluation of the kept classifier: error rates, trust in single predictions, confidence intervals."""
 
-from bu_torch.evaluation.confidence import cud_supremum, generalization_interval
+from bu_torch.evaluation.confidence import cud_supremum, generalization_interval, network_interval
 from bu_torch.evaluation.continuum import (
     adjusted_error_count,
     adjusted_squared_error_count,
@@ -14,7 +14,6 @@ from bu_torch.evaluation.continuum import (
     squared_error_rate,
 )
 from bu_torch.evaluation.continuum import error_count_bounds as error_count_bounds
-from bu_torch.evaluation.network import network_interval
 from bu_torch.evaluation.resampling import ErrorEstimate as ErrorEstimate
 from bu_torch.evaluation.resampling import cross_validation_error, holdout_error
 from bu_torch.evaluation.sigma import sigma_epsilon_of_neighbors as sigma_epsilon_of_neighbors

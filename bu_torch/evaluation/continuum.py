@@ -50,10 +50,6 @@ def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
 
     Raises:
         TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
-
-    Example:
-        >>> data_error_rate(torch.tensor([0.0, 2.0]), torch.tensor([1.0]), sigma_delta=1.0)
-        tensor(0.1587, dtype=torch.float64)
     """
     cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     return cut.at_predicted(cut.outside()).mean()
@@ -94,10 +90,6 @@ def error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
 
     Raises:
         TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
-
-    Example:
-        >>> error_count(torch.tensor([0, 0]), torch.tensor([0.5, 1.0]), torch.tensor([1.0]))
-        tensor(0.5000, dtype=torch.float64)
     """
     cut = _Cut(z, edges, predictions=predictions)
     return (cut.predicted != cut.own).double().mean()
@@ -206,10 +198,6 @@ def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
 
     Raises:
         TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
-
-    Example:
-        >>> squared_error_count(torch.tensor([1, 0]), torch.tensor([2.5, 2.5]), torch.tensor([1.5, 2.0]))
-        tensor(0.6250, dtype=torch.float64)
     """
     cut = _Cut(z, edges, predictions=predictions)
     return cut.at_predicted(cut.penalties()).mean()
@@ -286,9 +274,9 @@ class _Cut:
     """
 
     def __init__(self, z: Any, edges: Any, sigma: tuple[str, Any] = ("sigma", 0), predictions: Any = None) -> None:
-        measured = _as_real(z, "z")
+        measured = as_real(z, "z")
         z = measurements(measured)
-        edges = _as_real(edges, "edges").detach().to(z.device)
+        edges = as_real(edges, "edges").detach().to(z.device)
         if edges.ndim != 1 or len(edges) == 0:
             raise ValueError(f"`edges` must have shape (C - 1,) with C >= 2 classes, got {tuple(edges.shape)}.")
         if measured.is_floating_point():
@@ -344,7 +332,7 @@ class _Cut:
 
 def measurements(z: Any, name: str = "z") -> Tensor:
     """`z` as finite float64, (n,)."""
-    z = _as_real(z, name).detach().double()
+    z = as_real(z, name).detach().double()
     if z.ndim != 1 or len(z) == 0:
         raise ValueError(f"`{name}` must have shape (n,) with n >= 1, got {tuple(z.shape)}.")
     n_bad = int((~z.isfinite()).sum())
@@ -353,7 +341,7 @@ def measurements(z: Any, name: str = "z") -> Tensor:
     return z
 
 
-def _as_real(value: Any, name: str) -> Tensor:
+def as_real(value: Any, name: str) -> Tensor:
     """`value` as a tensor; plain numbers keep the float64 that Python gave them."""
     if not isinstance(value, Tensor):
         with suppress(TypeError, ValueError, RuntimeError):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.estimators.trust import TrustScore
+from bu_torch.evaluation.continuum import as_real
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, scikit_learn_seed
 
 _ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
@@ -150,10 +151,7 @@ def _n_kept(percentiles: Any, scores: Tensor) -> Tensor:
     """Number of samples above each percentile; what rounding took from a whole number is given back."""
     if percentiles is None:
         percentiles = torch.arange(100)
-    try:
-        percentiles = torch.as_tensor(percentiles, dtype=torch.float64, device=scores.device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"`percentiles` must be numbers or None, got {percentiles!r}.") from error
+    percentiles = as_real(percentiles, "percentiles").to(scores.device).double()
     if percentiles.ndim != 1 or not bool(((percentiles >= 0) & (percentiles < 100)).all()):
         raise ValueError(f"`percentiles` must have shape (P,) and lie in [0, 100), got {percentiles.tolist()}.")
     return len(scores) - (percentiles * len(scores) / 100 + 1e-9).floor().long()

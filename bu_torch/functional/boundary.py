@@ -245,14 +245,12 @@ def _local_uncertainty(
         if narrow_weights is not None:
             factors = narrow_weights.index_select(0, members.view(-1)).view(members.shape)
         blocks.append(_count_block(flat, logits.shape[1], narrow_top[part], of_members, members, bandwidth, factors))
-    count_i = torch.cat([block[0] for block in blocks])
-    count_j = torch.cat([block[1] for block in blocks])
+    count_i, count_j, nearness = (torch.cat(parts) for parts in zip(*blocks, strict=True))
     counts = count_i + count_j
     counts = torch.where(counts < torch.finfo(counts.dtype).tiny, torch.zeros_like(counts), counts)
     is_bayes_pair = (top == bayes_pairs).all(dim=1) & (counts != 0)
     # 1 - |2 k_i / k - 1| = 2 min(k_i, k_j) / k, which loses no digits near 0.
     local = 2 * torch.minimum(count_i, count_j) / torch.where(counts == 0, torch.ones_like(counts), counts)
-    nearness = torch.cat([block[2] for block in blocks])
     return torch.where(is_bayes_pair, local, torch.zeros_like(local)), counts, nearness
 
 

@@ -10,12 +10,12 @@ _BLOCK_ELEMENTS = 2**20  # of a copy of the basis at once
 _LEAST_EIGENVALUE = 1e-10  # relative to the largest; smaller ones are rounding errors
 
 
-def tangent_kernel(first: Tensor, second: Tensor, n_hidden_layers: int = 1) -> Tensor:
-    """Neural tangent kernel (N, P) of an infinitely wide fully connected ReLU network (Jacot et al. 2018).
+def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
+    """Neural tangent kernel (N, P) of an infinitely wide ReLU network with one hidden layer (Jacot et al. 2018).
 
-    Regression with it is what such a network learns by gradient descent on the squared error. The recursion over the
-    layers is that of Arora et al. (2019, section 3.1), the bias of the first layer being a further feature
-    of 1; unlike a Gaussian kernel it has no width to choose.
+    Regression with it is what such a network learns by gradient descent on the squared error. The formula is that of
+    Arora et al. (2019, section 3.1), the bias of the first layer being a further feature of 1; unlike a Gaussian kernel
+    it has no width to choose.
 
     Example:
         >>> tangent_kernel(torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0]]))
@@ -26,13 +26,10 @@ def tangent_kernel(first: Tensor, second: Tensor, n_hidden_layers: int = 1) -> T
     covariance = (first @ second.T + 1) / width
     norms = [(points.square().sum(dim=1) + 1).div(width).sqrt() for points in (first, second)]
     scale = norms[0].unsqueeze(1) * norms[1]
-    kernel = covariance
-    for _ in range(n_hidden_layers):
-        cosine = (covariance / scale).clamp(-1, 1)
-        angle = cosine.arccos()
-        covariance = scale * ((1 - cosine.square()).clamp(min=0).sqrt() + (math.pi - angle) * cosine) / math.pi
-        kernel = covariance + kernel * (math.pi - angle) / math.pi
-    return kernel
+    cosine = (covariance / scale).clamp(-1, 1)
+    angle = cosine.arccos()
+    hidden = scale * ((1 - cosine.square()).clamp(min=0).sqrt() + (math.pi - angle) * cosine) / math.pi
+    return hidden + covariance * (math.pi - angle) / math.pi
 
 
 def landmark_projection(kernel: Tensor) -> tuple[Tensor, Tensor]:

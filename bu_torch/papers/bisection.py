@@ -9,7 +9,7 @@ from torch import Tensor
 from bu_torch.functional.anchors import MEASURES, Measure, class_uncertainty
 from bu_torch.functional.checks import check_choice
 from bu_torch.functional.pairs import top_pairs
-from bu_torch.internal.inputs import check_fitted, check_integer, check_seed
+from bu_torch.internal.inputs import check_fitted, check_flag, check_integer, check_seed
 from bu_torch.neighbors.clusters import divisive_clusters
 from bu_torch.neighbors.search import nearest
 from bu_torch.papers.anchors import AnchorEstimator, Anchors
@@ -79,9 +79,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         seed: int = 0,
     ) -> None:
         self.measure = check_choice("measure", measure, MEASURES)
-        if not isinstance(prior_correction, bool):
-            raise TypeError(f"`prior_correction` must be True or False, got {prior_correction!r}.")
-        self.prior_correction = prior_correction
+        self.prior_correction = check_flag("prior_correction", prior_correction)
         self.max_anchors = check_integer("max_anchors", max_anchors, 1)
         self.n_halvings = check_integer("n_halvings", n_halvings, 1)
         self.min_size = check_integer("min_size", min_size, 1)

@@ -15,7 +15,7 @@ SCORES = {"scores": torch.tensor([1.0, 2.0]), "is_correct": torch.tensor([True, 
 SAMPLES = {"features": X, "labels": Y}
 NETWORK = {"model": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), "inputs": X, "labels": Y}
 TRAINED = {"estimator": DummyClassifier(), **SAMPLES}
-SIGMA = "must be a finite number"
+NUMBER = "must be a finite number"
 
 # By function: arguments that fit; and changes of one, with the words of the error.
 BAD = {
@@ -24,11 +24,11 @@ BAD = {
         ({"method": "cv"}, "must be one of .*'cud'.*, got 'cv'"),
         ({"method": []}, r"must be one of .*, got \[\]"),
         ({"confidence": 1.0}, "must satisfy 0 < confidence < 1, got 1.0"),
-        ({"confidence": math.nan}, "must satisfy 0 < confidence < 1, got nan"),
-        ({"confidence": "0.9"}, "must be a number"),
+        ({"confidence": math.nan}, NUMBER),
+        ({"confidence": "0.9"}, NUMBER),
         ({"n_tested": 0}, "must be > 0 and at most 1e.15, got 0"),
         ({"n_tested": 1e300}, "must be > 0 and at most 1e.15, got 1e.300"),
-        ({"n_tested": math.nan}, SIGMA),
+        ({"n_tested": math.nan}, NUMBER),
         ({"n_bootstrap": 0}, "must be an integer >= 1"),
         ({"seed": 0.5}, "must be an integer >= 0"),
         ({"labels": Y + 1}, "must hold the classes 0 and 1, got 2"),
@@ -77,13 +77,13 @@ BAD = {
         SCORES,
         ({"percentiles": [100]}, r"must have .* \[0, 100\)"),
         ({"percentiles": 5}, r"must have shape \(P,\)"),
-        ({"percentiles": "9"}, "must be numbers or None"),
+        ({"percentiles": "a"}, "must be a tensor or an array of numbers"),
     ),
     "select_alpha": (
         {**SAMPLES, "predictions": 1 - Y, "n_neighbors": 1, "n_folds": 2},
         ({"alphas": 0.1}, "must be a sequence"),
         ({"alphas": []}, "must hold at least one"),
-        ({"alphas": [1.0]}, "`alpha` must satisfy"),
+        ({"alphas": [1.0]}, "`alpha` must be a finite number >= 0 and < 1, got 1.0"),
         ({"n_folds": 1}, "must be an integer >= 2"),
         ({"seed": -1}, "must be an integer >= 0"),
         ({"predictions": Y}, "must hold at least one wrong one"),
@@ -100,9 +100,9 @@ BAD = {
         ({"edges": [1.0, 1.0]}, "must increase"),
         ({"edges": [1.0, 1.0 + 1e-9]}, "must increase in the precision of `z`"),
         ({"edges": [math.nan]}, "must increase .* hold no NaN"),
-        *(({"sigma_delta": wrong}, SIGMA) for wrong in (-1, math.inf, math.nan, "1", Z, True, None)),
+        *(({"sigma_delta": wrong}, NUMBER) for wrong in (-1, math.inf, math.nan, "1", Z, True, None)),
     ),
-    "minimal_error_rate": ({"z": Z, "edges": E, "sigma_epsilon": 1}, ({"sigma_epsilon": -1}, f"{SIGMA} >= 0, got -1")),
+    "minimal_error_rate": ({"z": Z, "edges": E, "sigma_epsilon": 1}, ({"sigma_epsilon": -1}, f"{NUMBER} >= 0, got -1")),
     "error_count": (
         {"predictions": [0, 1], "z": Z, "edges": E},
         ({"predictions": [0, 2]}, r"must hold classes in \[0, 2\), got 2"),

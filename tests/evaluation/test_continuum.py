@@ -52,16 +52,6 @@ def test_takes_any_float_on_any_device_and_plain_numbers(name, dtype, device):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_reflection_shift_and_scale_of_the_axis(name):
-    predictions, z = sample()
-    value = float(call(name, predictions, z, EDGES, 0.4))
-    unit = 9.0 if name in SQUARED else 1.0
-    assert float(call(name, 3 - predictions, -z, -EDGES.flip(0), 0.4)) == pytest.approx(value, rel=1e-12)
-    assert float(call(name, predictions, z + 5, EDGES + 5, 0.4)) == pytest.approx(value, rel=1e-9)
-    assert float(call(name, predictions, 3 * z, 3 * EDGES, 1.2)) == pytest.approx(unit * value, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_infinite_edges_only_add_empty_classes(name):
     predictions, z = sample()
     edges = torch.cat((torch.tensor([-math.inf]), EDGES, torch.tensor([math.inf])))
