@@ -18,9 +18,9 @@ class LabelProbabilities:
     """Class probabilities at perturbed samples: fit once on the training labels, then score many classifiers.
 
     Two estimates are mixed: the votes of the labels near a sample (`LabelVotes`), and a regression on all labels
-    (`LabelRegression`). The weight of the mixture is the one that predicts left-out labels best (smallest Brier score).
-    If a sample has exact copies, as measurements in whole numbers often have, that is mixed once more with the
-    shares of their labels, by the weight that predicts left-out labels of such samples best.
+    (`LabelRegression`), by the weight that predicts left-out labels best (smallest Brier score). If a sample has exact
+    copies, as measurements in whole numbers often have, that is mixed once more with the shares of their labels, by the
+    weight that predicts left-out labels of such samples best.
 
     The score of a classifier is its expected accuracy: the mean probability of the classes that it predicts. It needs
     no labels beyond those of the training samples. This estimate is this project's own.
@@ -30,8 +30,7 @@ class LabelProbabilities:
         regression: Estimator of the regression, fitted in place; None for `LabelRegression()`.
 
     Attributes:
-        votes: The fitted `LabelVotes`.
-        regression: The fitted `LabelRegression`.
+        votes, regression: The fitted estimators.
         weight_: Weight of the regression, in [0, 1]; the votes have the rest.
         copy_weight_: Weight of the copies' labels, in [0, 1], for samples with exact copies in their cluster; the
             mixture has the rest. 0 if no sample has any.
@@ -44,12 +43,6 @@ class LabelProbabilities:
         >>> bool(probabilities.score(features + 0.01, labels) > 0.95)
         True
     """
-
-    weight_: float
-    copy_weight_: float
-    _weights: Tensor | None
-    _copied: Tensor  # rows of the samples with copies, (R,)
-    _copy_shares: Tensor  # shares of the labels of each of them and its copies, (R, J)
 
     def __init__(self, votes: LabelVotes | None = None, regression: LabelRegression | None = None) -> None:
         self.votes = LabelVotes() if votes is None else votes
@@ -77,7 +70,7 @@ class LabelProbabilities:
         return self
 
     def _fit_copies(self, features: Tensor, labels: Tensor, neighbors: Tensor) -> None:
-        """Count the labels of exact copies, and find their weight."""
+        """Rows of the R samples with copies, the weight of these, and shares of the labels of each and its copies."""
         weights = torch.ones_like(labels, dtype=torch.float64) if self._weights is None else self._weights
         self._copied, place = labels[:0], torch.empty_like(labels)
         counts = weights.new_zeros((0, self.votes.votes.shape[1]))

@@ -54,16 +54,6 @@ class LabelRegression:
         tensor([0, 1])
     """
 
-    penalty_: float
-    rows_: Tensor
-    left_out: Tensor
-    skill_: float
-    _center: Tensor  # (d,)
-    _scale: Tensor  # scalar
-    _landmarks: Tensor  # (L, d), centred and scaled
-    _weights: Tensor  # (L, J)
-    _shares: Tensor  # (J,)
-
     def __init__(
         self,
         n_landmarks: int = 500,
@@ -111,7 +101,7 @@ class LabelRegression:
         probabilities = (as_probabilities(predicted + self._shares) for predicted in left_out)
         candidates = zip(self.penalties, probabilities, strict=True)
         brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights)
-        self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)
+        self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)  # (L, J)
         self.skill_ = skill(brier_score, self._shares)
         return self
 

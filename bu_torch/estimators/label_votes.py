@@ -41,12 +41,6 @@ class LabelVotes:
         0.75
     """
 
-    decay_: float
-    votes: Tensor
-    left_out: Tensor
-    skill_: float
-    _weights: Tensor | None
-
     def __init__(self, decays: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)) -> None:
         if len(decays) == 0 or not all(decay >= 0 for decay in decays):
             raise ValueError(f"`decays` must hold at least one number, all >= 0, got {decays!r}.")

@@ -50,11 +50,6 @@ class TrustScore:
         tensor([3.])
     """
 
-    class_sizes_: Tensor
-    kept_: Tensor
-    _classes: list[Tensor]
-    _place: Tensor
-
     def __init__(
         self, filtering: Literal["density", "disagreement"] | None = None, alpha: float = 0.0, n_neighbors: int = 10
     ) -> None:
@@ -206,9 +201,6 @@ class KNNConfidence:
         >>> knn.score(torch.tensor([[0.0], [4.0]]), torch.tensor([1, 1]))
         tensor([0.5000, 1.0000])
     """
-
-    _features: Tensor
-    _labels: Tensor
 
     def __init__(self, n_neighbors: int = 10) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)

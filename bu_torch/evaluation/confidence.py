@@ -69,12 +69,10 @@ def generalization_interval(
     - `"langford"`: binomial inversion (Clopper and Pearson), the number of errors not rounded.
 
     `"kohavi"`, `"martin"` and `"langford"` act as if the estimate came from a test set of `n_tested` samples. The
-    paper's footnote 3 says the effective sample size n* = 0.632 n, which a bootstrap draw holds; its text on Beta
-    posteriors says n - n*. The appendix that defines the methods is lost, and no single number gives the widths printed
-    for all tables (`examples/confidence_tables.py --widths`). Kohavi's interval is the one of his paper, which fits
-    those widths better than the symmetric one of the text. The quantile of a sample is its order statistic. Where a
-    draw leaves some directions open its classifier is the one whose scores are smallest, so no method depends on the
-    basis the features are written in.
+    paper's footnote 3 says the effective sample size n* = 0.632 n, its text on Beta posteriors n - n*; the appendix
+    that defines the methods is lost (`examples/confidence_tables.py --widths`). Kohavi's interval is the one of his
+    paper, which fits the printed widths better than the symmetric one of the text. If a draw leaves some directions
+    open its classifier is the one whose scores are smallest, so no method depends on the basis of the features.
 
     Args:
         features: Columns the classifier is linear in, shape (n, p), n >= 2, tensor or array of numbers, finite.

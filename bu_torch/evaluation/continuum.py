@@ -36,9 +36,7 @@ class ErrorCountBounds(NamedTuple):
 
 
 def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
-    """Expected share of wrong class labels, c(z) in place of c(y).
-
-    Mevik (2003), Eq. 18; z stands in for the y of Eq. 17.
+    """Expected share of wrong class labels, c(z) in place of c(y); Mevik (2003), Eq. 18, with z for the y of Eq. 17.
 
     Args:
         z: Measurements, shape (n,), real, finite.
@@ -56,9 +54,7 @@ def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
 
 
 def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
-    """Expected squared error of the class labels c(z): squared distance from y to the interval of its label.
-
-    Mevik (2003), Eq. 22; z stands in for the y of Eq. 21.
+    """Expected squared distance from y to the interval of its label c(z); Mevik (2003), Eq. 22, z for the y of Eq. 21.
 
     Args:
         z: Measurements, shape (n,), real, finite.
@@ -184,9 +180,7 @@ def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
 
 
 def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
-    """Apparent squared error count: mean squared distance from z to the interval of the predicted class.
-
-    Mevik (2003), Eq. 28 with the penalty of Eq. 8.
+    """Apparent mean squared distance from z to the interval of the predicted class; Mevik (2003), Eq. 28 with Eq. 8.
 
     Args:
         predictions: Predicted classes, shape (n,), integers in [0, C).

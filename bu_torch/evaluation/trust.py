@@ -24,8 +24,7 @@ def trustworthy_precision(scores: Any, is_correct: Any, percentiles: Any = None)
     """Precision against percentile of the scores: accuracy on the samples that score highest.
 
     Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the lowest scores are left out. Of
-    samples with equal scores at the threshold each counts the same fraction, which is what a random order gives on
-    average. (google/TrustScore keeps all of them, so that a score with few values never leaves enough out.) No score
+    samples with equal scores at the threshold each counts the same fraction, as in a random order on average. No score
     can do better than accuracy 1 from the percentile of the error rate on.
 
     Args:

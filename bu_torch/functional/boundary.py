@@ -36,12 +36,11 @@ def boundary_uncertainty(
     Eq. 40, with Eq. 39 for classes that are separable. `logits` are read at the perturbed samples (Algorithm 1 of the
     paper), labels and clusters belong to the samples themselves.
 
-    Departures from the paper: the kernel width is Silverman's rule as Silverman states it (`silverman_bandwidth`), and
-    a pair of classes counts as separable when fewer than `min_weight` effective samples lie near its boundary, where
-    the paper asks for exactly none. The classes i and j of a sample (Eq. 27) are its two largest logits at the
-    perturbed place, where the paper writes x: its costs (section 5) have one pass over the perturbed samples and none
-    over the samples. Eq. 36 as printed compares the likely Bayes pair with itself, which is always true; the condition
-    here is that of Eq. 18, {i, j} = the likely Bayes pair. Weights of samples are this project's own.
+    Departures from the paper: the kernel width is Silverman's rule as Silverman states it (`silverman_bandwidth`). A
+    pair of classes counts as separable if fewer than `min_weight` effective samples lie near its boundary; the paper
+    asks for none. The classes i and j of a sample (Eq. 27) are its two largest logits at the perturbed place, as the
+    costs of section 5 imply; the paper writes x. Eq. 36 as printed is always true; the condition here is that of Eq.
+    18, {i, j} = the likely Bayes pair. Weights of samples are this project's own.
 
     Args:
         logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, any device; U does not change
@@ -68,9 +67,8 @@ def boundary_uncertainty(
         TypeError: If an argument has the wrong dtype.
         ValueError: If an argument has the wrong shape, device or values, or `bandwidth` is unknown.
 
-    Note:
-        With M members in a cluster U stays below 1 even at the Bayes boundary, for the smaller of two small counts is
-        biased down: about 0.8 at M = 40.
+    Note: U stays below 1 even at the Bayes boundary, for the smaller of two small counts is biased down: about 0.8 at
+    M = 40.
 
     Example:
         >>> logits = torch.tensor([[0.1, 0.0], [0.2, 0.0], [0.0, 0.3], [0.0, 0.1]])

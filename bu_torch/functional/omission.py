@@ -18,13 +18,11 @@ def omission(
     """Share of samples in regions that the decision boundary should have cut off and does not reach.
 
     A boundary that lies within the Bayes boundary has a high boundary uncertainty even if it misses a part of the Bayes
-    boundary (Ha 2019, section 4.6.8; Ha et al. 2021, section 6.9). It shows in misclassification that does not die out
-    away from the boundary. The sources leave the check open; this is one.
+    boundary (Ha 2019, section 4.6.8; Ha et al. 2021, section 6.9). The sources leave the check open; this is one.
 
-    A sample is away from the boundary where its whole cluster is predicted as one class. It counts as omitted where the
+    A sample is away from the boundary if its whole cluster is predicted as one class. It counts as omitted if the
     labels of the cluster contradict that class beyond chance: with n_p members labelled as predicted and n_c of the
-    commonest other class, n_c - n_p > z sqrt(n_c + n_p), a sign test at z = `significance` standard deviations. Wrong
-    labels that turn no majority do not count, however many they are.
+    commonest other class, n_c - n_p > z sqrt(n_c + n_p), a sign test at z = `significance` standard deviations.
 
     A displaced boundary leaves such a region beside it, too, but has a low boundary uncertainty: read the two together.
     A high uncertainty with an omission well above 0 is a boundary with a part missing.

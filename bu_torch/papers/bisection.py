@@ -22,8 +22,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     Ha (2019), chapter 2, and Ha et al. (2021), section 3. Segments between samples that are predicted differently are
     bisected down to anchors on the boundary; the sample nearest to each is near the boundary (Algorithms 2, 4, 5); the
     near-boundary samples are divided into clusters (Algorithm 3), whose local uncertainties are averaged with their
-    sizes as weights. `BoundaryUncertainty` came later, costs one forward pass where this costs hundreds, and is
-    steadier; this one is there for comparison, and to find anchors.
+    sizes as weights. `BoundaryUncertainty` came later, is steadier, and costs one forward pass, not hundreds.
 
     What the sources leave open, and departures:
 
@@ -41,10 +40,8 @@ class BisectionAnchorUncertainty(AnchorEstimator):
 
     Args:
         measure: Local uncertainty, `"entropy"` (scaled to [0, 1]) as in the sources, or `"triangle"`.
-        prior_correction: Divide posteriors by the shares of the classes: part of Proposal 1 in both sources (thesis,
-            section 2.4.4; Ha et al. 2021, section 4.4.4). Chapter 4 of the thesis calls it ad hoc and leaves it out.
-            With many classes and few samples of each it decides ties between classes that occur once; there False is
-            better.
+        prior_correction: Divide posteriors by the shares of the classes, as both sources do (thesis, section 2.4.4; Ha
+            et al. 2021, section 4.4.4). With many classes and few samples of each False is better.
         max_anchors: Generate no more anchors than so many, >= 1.
         n_halvings: Bisections of a segment, >= 1.
         min_size: N_m, smaller clusters are left out, >= 1.
