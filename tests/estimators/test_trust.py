@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 from oracles import proposal2
@@ -55,8 +54,6 @@ def test_a_sample_left_out_is_not_found():
     found = trust.class_distances(features, left_out=rows)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
     assert (trust.class_distances(features).gather(1, labels.unsqueeze(1)) == 0).all()
-    with pytest.raises(ValueError, match=r"`left_out` must hold rows in \[0, 40\), got 40"):
-        trust.class_distances(features, left_out=rows + 1)
 
 
 def test_distances_to_ones_own_class_are_as_good_among_very_many(monkeypatch):
@@ -181,18 +178,3 @@ def test_neighbors_that_agree_are_counted(dtype, device):
     ]
     assert scores.tolist() == pytest.approx(expected)
     assert (knn.score(features, torch.full((200,), 9)) == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: KNNConfidence().fit(torch.zeros(5, 1), [0] * 5), "at least n_neighbors=10 samples, got 5"),
-        (lambda: KNNConfidence(1).fit(np.eye(2), [0]), "`labels` must have one entry a sample, 2, got 1"),
-        (lambda: TrustScore("disagreement", 0.1).fit(np.eye(10), [0] * 10), "more than n_neighbors=10 samples"),
-        (lambda: TrustScore().fit(np.eye(2), [0, 1]).class_distances(np.eye(3)), "2 features a sample, .* got 3"),
-        (lambda: TrustScore().fit(np.eye(2), [0, 1]).score(np.eye(2), [0]), "`predictions` must have one .* 2, got 1"),
-    ],
-)
-def test_what_does_not_fit_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -47,10 +47,7 @@ class Node(NamedTuple):
 class CellSearch:
     """Q of one draw; a fresh object for each.
 
-    Args:
-        design: Orthonormal columns that span the features, (n, r).
-        targets: -1 or 1, (n,).
-        counts: Multiplicities of the draw, (n,).
+    Takes orthonormal columns that span the features (n, r), targets -1 or 1 (n,), and multiplicities of the draw (n,).
     """
 
     def __init__(self, design: Floats, targets: Floats, counts: Floats) -> None:
@@ -178,11 +175,8 @@ def _conflicts(normals: Floats, is_held: Bools, values: Floats, limit: float) ->
     """Disjoint sets of rows that no direction puts all on their positive side.
 
     0 lies in the convex hull of such a set (Gordan). Each set costs its lightest free row, which is taken from all its
-    rows until some are used up; a set of held rows alone costs infinity.
-
-    Returns:
-        The cost, infinity once it reaches `limit`; which rows a direction meets that meets all rows left; the free rows
-        of the first set.
+    rows until some are used up; a set of held rows alone costs infinity. Gives the cost, infinity once it reaches
+    `limit`; the rows that a direction meets that meets all rows left; the free rows of the first set.
     """
     values, first, cost = values.copy(), np.arange(0), 0.0
     left = np.flatnonzero(is_held | (values > 0))
