@@ -9,7 +9,6 @@ import pytest
 import torch
 from problems import same
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch.run import averaging
 from bu_torch.run.averaging import WeightAverage, put_back
@@ -210,10 +209,8 @@ def parametrized():
 MODULES = [tied_by_name, tied_by_memory, channels_last, of_dtypes, recurrent, parametrized]
 
 
-@pytest.mark.parametrize("chunk", [3, 2**22])
 @pytest.mark.parametrize("make", MODULES, ids=lambda make: make.__name__)
-def test_training_has_its_own_bits_back(monkeypatch, make, chunk):
-    monkeypatch.setattr(averaging, "_CHUNK", chunk)
+def test_training_has_its_own_bits_back(make):
     module, average = make(), WeightAverage(0.7)
     for seed in range(3):
         train(module, seed)
@@ -257,15 +254,14 @@ class Interrupted:
         return self
 
 
-def test_ctrl_c_at_any_line_leaves_the_weights_of_training(monkeypatch):
-    monkeypatch.setattr(averaging, "_CHUNK", 8)
+def test_ctrl_c_at_any_line_leaves_the_weights_of_training():
     for n in itertools.count():
         module, average = tied_by_memory(), WeightAverage(0.5)
         for seed in range(2):
             train(module, seed)
             average.update(module)
         before, of_average = state_of(module), average.state_dict()["weights"]
-        interrupted = Interrupted(n, ("inside", "_take_out", "_exchange", "_write"))
+        interrupted = Interrupted(n, ("inside", "_take_out"))
         known = sys.gettrace()
         sys.settrace(interrupted)
         try:
@@ -279,7 +275,7 @@ def test_ctrl_c_at_any_line_leaves_the_weights_of_training(monkeypatch):
         assert same(average.state_dict()["weights"], of_average), n
         if interrupted.left >= 0:
             break
-    assert n > 60
+    assert n > 40
 
 
 def test_after_an_exception_inside_training_has_its_bits_back():
@@ -292,31 +288,6 @@ def test_after_an_exception_inside_training_has_its_bits_back():
         raise ZeroDivisionError
     assert same(state_of(module), before)
     assert not average.is_inside
-
-
-class Largest(TorchDispatchMode):
-    """The most bytes that one call has allocated."""
-
-    n_bytes = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        known = {one.untyped_storage().data_ptr() for one in args if isinstance(one, torch.Tensor)}
-        found = function(*args, **(kwargs or {}))
-        for one in found if isinstance(found, list | tuple) else [found]:
-            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() not in known:
-                self.n_bytes = max(self.n_bytes, one.untyped_storage().nbytes())
-        return found
-
-
-def test_a_large_weight_is_exchanged_without_a_second_copy(monkeypatch):
-    monkeypatch.setattr(averaging, "_CHUNK", 1000)
-    module, average = nn.Linear(300, 300), WeightAverage(0.5)
-    for seed in range(2):
-        train(module, seed)
-        average.update(module)
-    with Largest() as largest, average.inside(module):
-        pass
-    assert 0 < largest.n_bytes <= 4000
 
 
 def test_its_state_is_a_copy_and_goes_on_where_it_was_taken():
@@ -389,9 +360,7 @@ def test_weights_of_training_that_do_not_fit_change_nothing(wrong):
     ],
     ids=["clones", "dtypes", "formats"],
 )
-@pytest.mark.parametrize("chunk", [3, 2**22])
-def test_weights_that_are_moved_in_memory_meanwhile_are_found_again(monkeypatch, move, chunk):
-    monkeypatch.setattr(averaging, "_CHUNK", chunk)
+def test_weights_that_are_moved_in_memory_meanwhile_are_found_again(move):
     module, average = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)), WeightAverage(0.7)
     for seed in range(3):
         train(module, seed)
