@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks._lightning import MisconfigurationException, library_of
-from bu_torch.callbacks._optimizers import RAW_WEIGHTS
+from bu_torch.callbacks.lightning_trees import MisconfigurationException, library_of
+from bu_torch.callbacks.optimizers import RAW_WEIGHTS
 from bu_torch.run.averaging import put_back
 from bu_torch.run.state import read_weights
 

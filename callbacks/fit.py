@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks._lightning import MisconfigurationException, is_average_untouched
-from bu_torch.callbacks._optimizers import evaluation_weights
-from bu_torch.callbacks._processes import in_first
-from bu_torch.callbacks._silence import silence
-from bu_torch.callbacks._training_loss import training_loss
-from bu_torch.callbacks._weights_after_check import WeightsAfterCheck
 from bu_torch.callbacks.averages import check_device, why_not_averaged
 from bu_torch.callbacks.board import Board
-from bu_torch.callbacks.network import NetworkReader, has_lazy_layers
+from bu_torch.callbacks.lightning_trees import MisconfigurationException, is_average_untouched
+from bu_torch.callbacks.network import NetworkReader, has_lazy_layers, silence
+from bu_torch.callbacks.optimizers import evaluation_weights
+from bu_torch.callbacks.processes import in_first
 from bu_torch.callbacks.samples import CheckSamples
 from bu_torch.callbacks.schedule import Schedule
 from bu_torch.callbacks.watch import Watch
+from bu_torch.callbacks.weights_after_check import WeightsAfterCheck
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+
+LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts
 
 
 class Fit:
@@ -228,3 +228,23 @@ def record_folder(trainer: "Trainer") -> Path | None:
     if folder is None or "://" in str(folder) or not trainer.is_global_zero:
         return None
     return Path(folder)
+
+
+def training_loss(trainer: "Trainer", *, is_within_epoch: bool) -> float | None:
+    """The training loss that the module has logged; None if there is none.
+
+    It is read off what training has logged in this epoch. `trainer.callback_metrics` also holds what validation has
+    logged, and values of earlier epochs.
+
+    Args:
+        trainer: In training. All its processes call this, for a loss logged with `sync_dist=True` is their mean.
+        is_within_epoch: Take that of the last batch; else the mean of the epoch where the module logs it
+            (`on_epoch=True`), or that of the last batch where it does not.
+    """
+    results = trainer._results
+    if results is None:
+        return None
+    logged = dict(results.metrics(on_step=True)["callback"])
+    if not is_within_epoch:
+        logged |= results.metrics(on_step=False)["callback"]
+    return next((float(logged[name]) for name in LOSSES if name in logged), None)

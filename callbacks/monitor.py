@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from bu_torch.callbacks._habits import INSTEAD, without
-from bu_torch.callbacks._lightning import (
+from bu_torch.callbacks.averages import go_on_from_raw_weights, stand_behind_averaging
+from bu_torch.callbacks.fit import Fit
+from bu_torch.callbacks.habitual_arguments import INSTEAD, without
+from bu_torch.callbacks.lightning_trees import (
     FITTING,
     Callback,
     MisconfigurationException,
     adopt_imported_trees,
     library_of,
 )
-from bu_torch.callbacks._optimizers import RAW_WEIGHTS
-from bu_torch.callbacks._reference import Reference, check_reference
-from bu_torch.callbacks.averages import go_on_from_raw_weights, stand_behind_averaging
-from bu_torch.callbacks.fit import Fit
+from bu_torch.callbacks.optimizers import RAW_WEIGHTS
+from bu_torch.callbacks.training_data import Reference, check_reference
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker

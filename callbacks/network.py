@@ -1,6 +1,7 @@
 """Reading the network: in the trainer's precision, by all processes, without a trace."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,9 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bu_torch.callbacks._lightning import MisconfigurationException, measured_module
-from bu_torch.callbacks._processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
-from bu_torch.callbacks._silence import silence
 from bu_torch.callbacks.averages import SHARDED, WRAPPING
+from bu_torch.callbacks.lightning_trees import MisconfigurationException, library_of, measured_module
+from bu_torch.callbacks.processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.internal.network import dtype_of, joined, logits_of
 from bu_torch.internal.traces import evaluation_mode
 from bu_torch.perturbation.moves import keeps_integers
@@ -197,3 +197,26 @@ def _check_columns(logits: Tensor, n_classes: int) -> None:
             f" dataset or `on_after_batch_transfer`, not in `training_step`; samples to ignore have the label"
             f" {IGNORED}."
         )
+
+
+@contextmanager
+def silence(trainer: "Trainer", pl_module: "LightningModule") -> Iterator[None]:
+    """Ignore `self.log`, `self.log_dict` and `self.logger` of the module and of those within it.
+
+    Otherwise what `forward` logs would enter the epoch's mean, or be refused in the hook that a check runs in.
+    """
+    library = library_of(trainer)
+    with ExitStack() as stack:
+        for part in pl_module.modules():
+            if isinstance(part, library.lightning_module):
+                own = vars(part)
+                stack.callback(own.__setitem__ if "log" in own else own.pop, "log", own.get("log"))
+                own["log"] = _ignore
+        if loggers := trainer.loggers:
+            stack.callback(setattr, trainer, "loggers", loggers)
+            trainer.loggers = [library.dummy_logger() for _ in loggers]
+        yield
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    pass

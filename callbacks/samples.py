@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.callbacks._lightning import MisconfigurationException
-from bu_torch.callbacks._loss_weights import LossWeights
-from bu_torch.callbacks._processes import in_first
-from bu_torch.callbacks._reference import is_pair
-from bu_torch.callbacks._training_data import batch_hooks, describe, read_pair, read_training_data
+from bu_torch.callbacks.lightning_trees import MisconfigurationException
+from bu_torch.callbacks.loss_weights import LossWeights
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
+from bu_torch.callbacks.processes import in_first
 from bu_torch.callbacks.schedule import Schedule
+from bu_torch.callbacks.training_data import batch_hooks, describe, is_pair, read_pair, read_training_data
 from bu_torch.internal.inputs import as_labels
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import Plan, count_operations

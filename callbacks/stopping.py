@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from bu_torch.callbacks._companions import KeeperMixin
-from bu_torch.callbacks._concluder import bring_default_checkpoints_back
-from bu_torch.callbacks._endings import restore, why_ended
-from bu_torch.callbacks._habits import INSTEAD, without
-from bu_torch.callbacks._install import install
-from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
-from bu_torch.callbacks._memory_keeper import MemoryKeeperMixin
-from bu_torch.callbacks._optimizers import RAW_WEIGHTS
-from bu_torch.callbacks._verdict_bearer import VerdictBearerMixin
-from bu_torch.callbacks._weights_after_check import WeightsAfterCheck
+from bu_torch.callbacks.concluder import bring_default_checkpoints_back
+from bu_torch.callbacks.habitual_arguments import INSTEAD, without
+from bu_torch.callbacks.installation import install
+from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
+from bu_torch.callbacks.lightning_trees import FITTING, MisconfigurationException, library_of
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.optimizers import RAW_WEIGHTS
+from bu_torch.callbacks.restoring import restore, why_ended
+from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
+from bu_torch.callbacks.weights_after_check import WeightsAfterCheck
 from bu_torch.internal.inputs import check_flag
 from bu_torch.internal.printing import cleaned
 from bu_torch.rule.rules import as_rule

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+import numpy as np
 from lightning_utilities.core.rank_zero import rank_zero_info
-from torch.utils.data import DataLoader, IterableDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bu_torch.callbacks._lightning import MisconfigurationException, library_of
+from bu_torch.callbacks.lightning_trees import MisconfigurationException, library_of
 from bu_torch.internal.traces import preserved_attributes
 from bu_torch.samples import reading
 from bu_torch.samples.batches import Keys
@@ -16,6 +18,8 @@ from bu_torch.samples.samples import Samples, UnreadableError, choose_among_whol
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
+Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
+_NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
 _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _WAY_OUT = "Pass the training samples as `reference=(inputs, labels)`, two tensors."
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
@@ -132,3 +136,17 @@ def describe(samples: Samples) -> str:
         return f"{len(samples.inputs)} samples"
     kind = "stratified random" if samples.is_stratified else "random"
     return f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
+
+
+def is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
+    """Tell if samples are given as (inputs, labels)."""
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def check_reference(name: str, value: Any) -> None:
+    """Raise unless `value` is None, a pair, a loader, or a dataset: what has a length and samples by number."""
+    is_alike = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, _NO_DATASETS)
+    if not (value is None or is_pair(value) or is_alike or isinstance(value, Dataset | DataLoader)):
+        raise TypeError(
+            f"`{name}` must be a pair (inputs, labels), a Dataset or a DataLoader, got {type(value).__name__}."
+        )

@@ -1,24 +1,25 @@
 """The end of a training: its reason, and the kept weights put back."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import nn
 
-from bu_torch.callbacks._companions import KeeperMixin
-from bu_torch.callbacks._left_out import changed_by_training, listed, load_what_is_there
-from bu_torch.callbacks._lightning import library_of
-from bu_torch.callbacks._memory_keeper import MemoryKeeperMixin
-from bu_torch.callbacks._optimizers import leave_training
-from bu_torch.callbacks._verdict_bearer import VerdictBearerMixin
 from bu_torch.callbacks.averages import SHARDED
+from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
+from bu_torch.callbacks.lightning_trees import library_of
 from bu_torch.callbacks.monitor import describe_exception
+from bu_torch.callbacks.optimizers import leave_training
+from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import why_unreadable
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+
+_MOST_NAMES = 5
 
 
 def why_ended(trainer: "Trainer", exception: BaseException | None, bearer: VerdictBearerMixin | None) -> str:
@@ -117,3 +118,51 @@ def _load(trainer: "Trainer", load: Callable[[], Any], path: str, *, is_own: boo
     if unexpected and module.strict_loading:
         rank_zero_warn(f"The module has no place for saved weights of the kept epoch: {listed(unexpected)}.{where}")
     return "partly " if changed else ""
+
+
+def load_what_is_there(module: nn.Module, load: Callable[[], Any]) -> tuple[list[str], list[str]]:
+    """Call `load`, which loads a state into `module` with `strict=False`.
+
+    Returns:
+        Names that the state lacks, and names that the module does not know.
+    """
+    missing: list[str] = []
+    unexpected: list[str] = []
+
+    def take(_: nn.Module, keys: Any) -> None:
+        missing.extend(keys.missing_keys)
+        unexpected.extend(keys.unexpected_keys)
+
+    handle = module.register_load_state_dict_post_hook(take)
+    try:
+        load()
+    finally:
+        handle.remove()
+    return missing, unexpected
+
+
+def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
+    """Those of `names` whose values training may have changed.
+
+    They are all but frozen parameters and buffers of integers or of a submodule in eval mode. A parameter that goes by
+    several names counts if all of them are there.
+    """
+    missing = set(names)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    loaded = {id(parameter) for name, parameter in parameters.items() if name not in missing}
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+
+    def may_have_changed(name: str) -> bool:
+        if name in parameters:
+            return parameters[name].requires_grad and id(parameters[name]) not in loaded
+        if name in buffers:
+            return buffers[name].is_floating_point() and module.get_submodule(name.rpartition(".")[0]).training
+        return True
+
+    return [name for name in names if may_have_changed(name)]
+
+
+def listed(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(names[:_MOST_NAMES])
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown

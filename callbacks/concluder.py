@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from bu_torch.callbacks._companions import Companion, KeeperMixin
-from bu_torch.callbacks._lightning import FITTING
+from bu_torch.callbacks.companion import Companion
+from bu_torch.callbacks.keeper import KeeperMixin
+from bu_torch.callbacks.lightning_trees import FITTING
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

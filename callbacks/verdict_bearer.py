@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bu_torch.callbacks._companions import Companion
+from bu_torch.callbacks.companion import Companion
 from bu_torch.run import messages
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import EarlyStopping
 
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-else:  # the base is the trainer's own: `_install` adds it
+else:  # the base is the trainer's own: `installation` adds it
     EarlyStopping = object
 
 

@@ -3,11 +3,11 @@
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from bu_torch.callbacks._companions import Companion, KeeperMixin
-from bu_torch.callbacks._concluder import ConcluderMixin
-from bu_torch.callbacks._lightning import Library, library_of
-from bu_torch.callbacks._memory_keeper import MemoryKeeperMixin
-from bu_torch.callbacks._verdict_bearer import VerdictBearerMixin
+from bu_torch.callbacks.companion import Companion
+from bu_torch.callbacks.concluder import ConcluderMixin
+from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
+from bu_torch.callbacks.lightning_trees import Library, library_of
+from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
