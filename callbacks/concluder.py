@@ -2,9 +2,17 @@
 
 from typing import TYPE_CHECKING, Any
 
+from lightning_utilities.core.rank_zero import rank_zero_info
+
 from bu_torch.callbacks.companion import Companion
 from bu_torch.callbacks.keeper import KeeperMixin
-from bu_torch.callbacks.lightning_trees import FITTING
+from bu_torch.callbacks.lightning_trees import FITTING, library_of
+from bu_torch.callbacks.monitor import describe_exception
+from bu_torch.callbacks.restoring import restore
+from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
+from bu_torch.internal.printing import cleaned
+from bu_torch.rule.rules import as_rule
+from bu_torch.run import messages
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -23,6 +31,7 @@ class ConcluderMixin(Companion):
         self.owner = owner
         self.default_checkpoint = default_checkpoint
         self._is_standing_in = False
+        self._is_concluded = False
 
     @property
     def state_key(self) -> str:
@@ -52,18 +61,47 @@ class ConcluderMixin(Companion):
         # them all in `on_fit_end`.
         is_written = not isinstance(trainer.strategy.checkpoint_io, self.library.async_checkpoint_io)
         if self.owner in trainer.callbacks and is_written:
-            self.owner.conclude(trainer)
+            self._conclude(trainer)
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self.owner in trainer.callbacks:
-            self.owner.conclude(trainer)
+            self._conclude(trainer)
             self._stand_in(trainer)
             self._leave_first_place(trainer)
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         if self.owner in trainer.callbacks:
-            self.owner.conclude(trainer, exception)
+            self._conclude(trainer, exception)
             self._stand_in(trainer)
+
+    def _conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
+        """Restore the kept epoch, and say in a line what was kept and why training ended."""
+        if trainer.state.fn != FITTING or trainer.fast_dev_run or self._is_concluded:
+            return
+        self._is_concluded = True
+        owner = self.owner
+        owner.stopping_reason = why_ended(trainer, exception, owner._bearer)
+        owner.tracker.end(
+            owner.stopping_reason,
+            kept_epoch=owner.best_epoch,
+            kept_step=owner.best_step,
+            stopped_epoch=owner.stopped_epoch,
+            best_model_path=owner.best_model_path,
+        )
+        if owner._kept is not None:
+            is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
+            how = restore(trainer, owner._keeper) if is_graceful and owner.restore_best_weights else "not "
+            rank_zero_info(_describe_kept(owner, owner._kept, how, has_failed=exception is not None))
+            if line := owner.tracker.unrecognised(owner._kept):
+                rank_zero_info(line)
+        elif trainer.current_epoch:
+            why = messages.why_none_kept(owner.tracker.checks)
+            if not owner.history:
+                name = "every_n_epochs" if owner.every_n_train_steps is None else "every_n_train_steps"
+                why += f" (`{name}={getattr(owner, name)}`)"
+            if owner._fit.waits_for_average:
+                why += ": the average of WeightAveraging was not updated before it"
+            rank_zero_info(f"Boundary uncertainty kept no epoch: {why}. {owner.stopping_reason}")
 
     def _leave_first_place(self, trainer: "Trainer") -> None:
         """Put the keepers behind the user's own checkpoint callbacks, if this process was spawned.
@@ -80,3 +118,49 @@ def bring_default_checkpoints_back(trainer: "Trainer", pl_module: "LightningModu
     for callback in trainer.callbacks:
         if isinstance(callback, ConcluderMixin):
             callback.bring_default_checkpoint_back(trainer, pl_module)
+
+
+def _describe_kept(owner: "BoundaryUncertaintyStopping", kept: dict[str, Any], how: str, *, has_failed: bool) -> str:
+    """Say what was kept, and where it is."""
+    tracker, name, path = owner.tracker, owner.tracker.checks.score_name, owner.best_model_path
+    assert tracker.checks.selection is not None  # noqa: S101  (there is a rule)
+    title, unit = tracker.checks.selection.title, as_rule(owner.rule).unit
+    where = f", its checkpoint is {cleaned(path)}" if path else ""
+    is_last = kept is owner.history[-1] and owner.stopped_epoch is None and not has_failed
+    longer = " That was the last check: longer training may be better." if is_last else ""
+    highest, equal = tracker.checks.highest, ""
+    if highest is not None and highest[name] > kept[name]:
+        equal = f", half a standard error or less below the {highest[name]:.4f} of {_place(owner, highest)}"
+    return (
+        f"Boundary uncertainty kept {_place(owner, kept)} ({title}: {kept[name]:.4f}{unit and f' {unit}'}{equal}):"
+        f" its {'averaged ' if tracker.average is not None else ''}weights are {how}in the model{where}."
+        f" {owner.stopping_reason.rstrip('.')}.{longer} {messages.cost(tracker.account)}"
+    )
+
+
+def _place(owner: "BoundaryUncertaintyStopping", check: dict[str, Any]) -> str:
+    if owner.every_n_train_steps is not None and "step" in check:
+        return f"step {check['step']} of epoch {check['epoch']}"
+    return f"epoch {check['epoch']}"
+
+
+def why_ended(trainer: "Trainer", exception: BaseException | None, bearer: VerdictBearerMixin | None) -> str:
+    """Name the reason for which training ended."""
+    if exception is not None:
+        return describe_exception(exception)
+    if bearer is not None and bearer.has_stopped:
+        return bearer.why_stopped
+    for callback in trainer.callbacks:
+        if (
+            isinstance(callback, library_of(trainer).timer)
+            and (left := callback.time_remaining()) is not None
+            and left <= 0
+        ):
+            return "Training ran until `max_time`."
+    if trainer.limit_train_batches == 0:
+        return "There was no training batch."
+    if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
+        return f"Training ran until `max_epochs={trainer.max_epochs}`."
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return f"Training ran until `max_steps={trainer.max_steps}`."
+    return "Training was stopped from elsewhere (`trainer.should_stop`)."

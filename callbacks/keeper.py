@@ -42,7 +42,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
         super().__init__(
-            monitor=owner.score_name,
+            monitor=owner.tracker.checks.score_name,
             mode="max",
             dirpath=owner.dirpath,
             filename=owner.filename or "boundary-{epoch}-{step}",

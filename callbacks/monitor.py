@@ -16,10 +16,10 @@ from bu_torch.callbacks.lightning_trees import (
     library_of,
 )
 from bu_torch.callbacks.optimizers import RAW_WEIGHTS
+from bu_torch.callbacks.results import MonitorResults
 from bu_torch.callbacks.training_data import Reference, check_reference
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.tracker import Tracker
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -29,7 +29,7 @@ _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accu
 
 @without(INSTEAD | dict.fromkeys(("monitor", "mode"), _DECIDES_NOTHING))
 @dataclass(kw_only=True, eq=False, repr=False)
-class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
+class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
     At the start of training the callback reads the training samples, finds their nearest neighbours and perturbs each
@@ -128,27 +128,6 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     @property
     def state_key(self) -> str:
         return self._generate_state_key()
-
-    @property
-    def tracker(self) -> Tracker:
-        """Measurements of this fit, and the verdict."""
-        return self._fit.tracker
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        return self.tracker.history
-
-    @property
-    def setup_seconds(self) -> float:
-        return self.tracker.account.setup_seconds
-
-    @property
-    def check_seconds(self) -> float:
-        return self.tracker.account.check_seconds
-
-    @property
-    def record_path(self) -> str:
-        return self.tracker.account.path
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         library_of(trainer)

@@ -1,4 +1,4 @@
-"""The end of a training: its reason, and the kept weights put back."""
+"""The kept weights put back into the module when training ends."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -9,10 +9,7 @@ from torch import nn
 
 from bu_torch.callbacks.averages import SHARDED
 from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
-from bu_torch.callbacks.lightning_trees import library_of
-from bu_torch.callbacks.monitor import describe_exception
 from bu_torch.callbacks.optimizers import leave_training
-from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import why_unreadable
 
@@ -20,28 +17,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 _MOST_NAMES = 5
-
-
-def why_ended(trainer: "Trainer", exception: BaseException | None, bearer: VerdictBearerMixin | None) -> str:
-    """Name the reason for which training ended."""
-    if exception is not None:
-        return describe_exception(exception)
-    if bearer is not None and bearer.has_stopped:
-        return bearer.why_stopped
-    for callback in trainer.callbacks:
-        if (
-            isinstance(callback, library_of(trainer).timer)
-            and (left := callback.time_remaining()) is not None
-            and left <= 0
-        ):
-            return "Training ran until `max_time`."
-    if trainer.limit_train_batches == 0:
-        return "There was no training batch."
-    if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
-        return f"Training ran until `max_epochs={trainer.max_epochs}`."
-    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
-        return f"Training ran until `max_steps={trainer.max_steps}`."
-    return "Training was stopped from elsewhere (`trainer.should_stop`)."
 
 
 def restore(trainer: "Trainer", keeper: KeeperMixin | MemoryKeeperMixin | None) -> str:

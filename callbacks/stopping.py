@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from bu_torch.callbacks.concluder import bring_default_checkpoints_back
 from bu_torch.callbacks.habitual_arguments import INSTEAD, without
@@ -14,13 +14,11 @@ from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
 from bu_torch.callbacks.lightning_trees import FITTING, MisconfigurationException, library_of
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.optimizers import RAW_WEIGHTS
-from bu_torch.callbacks.restoring import restore, why_ended
+from bu_torch.callbacks.results import StoppingResults
 from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
 from bu_torch.callbacks.weights_after_check import WeightsAfterCheck
 from bu_torch.internal.inputs import check_flag
-from bu_torch.internal.printing import cleaned
 from bu_torch.rule.rules import as_rule
-from bu_torch.run import messages
 from bu_torch.run.settings import MeasurementSettings, Settings
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 @without(INSTEAD)
 @dataclass(kw_only=True, eq=False, repr=False)
-class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
+class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
@@ -113,7 +111,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     def _clear(self) -> None:
         super()._clear()
         self.stopping_reason = ""
-        self._is_concluded = False
         self._bearer: VerdictBearerMixin | None = None
         self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
         self._key_of_rule: tuple[Any, str] | None = None
@@ -131,29 +128,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         if self._key_of_rule is None or self._key_of_rule[0] is not self.rule:
             self._key_of_rule = self.rule, self._generate_state_key(rule=as_rule(self.rule).name)
         return self._key_of_rule[1]
-
-    @property
-    def best_epoch(self) -> int | None:
-        kept = self._kept()
-        return None if kept is None else kept["epoch"]
-
-    @property
-    def best_step(self) -> int | None:
-        kept = self._kept()
-        return None if kept is None else kept.get("step")
-
-    @property
-    def best_score(self) -> float | None:
-        kept = self._kept()
-        return None if kept is None else kept[self.score_name]
-
-    @property
-    def best_model_path(self) -> str:
-        return "" if self._keeper is None else self._keeper.best_model_path
-
-    @property
-    def stopped_epoch(self) -> int | None:
-        return self._bearer.stopped_epoch if self._bearer is not None and self._bearer.has_stopped else None
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -203,10 +177,10 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                 ) from error
 
     def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Do nothing: a companion calls `conclude` when all other callbacks have ended."""
+        """Do nothing: a companion concludes the fit when all other callbacks have ended."""
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
-        """Do nothing but stop watching: a companion calls `conclude`."""
+        """Do nothing but stop watching: a companion concludes the fit."""
         self._fit.break_off()
 
     def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
@@ -244,54 +218,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         """Score of the check that was made in the hook that runs; None if none was made, or if it does not count."""
         return self.tracker.checks.last_score if self._fit.has_checked else None
 
-    def conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
-        """Restore the kept epoch, and say in a line what was kept and why training ended."""
-        if trainer.state.fn != FITTING or trainer.fast_dev_run or self._is_concluded:
-            return
-        self._is_concluded = True
-        self.stopping_reason = why_ended(trainer, exception, self._bearer)
-        self.tracker.end(
-            self.stopping_reason,
-            kept_epoch=self.best_epoch,
-            kept_step=self.best_step,
-            stopped_epoch=self.stopped_epoch,
-            best_model_path=self.best_model_path,
-        )
-        kept = self._kept()
-        if kept is None:
-            if trainer.current_epoch:
-                why = messages.why_none_kept(self.tracker.checks)
-                name = "every_n_epochs" if self.every_n_train_steps is None else "every_n_train_steps"
-                why += "" if self.history else f" (`{name}={getattr(self, name)}`)"
-                why += (
-                    ": the average of WeightAveraging was not updated before it" if self._fit.waits_for_average else ""
-                )
-                rank_zero_info(f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason}")
-            return
-        is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
-        how = restore(trainer, self._keeper) if is_graceful and self.restore_best_weights else "not "
-        where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
-        assert self.tracker.checks.selection is not None  # noqa: S101  (there is a rule)
-        title, unit = self.tracker.checks.selection.title, as_rule(self.rule).unit
-        is_early = kept is self.history[-1] and self.stopped_epoch is None and exception is None
-        longer = " That was the last check: longer training may be better." if is_early else ""
-        name, highest = self.score_name, self.tracker.checks.highest
-        equal = ""
-        if highest is not None and highest[name] > kept[name]:
-            equal = f", half a standard error or less below the {highest[name]:.4f} of {self._place(highest)}"
-        rank_zero_info(
-            f"Boundary uncertainty kept {self._place(kept)} ({title}: {kept[name]:.4f}{unit and f' {unit}'}{equal}):"
-            f" its {'averaged ' if self.tracker.average is not None else ''}weights are {how}in the model"
-            f"{where}. {self.stopping_reason.rstrip('.')}.{longer} {messages.cost(self.tracker.account)}"
-        )
-        if line := self.tracker.unrecognised(kept):
-            rank_zero_info(line)
-
-    def _place(self, check: dict[str, Any]) -> str:
-        if self.every_n_train_steps is not None and "step" in check:
-            return f"step {check['step']} of epoch {check['epoch']}"
-        return f"epoch {check['epoch']}"
-
     def _check_settings(self) -> None:
         super()._check_settings()
         for name in ("restore_best_weights", "save_weights_only", "verbose"):
@@ -305,15 +231,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def _tracked_settings(self) -> MeasurementSettings:
         return Settings.of(self)
-
-    @property
-    def score_name(self) -> str:
-        """The entry of `history` that decides."""
-        return self.tracker.checks.score_name
-
-    def _kept(self) -> dict[str, Any] | None:
-        """The kept check, if a fit has saved it."""
-        return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.kept
 
 
 def _trial_values() -> dict[str, torch.Tensor]:

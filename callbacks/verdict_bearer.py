@@ -22,7 +22,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
         super().__init__(
-            monitor=owner.score_name,
+            monitor=owner.tracker.checks.score_name,
             mode="max",
             patience=owner.patience,
             min_delta=owner.min_delta,
