@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
 from bu_torch.callbacks.dashboards import Dashboard, dashboards
+from bu_torch.callbacks.lightning_trees import Callback, LightningModule, Trainer
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Details
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
 
 _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
 _MEASURED = [field.name for field in fields(MeasurementSettings) if field.name not in ("cache", "averaging_device")]
@@ -31,7 +29,7 @@ class Board:
         self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until training ends
         self._dashboards: list[Dashboard] = []
 
-    def set_up(self, trainer: "Trainer", callback: "Callback", monitors: list[Any]) -> None:
+    def set_up(self, trainer: Trainer, callback: Callback, monitors: list[Any]) -> None:
         """Choose the names, and arrange the curves of loggers that can."""
         self._suffix = suffix_of(callback, monitors)
         if self._suffix:
@@ -43,7 +41,7 @@ class Board:
         for dashboard in dashboards(trainer):
             dashboard.lay_out()
 
-    def find_dashboards(self, trainer: "Trainer") -> bool:
+    def find_dashboards(self, trainer: Trainer) -> bool:
         """Look for loggers that show more than scalars; True if there are some."""
         self._dashboards = [] if self._suffix else dashboards(trainer)
         return bool(self._dashboards)
@@ -53,7 +51,7 @@ class Board:
         for dashboard in self._dashboards:
             dashboard.show(details, step)
 
-    def show(self, trainer: "Trainer", pl_module: "LightningModule", check: dict[str, Any], step: int | None) -> None:
+    def show(self, trainer: Trainer, pl_module: LightningModule, check: dict[str, Any], step: int | None) -> None:
         """Log a check: with the epoch's other values, or at a step of its own."""
         measured = {f"{name}{self._suffix}": value for name, value in check.items() if name not in _LEFT_OUT}
         in_bar = {f"{name}{self._suffix}" for name in check if name in SIGNALS and SIGNALS[name].is_in_progress_bar}
@@ -72,13 +70,13 @@ class Board:
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in {**shown, **others}.items()})
         trainer.progress_bar_metrics.update(shown)
 
-    def withdraw(self, trainer: "Trainer") -> None:
+    def withdraw(self, trainer: Trainer) -> None:
         """Take the last check's values from `callback_metrics`: they are not those of the weights to come."""
         metrics = trainer.callback_metrics
         self._withdrawn |= {name: metrics.pop(name) for name in self._names if name in metrics}
         self._names = []
 
-    def put_back(self, trainer: "Trainer") -> None:
+    def put_back(self, trainer: Trainer) -> None:
         """Undo it for callbacks that look when an epoch or the training ends."""
         for name, value in self._withdrawn.items():
             trainer.callback_metrics.setdefault(name, value)

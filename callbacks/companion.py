@@ -7,10 +7,10 @@ read `callback_metrics`, which keeps a stale value between checks; they share on
 
 from typing import TYPE_CHECKING, Any
 
-from bu_torch.callbacks.lightning_trees import Library
+from bu_torch.callbacks.lightning_trees import Library, LightningModule, Trainer
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch import Callback
 
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
 else:  # the base is the trainer's own: `installation` adds it
@@ -38,7 +38,7 @@ class Companion(Callback):
             self._key_of_owner = of_owner, self._generate_state_key(owner=of_owner)
         return self._key_of_owner[1]
 
-    def new_score(self, trainer: "Trainer") -> float | None:
+    def new_score(self, trainer: Trainer) -> float | None:
         """Score of the check of this hook; None if there is nothing to decide."""
         if trainer.fast_dev_run or self.owner not in trainer.callbacks:
             return None
@@ -51,34 +51,34 @@ class KeepingCompanion(Companion):
     best_epoch: int | None  # of the kept weights; None before the first
     best_step: int | None  # likewise
 
-    def keep_if_best(self, trainer: "Trainer") -> None:
+    def keep_if_best(self, trainer: Trainer) -> None:
         """Keep the weights of the check of this hook, if there is one and it is the best."""
         raise NotImplementedError
 
-    def settle(self, trainer: "Trainer", is_in_all: bool = True) -> None:
+    def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
         """Finish what keeping began, once all callbacks have had their turn; `is_in_all` processes, or in this one."""
 
-    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         if self.owner in trainer.callbacks:  # a run that resumes may have lost a check that is later than the kept one
             self.owner.tracker.checks.fall_back(self.best_epoch, self.best_step)
 
-    def on_train_epoch_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.settle(trainer)
 
-    def on_train_batch_start(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self.settle(trainer)
 
-    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self.keep_if_best(trainer)
 
-    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.keep_if_best(trainer)
 
-    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         self.settle(trainer)
 
-    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         super().on_exception(trainer, pl_module, exception)
         self.settle(trainer, is_in_all=False)

@@ -6,7 +6,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from bu_torch.callbacks.companion import Companion
 from bu_torch.callbacks.keeper import KeeperMixin
-from bu_torch.callbacks.lightning_trees import FITTING, library_of
+from bu_torch.callbacks.lightning_trees import FITTING, LightningModule, Trainer, library_of
 from bu_torch.callbacks.monitor import describe_exception
 from bu_torch.callbacks.restoring import restore
 from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
@@ -15,8 +15,6 @@ from bu_torch.rule.rules import as_rule
 from bu_torch.run import messages
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
-
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
 
 
@@ -40,41 +38,41 @@ class ConcluderMixin(Companion):
     def state_dict(self) -> dict[str, Any]:
         return dict(self.default_checkpoint.state_dict()) if self._is_standing_in else {}
 
-    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == FITTING:  # the owner, which does so before, may have left the trainer
             self.bring_default_checkpoint_back(trainer, pl_module)
 
-    def bring_default_checkpoint_back(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def bring_default_checkpoint_back(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Undo `_stand_in`; Lightning, which walks over the list of before, would not set the checkpoint up."""
         if self._is_standing_in:
             self._is_standing_in = False
             trainer.callbacks = [*trainer.callbacks, self.default_checkpoint]
             self.default_checkpoint.setup(trainer, pl_module, FITTING)
 
-    def _stand_in(self, trainer: "Trainer") -> None:
+    def _stand_in(self, trainer: Trainer) -> None:
         others = [one for one in trainer.callbacks if one is not self.default_checkpoint]
         self._is_standing_in = len(others) < len(trainer.callbacks)
         trainer.callbacks = others
 
-    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # The module's own hook, which exports it perhaps, comes next. What writes files beside training has written
         # them all in `on_fit_end`.
         is_written = not isinstance(trainer.strategy.checkpoint_io, self.library.async_checkpoint_io)
         if self.owner in trainer.callbacks and is_written:
             self._conclude(trainer)
 
-    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.owner in trainer.callbacks:
             self._conclude(trainer)
             self._stand_in(trainer)
             self._leave_first_place(trainer)
 
-    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self.owner in trainer.callbacks:
             self._conclude(trainer, exception)
             self._stand_in(trainer)
 
-    def _conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
+    def _conclude(self, trainer: Trainer, exception: BaseException | None = None) -> None:
         """Restore the kept epoch, and say in a line what was kept and why training ended."""
         if trainer.state.fn != FITTING or trainer.fast_dev_run or self._is_concluded:
             return
@@ -103,7 +101,7 @@ class ConcluderMixin(Companion):
                 why += ": the average of WeightAveraging was not updated before it"
             rank_zero_info(f"Boundary uncertainty kept no epoch: {why}. {owner.stopping_reason}")
 
-    def _leave_first_place(self, trainer: "Trainer") -> None:
+    def _leave_first_place(self, trainer: Trainer) -> None:
         """Put the keepers behind the user's own checkpoint callbacks, if this process was spawned.
 
         Its parent, whose list lacks all companions, takes the best path of the first checkpoint callback here for that
@@ -113,7 +111,7 @@ class ConcluderMixin(Companion):
             trainer.callbacks = sorted(trainer.callbacks, key=lambda one: isinstance(one, KeeperMixin))
 
 
-def bring_default_checkpoints_back(trainer: "Trainer", pl_module: "LightningModule") -> None:
+def bring_default_checkpoints_back(trainer: Trainer, pl_module: LightningModule) -> None:
     """Put the `ModelCheckpoint` that Lightning has added back into `trainer.callbacks`, for another fit."""
     for callback in trainer.callbacks:
         if isinstance(callback, ConcluderMixin):
@@ -144,7 +142,7 @@ def _place(owner: "BoundaryUncertaintyStopping", check: dict[str, Any]) -> str:
     return f"epoch {check['epoch']}"
 
 
-def why_ended(trainer: "Trainer", exception: BaseException | None, bearer: VerdictBearerMixin | None) -> str:
+def why_ended(trainer: Trainer, exception: BaseException | None, bearer: VerdictBearerMixin | None) -> str:
     """Name the reason for which training ended."""
     if exception is not None:
         return describe_exception(exception)

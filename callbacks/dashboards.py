@@ -1,14 +1,12 @@
 """Dashboards of loggers that show more than scalars: one class each, and its logger's name in `_BY_LOGGER`."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from bu_torch.callbacks.lightning_trees import Trainer
 from bu_torch.run.record import HISTOGRAMS
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Details, Histogram
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
 
 _SHARES = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel == "shares"]
 _OTHERS = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel != "shares"]
@@ -55,7 +53,7 @@ class TensorBoard:
 _BY_LOGGER: dict[str, Callable[[Any], Dashboard]] = {"TensorBoardLogger": TensorBoard}
 
 
-def dashboards(trainer: "Trainer") -> list[Dashboard]:
+def dashboards(trainer: Trainer) -> list[Dashboard]:
     """Those of the trainer's loggers, in the process that writes."""
     if trainer.fast_dev_run or not trainer.is_global_zero:
         return []

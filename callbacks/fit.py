@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bu_torch.callbacks.averages import check_device, why_not_averaged
 from bu_torch.callbacks.board import Board
-from bu_torch.callbacks.lightning_trees import MisconfigurationException, is_average_untouched
+from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, is_average_untouched
 from bu_torch.callbacks.network import NetworkReader, has_lazy_layers, silence
 from bu_torch.callbacks.optimizers import evaluation_weights
 from bu_torch.callbacks.processes import in_first
@@ -26,8 +26,6 @@ from bu_torch.run.tracker import Tracker
 from bu_torch.samples.reading import seeded
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
-
     from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 
 LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts
@@ -59,7 +57,7 @@ class Fit:
         self.has_checked = False
         self.waits_for_average = False
 
-    def set_up(self, trainer: "Trainer") -> None:
+    def set_up(self, trainer: Trainer) -> None:
         """Find out whether weights can be averaged here."""
         if self.tracker.average is not None and (why := why_not_averaged(trainer)):
             self.tracker.average = None
@@ -67,7 +65,7 @@ class Fit:
         if self.tracker.average is not None and self._callback.averaging_device is not None:
             check_device(self._callback.averaging_device)
 
-    def begin(self, trainer: "Trainer", pl_module: "LightningModule") -> bool:
+    def begin(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Prepare, and open the record; False if the checks of before a resume count no more."""
         with self._clocks_of_others_stopped(trainer):
             started = time.perf_counter()
@@ -79,7 +77,7 @@ class Fit:
             self.tracker.begin(started, record_folder(trainer), self._given())
         return is_comparable
 
-    def start_batch(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any) -> None:
+    def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Read a batch as a check will, before the first one trains."""
         self.has_checked = False
         self._schedule.start_batch(trainer)
@@ -106,7 +104,7 @@ class Fit:
         if is_due and (line := self._samples.loss_weights.compare(loss, lambda: groundwork.n_classes)):
             rank_zero_info(line)
 
-    def end_batch(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
         self._watch.end_batch(trainer, pl_module)
         self.has_checked = False
@@ -114,7 +112,7 @@ class Fit:
             with self._clocks_of_others_stopped(trainer), self._watch.paused():
                 self._check(trainer, pl_module)
 
-    def end_epoch(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
         self.has_checked = False
         self._watch.end()
@@ -127,7 +125,7 @@ class Fit:
         elif self.tracker.history and self.tracker.history[-1]["epoch"] == trainer.current_epoch:
             self._board.put_back(trainer)
 
-    def end_training(self, trainer: "Trainer") -> None:
+    def end_training(self, trainer: Trainer) -> None:
         """Show the last check's values again."""
         self._board.put_back(trainer)
 
@@ -141,7 +139,7 @@ class Fit:
         self._network.release()
         self._watch.end()
 
-    def _check(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started = time.perf_counter()
         tracker = self.tracker
         has_waited, self.waits_for_average = self.waits_for_average, is_average_untouched(trainer)
@@ -161,7 +159,7 @@ class Fit:
         self.has_checked = True
         self._show(trainer, pl_module, started)
 
-    def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
+    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """One pass over the perturbed inputs, shared out among the processes, and what it says."""
         logits = self._network.logits(trainer, pl_module)
 
@@ -173,7 +171,7 @@ class Fit:
 
         return in_first(trainer, work)
 
-    def _show(self, trainer: "Trainer", pl_module: "LightningModule", started: float) -> None:
+    def _show(self, trainer: Trainer, pl_module: LightningModule, started: float) -> None:
         """Log the check that was made, and write it to the record."""
         tracker, is_by_steps = self.tracker, self._schedule.is_by_steps
         # Where Lightning logs the scalars of the last batch, too; it counts that batch after `on_train_batch_end`.
@@ -201,12 +199,12 @@ class Fit:
             given["class_weight"] = loss_weights.found
         return given
 
-    def _monitors(self, trainer: "Trainer") -> list[Any]:
+    def _monitors(self, trainer: Trainer) -> list[Any]:
         """Callbacks of this kind, this one among them."""
         return [one for one in trainer.callbacks if hasattr(one, "_fit") and isinstance(one._fit, Fit)]
 
     @contextmanager
-    def _clocks_of_others_stopped(self, trainer: "Trainer") -> Iterator[None]:
+    def _clocks_of_others_stopped(self, trainer: Trainer) -> Iterator[None]:
         """Do not count this callback's time as training time of the others."""
         started = time.perf_counter()
         try:
@@ -218,7 +216,7 @@ class Fit:
                     other.tracker.account.leave_out(seconds)
 
 
-def record_folder(trainer: "Trainer") -> Path | None:
+def record_folder(trainer: Trainer) -> Path | None:
     """Folder of this run's checkpoints, or of its logs; None if it keeps nothing on this machine's disk."""
     if trainer.fast_dev_run or trainer.barebones:
         return None
@@ -230,7 +228,7 @@ def record_folder(trainer: "Trainer") -> Path | None:
     return Path(folder)
 
 
-def training_loss(trainer: "Trainer", *, is_within_epoch: bool) -> float | None:
+def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
     """The training loss that the module has logged; None if there is none.
 
     It is read off what training has logged in this epoch. `trainer.callback_metrics` also holds what validation has

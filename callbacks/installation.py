@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 from bu_torch.callbacks.companion import Companion
 from bu_torch.callbacks.concluder import ConcluderMixin
 from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
-from bu_torch.callbacks.lightning_trees import Library, library_of
+from bu_torch.callbacks.lightning_trees import Library, Trainer, library_of
 from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
 
 
@@ -38,7 +36,7 @@ def blank(library: Library, name: str) -> Any:
 
 
 def install(
-    trainer: "Trainer", owner: "BoundaryUncertaintyStopping"
+    trainer: Trainer, owner: "BoundaryUncertaintyStopping"
 ) -> tuple[VerdictBearerMixin, KeeperMixin | MemoryKeeperMixin]:
     """Put fresh companions into `trainer.callbacks`, and take out those of an earlier fit.
 

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from bu_torch.callbacks.best_file import OwnFiles, absolute, is_named_in_folder, is_whole, may_be_read
 from bu_torch.callbacks.companion import KeepingCompanion
-from bu_torch.callbacks.lightning_trees import FITTING, measured_module
+from bu_torch.callbacks.lightning_trees import FITTING, LightningModule, Trainer, measured_module
 from bu_torch.callbacks.optimizers import TrainingWeights, evaluation_weights
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.best_weights import BestWeights
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
@@ -59,23 +58,23 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         self._named_elsewhere = ""  # the best file by the newest checkpoint that another callback has saved
         self._of_training: TrainingWeights | None = None  # while a file is written
 
-    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
             super().setup(trainer, pl_module, stage)
             self.dirpath: Any = absolute(self.dirpath)  # Lightning leaves it relative where a logger or the user does
 
-    def keep_if_best(self, trainer: "Trainer") -> None:
+    def keep_if_best(self, trainer: Trainer) -> None:
         score = self.new_score(trainer)
         if score is not None and math.isfinite(score) and not self._should_skip_saving_checkpoint(trainer):
             with self.owner.tracker.account.saving():
                 self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
-    def check_monitor_top_k(self, trainer: "Trainer", current: Tensor | None = None) -> bool:
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         """Tell if the last check is the one to keep, in any process."""
         is_new = self.owner.tracker.checks.is_kept_new
         return bool(trainer.strategy.reduce_boolean_decision(is_new, all=False))
 
-    def _monitor_candidates(self, trainer: "Trainer") -> dict[str, Tensor]:
+    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
         candidates = super()._monitor_candidates(trainer)
         if self.new_score(trainer) is not None:
             own = {name: value for name, value in self.owner.history[-1].items() if name not in ("epoch", "step")}
@@ -83,16 +82,16 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         return candidates
 
     def _get_metric_interpolated_filepath_name(
-        self, monitor_candidates: dict[str, Tensor], trainer: "Trainer", del_filepath: str | None = None
+        self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
     ) -> str:
         # Never over the best so far, whose name a template without the epoch gives again: checkpoints name that file.
         return super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
 
-    def _should_skip_saving_checkpoint(self, trainer: "Trainer") -> bool:
+    def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
         # Without Lightning's comparison of step counts, which stand still where a module steps its optimiser itself.
         return bool(trainer.fast_dev_run) or trainer.state.fn != FITTING or trainer.sanity_checking
 
-    def _update_best_and_save(self, current: Tensor, trainer: "Trainer", monitor_candidates: dict[str, Tensor]) -> None:
+    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         self._before = {name: copy.copy(getattr(self, name)) for name in _BEST}
         self._obsolete = None
         self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
@@ -107,7 +106,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
                 f" best one before stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
             )
 
-    def _save_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         try:
             module = trainer.lightning_module
             with evaluation_weights(trainer) as self._of_training:
@@ -118,20 +117,20 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
             self._of_training = None
         _OWN_FILES.add(filepath)
 
-    def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._of_training is None:
             self._named_elsewhere = self.best_model_path
         else:
             self._of_training.save(pl_module, checkpoint)
 
-    def _should_remove_checkpoint(self, trainer: "Trainer", previous: str, current: str) -> bool:
+    def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
         return previous != current  # `settle` looks closer
 
-    def _remove_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         # Not yet: checkpoints that others save after this check must not name a file that is gone.
         self._obsolete = filepath
 
-    def settle(self, trainer: "Trainer", is_in_all: bool = True) -> None:
+    def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
         """Delete the best file before the newest, or take the newest back if it is not whole."""
         if self._before is not None:
             self._settle_newest(trainer, is_in_all)
@@ -142,7 +141,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
             if self._may_remove(trainer, path):  # still: another file may have taken its place
                 super()._remove_checkpoint(trainer, path)
 
-    def _settle_newest(self, trainer: "Trainer", is_in_all: bool) -> None:
+    def _settle_newest(self, trainer: Trainer, is_in_all: bool) -> None:
         is_sound = is_whole(self.best_model_path)
         if is_in_all:  # after an exception the other processes may not be here
             is_sound = trainer.strategy.broadcast(is_sound)
@@ -157,7 +156,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
             rank_zero_info(f"Boundary uncertainty leaves the best checkpoint of before where it is: {left}")
         self._before = self._obsolete = None
 
-    def _may_remove(self, trainer: "Trainer", path: str) -> bool:
+    def _may_remove(self, trainer: Trainer, path: str) -> bool:
         """True if `path` is this callback's to delete. A resumed state may come from anywhere and name any path."""
         is_ours = path in _OWN_FILES or (
             # Others may be named by a template of the user's, too.
@@ -226,7 +225,7 @@ class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
         self.best_epoch = self.best_step = None
         self._resumed_weights: dict[str, Any] | None = None
 
-    def keep_if_best(self, trainer: "Trainer") -> None:
+    def keep_if_best(self, trainer: Trainer) -> None:
         if self.new_score(trainer) is None or not self.owner.tracker.checks.is_kept_new:
             return
         module = trainer.lightning_module

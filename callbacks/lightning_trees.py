@@ -47,8 +47,11 @@ if not _imported():
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback as Callback
+    from lightning.pytorch import LightningModule as LightningModule
+    from lightning.pytorch import Trainer as Trainer
     from lightning.pytorch.utilities.exceptions import MisconfigurationException as MisconfigurationException
 else:
+    LightningModule = Trainer = Any  # of either tree
 
     class Callback(*(sys.modules[tree].Callback for tree in _imported())):
         """A callback of each tree that is imported."""

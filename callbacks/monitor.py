@@ -1,7 +1,7 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -11,7 +11,9 @@ from bu_torch.callbacks.habitual_arguments import INSTEAD, without
 from bu_torch.callbacks.lightning_trees import (
     FITTING,
     Callback,
+    LightningModule,
     MisconfigurationException,
+    Trainer,
     adopt_imported_trees,
     library_of,
 )
@@ -20,9 +22,6 @@ from bu_torch.callbacks.results import MonitorResults
 from bu_torch.callbacks.training_data import Reference, check_reference
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.settings import MeasurementSettings
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
 
@@ -129,7 +128,7 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
     def state_key(self) -> str:
         return self._generate_state_key()
 
-    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         library_of(trainer)
         self.is_fitting = stage == FITTING
         if self.is_fitting:
@@ -137,39 +136,37 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
             self._fit.set_up(trainer)
 
-    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit.begin(trainer, pl_module)
 
-    def on_train_batch_start(
-        self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._fit.start_batch(trainer, pl_module, batch)
 
-    def on_before_backward(self, trainer: "Trainer", pl_module: "LightningModule", loss: Tensor) -> None:
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._fit.see_loss(loss)
 
     def on_train_batch_end(
-        self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._fit.end_batch(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit.end_epoch(trainer, pl_module)
 
-    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit.end_training(trainer)
 
-    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.tracker.end("Training ended.")
 
-    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._fit.break_off()
         self.tracker.end(describe_exception(exception))
 
-    def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._fit.release()
 
-    def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == FITTING and RAW_WEIGHTS in checkpoint:
             go_on_from_raw_weights(pl_module, checkpoint)
 

@@ -2,24 +2,22 @@
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from bu_torch.callbacks.averages import SHARDED
 from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
+from bu_torch.callbacks.lightning_trees import Trainer
 from bu_torch.callbacks.optimizers import leave_training
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import why_unreadable
 
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
 _MOST_NAMES = 5
 
 
-def restore(trainer: "Trainer", keeper: KeeperMixin | MemoryKeeperMixin | None) -> str:
+def restore(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin | None) -> str:
     """Put the weights of the kept check back; "", "partly " or "not ", as they are in the module then."""
     module = trainer.lightning_module
     path = "" if keeper is None else cleaned(keeper.best_model_path)
@@ -52,7 +50,7 @@ def restore(trainer: "Trainer", keeper: KeeperMixin | MemoryKeeperMixin | None) 
     )
 
 
-def _load_or_leave(trainer: "Trainer", load: Callable[[], str], refusal: str, remedy: str = "") -> str:
+def _load_or_leave(trainer: Trainer, load: Callable[[], str], refusal: str, remedy: str = "") -> str:
     """Load what a resumed state has named: whatever it is, it may not end the fit. As `restore`."""
     module = trainer.lightning_module
     before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
@@ -65,13 +63,13 @@ def _load_or_leave(trainer: "Trainer", load: Callable[[], str], refusal: str, re
         return "not "
 
 
-def _load_best(trainer: "Trainer", path: str, *, is_own: bool) -> str:
+def _load_best(trainer: Trainer, path: str, *, is_own: bool) -> str:
     checkpoint = trainer.strategy.load_checkpoint(path, weights_only=not is_own)
     trainer.lightning_module.on_load_checkpoint(checkpoint)
     return _load(trainer, lambda: trainer.strategy.load_model_state_dict(checkpoint, strict=False), path, is_own=is_own)
 
 
-def _load(trainer: "Trainer", load: Callable[[], Any], path: str, *, is_own: bool) -> str:
+def _load(trainer: Trainer, load: Callable[[], Any], path: str, *, is_own: bool) -> str:
     """Load weights of which some may be left out: those stay as they are in the module, and a line says so."""
     module = trainer.lightning_module
     missing, unexpected = load_what_is_there(module, load)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.callbacks.lightning_trees import MisconfigurationException
+from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer
 from bu_torch.callbacks.loss_weights import LossWeights
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
 from bu_torch.callbacks.processes import in_first
@@ -22,8 +22,6 @@ from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import Samples, fewer_of
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
-
     from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
@@ -53,7 +51,7 @@ class CheckSamples:
         self._tracker, self._network, self._schedule = tracker, network, schedule
         self.loss_weights = LossWeights()
 
-    def prepare(self, trainer: "Trainer", pl_module: "LightningModule") -> bool:
+    def prepare(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Compute all that does not depend on the network.
 
         Returns:
@@ -83,7 +81,7 @@ class CheckSamples:
             )
         return is_comparable
 
-    def _read_here(self, trainer: "Trainer", pl_module: "LightningModule", found: list[Samples]) -> Tensor | None:
+    def _read_here(self, trainer: Trainer, pl_module: LightningModule, found: list[Samples]) -> Tensor | None:
         """Add the samples to `found`; the input of one of them, to count operations by."""
         labels: list[Tensor] = []
         with self._explained(labels):
@@ -108,7 +106,7 @@ class CheckSamples:
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
 
     def _prepare_here(
-        self, trainer: "Trainer", pl_module: "LightningModule", found: list[Samples], n_operations: int
+        self, trainer: Trainer, pl_module: LightningModule, found: list[Samples], n_operations: int
     ) -> tuple[Tensor, Plan | None, tuple[str, bool, int]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
         samples = found.pop()  # which alone holds them, so that those that are left out are free
@@ -134,7 +132,7 @@ class CheckSamples:
         inputs = inputs if trainer.world_size == 1 else inputs.cpu()
         return inputs, groundwork.plan, (fingerprint, groundwork.is_restored, groundwork.n_samples)
 
-    def _read(self, trainer: "Trainer", pl_module: "LightningModule") -> Samples:
+    def _read(self, trainer: Trainer, pl_module: LightningModule) -> Samples:
         asked = self._callback
         trial = max(_TRIAL_SAMPLES, asked.n_neighbors) if trainer.fast_dev_run else None
 
@@ -154,7 +152,7 @@ class CheckSamples:
             transform=batch_hooks(trainer, pl_module),
         )
 
-    def _module_as_space(self, trainer: "Trainer", pl_module: "LightningModule") -> nn.Module | None:
+    def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
         # Features of a network that has learnt these labels already would tell them by heart.
         is_asked_for = self._callback.feature_extractor == "module"
@@ -170,13 +168,13 @@ class CheckSamples:
             )
         return None
 
-    def _plan(self, trainer: "Trainer", samples: Samples, n_operations: int) -> tuple[Samples, int]:
+    def _plan(self, trainer: Trainer, samples: Samples, n_operations: int) -> tuple[Samples, int]:
         """Choose as many samples as the budget allows, and how many draws; a resumed run has decided that."""
         groundwork = self._tracker.groundwork
         plan = groundwork.plan = groundwork.plan or self._planned(trainer, samples.n_training, n_operations)
         return fewer_of(samples, plan.n_samples, self._callback.seed), plan.n_draws
 
-    def _planned(self, trainer: "Trainer", n_training: int, n_operations: int) -> Plan:
+    def _planned(self, trainer: Trainer, n_training: int, n_operations: int) -> Plan:
         takes_all = self._callback.max_samples is None and is_pair(self._callback.reference)
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Different samples that all processes train on between two checks.

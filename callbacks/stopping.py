@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -11,7 +11,7 @@ from bu_torch.callbacks.concluder import bring_default_checkpoints_back
 from bu_torch.callbacks.habitual_arguments import INSTEAD, without
 from bu_torch.callbacks.installation import install
 from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
-from bu_torch.callbacks.lightning_trees import FITTING, MisconfigurationException, library_of
+from bu_torch.callbacks.lightning_trees import FITTING, LightningModule, MisconfigurationException, Trainer, library_of
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.optimizers import RAW_WEIGHTS
 from bu_torch.callbacks.results import StoppingResults
@@ -21,9 +21,6 @@ from bu_torch.internal.inputs import check_flag
 from bu_torch.rule.rules import as_rule
 from bu_torch.run.settings import MeasurementSettings, Settings
 from bu_torch.signals.catalogue import SIGNALS
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 
 @without(INSTEAD)
@@ -129,7 +126,7 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
             self._key_of_rule = self.rule, self._generate_state_key(rule=as_rule(self.rule).name)
         return self._key_of_rule[1]
 
-    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == FITTING:
             if self.restore_best_weights and any(
@@ -152,7 +149,7 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
                 companion.setup(trainer, pl_module, stage)
             self._check_saving(trainer)
 
-    def _check_saving(self, trainer: "Trainer") -> None:
+    def _check_saving(self, trainer: Trainer) -> None:
         """Refuse or warn of what cannot be saved as asked for."""
         if isinstance(self._keeper, MemoryKeeperMixin):
             given = [name for name in ("dirpath", "filename", "save_weights_only") if getattr(self, name)]
@@ -176,18 +173,18 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
                     f" '{{epoch}}-{{expected_accuracy:.3f}}', got {self.filename!r}: {error}"
                 ) from error
 
-    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Do nothing: a companion concludes the fit when all other callbacks have ended."""
 
-    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Do nothing but stop watching: a companion concludes the fit."""
         self._fit.break_off()
 
-    def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.tracker.average is not None and (raw := self.tracker.average.put_aside()):
             checkpoint[RAW_WEIGHTS] = raw
 
-    def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
         # Lightning skips a state whose key it does not know, and the key holds the rule's name. The state of another
         # rule is passed on under today's key: the tracker warns of what has changed.
@@ -199,7 +196,7 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
             if left:
                 states[self.state_key] = states.pop(left[0])
 
-    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._fit.begin(trainer, pl_module):
             return
         rank_zero_warn("Patience and the best epoch start anew.")

@@ -2,21 +2,18 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bu_torch.callbacks.lightning_trees import MisconfigurationException, library_of
+from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, library_of
 from bu_torch.internal.traces import preserved_attributes
 from bu_torch.samples import reading
 from bu_torch.samples.batches import Keys
 from bu_torch.samples.samples import Samples, UnreadableError, choose_among_whole, whole_samples
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
@@ -26,7 +23,7 @@ _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_sam
 
 
 def read_training_data(
-    trainer: "Trainer",
+    trainer: Trainer,
     *,
     how_many: Callable[[int], int],
     most: int | None,
@@ -96,7 +93,7 @@ def read_pair(pair: tuple[Any, Any], how_many: Callable[[int], int], seed: int, 
     return choose_among_whole(whole_samples(*pair, keep_integers=keep_integers), how_many, seed)
 
 
-def batch_hooks(trainer: "Trainer", pl_module: "LightningModule") -> Callable[[Any], Any] | None:
+def batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:
     """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's.
 
     The hooks of the module or the datamodule are called, whichever the trainer would call.
@@ -122,7 +119,7 @@ def _is_users(owner: Any, name: str) -> bool:
     return defining.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
 
 
-def users_sampler(sampler: Any, trainer: "Trainer") -> Any:
+def users_sampler(sampler: Any, trainer: Trainer) -> Any:
     """The user's own sampler, if Lightning has wrapped it to share it among processes."""
     wrapper = library_of(trainer).distributed_sampler_wrapper
     while isinstance(sampler, wrapper):

@@ -7,20 +7,17 @@ that the network never meets.
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from bu_torch.callbacks.averages import SHARDED
-from bu_torch.callbacks.lightning_trees import MisconfigurationException
+from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer
 from bu_torch.callbacks.network import CHANGE_INPUTS, ONE_TENSOR, NetworkReader
 from bu_torch.samples.batches import split_batch
 from bu_torch.samples.samples import UnreadableError
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 _MOST_BATCHES = 5  # until the network has been called
 _OF_BYTES = (
@@ -52,7 +49,7 @@ class Watch:
         self._witness: Witness | None = None
         self._n_batches = 0
 
-    def begin(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any) -> None:
+    def begin(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Prepare to compare what the network gets in this step with what a check would give it."""
         if type(trainer.strategy).__name__ in SHARDED or not Witness.can_watch(pl_module):
             return
@@ -78,7 +75,7 @@ class Watch:
         if self._witness is not None:
             self._witness.watch()
 
-    def end_batch(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the calls of the batch that has ended; all processes together, whatever each has seen.
 
         Raises:
