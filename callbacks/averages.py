@@ -39,11 +39,7 @@ def why_not_averaged(trainer: Trainer) -> str:
 
 
 def check_device(device: str) -> None:
-    """Raise unless an average can be kept on a device.
-
-    Raises:
-        MisconfigurationException: If this machine has no such device.
-    """
+    """Raise unless an average can be kept on a device."""
     try:
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError) as error:

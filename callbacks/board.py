@@ -8,7 +8,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
-from bu_torch.callbacks.dashboards import Dashboard, dashboards
+from bu_torch.callbacks.dashboards import TensorBoard, dashboards
 from bu_torch.callbacks.lightning_trees import Callback, LightningModule, Trainer
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.settings import MeasurementSettings
@@ -27,7 +27,7 @@ class Board:
         self._suffix = ""  # of the names
         self._names: list[str] = []  # in `callback_metrics`
         self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until training ends
-        self._dashboards: list[Dashboard] = []
+        self._dashboards: list[TensorBoard] = []
 
     def set_up(self, trainer: Trainer, callback: Callback, monitors: list[Any]) -> None:
         """Choose the names, and arrange the curves of loggers that can."""

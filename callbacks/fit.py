@@ -34,10 +34,6 @@ LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # 
 class Fit:
     """One training: prepared, checked when that is due, and ended.
 
-    Args:
-        callback: Whose arguments hold.
-        settings: Those of its arguments that the tracker needs.
-
     Attributes:
         tracker: What was measured, and the verdict.
         has_checked: Whether a check was made in the hook that runs.
@@ -231,13 +227,9 @@ def record_folder(trainer: Trainer) -> Path | None:
 def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
     """The training loss that the module has logged; None if there is none.
 
-    It is read off what training has logged in this epoch. `trainer.callback_metrics` also holds what validation has
-    logged, and values of earlier epochs.
-
-    Args:
-        trainer: In training. All its processes call this, for a loss logged with `sync_dist=True` is their mean.
-        is_within_epoch: Take that of the last batch; else the mean of the epoch where the module logs it
-            (`on_epoch=True`), or that of the last batch where it does not.
+    It is read off what training has logged in this epoch, by all processes, for it may be their mean
+    (`trainer.callback_metrics` also holds what validation has logged, and values of earlier epochs): the mean of the
+    epoch if the module logs it (`on_epoch=True`), else, and within an epoch, that of the last batch.
     """
     results = trainer._results
     if results is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def _classes(library: Library) -> tuple[Any, Any, Any, Any]:
+def _classes(library: Library) -> tuple[Any, ...]:
     """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own."""
     bases = (
         (VerdictBearerMixin, library.early_stopping),
@@ -22,11 +22,10 @@ def _classes(library: Library) -> tuple[Any, Any, Any, Any]:
         (MemoryKeeperMixin, library.checkpoint),
         (ConcluderMixin, library.callback),
     )
-    made = [
+    return tuple(
         type(own.__name__.removesuffix("Mixin"), (own, theirs), {"__doc__": own.__doc__, "library": library})
         for own, theirs in bases
-    ]
-    return made[0], made[1], made[2], made[3]
+    )
 
 
 def blank(library: Library, name: str) -> Any:
@@ -58,15 +57,9 @@ def install(
     bearer = VerdictBearer(owner)
     keeper = Keeper(owner) if writes_checkpoints else MemoryKeeper(owner)
     bearer_at, keeper_at = _places(present, owner, library)
-    trainer.callbacks = [
-        *present[:keeper_at],
-        *([keeper] if keeper_at < bearer_at else []),
-        *present[keeper_at:bearer_at],
-        bearer,
-        *([keeper] if keeper_at == bearer_at else []),
-        *present[bearer_at:],
-        Concluder(owner, default_checkpoint),
-    ]
+    present.insert(bearer_at, bearer)
+    present.insert(keeper_at + (keeper_at == bearer_at), keeper)
+    trainer.callbacks = [*present, Concluder(owner, default_checkpoint)]
     return bearer, keeper
 
 

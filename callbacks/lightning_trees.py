@@ -91,11 +91,7 @@ class Library(NamedTuple):
 
 
 def library_of(trainer: Any) -> Library:
-    """The tree of a trainer.
-
-    Raises:
-        MisconfigurationException: If it is no trainer of Lightning's, or of a version with known holes.
-    """
+    """The tree of a trainer, unless it is no trainer of Lightning's, or of a version with known holes."""
     for cls in type(trainer).__mro__:
         for tree in _TREES:
             if cls.__name__ == "Trainer" and cls.__module__.startswith(f"{tree}."):

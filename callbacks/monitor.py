@@ -43,17 +43,14 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
     - `expected_accuracy`, in [0, 1], larger is better: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
 
-    and, to the logger alone, five more, all read from the same predictions at the perturbed samples:
+    and, to the logger alone, five more in [0, 1], all read from the same predictions at the perturbed samples:
 
-    - `label_agreement`, in [0, 1]: share of perturbed samples that are predicted as labelled (1 minus the error rate on
-      perturbed samples of Ha et al., section 4.5);
-    - `vote_agreement`, in [0, 1]: the same with the votes of the labels nearby in place of the one label
-      (`bu_torch.LabelVotes`);
-    - `neighbor_agreement`, in [0, 1]: trust on a bounded scale, the sample that was perturbed left out
-      (`bu_torch.functional.neighbor_agreement`);
-    - `prediction_changes`, in [0, 1]: share of predictions that differ from the last check's, 1 at the first check;
-    - `omission`, in [0, 1], smaller is better: how much of the Bayes boundary does the boundary leave out, which a high
-      `boundary_uncertainty` does not tell? (`bu_torch.functional.omission`)
+    - `label_agreement`: share of perturbed samples that are predicted as labelled (Ha et al., section 4.5);
+    - `vote_agreement`: the same with the votes of the labels nearby in place of the one label (`bu_torch.LabelVotes`);
+    - `neighbor_agreement`: trust on a bounded scale (`bu_torch.functional.neighbor_agreement`);
+    - `prediction_changes`: share of predictions that differ from the last check's, 1 at the first check;
+    - `omission`, smaller is better: how much of the Bayes boundary does the boundary leave out?
+      (`bu_torch.functional.omission`)
 
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
     `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may.
@@ -86,9 +83,8 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
-            `boundary_uncertainty`, `trust_score`, `expected_accuracy`, `label_agreement`, `vote_agreement`,
-            `neighbor_agreement`, `prediction_changes`, `omission`, and `standard_error` of the difference between this
-            expected accuracy and the highest before; floats, NaN where a logit was not finite.
+            the eight numbers above, and `standard_error` of the difference between this expected accuracy and the
+            highest before; floats, NaN if a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, where there are none) with a row for each check,

@@ -39,10 +39,6 @@ ONE_TENSOR = (
 class NetworkReader:
     """Reads the logits of a trainer's network.
 
-    Args:
-        perturbation: As the callback's.
-        output_key: As the callback's.
-
     Attributes:
         takes_integers: Whether the samples are integers, before they are perturbed.
         passes_alone: Whether this process may call `forward` without the others.
@@ -77,10 +73,7 @@ class NetworkReader:
     def try_out(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
         """Read one batch as a check will, so that a module that cannot be read is refused before it has trained.
 
-        Args:
-            trainer: In training.
-            pl_module: The module.
-            n_classes: Columns that the logits must have, in the first process.
+        The first process knows the `n_classes` that the logits must have.
         """
         batch = self._batches(trainer, self._taken)[0]
         module = measured_module(trainer, pl_module)
@@ -119,11 +112,7 @@ class NetworkReader:
         *,
         is_whole: bool = False,
     ) -> Tensor:
-        """Logits (n, J) of a module at `inputs` (n, ...), in batches, or in one of the whole.
-
-        Raises:
-            MisconfigurationException: If `forward` fails, or gives no logits.
-        """
+        """Logits (n, J) of a module at `inputs` (n, ...), in batches, or in one of the whole."""
         dtype = dtype_of(module, inputs)
         if not (inputs.is_floating_point() or keeps_integers(self._perturbation)):
             dtype = dtype_of(module, inputs.float())  # as samples of integers are perturbed

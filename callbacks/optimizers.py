@@ -13,11 +13,7 @@ RAW_WEIGHTS = "raw_state_dict"  # of training, in a checkpoint whose `state_dict
 
 
 class TrainingWeights:
-    """Weights at which optimisers with modes train, while those of evaluation are in the network.
-
-    Args:
-        trainer: Whose optimisers are looked at.
-    """
+    """Weights at which optimisers with modes train, while those of evaluation are in the network."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._indices = [n for n, one in enumerate(trainer.optimizers) if _is_in_training(one)]

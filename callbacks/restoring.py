@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
@@ -31,47 +32,39 @@ def restore(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin | None) ->
         rank_zero_warn(f"The checkpoint of the kept epoch is gone: {path}.")
         return "not "
     leave_training(trainer)
-    is_own = keeper.is_best_own
-    if isinstance(keeper, MemoryKeeperMixin):
-        weights = keeper.best.weights
-        return _load_or_leave(
-            trainer,
-            lambda: _load(trainer, lambda: module.load_state_dict(weights, strict=False), "", is_own=is_own),
-            "The weights of the kept epoch, which the resumed state holds, do not fit",
-        )
-    if is_own:
-        return _load_best(trainer, keeper.best_model_path, is_own=True)  # it may hold hyperparameters of any class
-    return _load_or_leave(
-        trainer,
-        lambda: _load_best(trainer, keeper.best_model_path, is_own=False),
-        f"The checkpoint of the kept epoch, {path}, was not written by this process and cannot be read as plain data",
-        " If you trust the file, read it by `torch.load(path, weights_only=False)`, or allow its classes before the"
-        " next `fit` by `torch.serialization.add_safe_globals`.",
-    )
-
-
-def _load_or_leave(trainer: Trainer, load: Callable[[], str], refusal: str, remedy: str = "") -> str:
-    """Load what a resumed state has named: whatever it is, it may not end the fit. As `restore`."""
-    module = trainer.lightning_module
+    is_in_memory = isinstance(keeper, MemoryKeeperMixin)
+    if keeper.is_best_own and not is_in_memory:
+        return _load(trainer, keeper)
     before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
     try:
-        return load()
-    except Exception as error:  # what a damaged or crafted file raises is not documented
+        return _load(trainer, keeper)
+    except Exception as error:  # what a damaged or crafted file raises is not documented, and may not end the fit
         module.load_state_dict(before, strict=False)
+        refusal, remedy = "The weights of the kept epoch, which the resumed state holds, do not fit", ""
+        if not is_in_memory:
+            refusal = (
+                f"The checkpoint of the kept epoch, {path}, was not written by this process and cannot be read as plain"
+                " data"
+            )
+            remedy = (
+                " If you trust the file, read it by `torch.load(path, weights_only=False)`, or allow its classes before"
+                " the next `fit` by `torch.serialization.add_safe_globals`."
+            )
         why = cleaned(why_unreadable(error))
         rank_zero_warn(f"{refusal}: {why}. The weights stay as training left them.{remedy}")
         return "not "
 
 
-def _load_best(trainer: Trainer, path: str, *, is_own: bool) -> str:
-    checkpoint = trainer.strategy.load_checkpoint(path, weights_only=not is_own)
-    trainer.lightning_module.on_load_checkpoint(checkpoint)
-    return _load(trainer, lambda: trainer.strategy.load_model_state_dict(checkpoint, strict=False), path, is_own=is_own)
-
-
-def _load(trainer: Trainer, load: Callable[[], Any], path: str, *, is_own: bool) -> str:
+def _load(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin) -> str:
     """Load weights of which some may be left out: those stay as they are in the module, and a line says so."""
-    module = trainer.lightning_module
+    module, path, is_own = trainer.lightning_module, keeper.best_model_path, keeper.is_best_own
+    load: Callable[[], Any]
+    if isinstance(keeper, MemoryKeeperMixin):
+        load = partial(module.load_state_dict, keeper.best.weights, strict=False)
+    else:  # a file of this process may hold hyperparameters of any class
+        checkpoint = trainer.strategy.load_checkpoint(path, weights_only=not is_own)
+        module.on_load_checkpoint(checkpoint)
+        load = partial(trainer.strategy.load_model_state_dict, checkpoint, strict=False)
     missing, unexpected = load_what_is_there(module, load)
     changed = changed_by_training(module, missing)
     wrong = [*changed, *unexpected]
@@ -94,11 +87,7 @@ def _load(trainer: Trainer, load: Callable[[], Any], path: str, *, is_own: bool)
 
 
 def load_what_is_there(module: nn.Module, load: Callable[[], Any]) -> tuple[list[str], list[str]]:
-    """Call `load`, which loads a state into `module` with `strict=False`.
-
-    Returns:
-        Names that the state lacks, and names that the module does not know.
-    """
+    """Call `load`, which loads a state into `module`: names that the state lacks, and that the module does not know."""
     missing: list[str] = []
     unexpected: list[str] = []
 

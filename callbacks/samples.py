@@ -30,12 +30,6 @@ _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 class CheckSamples:
     """Reads the samples of a trainer, plans how many are looked at, and has them prepared.
 
-    Args:
-        callback: Whose arguments hold.
-        tracker: Prepares, in the first process.
-        network: Is told where to read the network.
-        schedule: Says what is visited between two checks.
-
     Attributes:
         loss_weights: Class weights of the module's loss, in the first process.
     """
@@ -52,14 +46,7 @@ class CheckSamples:
         self.loss_weights = LossWeights()
 
     def prepare(self, trainer: Trainer, pl_module: LightningModule) -> bool:
-        """Compute all that does not depend on the network.
-
-        Returns:
-            False if a run resumes with other samples, so that the checks before count no more.
-
-        Raises:
-            MisconfigurationException: If samples cannot be found, or are not fit for the method.
-        """
+        """Compute all that does not depend on the network; False if a run resumes with other samples than before."""
         if trainer.reload_dataloaders_every_n_epochs and self._callback.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
         found: list[Samples] = []  # in the first process alone

@@ -10,12 +10,7 @@ from bu_torch.callbacks.lightning_trees import Trainer
 
 
 class Schedule:
-    """Checks at the end of every n-th epoch, or after every n-th optimiser step.
-
-    Args:
-        every_n_epochs: Not used if there are steps.
-        every_n_train_steps: None for epochs.
-    """
+    """Checks at the end of every n-th epoch, or after every n-th optimiser step unless that is None."""
 
     def __init__(self, every_n_epochs: int, every_n_train_steps: int | None) -> None:
         self._epochs, self._steps = every_n_epochs, every_n_train_steps

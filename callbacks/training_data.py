@@ -34,20 +34,8 @@ def read_training_data(
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`, as `bu_torch.samples.reading.read_loader` does.
 
-    Args:
-        trainer: In training. A limit on its batches leaves out samples of a loader in order, but none of `reference`.
-        how_many: Given the number of samples, the number wanted. Called once.
-        most: Samples to read at most from a stream; None for 10,000.
-        keys: Keys or places of inputs and labels in a batch.
-        seed: Seed of the subset and of random augmentation.
-        reference: A Dataset or DataLoader to read in place of the trainer's.
-        transform: As `batch_hooks` gives it.
-
-    Returns:
-        The samples, on the device that the dataset gives them on.
-
-    Raises:
-        MisconfigurationException: If there is no single loader, or its samples cannot be read.
+    At most so many are read from a stream, 10,000 for None. A limit on the trainer's batches leaves out samples of a
+    loader in order, but none of `reference`.
     """
     loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
     if reference is not None:

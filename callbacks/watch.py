@@ -37,12 +37,7 @@ _Call = dict[str | int, Tensor]
 
 
 class Watch:
-    """Compares what the network gets in training with what a check gives it.
-
-    Args:
-        network: How a check reads it.
-        keys: Of inputs and labels in a batch, as the callback's.
-    """
+    """Compares what the network gets in training with what a check gives it."""
 
     def __init__(self, network: NetworkReader, keys: tuple[str | int | None, str | int | None]) -> None:
         self._network, self._keys = network, keys
@@ -76,11 +71,7 @@ class Watch:
             self._witness.watch()
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare the calls of the batch that has ended; all processes together, whatever each has seen.
-
-        Raises:
-            MisconfigurationException: If the network got other inputs than a check would give it.
-        """
+        """Compare the calls of the batch that has ended; all processes together, whatever each has seen."""
         witness = self._witness
         if witness is None:
             return
@@ -112,9 +103,6 @@ class Witness:
     The module itself is looked at where the step calls it (`self(x)`), else the first of its parts that a check calls
     (`self.net(x)`), or the first part of that one, down to the first that has none. All of these get their inputs
     before anything has run that dropout or batch norm could change.
-
-    Args:
-        module: Whose calls are compared.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -139,9 +127,7 @@ class Witness:
     def rehearse(self, check: Callable[[], Any], labels: Tensor) -> None:
         """Make the call of a check, and remember what the module and its first parts get.
 
-        Args:
-            check: Calls the module as a check does.
-            labels: Of the batch: a `forward` that takes them too is no different for it.
+        A `forward` that takes the `labels` of the batch too is no different for it.
         """
         self._labels = _kept(labels)
         self._listen(list(self._module.modules()), self._expected, until_one_returns=True)
@@ -193,7 +179,7 @@ class Witness:
             module.register_forward_pre_hook(listener, with_kwargs=True, prepend=True) for module in modules
         ]
         if until_one_returns:
-            self._handles += [module.register_forward_hook(_End(listener)) for module in modules]
+            self._handles += [module.register_forward_hook(listener.end) for module in modules]
 
 
 class _Listener:
@@ -211,18 +197,9 @@ class _Listener:
             if tensors := {name: _kept(value) for name, value in named if isinstance(value, Tensor)}:
                 self.seen[module] = tensors
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Deaf, ()
-
-
-class _End:
-    """A hook that ends the listening as soon as a module returns."""
-
-    def __init__(self, listener: _Listener) -> None:
-        self.listener = listener
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self.listener.has_ended = True
+    def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Listen no more: a module has returned."""
+        self.has_ended = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Deaf, ()
@@ -233,6 +210,8 @@ class _Deaf:
 
     def __call__(self, *_: Any) -> None:
         pass
+
+    end = __call__
 
 
 def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], labels: Tensor | None) -> str:

@@ -17,12 +17,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.co
 
 
 class Averaged(NamedTuple):
-    """The average of one parameter or buffer.
-
-    Args:
-        value: The average.
-        n_checks: How many have entered.
-    """
+    """The average of one parameter or buffer, and how many checks have entered."""
 
     value: Tensor
     n_checks: int
@@ -57,24 +52,16 @@ class WeightAverage:
         self._of_training: dict[str, Tensor] = {}  # copies, while the average is in their place
 
     def update(self, module: nn.Module, *, is_again: bool = False) -> bool:
-        """Let the weights of a check enter; waits for the device once.
+        """Let the weights of a check enter, unless they have before a resume (`is_again`); waits for the device once.
 
-        Args:
-            module: The network in training.
-            is_again: The same weights have entered already, before a resume.
-
-        Returns:
-            False where a parameter has become NaN or infinite. Such a check leaves the average as it was, and `inside`
-            leaves the module as it is until the next one.
+        False if a parameter has become NaN or infinite. Such a check leaves the average as it was, and `inside` leaves
+        the module as it is until the next one.
         """
         found = _weights(module)
-        frozen = [name for name, tensor in found.items() if _is_frozen(tensor) and name not in self._averages]
-        for name in frozen:
-            del found[name]
+        found = {name: one for name, one in found.items() if name in self._averages or not _is_frozen(one)}
         ends = _ends(found)
-        masks = self._masks(module, found, ends)
-        found = {name: tensor for name, tensor in found.items() if name not in masks}
-        ends = {name: one for name, one in ends.items() if name not in masks}
+        for name in self._masks(module, found, ends):
+            del found[name], ends[name]
         self.is_current = not any(
             isinstance(found[name], nn.Parameter)
             and (math.isnan(one.low) or (name in self._averages and not one.is_finite))
@@ -189,15 +176,9 @@ class WeightAverage:
 
 
 def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool = False) -> bool:
-    """Put the weights of training into a module that was loaded with their average.
+    """Put the weights of training, as `put_aside` gave them, into a module that was loaded with their average.
 
-    Args:
-        module: As a checkpoint of the average has left it.
-        weights: What `WeightAverage.put_aside` gave when it was saved.
-        may_lack: Leave out what the module does not have.
-
-    Returns:
-        False where the module has no place for some of them: then it is left as it is.
+    False if the module has no place for some of them, unless it `may_lack` them: then it is left as it is.
     """
     found = _weights(module, once=False)
     fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}
