@@ -13,7 +13,6 @@ from bu_torch.callbacks.lightning_trees import Callback, LightningModule, Traine
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.details import Details
 
 _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
 _MEASURED = [field.name for field in fields(MeasurementSettings) if field.name not in ("cache", "averaging_device")]
@@ -27,7 +26,6 @@ class Board:
         self._suffix = ""  # of the names
         self._names: list[str] = []  # in `callback_metrics`
         self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until training ends
-        self._dashboards: list[TensorBoard] = []
 
     def set_up(self, trainer: Trainer, callback: Callback, monitors: list[Any]) -> None:
         """Choose the names, and arrange the curves of loggers that can."""
@@ -41,15 +39,9 @@ class Board:
         for dashboard in dashboards(trainer):
             dashboard.lay_out()
 
-    def find_dashboards(self, trainer: Trainer) -> bool:
-        """Look for loggers that show more than scalars; True if there are some."""
-        self._dashboards = [] if self._suffix else dashboards(trainer)
-        return bool(self._dashboards)
-
-    def show_details(self, details: Details, step: int) -> None:
-        """Show what is behind the numbers of a check."""
-        for dashboard in self._dashboards:
-            dashboard.show(details, step)
+    def dashboards(self, trainer: Trainer) -> list[TensorBoard]:
+        """Loggers that show more than scalars."""
+        return [] if self._suffix else dashboards(trainer)
 
     def show(self, trainer: Trainer, pl_module: LightningModule, check: dict[str, Any], step: int | None) -> None:
         """Log a check: with the epoch's other values, or at a step of its own."""
@@ -89,21 +81,17 @@ def suffix_of(callback: Any, monitors: Sequence[Any]) -> str:
 
     Those that measure alike log equal values, and share their names.
     """
-    groups: list[list[Any]] = []
+    groups: list[list[Any]] = []  # the settings of callbacks that measure alike
     for one in monitors:
-        group = next((group for group in groups if all(_log_alike(one, other) for other in group)), None)
-        if group is None:
-            groups.append(group := [])
-        group.append(one)
+        settings = tuple(getattr(one, name) for name in _MEASURED)
+        number = next((n for n, group in enumerate(groups) if all(_equal(settings, other) for other in group)), None)
+        if number is None:
+            number = len(groups)
+            groups.append([])
+        groups[number].append(settings)
         if one is callback:
-            number = 1 + next(place for place, other in enumerate(groups) if other is group)
-            return f"_{number}" if number > 1 else ""
+            return f"_{number + 1}" if number else ""
     return ""
-
-
-def _log_alike(first: Any, second: Any) -> bool:
-    """Tell if two callbacks log equal values under each name that both log."""
-    return all(_equal(getattr(first, name), getattr(second, name)) for name in _MEASURED)
 
 
 def _equal(first: Any, second: Any) -> bool:

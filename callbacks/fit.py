@@ -172,10 +172,11 @@ class Fit:
         tracker, is_by_steps = self.tracker, self._schedule.is_by_steps
         # Where Lightning logs the scalars of the last batch, too; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
-        is_shown = self._board.find_dashboards(trainer)
-        details = tracker.predictions.details() if is_shown or tracker.account.path else None
+        dashboards = self._board.dashboards(trainer)
+        details = tracker.predictions.details() if dashboards or tracker.account.path else None
         if details is not None:
-            self._board.show_details(details, step)
+            for dashboard in dashboards:
+                dashboard.show(details, step)
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
         if not trainer.barebones:  # which logs nothing, and warns where one tries
             self._board.show(trainer, pl_module, tracker.history[-1], step if is_by_steps else None)

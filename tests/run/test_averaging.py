@@ -34,6 +34,16 @@ def state_of(module):
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
+def follow(module, average, n_checks=3):
+    """Train, and let the weights of so many checks enter; those weights."""
+    states = []
+    for seed in range(n_checks):
+        train(module, seed)
+        assert average.update(module)
+        states.append(state_of(module))
+    return states
+
+
 def shares_of(n_checks, past):
     """How much of the average each check is: what it brings, times what all later ones leave of it."""
     left = [min(past, n / (n + 10)) for n in range(n_checks)]
@@ -105,11 +115,8 @@ def test_frozen_weights_are_shared_until_they_are_unfrozen():
 
 
 def test_a_weight_that_is_frozen_again_is_averaged_on():
-    module, average, states = network(), WeightAverage(0.5), []
-    for seed in range(3):
-        train(module, seed)
-        average.update(module)
-        states.append(state_of(module))
+    module, average = network(), WeightAverage(0.5)
+    states = follow(module, average)
     module.requires_grad_(False)
     average.update(module)
     states.append(state_of(module))
@@ -212,9 +219,7 @@ MODULES = [tied_by_name, tied_by_memory, channels_last, of_dtypes, recurrent, pa
 @pytest.mark.parametrize("make", MODULES, ids=lambda make: make.__name__)
 def test_training_has_its_own_bits_back(make):
     module, average = make(), WeightAverage(0.7)
-    for seed in range(3):
-        train(module, seed)
-        average.update(module)
+    follow(module, average)
     before = state_of(module)
     places = {name: value.data_ptr() for name, value in module.state_dict().items()}
     versions = [parameter._version for parameter in module.parameters()]
@@ -257,9 +262,7 @@ class Interrupted:
 def test_ctrl_c_at_any_line_leaves_the_weights_of_training():
     for n in itertools.count():
         module, average = tied_by_memory(), WeightAverage(0.5)
-        for seed in range(2):
-            train(module, seed)
-            average.update(module)
+        follow(module, average, 2)
         before, of_average = state_of(module), average.state_dict()["weights"]
         interrupted = Interrupted(n, ("inside", "_take_out"))
         known = sys.gettrace()
@@ -280,9 +283,7 @@ def test_ctrl_c_at_any_line_leaves_the_weights_of_training():
 
 def test_after_an_exception_inside_training_has_its_bits_back():
     module, average = network(), WeightAverage(0.5)
-    for seed in range(2):
-        train(module, seed)
-        average.update(module)
+    follow(module, average, 2)
     before = state_of(module)
     with pytest.raises(ZeroDivisionError), average.inside(module):
         raise ZeroDivisionError
@@ -292,9 +293,7 @@ def test_after_an_exception_inside_training_has_its_bits_back():
 
 def test_its_state_is_a_copy_and_goes_on_where_it_was_taken():
     module, average = network(), WeightAverage(0.7, device="cpu")
-    for seed in range(3):
-        train(module, seed)
-        average.update(module)
+    follow(module, average)
     state = average.state_dict()
     kept = copy.deepcopy(state)
     resumed = WeightAverage(0.7)
@@ -312,9 +311,7 @@ def test_its_state_is_a_copy_and_goes_on_where_it_was_taken():
 
 def test_weights_that_enter_again_after_a_resume_count_once():
     module, average = network(), WeightAverage(0.7)
-    for seed in range(3):
-        train(module, seed)
-        average.update(module)
+    follow(module, average)
     resumed = WeightAverage(0.7)
     resumed.load_state_dict(average.state_dict())
     assert resumed.update(module, is_again=True)
@@ -327,9 +324,7 @@ def test_weights_that_enter_again_after_a_resume_count_once():
 
 def test_the_weights_of_training_go_back_where_their_average_was_loaded():
     module, average = network(), WeightAverage(0.7)
-    for seed in range(3):
-        train(module, seed)
-        average.update(module)
+    follow(module, average)
     of_training, of_average = state_of(module), average.state_dict()["weights"]
     with average.inside(module):
         saved = state_of(module)
@@ -362,9 +357,7 @@ def test_weights_of_training_that_do_not_fit_change_nothing(wrong):
 )
 def test_weights_that_are_moved_in_memory_meanwhile_are_found_again(move):
     module, average = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3)), WeightAverage(0.7)
-    for seed in range(3):
-        train(module, seed)
-        average.update(module)
+    follow(module, average)
     before, of_average = state_of(module), average.state_dict()["weights"]
     with average.inside(module):
         move(module)
@@ -388,9 +381,7 @@ def tied_by_transpose():
 )
 def test_weights_of_training_that_share_memory_are_put_back(make, names):
     module, average = make(), WeightAverage(0.7)
-    for seed in range(3):
-        train(module, seed)
-        average.update(module)
+    follow(module, average)
     before = state_of(module)
     with average.inside(module):
         saved, aside = state_of(module), {name: value.clone() for name, value in average.put_aside().items()}
@@ -413,12 +404,9 @@ def test_a_scripted_module_and_checks_in_inference_mode():
 
 
 def test_a_parameter_that_is_infinite_from_the_start_is_left_as_it_is():
-    module, average, states = network(), WeightAverage(0.5), []
+    module, average = network(), WeightAverage(0.5)
     module.register_parameter("transitions", nn.Parameter(torch.tensor([0.0, -torch.inf])))
-    for seed in range(3):
-        train(module, seed)
-        assert average.update(module)
-        states.append(state_of(module))
+    states = follow(module, average)
     with average.inside(module):
         found = state_of(module)
     assert torch.equal(found.pop("transitions"), states[-1]["transitions"])
