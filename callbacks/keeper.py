@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bu_torch.callbacks.best_file import OwnFiles, absolute, is_named_in_folder, is_whole, may_be_read
 from bu_torch.callbacks.companion import KeepingCompanion
-from bu_torch.callbacks.lightning_trees import FITTING, LightningModule, Trainer, measured_module
+from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, measured_module
 from bu_torch.callbacks.optimizers import TrainingWeights, evaluation_weights
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.best_weights import BestWeights
@@ -65,7 +65,8 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
 
     def keep_if_best(self, trainer: Trainer) -> None:
         score = self.new_score(trainer)
-        if score is not None and math.isfinite(score) and not self._should_skip_saving_checkpoint(trainer):
+        # Without Lightning's comparison of step counts, which stand still if a module steps its optimiser itself.
+        if score is not None and math.isfinite(score):
             with self.owner.tracker.account.saving():
                 self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
@@ -86,10 +87,6 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
     ) -> str:
         # Never over the best so far, whose name a template without the epoch gives again: checkpoints name that file.
         return super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
-
-    def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
-        # Without Lightning's comparison of step counts, which stand still where a module steps its optimiser itself.
-        return bool(trainer.fast_dev_run) or trainer.state.fn != FITTING or trainer.sanity_checking
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         self._before = {name: copy.copy(getattr(self, name)) for name in _BEST}

@@ -96,9 +96,15 @@ class CheckSamples:
         self, trainer: Trainer, pl_module: LightningModule, found: list[Samples], n_operations: int
     ) -> tuple[Tensor, Plan | None, tuple[str, bool, int]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
+        groundwork = self._tracker.groundwork
         samples = found.pop()  # which alone holds them, so that those that are left out are free
         with self._explained([samples.labels]):
-            samples, n_draws = self._plan(trainer, samples, n_operations)
+            if groundwork.plan is None:  # a resumed run has one
+                groundwork.plan = self._planned(trainer, samples.n_training, n_operations)
+            samples, n_draws = (
+                fewer_of(samples, groundwork.plan.n_samples, self._callback.seed),
+                groundwork.plan.n_draws,
+            )
             draws = "1 draw" if n_draws == 1 else f"{n_draws} draws"
             rank_zero_info(f"Boundary uncertainty looks at {describe(samples)}, {draws} each, {self._schedule}.")
             if self._callback.class_weight is None:
@@ -112,9 +118,8 @@ class CheckSamples:
                 has_progress_bar=trainer.progress_bar_callback is not None,
                 class_weight=self.loss_weights.found,
             )
-            for line in self._tracker.groundwork.lines():
+            for line in groundwork.lines():
                 rank_zero_info(line)
-        groundwork = self._tracker.groundwork
         inputs = groundwork.perturbed_inputs
         inputs = inputs if trainer.world_size == 1 else inputs.cpu()
         return inputs, groundwork.plan, (fingerprint, groundwork.is_restored, groundwork.n_samples)
@@ -155,12 +160,6 @@ class CheckSamples:
                 " callable."
             )
         return None
-
-    def _plan(self, trainer: Trainer, samples: Samples, n_operations: int) -> tuple[Samples, int]:
-        """Choose as many samples as the budget allows, and how many draws; a resumed run has decided that."""
-        groundwork = self._tracker.groundwork
-        plan = groundwork.plan = groundwork.plan or self._planned(trainer, samples.n_training, n_operations)
-        return fewer_of(samples, plan.n_samples, self._callback.seed), plan.n_draws
 
     def _planned(self, trainer: Trainer, n_training: int, n_operations: int) -> Plan:
         takes_all = self._callback.max_samples is None and is_pair(self._callback.reference)
