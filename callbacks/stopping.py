@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from bu_torch.callbacks.companion import Companion
 from bu_torch.callbacks.concluder import bring_default_checkpoints_back
 from bu_torch.callbacks.habitual_arguments import INSTEAD, without
 from bu_torch.callbacks.installation import install
@@ -48,15 +49,12 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         dirpath: Folder of the checkpoint and the record; None for that of `ModelCheckpoint`, within the logger's folder
             or `default_root_dir`.
         filename: Name of the checkpoint, a template as of `ModelCheckpoint`, with the names of `history` and of what
-            the module logs: `"{epoch}-{expected_accuracy:.3f}"`. None for `"boundary-{epoch}-{step}"`. Where the file
-            exists, as without `{epoch}`, a version is added (`-v1`): the best before is deleted only when the new one
-            is whole. A run that resumes leaves the best file of before: others may be named by that template, too.
+            the module logs: `"{epoch}-{expected_accuracy:.3f}"`. None for `"boundary-{epoch}-{step}"`. If the file
+            exists, a version is added (`-v1`). A run that resumes does not delete the earlier best file of such a name.
         save_weights_only: Leave out of the checkpoint what a run resumes from: the states of optimisers, schedulers and
-            callbacks. The file can be tested and loaded, but `fit(ckpt_path=...)` refuses it; a `ModelCheckpoint` of
-            yours may save what can be resumed. Refused beside `WeightAveraging`, whose average Lightning leaves out of
-            such files.
-        verbose: Log a line when the score improves, and one when a checkpoint is saved or is not the best, in the words
-            of `EarlyStopping` and `ModelCheckpoint`.
+            callbacks. The file can be tested and loaded, but `fit(ckpt_path=...)` refuses it. Refused beside
+            `WeightAveraging`, whose average Lightning leaves out of such files.
+        verbose: Log improvements and checkpoints in the words of `EarlyStopping` and `ModelCheckpoint`.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
             `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; and all of `BoundaryUncertaintyMonitor`.
 
@@ -129,9 +127,8 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == FITTING:
-            if self.restore_best_weights and any(
-                isinstance(c, library_of(trainer).stochastic_weight_averaging) for c in trainer.callbacks
-            ):
+            averaging = library_of(trainer).stochastic_weight_averaging
+            if self.restore_best_weights and any(isinstance(one, averaging) for one in trainer.callbacks):
                 rank_zero_warn(
                     "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
                     " the kept epoch are put back over it: `restore_best_weights=False` leaves the average."
@@ -144,10 +141,14 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
                     " for all but one."
                 )
             bring_default_checkpoints_back(trainer, pl_module)
-            self._bearer, self._keeper = install(trainer, self)
-            for companion in (self._bearer, self._keeper):
-                companion.setup(trainer, pl_module, stage)
+            self._install(trainer, pl_module)
             self._check_saving(trainer)
+
+    def _install(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Companion, Companion]:
+        companions = self._bearer, self._keeper = install(trainer, self)
+        for companion in companions:
+            companion.setup(trainer, pl_module, FITTING)
+        return companions
 
     def _check_saving(self, trainer: Trainer) -> None:
         """Refuse or warn of what cannot be saved as asked for."""
@@ -157,9 +158,8 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
                 names = ", ".join(f"`{name}`" for name in given)
                 rank_zero_warn(f"The trainer writes no checkpoints: {names} has no effect.")
             return
-        if self.save_weights_only and any(
-            isinstance(one, library_of(trainer).weight_averaging) for one in trainer.callbacks
-        ):
+        averaging = library_of(trainer).weight_averaging
+        if self.save_weights_only and any(isinstance(one, averaging) for one in trainer.callbacks):
             raise MisconfigurationException(
                 "`save_weights_only=True` cannot be used beside WeightAveraging: Lightning leaves its average, which is"
                 " what is measured, out of such a checkpoint."
@@ -200,9 +200,7 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         if self._fit.begin(trainer, pl_module):
             return
         rank_zero_warn("Patience and the best epoch start anew.")
-        self._bearer, self._keeper = install(trainer, self)
-        for companion in (self._bearer, self._keeper):
-            companion.setup(trainer, pl_module, FITTING)
+        for companion in self._install(trainer, pl_module):
             companion.on_train_start(trainer, pl_module)
 
     @property

@@ -85,9 +85,9 @@ class Watch:
                 " hold, and would measure where the network never is."
                 f" {ONE_TENSOR if 'tensors' in objection else _OF_BYTES if AFTER_BYTES in objection else CHANGE_INPUTS}"
             )
-        has_seen = trainer.strategy.reduce_boolean_decision(witness.has_seen, all=False)
+        has_seen = trainer.strategy.reduce_boolean_decision(bool(witness.got), all=False)
         is_enough = has_seen or self._n_batches == _MOST_BATCHES or trainer.is_last_batch
-        if is_enough and not has_seen and witness.has_rehearsed:
+        if is_enough and not has_seen and witness.expected:
             rank_zero_warn(
                 f"Training has not called `{type(pl_module).__name__}`, nor its first layers, as a check does: by"
                 " `forward`. If `training_step` goes another way through the network, the scores do not describe the"
@@ -107,8 +107,8 @@ class Witness:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._expected: dict[nn.Module, _Call] = {}
-        self._got: dict[nn.Module, _Call] = {}
+        self.expected: dict[nn.Module, _Call] = {}  # calls of a check
+        self.got: dict[nn.Module, _Call] = {}  # those of training
         self._labels: Tensor | None = None
         self._handles: list[Any] = []
 
@@ -130,7 +130,7 @@ class Witness:
         A `forward` that takes the `labels` of the batch too is no different for it.
         """
         self._labels = _kept(labels)
-        self._listen(list(self._module.modules()), self._expected, until_one_returns=True)
+        self._listen(list(self._module.modules()), self.expected, until_one_returns=True)
         try:
             check()
         finally:
@@ -138,8 +138,8 @@ class Witness:
 
     def watch(self) -> None:
         """Look at the next calls in training."""
-        self._got.clear()
-        self._listen(list(self._expected), self._got)
+        self.got.clear()
+        self._listen(list(self.expected), self.got)
 
     def leave(self) -> None:
         """Take all hooks away."""
@@ -147,25 +147,15 @@ class Witness:
             handle.remove()
         self._handles = []
 
-    @property
-    def has_rehearsed(self) -> bool:
-        """Tell if there is a call to compare with."""
-        return bool(self._expected)
-
-    @property
-    def has_seen(self) -> bool:
-        """Tell if training has called what a check calls."""
-        return bool(self._got)
-
     def objection(self) -> str:
         """Say how the call in training differed from that of a check; "" if it did not, or if none was seen."""
         of_bytes = ""
-        for module, expected in self._expected.items():  # the module itself comes first
-            if module not in self._got:
+        for module, expected in self.expected.items():  # the module itself comes first
+            if module not in self.got:
                 continue
-            if found := difference(expected, self._got[module], self._labels):
+            if found := difference(expected, self.got[module], self._labels):
                 return f"{found}{of_bytes}"
-            if not _is_cast(expected, self._got[module]):
+            if not _is_cast(expected, self.got[module]):
                 return ""
             # What takes bytes may scale them, and leave numbers as they are: its parts tell.
             of_bytes = AFTER_BYTES

@@ -727,4 +727,4 @@ class TestNoObjection:
         assert pickle.dumps(module)
         witness.leave()
         twin(X)
-        assert not witness.has_seen
+        assert not witness.got
