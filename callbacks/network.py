@@ -47,7 +47,7 @@ class NetworkReader:
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
         self._perturbation, self._output_key = perturbation, output_key
-        self._inputs = torch.empty(0)  # of this process
+        self._inputs: Tensor | None = None  # of this process
         self._n_rows = 0  # of the inputs of all processes together
         self.takes_integers = False
         self.passes_alone = True
@@ -62,20 +62,20 @@ class NetworkReader:
 
     def release(self) -> None:
         """Free the inputs."""
-        self._inputs = torch.empty(0)
+        self._inputs = None
 
     def logits(self, trainer: Trainer, pl_module: LightningModule) -> Tensor:
         """Logits (n, J) of the weights that a checkpoint of this moment would hold."""
         module = measured_module(trainer, pl_module)
         with buffers_of_the_first(trainer, module):
-            return gather(trainer, lambda: self.read(trainer, pl_module, module, self._inputs), self._n_rows)
+            return gather(trainer, lambda: self.read(trainer, pl_module, module, self._taken), self._n_rows)
 
     def try_out(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
         """Read one batch as a check will, so that a module that cannot be read is refused before it has trained.
 
         The first process knows the `n_classes` that the logits must have.
         """
-        batch = self._batches(trainer, self._inputs)[0]
+        batch = self._batches(trainer, self._taken)[0]
         module = measured_module(trainer, pl_module)
         logits = in_each(trainer, lambda: self.read(trainer, pl_module, module, batch))
         in_first(trainer, lambda: _check_columns(logits, n_classes or 0))
@@ -136,6 +136,12 @@ class NetworkReader:
                 f" {str(error).removesuffix('.')}"
                 f"{self._remedy(error)}"
             ) from error
+
+    @property
+    def _taken(self) -> Tensor:
+        if self._inputs is None:
+            raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
+        return self._inputs
 
     def _batches(self, trainer: Trainer, inputs: Tensor) -> tuple[Tensor, ...]:
         of_training = getattr(trainer.train_dataloader, "batch_size", None) or 1
