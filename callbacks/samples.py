@@ -101,11 +101,8 @@ class CheckSamples:
         with self._explained([samples.labels]):
             if groundwork.plan is None:  # a resumed run has one
                 groundwork.plan = self._planned(trainer, samples.n_training, n_operations)
-            samples, n_draws = (
-                fewer_of(samples, groundwork.plan.n_samples, self._callback.seed),
-                groundwork.plan.n_draws,
-            )
-            draws = "1 draw" if n_draws == 1 else f"{n_draws} draws"
+            samples = fewer_of(samples, groundwork.plan.n_samples, self._callback.seed)
+            draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
             rank_zero_info(f"Boundary uncertainty looks at {describe(samples)}, {draws} each, {self._schedule}.")
             if self._callback.class_weight is None:
                 labels = as_labels(samples.labels, len(samples.inputs))
