@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 
 from bu_torch import BoundaryUncertaintyStopper, Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks._witness import Witness, difference
+from bu_torch.callbacks.watch import Witness, difference
 
 X, Y = blobs()
 BYTES = (X * 25 + 128).clamp(0, 255).byte()
@@ -727,4 +727,4 @@ class TestNoObjection:
         assert pickle.dumps(module)
         witness.leave()
         twin(X)
-        assert not witness.has_seen
+        assert not witness.got

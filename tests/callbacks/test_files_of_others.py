@@ -11,14 +11,14 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, same, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks import _companions
-from bu_torch.callbacks._own_files import OwnFiles
+from bu_torch.callbacks import keeper
+from bu_torch.callbacks.best_file import OwnFiles
 
 
 @pytest.fixture
 def new_process(monkeypatch):
     """From now on, files that this process has written count as another's."""
-    return lambda: monkeypatch.setattr(_companions, "_OWN_FILES", OwnFiles())
+    return lambda: monkeypatch.setattr(keeper, "_OWN_FILES", OwnFiles())
 
 
 class Bomb:

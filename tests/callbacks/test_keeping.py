@@ -15,9 +15,9 @@ from scripted import Scripted, ScriptedFit
 from torch import nn
 
 from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
-from bu_torch.callbacks import _companions
-from bu_torch.callbacks._left_out import changed_by_training, listed
-from bu_torch.callbacks._own_files import OwnFiles
+from bu_torch.callbacks import keeper
+from bu_torch.callbacks.best_file import OwnFiles
+from bu_torch.callbacks.restoring import changed_by_training, listed
 from bu_torch.rule.decision import Verdict, decide
 
 
@@ -115,7 +115,7 @@ class TestWeightsLeftOut:
         module = LeavingOut(left_out, strict=False)
         backbone = weights_of(module.backbone)
         _, weights = fit(tmp_path, first, last, module=module, max_epochs=2)
-        monkeypatch.setattr(_companions, "_OWN_FILES", OwnFiles())
+        monkeypatch.setattr(keeper, "_OWN_FILES", OwnFiles())
         module = LeavingOut(left_out, strict=False)
         module.backbone.load_state_dict(backbone)
         module.on_train_start = lambda: setattr(module, "strict_loading", True)
@@ -247,7 +247,7 @@ class TestNames:
         mine = tmp_path / "mine"
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
         fit(tmp_path, Scripted((0.1, 0.2), dirpath=mine, filename=filename), last, max_epochs=2)
-        monkeypatch.setattr(_companions, "_OWN_FILES", OwnFiles())
+        monkeypatch.setattr(keeper, "_OWN_FILES", OwnFiles())
         before = checkpoints(mine)
         resumed, path = Scripted((0.1, 0.2, 0.9), dirpath=mine, filename=filename), tmp_path / "user" / "last.ckpt"
         fit(tmp_path, resumed, ModelCheckpoint(tmp_path / "user2"), max_epochs=4, ckpt_path=path)

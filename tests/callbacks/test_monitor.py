@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 
 from bu_torch import BoundaryUncertainty, Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.callbacks._training_data import read_training_data
+from bu_torch.callbacks.training_data import read_training_data
 from bu_torch.run import caching
 from bu_torch.samples.subset import stratified_rows
 

@@ -19,7 +19,7 @@ from scripted import NoNetwork, NoSamples, Scripted, ScriptedFit, ScriptedMonito
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.callbacks import fit as fit_module
-from bu_torch.callbacks._names import suffix_of
+from bu_torch.callbacks.board import suffix_of
 from bu_torch.callbacks.fit import Fit
 from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict

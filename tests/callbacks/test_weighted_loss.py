@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks._loss_weights import weights_in_graph, weights_of_losses
+from bu_torch.callbacks.loss_weights import weights_in_graph, weights_of_losses
 
 X, Y = blobs()
 WEIGHTS = [1.0, 4.0, 2.0]

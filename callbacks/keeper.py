@@ -1,34 +1,26 @@
-"""Lightning's own checkpointing, made to act on a stopping callback's checks.
-
-Thin subclasses, for the plain classes fall short where they follow a callback that checks now and then: they read
-`callback_metrics`, which keeps a stale value between checks; they share one state key with the user's own; and
-`ModelCheckpoint` forgets its best score when a resumed run writes to a new folder.
-"""
+"""The weights of the best check: in a checkpoint, or in memory for a trainer that writes none."""
 
 import copy
 import math
-import re
-import stat
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks._best_file import absolute, is_whole, may_be_read
-from bu_torch.callbacks._lightning import FITTING, Library
-from bu_torch.callbacks._optimizers import TrainingWeights, evaluation_weights
-from bu_torch.callbacks._own_files import OwnFiles
+from bu_torch.callbacks.best_file import OwnFiles, absolute, is_named_in_folder, is_whole, may_be_read
+from bu_torch.callbacks.companion import KeepingCompanion
+from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, measured_module
+from bu_torch.callbacks.optimizers import TrainingWeights, evaluation_weights
 from bu_torch.internal.printing import cleaned
+from bu_torch.run.best_weights import BestWeights
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
+    from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-else:  # the bases are the trainer's own: `_install` adds them
-    Callback = Checkpoint = EarlyStopping = ModelCheckpoint = object
+else:  # the bases are the trainer's own: `installation` adds them
+    Checkpoint = ModelCheckpoint = object
 
 
 _BEST = (
@@ -41,49 +33,15 @@ _BEST = (
     "best_epoch",
     "best_step",
 )
-_FILE_NAME = re.compile(r"boundary-epoch=\d+-step=\d+(-v\d+)?\.ckpt")
 _OWN_FILES = OwnFiles()  # of all fits of this process
 
 
-class Companion(Callback):
-    """Base of the companions: an owner, and nothing to do once it has left the trainer."""
-
-    owner: "BoundaryUncertaintyStopping"
-    library: Library
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # `pickle` looks for a class by its name in a module, and these have none there.
-        from bu_torch.callbacks._install import blank  # which imports this file
-
-        return blank, (self.library, type(self).__name__), vars(self)
-
-    _key_of_owner = ("", "")
-
-    @property
-    def state_key(self) -> str:
-        of_owner = self.owner.state_key
-        if self._key_of_owner[0] is not of_owner:
-            self._key_of_owner = of_owner, self._generate_state_key(owner=of_owner)
-        return self._key_of_owner[1]
-
-    def new_score(self, trainer: "Trainer") -> float | None:
-        """Score of the check of this hook; None if there is nothing to decide."""
-        if trainer.fast_dev_run or self.owner not in trainer.callbacks:
-            return None
-        return self.owner.new_score
-
-    def agree_on_kept(self, trainer: "Trainer", epoch: int | None, step: int | None) -> None:
-        """Have the history keep the check that is saved, or none: a run that resumes may have lost a later one."""
-        if self.owner in trainer.callbacks:
-            self.owner.tracker.checks.fall_back(epoch, step)
-
-
-class KeeperMixin(Companion, ModelCheckpoint):
+class KeeperMixin(KeepingCompanion, ModelCheckpoint):
     """Lightning's `ModelCheckpoint` on the score of each check; one file, with a name of its own."""
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
         super().__init__(
-            monitor=owner.score_name,
+            monitor=owner.tracker.checks.score_name,
             mode="max",
             dirpath=owner.dirpath,
             filename=owner.filename or "boundary-{epoch}-{step}",
@@ -92,8 +50,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
             save_on_train_epoch_end=True,
         )
         self.owner = owner
-        self.best_epoch: int | None = None  # of the best file
-        self.best_step: int | None = None  # likewise
+        self.best_epoch = self.best_step = None
         self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
         self._obsolete: str | None = None  # its file, once the newest is written
         self._resumed_path = ""  # the best file that the resumed state names
@@ -101,36 +58,24 @@ class KeeperMixin(Companion, ModelCheckpoint):
         self._named_elsewhere = ""  # the best file by the newest checkpoint that another callback has saved
         self._of_training: TrainingWeights | None = None  # while a file is written
 
-    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
             super().setup(trainer, pl_module, stage)
             self.dirpath: Any = absolute(self.dirpath)  # Lightning leaves it relative where a logger or the user does
 
-    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        super().on_train_start(trainer, pl_module)
-        self.agree_on_kept(trainer, self.best_epoch, self.best_step)
-
-    def on_train_batch_start(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
-        self._settle(trainer)
-
-    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
-        self._save_if_best(trainer)
-
-    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        self._save_if_best(trainer)
-
-    def _save_if_best(self, trainer: "Trainer") -> None:
+    def keep_if_best(self, trainer: Trainer) -> None:
         score = self.new_score(trainer)
-        if score is not None and math.isfinite(score) and not self._should_skip_saving_checkpoint(trainer):
+        # Without Lightning's comparison of step counts, which stand still if a module steps its optimiser itself.
+        if score is not None and math.isfinite(score):
             with self.owner.tracker.account.saving():
                 self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
-    def check_monitor_top_k(self, trainer: "Trainer", current: Tensor | None = None) -> bool:
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         """Tell if the last check is the one to keep, in any process."""
         is_new = self.owner.tracker.checks.is_kept_new
         return bool(trainer.strategy.reduce_boolean_decision(is_new, all=False))
 
-    def _monitor_candidates(self, trainer: "Trainer") -> dict[str, Tensor]:
+    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
         candidates = super()._monitor_candidates(trainer)
         if self.new_score(trainer) is not None:
             own = {name: value for name, value in self.owner.history[-1].items() if name not in ("epoch", "step")}
@@ -138,16 +83,12 @@ class KeeperMixin(Companion, ModelCheckpoint):
         return candidates
 
     def _get_metric_interpolated_filepath_name(
-        self, monitor_candidates: dict[str, Tensor], trainer: "Trainer", del_filepath: str | None = None
+        self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
     ) -> str:
         # Never over the best so far, whose name a template without the epoch gives again: checkpoints name that file.
         return super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
 
-    def _should_skip_saving_checkpoint(self, trainer: "Trainer") -> bool:
-        # Without Lightning's comparison of step counts, which stand still where a module steps its optimiser itself.
-        return bool(trainer.fast_dev_run) or trainer.state.fn != FITTING or trainer.sanity_checking
-
-    def _update_best_and_save(self, current: Tensor, trainer: "Trainer", monitor_candidates: dict[str, Tensor]) -> None:
+    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         self._before = {name: copy.copy(getattr(self, name)) for name in _BEST}
         self._obsolete = None
         self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
@@ -162,7 +103,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
                 f" best one before stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
             )
 
-    def _save_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         try:
             module = trainer.lightning_module
             with evaluation_weights(trainer) as self._of_training:
@@ -173,32 +114,20 @@ class KeeperMixin(Companion, ModelCheckpoint):
             self._of_training = None
         _OWN_FILES.add(filepath)
 
-    def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._of_training is None:
             self._named_elsewhere = self.best_model_path
         else:
             self._of_training.save(pl_module, checkpoint)
 
-    def _should_remove_checkpoint(self, trainer: "Trainer", previous: str, current: str) -> bool:
-        return previous != current  # `_settle` looks closer
+    def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
+        return previous != current  # `settle` looks closer
 
-    def _remove_checkpoint(self, trainer: "Trainer", filepath: str) -> None:
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         # Not yet: checkpoints that others save after this check must not name a file that is gone.
         self._obsolete = filepath
 
-    def on_train_epoch_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        super().on_train_epoch_start(trainer, pl_module)
-        self._settle(trainer)
-
-    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        super().on_train_end(trainer, pl_module)
-        self._settle(trainer)
-
-    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
-        super().on_exception(trainer, pl_module, exception)
-        self._settle(trainer, is_in_all=False)
-
-    def _settle(self, trainer: "Trainer", is_in_all: bool = True) -> None:
+    def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
         """Delete the best file before the newest, or take the newest back if it is not whole."""
         if self._before is not None:
             self._settle_newest(trainer, is_in_all)
@@ -209,7 +138,7 @@ class KeeperMixin(Companion, ModelCheckpoint):
             if self._may_remove(trainer, path):  # still: another file may have taken its place
                 super()._remove_checkpoint(trainer, path)
 
-    def _settle_newest(self, trainer: "Trainer", is_in_all: bool) -> None:
+    def _settle_newest(self, trainer: Trainer, is_in_all: bool) -> None:
         is_sound = is_whole(self.best_model_path)
         if is_in_all:  # after an exception the other processes may not be here
             is_sound = trainer.strategy.broadcast(is_sound)
@@ -224,23 +153,13 @@ class KeeperMixin(Companion, ModelCheckpoint):
             rank_zero_info(f"Boundary uncertainty leaves the best checkpoint of before where it is: {left}")
         self._before = self._obsolete = None
 
-    def _may_remove(self, trainer: "Trainer", path: str) -> bool:
+    def _may_remove(self, trainer: Trainer, path: str) -> bool:
         """True if `path` is this callback's to delete. A resumed state may come from anywhere and name any path."""
-        is_ours = path in _OWN_FILES or self._is_of_the_resumed_run(path)
+        is_ours = path in _OWN_FILES or (
+            # Others may be named by a template of the user's, too.
+            self.owner.filename is None and path == self._resumed_path and is_named_in_folder(path, str(self.dirpath))
+        )
         return is_ours and super()._should_remove_checkpoint(trainer, path, self.best_model_path)
-
-    def _is_of_the_resumed_run(self, path: str) -> bool:
-        """True if the resumed state names this regular file, right in this run's folder and named as ours are."""
-        file = Path(path)
-        if self.owner.filename is not None:  # others may be named by that template, too
-            return False
-        if path != self._resumed_path or not _FILE_NAME.fullmatch(file.name):
-            return False
-        try:
-            is_regular = stat.S_ISREG(file.lstat().st_mode)
-        except FileNotFoundError:
-            return False
-        return is_regular and file.parent.resolve() == Path(str(self.dirpath)).resolve()
 
     @property
     def is_best_there(self) -> bool:
@@ -289,3 +208,40 @@ class KeeperMixin(Companion, ModelCheckpoint):
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "best_epoch": self.best_epoch, "best_step": self.best_step}
+
+
+class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
+    """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
+
+    best_model_path = ""
+    is_best_there = True
+
+    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
+        self.owner = owner
+        self.best = BestWeights()
+        self.best_epoch = self.best_step = None
+        self._resumed_weights: dict[str, Any] | None = None
+
+    def keep_if_best(self, trainer: Trainer) -> None:
+        if self.new_score(trainer) is None or not self.owner.tracker.checks.is_kept_new:
+            return
+        module = trainer.lightning_module
+        with self.owner.tracker.account.saving(), evaluation_weights(trainer):
+            self.owner.after_check.compare(module)
+            with self.owner.tracker.averaged(module):
+                self.best.keep(measured_module(trainer, module), trainer.current_epoch, trainer.global_step)
+        self.best_epoch, self.best_step = self.best.epoch, self.best.step
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.best.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.owner.is_fitting and self.owner.is_comparable:
+            self.best.load_state_dict(state_dict)
+            self.best_epoch, self.best_step = self.best.epoch, self.best.step
+            self._resumed_weights = self.best.weights
+
+    @property
+    def is_best_own(self) -> bool:
+        """True if the best weights are of this fit, not of a resumed state."""
+        return self.best.weights is not self._resumed_weights

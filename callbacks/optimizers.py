@@ -2,25 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+from bu_torch.callbacks.lightning_trees import LightningModule, Trainer
 
 _MODE = "train_mode"  # of a group of parameters, in a Schedule-Free optimiser
 RAW_WEIGHTS = "raw_state_dict"  # of training, in a checkpoint whose `state_dict` holds those that were measured
 
 
 class TrainingWeights:
-    """Weights at which optimisers with modes train, while those of evaluation are in the network.
+    """Weights at which optimisers with modes train, while those of evaluation are in the network."""
 
-    Args:
-        trainer: Whose optimisers are looked at.
-    """
-
-    def __init__(self, trainer: "Trainer") -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self._indices = [n for n, one in enumerate(trainer.optimizers) if _is_in_training(one)]
         self.optimizers: list[Any] = [trainer.optimizers[n] for n in self._indices]
         self._values = {
@@ -37,7 +32,7 @@ class TrainingWeights:
         for parameter, values in self._values.values():
             parameter.data.copy_(values)
 
-    def save(self, module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+    def save(self, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add them to a checkpoint that is made meanwhile, so that a run that resumes from it trains on from them."""
         raw: dict[str, Tensor] = {
             name: self._values[id(one)][1] for name, one in module.named_parameters() if id(one) in self._values
@@ -51,7 +46,7 @@ class TrainingWeights:
 
 
 @contextmanager
-def evaluation_weights(trainer: "Trainer") -> Iterator[TrainingWeights]:
+def evaluation_weights(trainer: Trainer) -> Iterator[TrainingWeights]:
     """Have the weights in the network at which its optimisers are evaluated; on leaving, those of training.
 
     A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and its `eval` puts the average x into
@@ -65,7 +60,7 @@ def evaluation_weights(trainer: "Trainer") -> Iterator[TrainingWeights]:
         yield weights
 
 
-def leave_training(trainer: "Trainer") -> None:
+def leave_training(trainer: Trainer) -> None:
     """Switch optimisers to evaluation for good, so that a later `eval` does not move weights that are put back."""
     for optimizer in trainer.optimizers:
         if _is_in_training(optimizer):

@@ -2,27 +2,28 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeGuard
 
+import numpy as np
 from lightning_utilities.core.rank_zero import rank_zero_info
-from torch.utils.data import DataLoader, IterableDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bu_torch.callbacks._lightning import MisconfigurationException, library_of
+from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, library_of
 from bu_torch.internal.traces import preserved_attributes
 from bu_torch.samples import reading
 from bu_torch.samples.batches import Keys
 from bu_torch.samples.samples import Samples, UnreadableError, choose_among_whole, whole_samples
 
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
-
+Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
+_NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
 _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _WAY_OUT = "Pass the training samples as `reference=(inputs, labels)`, two tensors."
 _STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 
 
 def read_training_data(
-    trainer: "Trainer",
+    trainer: Trainer,
     *,
     how_many: Callable[[int], int],
     most: int | None,
@@ -33,20 +34,8 @@ def read_training_data(
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`, as `bu_torch.samples.reading.read_loader` does.
 
-    Args:
-        trainer: In training. A limit on its batches leaves out samples of a loader in order, but none of `reference`.
-        how_many: Given the number of samples, the number wanted. Called once.
-        most: Samples to read at most from a stream; None for 10,000.
-        keys: Keys or places of inputs and labels in a batch.
-        seed: Seed of the subset and of random augmentation.
-        reference: A Dataset or DataLoader to read in place of the trainer's.
-        transform: As `batch_hooks` gives it.
-
-    Returns:
-        The samples, on the device that the dataset gives them on.
-
-    Raises:
-        MisconfigurationException: If there is no single loader, or its samples cannot be read.
+    At most so many are read from a stream, 10,000 for None. A limit on the trainer's batches leaves out samples of a
+    loader in order, but none of `reference`.
     """
     loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
     if reference is not None:
@@ -80,9 +69,8 @@ def read_training_data(
         )
     if samples.is_random:
         rank_zero_info(
-            f"{name}: a sample is another each time it is read (random augmentation). Boundary uncertainty reads"
-            " each once,"
-            " at one draw, and perturbs what it got; `reference=` takes other samples."
+            f"{name}: a sample is another each time it is read (random augmentation). Boundary uncertainty reads each"
+            " once, at one draw, and perturbs what it got; `reference=` takes other samples."
         )
     return samples
 
@@ -92,7 +80,7 @@ def read_pair(pair: tuple[Any, Any], how_many: Callable[[int], int], seed: int, 
     return choose_among_whole(whole_samples(*pair, keep_integers=keep_integers), how_many, seed)
 
 
-def batch_hooks(trainer: "Trainer", pl_module: "LightningModule") -> Callable[[Any], Any] | None:
+def batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:
     """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's.
 
     The hooks of the module or the datamodule are called, whichever the trainer would call.
@@ -118,7 +106,7 @@ def _is_users(owner: Any, name: str) -> bool:
     return defining.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
 
 
-def users_sampler(sampler: Any, trainer: "Trainer") -> Any:
+def users_sampler(sampler: Any, trainer: Trainer) -> Any:
     """The user's own sampler, if Lightning has wrapped it to share it among processes."""
     wrapper = library_of(trainer).distributed_sampler_wrapper
     while isinstance(sampler, wrapper):
@@ -132,3 +120,17 @@ def describe(samples: Samples) -> str:
         return f"{len(samples.inputs)} samples"
     kind = "stratified random" if samples.is_stratified else "random"
     return f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
+
+
+def is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
+    """Tell if samples are given as (inputs, labels)."""
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def check_reference(name: str, value: Any) -> None:
+    """Raise unless `value` is None, a pair, a loader, or a dataset: what has a length and samples by number."""
+    is_alike = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, _NO_DATASETS)
+    if not (value is None or is_pair(value) or is_alike or isinstance(value, Dataset | DataLoader)):
+        raise TypeError(
+            f"`{name}` must be a pair (inputs, labels), a Dataset or a DataLoader, got {type(value).__name__}."
+        )

@@ -6,19 +6,18 @@ Each collective is reached by every process in the same order, also where one of
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+from bu_torch.callbacks.lightning_trees import Trainer
 
 T = TypeVar("T")
 
 
-def in_first(trainer: "Trainer", work: Callable[[], T]) -> T:
+def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
     """Run `work` in the first process and return its result in all of them; if it raises there, all raise."""
     if trainer.world_size == 1:
         return work()
@@ -48,7 +47,7 @@ def share(inputs: Tensor, rank: int, world_size: int) -> Tensor:
     return inputs[places.clamp(max=len(inputs) - 1)]
 
 
-def in_each(trainer: "Trainer", read: Callable[[], Tensor]) -> Tensor:
+def in_each(trainer: Trainer, read: Callable[[], Tensor]) -> Tensor:
     """The logits that this process has read; where one process fails, all raise."""
     if trainer.world_size == 1:
         return read()
@@ -63,7 +62,7 @@ def in_each(trainer: "Trainer", read: Callable[[], Tensor]) -> Tensor:
     return part
 
 
-def gather(trainer: "Trainer", read: Callable[[], Tensor], n_rows: int) -> Tensor:
+def gather(trainer: Trainer, read: Callable[[], Tensor], n_rows: int) -> Tensor:
     """The rows (n_rows, J) that all processes have read, in the order of `share`; where one fails, all raise."""
     part = in_each(trainer, read)
     if trainer.world_size == 1:
@@ -92,7 +91,7 @@ class Collectives(TorchDispatchMode):
 
 
 @contextmanager
-def buffers_of_the_first(trainer: "Trainer", module: nn.Module) -> Iterator[None]:
+def buffers_of_the_first(trainer: Trainer, module: nn.Module) -> Iterator[None]:
     """The running statistics of the first process, whose weights are those that are saved, in all of them."""
     own = dict(module.named_buffers()) if trainer.world_size > 1 else {}
     if not own:

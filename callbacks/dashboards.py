@@ -1,14 +1,11 @@
 """Dashboards of loggers that show more than scalars: one class each, and its logger's name in `_BY_LOGGER`."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
+from bu_torch.callbacks.lightning_trees import Trainer
 from bu_torch.run.record import HISTOGRAMS
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Details, Histogram
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
 
 _SHARES = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel == "shares"]
 _OTHERS = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel != "shares"]
@@ -20,26 +17,18 @@ _LAYOUT = {
 }
 
 
-class Dashboard(Protocol):
-    """A logger that can show more than scalars; made with what the logger writes by (`logger.experiment`)."""
-
-    def lay_out(self) -> None:
-        """Arrange the curves, once, before training."""
-
-    def show(self, details: Details, step: int) -> None:
-        """Show what is behind the numbers of a check, at the step of its epoch's scalars."""
-
-
 class TensorBoard:
-    """Histograms, a table of pairs, and panels in the tab "Custom Scalars"."""
+    """Histograms, a table of pairs, and panels in the tab "Custom Scalars", by `logger.experiment`."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
     def lay_out(self) -> None:
+        """Arrange the curves, once, before training."""
         self._writer.add_custom_scalars(_LAYOUT)
 
     def show(self, details: Details, step: int) -> None:
+        """Show what is behind the numbers of a check, at the step of its epoch's scalars."""
         for name in HISTOGRAMS:
             _add_histogram(self._writer, f"boundary/{name}", getattr(details, name), step)
         rows = [
@@ -52,10 +41,10 @@ class TensorBoard:
         self._writer.add_text("boundary/pairs", "\n".join(head + rows), step)
 
 
-_BY_LOGGER: dict[str, Callable[[Any], Dashboard]] = {"TensorBoardLogger": TensorBoard}
+_BY_LOGGER = {"TensorBoardLogger": TensorBoard}
 
 
-def dashboards(trainer: "Trainer") -> list[Dashboard]:
+def dashboards(trainer: Trainer) -> list[TensorBoard]:
     """Those of the trainer's loggers, in the process that writes."""
     if trainer.fast_dev_run or not trainer.is_global_zero:
         return []

@@ -47,8 +47,11 @@ if not _imported():
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback as Callback
+    from lightning.pytorch import LightningModule as LightningModule
+    from lightning.pytorch import Trainer as Trainer
     from lightning.pytorch.utilities.exceptions import MisconfigurationException as MisconfigurationException
 else:
+    LightningModule = Trainer = Any  # of either tree
 
     class Callback(*(sys.modules[tree].Callback for tree in _imported())):
         """A callback of each tree that is imported."""
@@ -88,11 +91,7 @@ class Library(NamedTuple):
 
 
 def library_of(trainer: Any) -> Library:
-    """The tree of a trainer.
-
-    Raises:
-        MisconfigurationException: If it is no trainer of Lightning's, or of a version with known holes.
-    """
+    """The tree of a trainer, unless it is no trainer of Lightning's, or of a version with known holes."""
     for cls in type(trainer).__mro__:
         for tree in _TREES:
             if cls.__name__ == "Trainer" and cls.__module__.startswith(f"{tree}."):

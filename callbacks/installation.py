@@ -3,20 +3,18 @@
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from bu_torch.callbacks._companions import Companion, KeeperMixin
-from bu_torch.callbacks._concluder import ConcluderMixin
-from bu_torch.callbacks._lightning import Library, library_of
-from bu_torch.callbacks._memory_keeper import MemoryKeeperMixin
-from bu_torch.callbacks._verdict_bearer import VerdictBearerMixin
+from bu_torch.callbacks.companion import Companion
+from bu_torch.callbacks.concluder import ConcluderMixin
+from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
+from bu_torch.callbacks.lightning_trees import Library, Trainer, library_of
+from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
 
 
 @cache
-def _classes(library: Library) -> tuple[Any, Any, Any, Any]:
+def _classes(library: Library) -> tuple[Any, ...]:
     """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own."""
     bases = (
         (VerdictBearerMixin, library.early_stopping),
@@ -24,11 +22,10 @@ def _classes(library: Library) -> tuple[Any, Any, Any, Any]:
         (MemoryKeeperMixin, library.checkpoint),
         (ConcluderMixin, library.callback),
     )
-    made = [
+    return tuple(
         type(own.__name__.removesuffix("Mixin"), (own, theirs), {"__doc__": own.__doc__, "library": library})
         for own, theirs in bases
-    ]
-    return made[0], made[1], made[2], made[3]
+    )
 
 
 def blank(library: Library, name: str) -> Any:
@@ -38,7 +35,7 @@ def blank(library: Library, name: str) -> Any:
 
 
 def install(
-    trainer: "Trainer", owner: "BoundaryUncertaintyStopping"
+    trainer: Trainer, owner: "BoundaryUncertaintyStopping"
 ) -> tuple[VerdictBearerMixin, KeeperMixin | MemoryKeeperMixin]:
     """Put fresh companions into `trainer.callbacks`, and take out those of an earlier fit.
 
@@ -60,15 +57,9 @@ def install(
     bearer = VerdictBearer(owner)
     keeper = Keeper(owner) if writes_checkpoints else MemoryKeeper(owner)
     bearer_at, keeper_at = _places(present, owner, library)
-    trainer.callbacks = [
-        *present[:keeper_at],
-        *([keeper] if keeper_at < bearer_at else []),
-        *present[keeper_at:bearer_at],
-        bearer,
-        *([keeper] if keeper_at == bearer_at else []),
-        *present[bearer_at:],
-        Concluder(owner, default_checkpoint),
-    ]
+    present.insert(bearer_at, bearer)
+    present.insert(keeper_at + (keeper_at == bearer_at), keeper)
+    trainer.callbacks = [*present, Concluder(owner, default_checkpoint)]
     return bearer, keeper
 
 

@@ -13,14 +13,10 @@ _CLOSE = 1e-4
 
 
 class LossWeights:
-    """Weights of classes to measure with, which are those of the loss, if the user gives none.
-
-    Attributes:
-        found: One for each class, of the module's loss; None for none.
-    """
+    """Weights of classes to measure with, which are those of the loss, if the user gives none."""
 
     def __init__(self) -> None:
-        self.found: list[float] | None = None
+        self.found: list[float] | None = None  # of the module's loss, one for each class
         self._has_compared = False
 
     def find(self, module: nn.Module, n_classes: int) -> str:
@@ -49,14 +45,9 @@ class LossWeights:
 
 
 def weights_of_losses(module: nn.Module, n_classes: int) -> list[float] | None:
-    """Weights of classes that a module's losses have, one for each class.
+    """Weights of classes that the losses of a module have, one for each of so many classes.
 
-    Args:
-        module: Its parts are searched for `nn.CrossEntropyLoss`, `nn.NLLLoss` and `nn.BCEWithLogitsLoss`.
-        n_classes: Classes of the labels. Weights of another number of classes are those of another task.
-
-    Returns:
-        None if no loss has different weights for its classes, if two losses disagree, or if a weight is not positive.
+    None if no loss has different weights for its classes, if two losses disagree, or if a weight is not positive.
     """
     found: list[list[float]] = []
     for part in module.modules():
@@ -73,11 +64,7 @@ def weights_of_losses(module: nn.Module, n_classes: int) -> list[float] | None:
 def weights_in_graph(loss: Tensor, n_classes: int) -> list[float] | None:
     """Weights of classes that a loss was computed with; all 1 if it has none, None if it cannot be read.
 
-    Reads the graph of autograd, and leaves it as it is. A compiled or hand-written loss cannot be read.
-
-    Args:
-        loss: Before its backward pass.
-        n_classes: As for `weights_of_losses`.
+    Reads the graph of autograd before the backward pass. A compiled or hand-written loss cannot be read.
     """
     nodes, n_seen = deque([loss.grad_fn]), 0
     found: list[list[float]] = []

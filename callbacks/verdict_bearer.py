@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bu_torch.callbacks._companions import Companion
+from bu_torch.callbacks.companion import Companion
+from bu_torch.callbacks.lightning_trees import LightningModule, Trainer
 from bu_torch.run import messages
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import EarlyStopping
 
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-else:  # the base is the trainer's own: `_install` adds it
+else:  # the base is the trainer's own: `installation` adds it
     EarlyStopping = object
 
 
@@ -22,7 +22,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
 
     def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
         super().__init__(
-            monitor=owner.score_name,
+            monitor=owner.tracker.checks.score_name,
             mode="max",
             patience=owner.patience,
             min_delta=owner.min_delta,
@@ -37,12 +37,12 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         self.why_stopped = ""
         self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
 
-    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.owner in trainer.callbacks:  # the run may resume with that verdict
             self._is_due = self.owner.tracker.verdict.should_stop and not _may_stop(trainer)
             self._best_before = self.owner.tracker.verdict.best
 
-    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", *_: Any, **__: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         if self.new_score(trainer) is not None:
             self._decide(trainer)
         # `min_steps` may be reached in the middle of an epoch, where Lightning stops too. After the last batch the
@@ -50,14 +50,14 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         elif self._is_due and not trainer.is_last_batch and _may_stop(trainer):
             self._stop(trainer)
 
-    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.new_score(trainer) is None or self._should_skip_check(trainer):
             if self._is_due and _may_stop(trainer):
                 self._stop(trainer)
             return
         self._decide(trainer)
 
-    def _decide(self, trainer: "Trainer") -> None:
+    def _decide(self, trainer: Trainer) -> None:
         """Act on the check that has just been made."""
         verdict = self.owner.tracker.verdict
         if self.verbose and verdict.best > self._best_before:
@@ -73,7 +73,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         if should_stop and not self._is_due:
             self._stop(trainer)
 
-    def _stop(self, trainer: "Trainer") -> None:
+    def _stop(self, trainer: Trainer) -> None:
         trainer.should_stop = True
         self.has_stopped, self._is_due = True, False
         self.stopped_epoch = trainer.current_epoch
@@ -95,7 +95,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         """Nothing: the verdict follows from the history, which the owner has loaded."""
 
 
-def _may_stop(trainer: "Trainer") -> bool:
+def _may_stop(trainer: Trainer) -> bool:
     """True if Lightning would act on `trainer.should_stop` now."""
     n_epochs = trainer.fit_loop.epoch_progress.current.processed  # counts the epoch that is ending
     return n_epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
