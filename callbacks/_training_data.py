@@ -11,7 +11,7 @@ from bu_torch.callbacks._lightning import MisconfigurationException, library_of
 from bu_torch.internal.traces import preserved_attributes
 from bu_torch.samples import reading
 from bu_torch.samples.batches import Keys
-from bu_torch.samples.samples import Samples, UnreadableError, choose_among_whole, whole_samples
+from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -89,7 +89,8 @@ def read_training_data(
 
 def read_pair(pair: tuple[Any, Any], how_many: Callable[[int], int], seed: int, keep_integers: bool) -> Samples:
     """Inputs and labels that the user gave, checked, as many as are wanted."""
-    return choose_among_whole(whole_samples(*pair, keep_integers=keep_integers), how_many, seed)
+    samples = whole_samples(*pair, keep_integers=keep_integers)
+    return fewer_of(samples, how_many(len(samples.inputs)), seed)
 
 
 def batch_hooks(trainer: "Trainer", pl_module: "LightningModule") -> Callable[[Any], Any] | None:

@@ -21,11 +21,11 @@ _FEW_VALUES, _FEW_TO_SELECT = 64, 1024  # of so few `argmin` and `topk` are fast
 
 
 class Cells:
-    """The rows of a base in cells around the centres of K-means (FAISS), about 4 sqrt(B) of them.
+    """The rows of a base (B, d), float32 on the CPU, in about 4 sqrt(B) cells around the centres of K-means (FAISS).
 
     An inverted file that serves a group of near queries at once: all look at the same cells, those whose centres are
     nearest to the mean of the group. Their squared distances are one product of matrices, several times as fast as
-    FAISS's scan of the lists of each query.
+    FAISS's scan of the lists of each query. Coordinates are compared on `axes` (a, d); None for those of the base.
 
     Attributes:
         n_visited: Cells that a group looks at, to be set, >= 1.
@@ -34,12 +34,6 @@ class Cells:
     """
 
     def __init__(self, base: Tensor, axes: Tensor | None = None) -> None:
-        """Find the cells.
-
-        Args:
-            base: Shape (B, d) with B >= 1, float32 on the CPU.
-            axes: Directions (a, d) on which coordinates are compared, `few_axes(base)` say; None for those of the base.
-        """
         coordinates = base if axes is None else base @ axes.T
         self.n_cells = max(1, min(round(_CELLS * len(base) ** 0.5), len(base) // _FEWEST_IN_A_CELL))
         self._axes = axes
@@ -55,15 +49,9 @@ class Cells:
         return torch.cdist(points if self._axes is None else points @ self._axes.T, self._centres).amin(dim=1)
 
     def search(self, queries: Tensor, mean: Tensor, k: int) -> Tensor:
-        """Rows of the base that may be the nearest ones.
+        """Rows of the base (q, k) that may be nearest to queries (q, d) of a group with this mean (d,), in no order.
 
-        Args:
-            queries: Some or all queries of a group, shape (q, d), float32.
-            mean: The mean of the group, shape (d,).
-            k: >= 1.
-
-        Returns:
-            Shape (q, k), int64, in no order; -1 where the cells hold fewer.
+        -1 if the cells hold fewer.
         """
         if self._axes is not None:
             queries, mean = queries @ self._axes.T, mean @ self._axes.T
@@ -111,12 +99,9 @@ class Groups(NamedTuple):
 
     @classmethod
     def of(cls, queries: Tensor, rounded: Callable[[Tensor], Tensor], size: int) -> Self:
-        """Group queries by K-means (FAISS) on their first principal axes.
+        """Group queries (Q, d), Q >= 1, by K-means (FAISS) on their first principal axes, about `size` a group.
 
-        Args:
-            queries: Shape (Q, d), Q >= 1.
-            rounded: Makes coordinates in float32 on the CPU of some of them.
-            size: How many a group has on average, >= 1.
+        `rounded` makes coordinates in float32 on the CPU of some of them.
         """
         principal = _principal_axes(rounded(thinned(queries)))
         axes = None if principal is None else principal[0][:_AXES_OF_GROUPS].T
@@ -137,10 +122,7 @@ class Groups(NamedTuple):
 
 
 def few_axes(points: Tensor) -> Tensor | None:
-    """Principal axes (a, d) of points (N, d) that hold 99 % of their variance.
-
-    None where a would be more than half of d, and where d is above 1024 or N.
-    """
+    """Principal axes (a, d) of points (N, d) that hold 99 % of their variance; None if a > d / 2, d > 1024 or d > N."""
     principal = _principal_axes(points)
     if principal is None:
         return None

@@ -17,15 +17,9 @@ def log_device(device: torch.device) -> None:
 
 
 def lloyd(points: np.ndarray, centers: np.ndarray, n_steps: int) -> tuple[np.ndarray, float]:
-    """Move centres to the means of the points that are nearest to them, again and again.
+    """Move centres (K, d) to the means of the points (N, d) that are nearest to them, `n_steps` times; both float32.
 
-    Args:
-        points: Shape (N, d), float32, finite.
-        centers: Where they start, shape (K, d) with K <= N, float32.
-        n_steps: >= 1.
-
-    Returns:
-        The centres, (K, d) float32, and the sum of squared distances to the nearest of those of the last step but one.
+    Returns the centres, and the sum of squared distances to the nearest of those of the last step but one.
     """
     import faiss
 

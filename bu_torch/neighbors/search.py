@@ -4,7 +4,7 @@ Beyond a size, cells of the samples are asked in place of all of them, with a re
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Literal, NamedTuple, Self
 
@@ -67,28 +67,25 @@ def nearest(
     tolerance: float | None = None,
     groups: Groups | None = None,
 ) -> Neighbors:
-    """The k rows of `base` nearest to each query.
+    """The k rows of a base (B, d) nearest to each query (Q, d); both float32 or both float64, on one device.
 
     A search in float32 proposes candidates, and their distances are computed anew in float64. The rounding error of the
     search is bounded. A query is settled when no row outside its candidates can be nearer than the k-th found; the
     others are asked again for four times as many candidates. Cells may miss rows, and their candidates are taken as
-    they are. A progress bar that is shown moves by B x Q.
+    they are. A progress bar that is shown moves by B x Q. Equal distances are in order of their rows.
 
     Args:
-        base: Shape (B, d), float32 or float64.
-        queries: Shape (Q, d), dtype and device of `base`.
+        base: Rows to find.
+        queries: Points whose neighbours are wanted.
         k: 1 <= k <= B.
-        exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. Where that leaves
+        exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. If that leaves
             fewer than k, the last distances are inf.
         backend: As for `NeighborGraph`.
-        exact: False allows the `"faiss"` backend to miss some; None does where B x Q x d is large (`is_large`).
-        tolerance: Where some may be missed, what is to be found: None for rows as near as the k-th nearest, a number
+        exact: False allows the `"faiss"` backend to miss some; None does if B x Q x d is large (`is_large`).
+        tolerance: If some may be missed, what is to be found: None for rows as near as the k-th nearest, a number
             for a nearest row at most (1 + tolerance) times as far as the true one.
-        groups: What `near_groups` makes of the queries, where several bases are asked the same; None makes them. Not
-            used where the queries are the base.
-
-    Returns:
-        Distances and rows, equal distances in order of the rows, and the recall.
+        groups: What `near_groups` makes of the queries, if several bases are asked the same; None makes them. Not
+            used if the queries are the base.
     """
     backend = resolve_backend(backend, base.device)
     if exact is None:
@@ -104,22 +101,27 @@ def nearest(
     if backend == "faiss" and not exact and len(queries):
         recall = _answer_from_cells(question, base32, groups, distances, rows)
     unsettled = distances[:, -1].isinf().nonzero().flatten()
-    attempts = _attempts(base32, backend, question.n_candidates)
-    is_first = True
+    if unsettled.numel():
+        search = _faiss_search(base32) if backend == "faiss" else _torch_search(base32)
+    n_candidates, is_first = question.n_candidates, True
     while unsettled.numel():
-        attempt = next(attempts)
         # One mask for all blocks: small tensors kept between the large ones of each block would scatter the heap.
-        is_settled = torch.empty_like(unsettled, dtype=torch.bool)
-        block_size = max(1, _SEARCHED_ELEMENTS // max(attempt.n_candidates, base.shape[1]))
+        is_settled = torch.ones_like(unsettled, dtype=torch.bool)
+        block_size = max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))
         for part, is_part_settled in zip(unsettled.split(block_size), is_settled.split(block_size), strict=True):
-            queries32 = rounding(queries[part])
-            squared32, candidates = attempt.search(queries32, attempt.n_candidates)
-            distances[part], rows[part] = question.answer(part, candidates)
-            kth = distances[part, -1] / rounding.scale
-            is_part_settled.copy_(attempt.is_settled(kth, squared32[:, -1], queries32))
+            if n_candidates == len(base):  # also what is too far for float32 to find
+                candidates = torch.arange(n_candidates, device=base.device).expand(len(part), -1)
+                distances[part], rows[part] = question.answer(part, candidates)
+            else:
+                queries32 = rounding(queries[part])
+                squared32, candidates = search(queries32, n_candidates)
+                distances[part], rows[part] = question.answer(part, candidates)
+                kth = distances[part, -1] / rounding.scale
+                is_part_settled.copy_(_is_proven(kth, squared32[:, -1], queries32))
             if is_first:
-                advance(len(part) * base.shape[0])
+                advance(len(part) * len(base))
         unsettled, is_first = unsettled[~is_settled], False
+        n_candidates = min(4 * n_candidates, len(base))
     return Neighbors(distances, rows, recall)
 
 
@@ -177,62 +179,29 @@ class _Question(NamedTuple):
         return cells.search(queries32.cpu(), mean.cpu(), n_candidates).to(self.base.device)
 
     def answer(self, part: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact distances (q, k) to the k nearest candidates, and their rows."""
-        own = None if self.exclude is None else self.exclude[part]
-        return _rerank(self.base, self.queries[part], candidates, own, self.k, self.unit)
+        """Exact distances (q, k) to the k nearest candidates and their rows, ties by row, own rows and -1 left out."""
+        distances = torch.empty(len(part), self.k, dtype=torch.float64, device=self.base.device)
+        rows = torch.empty(len(part), self.k, dtype=torch.int64, device=self.base.device)
+        size = max(1, _RANKED_ELEMENTS // (candidates.shape[1] * self.base.shape[1]))
+        for start in range(0, len(part), size):
+            block = slice(start, start + size)
+            distances[block], rows[block] = self._answer_block(part[block], candidates[block])
+        return distances, rows
 
-
-class _Attempt(NamedTuple):
-    """One search for candidates of the queries that are not settled yet, and the test that settles them."""
-
-    search: _Search
-    n_candidates: int
-    is_settled: Callable[[Tensor, Tensor, Tensor], Tensor]  # k-th distance, last candidate's squared one, queries32
-
-
-def _attempts(base32: Tensor, backend: str, n_candidates: int) -> Iterator[_Attempt]:
-    """Searches to try in turn: all rows, with more and more candidates."""
-    search = _faiss_search(base32) if backend == "faiss" else _torch_search(base32)
-    while n_candidates < base32.shape[0]:
-        yield _Attempt(search, n_candidates, _is_proven)
-        n_candidates *= 4
-    yield _Attempt(_every_row, base32.shape[0], _is_anything)
-
-
-def _rerank(
-    base: Tensor, queries: Tensor, candidates: Tensor, own: Tensor | None, k: int, unit: float
-) -> tuple[Tensor, Tensor]:
-    """Exact distances (q, k) to the k nearest candidates and their rows, ties by row, `own` and -1 left out."""
-    distances = torch.empty(queries.shape[0], k, dtype=torch.float64, device=base.device)
-    rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
-    block = max(1, _RANKED_ELEMENTS // (candidates.shape[1] * base.shape[1]))
-    for start in range(0, queries.shape[0], block):
-        part = slice(start, start + block)
-        excluded = None if own is None else own[part]
-        distances[part], rows[part] = _rerank_block(base, queries[part], candidates[part], excluded, k, unit)
-    return distances, rows
-
-
-def _rerank_block(
-    base: Tensor, queries: Tensor, candidates: Tensor, own: Tensor | None, k: int, unit: float
-) -> tuple[Tensor, Tensor]:
-    candidates = candidates.sort(dim=1).values  # a stable sort by distance then leaves ties in order of the rows
-    vectors = base.index_select(0, candidates.clamp(min=0).view(-1))  # several times as fast as `base[candidates]`
-    difference = vectors.view(*candidates.shape, base.shape[1]).double()  # (q, c, d)
-    difference -= queries.double().unsqueeze(1)
-    if unit != 1:
-        difference /= unit
-    exact = difference.square_().sum(dim=2).sqrt_().mul_(unit)
-    exact = exact.masked_fill(candidates < 0, torch.inf)
-    if own is not None:
-        exact = exact.masked_fill(candidates == own.unsqueeze(1), torch.inf)
-    exact, order = exact.sort(dim=1, stable=True)
-    return exact[:, :k], candidates.gather(1, order[:, :k])
-
-
-def _is_anything(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
-    """True throughout: where all rows were candidates, nothing is left to search."""
-    return torch.ones_like(kth, dtype=torch.bool)
+    def _answer_block(self, part: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        candidates = candidates.sort(dim=1).values  # a stable sort by distance then leaves ties in order of the rows
+        # Several times as fast as `base[candidates]`.
+        vectors = self.base.index_select(0, candidates.clamp(min=0).view(-1))
+        difference = vectors.view(*candidates.shape, self.base.shape[1]).double()  # (q, c, d)
+        difference -= self.queries[part].double().unsqueeze(1)
+        if self.unit != 1:
+            difference /= self.unit
+        exact = difference.square_().sum(dim=2).sqrt_().mul_(self.unit)
+        exact = exact.masked_fill(candidates < 0, torch.inf)
+        if self.exclude is not None:
+            exact = exact.masked_fill(candidates == self.exclude[part].unsqueeze(1), torch.inf)
+        exact, order = exact.sort(dim=1, stable=True)
+        return exact[:, : self.k], candidates.gather(1, order[:, : self.k])
 
 
 def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
@@ -247,12 +216,6 @@ def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
     least = torch.finfo(torch.float32).smallest_normal * eps  # what squares may lose where they are smaller still
     error = (queries32.shape[1] + 8) * (eps * (norm.square() + (norm + kth).square()) + 4 * least)
     return (kth == 0) | (last_squared.double() > kth.square() + error)
-
-
-def _every_row(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """All k rows of a base, unordered: a search leaves out what is too far for float32."""
-    rows = torch.arange(k, device=queries32.device).expand(len(queries32), k)
-    return queries32.new_zeros(len(queries32), 1), rows
 
 
 def _faiss_search(base32: Tensor) -> _Search:
@@ -271,9 +234,9 @@ def _faiss_search(base32: Tensor) -> _Search:
 def _answer_from_cells(
     question: _Question, base32: Tensor, groups: Groups | None, distances: Tensor, rows: Tensor
 ) -> float:
-    """Fill distances (Q, k) and rows (Q, k) with what is found in cells of the base, where that is worth it.
+    """Fill distances (Q, k) and rows (Q, k) with what is found in cells of the base; return the recall.
 
-    Where it is not, and where cells hold fewer than k, distances are left at inf. Returns the recall.
+    Distances stay inf if cells are not worth it or hold fewer than k rows.
     """
     among_all = _faiss_search(base32)
     axes = few_axes(base32.cpu())

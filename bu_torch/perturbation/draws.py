@@ -49,17 +49,10 @@ def draw_perturbed(
     standardization: tuple[Tensor, Tensor],
     is_in_input_space: bool,
 ) -> Tensor:
-    """Independent draws of the perturbed inputs, (n_draws, N, ...).
+    """Independent draws of the perturbed inputs, (n_draws, N, ...), for `BoundaryUncertainty`.
 
-    Args:
-        inputs: Samples, shape (N, ...).
-        perturbation: As for `BoundaryUncertainty`.
-        n_draws: Number of draws.
-        seed: Seed of all of them.
-        neighbors: Clusters, shape (N, M).
-        nearest_distance: Distance of each sample to its nearest neighbour in the space of neighbours, shape (N,).
-        standardization: Mean and scale of the features, (d,) each.
-        is_in_input_space: True if these distances are between standardised inputs.
+    `nearest_distance` (N,) is measured in the space of `neighbors` (N, M); `is_in_input_space` says that this is the
+    space of inputs standardised by mean and scale (d,), in which random directions are drawn.
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
@@ -72,9 +65,8 @@ def draw_perturbed(
         draws = [exchange_tokens(inputs, neighbors, generator) for _ in range(n_draws)]
     else:
         assert callable(perturbation)  # noqa: S101
-        draws = [
-            _check_custom(perturbation(inputs.clone(), nearest_distance, generator), inputs) for _ in range(n_draws)
-        ]
+        given = (perturbation(inputs.clone(), nearest_distance, generator) for _ in range(n_draws))
+        draws = [_check_custom(perturbed, inputs) for perturbed in given]
     return torch.stack(draws)
 
 

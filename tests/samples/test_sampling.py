@@ -19,7 +19,7 @@ from torch.utils.data import (
 from bu_torch.callbacks._training_data import users_sampler
 from bu_torch.samples.balance import weights_of
 from bu_torch.samples.reading import read_loader, read_samples
-from bu_torch.samples.samples import choose_among, choose_among_whole, whole_samples
+from bu_torch.samples.samples import choose_among, fewer_of, whole_samples
 
 N = 240
 Y = (torch.arange(N) % 12 == 0).long() + (torch.arange(N) % 4 == 1).long() * 2  # classes of 160, 20 and 60
@@ -282,7 +282,7 @@ class TestIgnoredLabels:
         whole = whole_samples(X.numpy(), MARKED.numpy(), weights.numpy())
         assert (whole.n_training, whole.n_ignored) == (len(KEPT), 48)
         for n_samples in (N, 50):
-            samples = choose_among_whole(whole, lambda n, most=n_samples: min(n, most), 1)
+            samples = fewer_of(whole, n_samples, 1)
             assert samples.n_ignored == 48
             assert torch.equal(samples.inputs[:, 0].long(), samples.rows)
             assert torch.equal(samples.weights, weights[samples.rows])
