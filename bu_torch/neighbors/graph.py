@@ -21,10 +21,10 @@ class NeighborGraph:
     zero distances, where any of the duplicates may be taken.
 
     If that would take longer than about half a minute on two cores (N^2 d above 1e12: 180,000 samples of 32 features),
-    samples are put into cells by K-means of FAISS, and each cell searches as many cells around it as it takes to find
-    95 % of the true neighbours of some samples. If few principal axes of at most 1024 features hold 99 % of the
-    variance, coordinates on those alone are compared. If that takes more than half of the cells, all samples are
-    compared. Distances stay those of the vectors; what is missed is a neighbour now and then.
+    samples are put into lists by K-means (FAISS's inverted file), and as many lists around each are searched as it
+    takes to find 95 % of the true neighbours of some samples. If few principal axes of at most 1024 features hold 99 %
+    of the variance, coordinates on those alone are compared. If that takes more than a quarter of the lists, all
+    samples are compared. Distances stay those of the vectors; what is missed is a neighbour now and then.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
