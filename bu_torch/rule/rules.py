@@ -94,8 +94,6 @@ class SignalRule(Rule):
     """Scores by one signal, of which larger values are better."""
 
     def __init__(self, signal: str) -> None:
-        if signal not in SIGNALS or not SIGNALS[signal].is_larger_better:
-            raise ValueError(f"`signal` must be one of which larger values are better, got {signal!r}.")
         self.name = signal
         self.signals = (signal,)
 

@@ -30,7 +30,8 @@ from torch.utils.data import (
 from bu_torch.internal.inputs import check_integer, scikit_learn_seed
 from bu_torch.internal.traces import preserved_random_state
 from bu_torch.samples.batches import NO_KEYS, WAY_OUT, Keys, as_tensors, concatenate, split_batch, whole_pair
-from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, subset_rows, without_ignored
+from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, without_ignored
+from bu_torch.samples.subset import stratified_rows
 from bu_torch.samples.visits import visited_by
 
 READ_BATCH = 256
@@ -133,10 +134,10 @@ def read_loader(
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(dataset, keys[1]) if are_places else None
-        chosen, is_stratified = subset_rows(
-            n_training, how_many(n_training), seed, None if known is None else known[indices]
-        )
-        if chosen is not None:
+        n_wanted = how_many(n_training)
+        is_stratified = known is not None if n_wanted < n_training else None
+        if n_wanted < n_training:
+            chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
         inputs, labels = _read_at(loader, dataset, indices, are_lists, keys, transform)

@@ -62,12 +62,11 @@ def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_i
 def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
     """A random part of samples that have been read, each class with its share; all of them if as many are wanted."""
     n_samples = len(samples.inputs)
-    if len(samples.labels) != n_samples:  # the estimators refuse them
+    if n_wanted >= n_samples or len(samples.labels) != n_samples:  # the estimators refuse such labels
         return samples
-    rows, is_stratified = subset_rows(n_samples, n_wanted, seed, _as_strata(samples.labels, n_samples))
-    if rows is None:
-        return samples
-    return samples.at(rows)._replace(is_stratified=bool(is_stratified) and samples.is_stratified is not False)
+    strata = _as_strata(samples.labels, n_samples)
+    rows = stratified_rows(n_samples, n_wanted, seed, strata)
+    return samples.at(rows)._replace(is_stratified=strata is not None and samples.is_stratified is not False)
 
 
 def choose_among(inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
@@ -96,13 +95,6 @@ def without_ignored(samples: Samples) -> Samples:
     if n_ignored == len(labels):
         raise UnreadableError(f"all {n_ignored} labels are {IGNORED}, which torch's losses ignore.")
     return samples.at((~is_ignored).nonzero().squeeze(1))._replace(n_ignored=n_ignored)
-
-
-def subset_rows(n_samples: int, n_wanted: int, seed: int, labels: Tensor | None) -> tuple[Tensor | None, bool | None]:
-    """Ascending rows of a random subset and whether it is stratified; twice None if all samples are wanted."""
-    if n_wanted >= n_samples:
-        return None, None
-    return stratified_rows(n_samples, n_wanted, seed, labels), labels is not None
 
 
 def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | None:

@@ -135,9 +135,8 @@ class TestLists:
         torch.testing.assert_close(graph.nearest_distance, distances[:, 1])
 
     def test_short_lists_and_duplicates_leave_no_gap(self):
-        features = torch.cat(
-            (torch.zeros(300, 3), torch.randn(5000, 3, generator=torch.Generator().manual_seed(0)) * 50)
-        )
+        scattered = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0)) * 50
+        features = torch.cat((torch.zeros(300, 3), scattered))
         graph = self.fit(features)
         assert graph.recall_ < 1
         assert bool((graph.neighbors >= 0).all())
