@@ -13,7 +13,7 @@ from bu_torch.callbacks.lightning_trees import LightningModule, Misconfiguration
 from bu_torch.internal.traces import preserved_attributes
 from bu_torch.samples import reading
 from bu_torch.samples.batches import Keys
-from bu_torch.samples.samples import Samples, UnreadableError, choose_among_whole, whole_samples
+from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
@@ -77,7 +77,8 @@ def read_training_data(
 
 def read_pair(pair: tuple[Any, Any], how_many: Callable[[int], int], seed: int, keep_integers: bool) -> Samples:
     """Inputs and labels that the user gave, checked, as many as are wanted."""
-    return choose_among_whole(whole_samples(*pair, keep_integers=keep_integers), how_many, seed)
+    samples = whole_samples(*pair, keep_integers=keep_integers)
+    return fewer_of(samples, how_many(len(samples.inputs)), seed)
 
 
 def batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:

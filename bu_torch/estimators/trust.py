@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bu_torch import functional
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_number
-from bu_torch.neighbors.search import is_large, near_groups, nearest, resolve_backend
+from bu_torch.neighbors.search import is_large, nearest
 
 _TOLERANCE = 0.05  # relative error of distances if there are too many for an exact search
 _FEW_MEMBERS = 2000  # a class of fewer samples is searched exactly
@@ -115,15 +115,11 @@ class TrustScore:
             place = self._place[left_out].to(features.device)
         distances = features.new_full((features.shape[0], len(self._classes)), math.inf)
         is_exact = not is_large(int(self.class_sizes_.sum()), features.shape[1], features.shape[0])
-        groups = None
         for label, members in enumerate(self._classes):
             if len(members):
                 exclude = None if place is None else torch.where(place[:, 0] == label, place[:, 1], -1)
                 exact = is_exact or len(members) < _FEW_MEMBERS
-                if groups is None and not exact and resolve_backend("auto", features.device) == "faiss":
-                    groups = near_groups(features, 1)
-                members = members.to(features)
-                found = nearest(members, features, 1, exclude=exclude, exact=exact, tolerance=_TOLERANCE, groups=groups)
+                found = nearest(members.to(features), features, 1, exclude=exclude, exact=exact, tolerance=_TOLERANCE)
                 distances[:, label] = found.distances[:, 0].to(features.dtype)
         return distances
 

@@ -49,66 +49,37 @@ def draw_perturbed(
     standardization: tuple[Tensor, Tensor],
     is_in_input_space: bool,
 ) -> Tensor:
-    """Independent draws of the perturbed inputs, (n_draws, N, ...).
+    """Independent draws of the perturbed inputs, (n_draws, N, ...), for `BoundaryUncertainty`.
 
-    Args:
-        inputs: Samples, shape (N, ...).
-        perturbation: As for `BoundaryUncertainty`.
-        n_draws: Number of draws.
-        seed: Seed of all of them.
-        neighbors: Clusters, shape (N, M).
-        nearest_distance: Distance of each sample to its nearest neighbour in the space of neighbours, shape (N,).
-        standardization: Mean and scale of the features, (d,) each.
-        is_in_input_space: True if these distances are between standardised inputs.
+    `nearest_distance` (N,) is measured in the space of `neighbors` (N, M); `is_in_input_space` says that this is the
+    space of inputs standardised by mean and scale (d,), in which random directions are drawn.
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
     if kind == "random":
-        distance = nearest_distance if is_in_input_space else None
-        draws = _draw_at_random(inputs, n_draws, generator, neighbors, distance, standardization)
-    elif kind == "neighbors":
-        draws = [perturb_toward_neighbors(inputs, neighbors, generator) for _ in range(n_draws)]
-    elif kind == "tokens":
-        draws = [exchange_tokens(inputs, neighbors, generator) for _ in range(n_draws)]
-    else:
-        assert callable(perturbation)  # noqa: S101
-        draws = [
-            _check_custom(perturbation(inputs.clone(), nearest_distance, generator), inputs) for _ in range(n_draws)
-        ]
-    return torch.stack(draws)
-
-
-def _draw_at_random(
-    inputs: Tensor,
-    n_draws: int,
-    generator: torch.Generator,
-    neighbors: Tensor,
-    distance: Tensor | None,
-    standardization: tuple[Tensor, Tensor],
-) -> list[Tensor]:
-    """Inputs moved in random directions, in units of the standard deviations of the features."""
-    flat = inputs.flatten(1)
-    flat = flat if flat.is_floating_point() else flat.float()
-    points = standardize(flat, *standardization)
-    distance = _distance_among(points, neighbors) if distance is None else distance
+        flat = inputs.flatten(1)
+        flat = flat if flat.is_floating_point() else flat.float()
+        points = standardize(flat, *standardization)
+        distance = nearest_distance if is_in_input_space else _distance_among(points, neighbors)
     draws = []
     for _ in range(n_draws):
-        # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
-        step = (perturb(points, distance, generator) - points) * standardization[1].to(flat.dtype)
-        draws.append(check_perturbed(flat + step, flat).reshape(inputs.shape))
-    return draws
+        if kind == "random":
+            # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
+            step = (perturb(points, distance, generator) - points) * standardization[1].to(flat.dtype)
+            draws.append(check_perturbed(flat + step, flat).reshape(inputs.shape))
+        elif callable(perturbation):
+            draws.append(_check_custom(perturbation(inputs.clone(), nearest_distance, generator), inputs))
+        else:
+            move = exchange_tokens if kind == "tokens" else perturb_toward_neighbors
+            draws.append(move(inputs, neighbors, generator))
+    return torch.stack(draws)
 
 
 def _distance_among(points: Tensor, neighbors: Tensor) -> Tensor:
     """Distance of each point to the nearest of its neighbours at a positive distance, (N,)."""
     rows = max(1, _BLOCK_ELEMENTS // (neighbors.shape[1] * points.shape[1]))
-    distances = torch.cat(
-        [
-            (points[members[:, 1:]].double() - points[members[:, :1]].double()).norm(dim=2)
-            for members in neighbors.split(rows)
-        ]
-    )
-    return first_positive(points, distances)
+    blocks = (points[members].double() for members in neighbors.split(rows))
+    return first_positive(points, torch.cat([(block[:, 1:] - block[:, :1]).norm(dim=2) for block in blocks]))
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:

@@ -75,7 +75,6 @@ def test_points_too_far_for_float32_find_the_nearest_class(monkeypatch):
     points = features + 0.01
     points[7] = 1e20
     monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PRODUCTS", 1e6)
-    monkeypatch.setattr("bu_torch.neighbors.cells._SAMPLE", 50)  # which leaves it out
     for asked in (points, points[:100]):
         distances = trust.class_distances(asked)
         assert bool(distances.isfinite().all())
@@ -90,9 +89,6 @@ def test_distances_among_very_many_are_nearly_the_true_ones(monkeypatch):
     points, own = features[::3] + 0.01, torch.arange(0, 9000, 3)
     exact = TrustScore().fit(features, labels).class_distances(points, own)
     monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PRODUCTS", 1e6)
-    monkeypatch.setattr(
-        "bu_torch.neighbors.search._LARGE_GROUP", 32
-    )  # groups of few points lie as near each other as among very many
     found = TrustScore().fit(features, labels).class_distances(points, own)
     excess = found / exact - 1
     assert float(excess.min()) >= -1e-6
