@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from problems import Given, blobs, loader, same, trainer
+from problems import Given, blobs, loader, same, trainer, weights_of
 from scenarios import Model, ScheduleFree, Wrapped, perceptron
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -325,6 +325,19 @@ def test_state_in_attributes_is_that_of_training(tmp_path, state, averaging):
 
 
 class TestOptimizersWithModes:
+    def test_the_weights_that_are_kept_are_those_of_evaluation(self, tmp_path):
+        evaluated = {}
+
+        class Look(Callback):
+            def on_train_epoch_end(self, trainer, pl_module):
+                trainer.optimizers[0].eval()
+                evaluated[trainer.current_epoch] = weights_of(pl_module)
+                trainer.optimizers[0].train()
+
+        stopping = BoundaryUncertaintyStopping(averaging=None)
+        model = trained(tmp_path, lambda: ScheduleFree(perceptron()), Look(), stopping)
+        torch.testing.assert_close(dict(model.state_dict()), evaluated[stopping.best_epoch])
+
     @pytest.mark.parametrize("options", [{}, {"enable_checkpointing": False}], ids=["on disk", "in memory"])
     def test_a_later_eval_does_not_move_the_restored_weights(self, tmp_path, options):
         stopping = BoundaryUncertaintyStopping()
