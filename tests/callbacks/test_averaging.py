@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Plain, blobs, same
+from problems import Plain, blobs, same, state_of
 from problems import fit_again as fit
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -91,7 +91,7 @@ def test_a_checkpoint_of_the_users_holds_the_weights_of_training_and_grows_by_on
         content = torch.load(tmp_path / str(averaging) / "last.ckpt", weights_only=True)
         assert same(content["state_dict"], weights.states[-1])
         assert RAW_WEIGHTS not in content
-        (state,) = [one for key, one in content["callbacks"].items() if key.startswith("BoundaryUncertaintyStopping")]
+        state = state_of(content, "BoundaryUncertaintyStopping")
         sizes.append(sum(one.numel() for one in state.get("average", {}).get("weights", {}).values()))
     assert sizes == [sum(v.numel() for v in content["state_dict"].values() if v.is_floating_point()), 0]
 
@@ -118,7 +118,7 @@ def test_another_weight_of_the_past_starts_anew(tmp_path):
         fit(tmp_path, resumed, again, ckpt_path=tmp_path / "user" / "last.ckpt")
     assert resumed.tracker.checks.n_not_compared == 3
     content = torch.load(tmp_path / "again" / "last.ckpt", weights_only=True)
-    (state,) = [one for key, one in content["callbacks"].items() if key.startswith("BoundaryUncertaintyStopping")]
+    state = state_of(content, "BoundaryUncertaintyStopping")
     assert set(state["average"]["n_checks"].values()) == {3}
 
 
@@ -188,7 +188,7 @@ def test_crafted_weights_are_refused_and_those_that_do_not_fit_are_warned_of(tmp
     fit(tmp_path, own, max_epochs=2)
     content = torch.load(own.best_model_path, weights_only=True)
     if wrong in NO_AVERAGE:
-        (state,) = [one for key, one in content["callbacks"].items() if key.startswith("BoundaryUncertaintyStopping")]
+        state = state_of(content, "BoundaryUncertaintyStopping")
         state["average"].update(NO_AVERAGE[wrong])
         expected = pytest.raises(MisconfigurationException, match="holds no state that this package wrote")
     else:

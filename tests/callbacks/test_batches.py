@@ -378,49 +378,6 @@ class TestBalance:
         assert monitor.history[0]["expected_accuracy"] == pytest.approx(float(values["expected_accuracy"]), abs=1e-5)
 
 
-# Outputs, and data of another kind.
-
-
-class Keyed(Classifier):
-    wrap = staticmethod(lambda z: z)
-
-    def forward(self, x):
-        return self.wrap(super().forward(x))
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-
-class Output:
-    def __init__(self, z):
-        self.scores = z
-
-
-class TestOutputKey:
-    @pytest.mark.parametrize(
-        ("wrap", "key"),
-        [
-            (lambda z: (z.sum(), z), 1),
-            (lambda z: [z.sum(), z], -1),
-            (lambda z: {"first": z.sum(), "second": z}, "second"),
-            (Output, "scores"),
-        ],
-        ids=["tuple", "list", "dict", "attribute"],
-    )
-    def test_names_the_logits(self, tmp_path, wrap, key):
-        plain, _ = monitored(tmp_path, Keyed, loader(X, Y))
-        keyed, _ = monitored(
-            tmp_path,
-            type("Wrapped", (Keyed,), {"wrap": staticmethod(wrap)}),
-            loader(X, Y),
-            settings={"output_key": key},
-        )
-        assert_same_history(keyed, plain)
-
-
-# Arguments.
-
-
 class TestWhatTrainingDoes:
     """What a check cannot see is told."""
 

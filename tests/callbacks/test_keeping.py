@@ -8,13 +8,11 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, blobs, loader, same, trainer
+from problems import Classifier, blobs, loader, same, state_of, trainer
 from scripted import Scripted, ScriptedFit
 from torch import nn
 
-from bu_torch.callbacks import _companions
 from bu_torch.callbacks._left_out import changed_by_training, listed
-from bu_torch.callbacks._own_files import OwnFiles
 from bu_torch.report import read_record
 
 
@@ -101,14 +99,14 @@ class TestWeightsLeftOut:
 
     @pytest.mark.parametrize(("left_out", "is_put_back"), [("backbone", True), ("net.4", False)])
     def test_a_file_of_an_earlier_process_is_put_back_if_only_frozen_ones_are_missing(
-        self, tmp_path, monkeypatch, left_out, is_put_back
+        self, tmp_path, new_process, left_out, is_put_back
     ):
         first = Scripted((0.9, 0.1), restore_best_weights=False)
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
         module = LeavingOut(left_out, strict=False)
         backbone = weights_of(module.backbone)
         _, weights = fit(tmp_path, first, last, module=module, max_epochs=2)
-        monkeypatch.setattr(_companions, "_OWN_FILES", OwnFiles())
+        new_process()
         module = LeavingOut(left_out, strict=False)
         module.backbone.load_state_dict(backbone)
         module.on_train_start = lambda: setattr(module, "strict_loading", True)
@@ -187,7 +185,7 @@ class TestEquals:
         assert (keeper.best_epoch, keeper.best_step) == (3, own.best_step)
         kept = torch.load(own.best_model_path, weights_only=True)
         assert kept["epoch"] == 3
-        (state,) = [state for key, state in kept["callbacks"].items() if key.startswith("Keeper")]
+        state = state_of(kept, "Keeper")
         assert (state["best_epoch"], float(state["best_model_score"])) == (3, own.best_score)
         assert same(kept["state_dict"], weights[3])
 
@@ -236,11 +234,11 @@ class TestNames:
         assert made.checkpoint_callback.best_model_path == own.best_model_path
 
     @pytest.mark.parametrize("filename", ["{epoch}-{step}", "boundary-{epoch}-{step}", "best"])
-    def test_a_resumed_state_has_no_file_deleted_that_the_template_fits(self, tmp_path, monkeypatch, filename):
+    def test_a_resumed_state_has_no_file_deleted_that_the_template_fits(self, tmp_path, new_process, filename):
         mine = tmp_path / "mine"
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
         fit(tmp_path, Scripted((0.1, 0.2), dirpath=mine, filename=filename), last, max_epochs=2)
-        monkeypatch.setattr(_companions, "_OWN_FILES", OwnFiles())
+        new_process()
         before = checkpoints(mine)
         resumed, path = Scripted((0.1, 0.2, 0.9), dirpath=mine, filename=filename), tmp_path / "user" / "last.ckpt"
         fit(tmp_path, resumed, ModelCheckpoint(tmp_path / "user2"), max_epochs=4, ckpt_path=path)

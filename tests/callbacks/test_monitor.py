@@ -173,13 +173,6 @@ class TestFindingTheData:
 
 
 class TestModels:
-    def test_images_reach_the_module_in_their_shape(self, tmp_path):
-        module, shapes = Classifier(d=9), set()
-        module.register_forward_pre_hook(lambda module, inputs: shapes.add(tuple(inputs[0].shape[1:])))
-        features, labels = blobs(d=9)
-        assert len(fit(tmp_path, loader(features.reshape(120, 1, 3, 3), labels), module).history) == 3
-        assert shapes == {(1, 3, 3)}
-
     def test_probabilities_are_warned_of_once(self, tmp_path):
         class Sigmoid(Classifier):
             def forward(self, x):

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
-from problems import Classifier, Plain, blobs, fit, fit_again, loader, same, trainer
+from problems import Classifier, Plain, blobs, fit, fit_again, loader, same, state_of, trainer
 from scripted import NoNetwork, NoSamples, Scripted, ScriptedFit, ScriptedMonitor
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
@@ -49,9 +49,8 @@ class TestEarlyStoppingOfTheUsers:
         made.fit(Classifier(), loader(*blobs()))
         assert made.early_stopping_callback is users
         assert made.checkpoint_callback.best_model_path == own.best_model_path
-        states = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)["callbacks"]
-        (bearer,) = [state for key, state in states.items() if "VerdictBearer" in key]
-        assert bearer["wait_count"] == 2
+        content = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)
+        assert state_of(content, "VerdictBearer")["wait_count"] == 2
 
     def test_our_file_holds_its_state_of_the_same_epoch(self, tmp_path):
         own = Scripted([0.9, 0.1, 0.95])
@@ -321,32 +320,24 @@ class TestChecksInSomeEpochs:
         assert made.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05 * 0.1 ** (len(expected) - 1))
 
 
-class TestOrder:
-    """`docs/watching.md` says who sees the value of this epoch."""
+@pytest.mark.parametrize(
+    ("place", "expected"), [("before", [None, 0.1, 0.9]), ("after", [0.1, 0.9, 0.5]), ("module", [0.1, 0.9, 0.5])]
+)
+def test_who_comes_after_sees_the_value_of_this_epoch_as_the_docs_say(tmp_path, place, expected):
+    seen = []
 
-    def seen_by(self, tmp_path, place):
-        seen = []
+    def look(trainer, pl_module):
+        value = trainer.callback_metrics.get("expected_accuracy")
+        seen.append(None if value is None else round(float(value), 3))
 
-        def look(trainer, pl_module):
-            value = trainer.callback_metrics.get("expected_accuracy")
-            seen.append(None if value is None else round(float(value), 3))
+    class Looking(Classifier):
+        def on_train_epoch_end(self):
+            if place == "module":
+                look(self.trainer, self)
 
-        class Looking(Classifier):
-            def on_train_epoch_end(self):
-                if place == "module":
-                    look(self.trainer, self)
-
-        own, users = Scripted(), LambdaCallback(on_train_epoch_end=look)
-        listed = {"before": [users, own], "after": [own, users], "module": [own]}[place]
-        fit(tmp_path, *listed, module=Looking())
-        return seen
-
-    @pytest.mark.parametrize("place", ["after", "module"])
-    def test_who_comes_after_sees_the_value_of_this_epoch(self, tmp_path, place):
-        assert self.seen_by(tmp_path, place) == [0.1, 0.9, 0.5]
-
-    def test_who_comes_before_sees_that_of_the_last_check(self, tmp_path):
-        assert self.seen_by(tmp_path, "before") == [None, 0.1, 0.9]
+    own, users = Scripted(), LambdaCallback(on_train_epoch_end=look)
+    fit(tmp_path, *{"before": [users, own], "after": [own, users], "module": [own]}[place], module=Looking())
+    assert seen == expected
 
 
 class TestNamesOfSeveral:

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from problems import Classifier, Gain, Weights, blobs, loader, same, trainer, weights_of
+from problems import Classifier, Gain, Weights, blobs, loader, same, state_of, trainer, weights_of
 from scripted import Scripted
 
 from bu_torch.callbacks import BoundaryUncertaintyStopping
@@ -120,11 +120,16 @@ def test_expected_accuracy_and_boundary_uncertainty_of_averages_are_the_default(
     assert f"{title} did not improve in the last 20 checks" in stopping.stopping_reason
 
 
-def stopped(trainer):
+def stop(trainer):
     trainer.should_stop = True
 
 
-def raised(error):
+def run_out(trainer):
+    (timer,) = [one for one in trainer.callbacks if isinstance(one, Timer)]
+    timer._duration = 0.0
+
+
+def fail(error):
     raise error
 
 
@@ -137,11 +142,11 @@ ENDS = {
     ),
     "max_epochs": ({"max_epochs": 4}, None, "Training ran until `max_epochs=4`."),
     "max_steps": ({"max_epochs": -1, "max_steps": 16}, None, "Training ran until `max_steps=16`."),
-    "max_time": ({"max_epochs": 9}, lambda t: setattr(t.timer, "_duration", 0.0), "Training ran until `max_time`"),
-    "another callback": ({"max_epochs": 9}, stopped, "stopped from elsewhere"),
-    "Ctrl-C": ({"max_epochs": 9}, lambda t: raised(KeyboardInterrupt()), "interrupted (KeyboardInterrupt)"),
-    "an error": ({"max_epochs": 9}, lambda t: raised(ValueError("boom")), "Training failed: ValueError: boom"),
-    "an error without words": ({"max_epochs": 9}, lambda t: raised(SIGTERMException()), "failed: SIGTERMException."),
+    "max_time": ({"max_epochs": 9}, run_out, "Training ran until `max_time`"),
+    "another callback": ({"max_epochs": 9}, stop, "stopped from elsewhere"),
+    "Ctrl-C": ({"max_epochs": 9}, lambda t: fail(KeyboardInterrupt()), "interrupted (KeyboardInterrupt)"),
+    "an error": ({"max_epochs": 9}, lambda t: fail(ValueError("boom")), "Training failed: ValueError: boom"),
+    "an error without words": ({"max_epochs": 9}, lambda t: fail(SIGTERMException()), "failed: SIGTERMException."),
 }
 RAISED = {"Ctrl-C": SystemExit, "an error": ValueError, "an error without words": SIGTERMException}
 
@@ -158,12 +163,12 @@ class TestEnds:
 
         def look(trainer, module, batch, batch_idx):
             if trainer.current_epoch == 3 and batch_idx == 2 and happen is not None:
-                trainer.timer = timer
                 happen(trainer)
 
-        stopping, module, weights, timer = Scripted(self.script), Classifier(), Weights(), Timer(timedelta(days=1))
+        stopping, module, weights = Scripted(self.script), Classifier(), Weights()
         stopping.patience, stopping.restore_best_weights = 2 if end == "patience" else 20, restores
-        fitted = trainer(tmp_path, stopping, weights, timer, LambdaCallback(on_train_batch_start=look), **options)
+        others = Timer(timedelta(days=1)), LambdaCallback(on_train_batch_start=look)
+        fitted = trainer(tmp_path, stopping, weights, *others, **options)
         handler = signal.getsignal(signal.SIGINT)
         try:
             with pytest.raises(RAISED[end]) if end in RAISED else nullcontext():
@@ -310,8 +315,7 @@ class TestBesideOthers:
         states = content["callbacks"]
         assert len([key for key in states if "EarlyStopping" in key or "VerdictBearer" in key]) == 2
         assert len([key for key in states if "ModelCheckpoint" in key or "Keeper" in key]) == 2
-        (state,) = [state for key, state in states.items() if "VerdictBearer" in key]
-        assert (content["epoch"], state["wait_count"]) == (2, 1)
+        assert (content["epoch"], state_of(content, "VerdictBearer")["wait_count"]) == (2, 1)
 
     @pytest.mark.parametrize("ours_first", [True, False])
     def test_a_module_that_brings_an_early_stopping(self, tmp_path, ours_first):

@@ -318,6 +318,10 @@ HANDLED = {
     "logits by name": (FINE, giving(lambda z: {"logits": z})),
     "logits in an attribute": (FINE, giving(lambda z: type("Output", (), {"logits": z})())),
     "more columns than labels": (FINE, giving(lambda z: nn.functional.pad(z, (0, 4)))),
+    "logits in a tuple": (FINE, giving(lambda z: (z.sum(), z)), {"output_key": 1}),
+    "logits in a list": (FINE, giving(lambda z: [z.sum(), z]), {"output_key": -1}),
+    "logits in a dict": (FINE, giving(lambda z: {"first": z.sum(), "second": z}), {"output_key": "second"}),
+    "logits as scores": (FINE, giving(lambda z: type("Output", (), {"scores": z})()), {"output_key": "scores"}),
     "no parameters": (FINE, Fixed),
     "no parameters, in float64": (loader(X.double(), Y), Fixed),
 }
