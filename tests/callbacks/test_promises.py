@@ -17,7 +17,6 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, Given, Weights, blobs, loader, same, trainer
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -273,10 +272,6 @@ class TestResume:
         assert (made.stopping.best_epoch, epochs(made.stopping)) == (1, list(range(n_epochs)))
         assert made.stopping.best_model_path == first.stopping.best_model_path
         assert same(made.module.state_dict(), first.weights.of_epoch[1])
-
-    def test_fewer_epochs_than_it_has_are_lightning_s_error(self, first):
-        with pytest.raises(MisconfigurationException, match="You restored a checkpoint with current_epoch"):
-            run(first.trainer.default_root_dir, self.SCRIPT, ckpt_path=first.last, trainer_kwargs={"max_epochs": 1})
 
     def test_last_finds_the_file_of_the_user_s_own_callback(self, first, tmp_path):
         last = ModelCheckpoint(Path(first.last).parent, save_top_k=0)
