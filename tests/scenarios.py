@@ -209,6 +209,9 @@ class Scenario:
     def all_settings(self, **others):
         return {**FEW, **copy.deepcopy(self.settings), **others}
 
+    def stopping(self):
+        return BoundaryUncertaintyStopping(**self.all_settings())
+
     def batches(self):
         sampler = None
         if self.weights is not None:
@@ -246,7 +249,7 @@ class Scenario:
 
 
 class Look(Callback):
-    """Remembers what training has at the end of each epoch: weights, modes, random states and what was logged."""
+    """Remembers what training has at the end of each epoch: weights, modes, random states and hooks."""
 
     def __init__(self):
         self.seen = []
@@ -284,21 +287,18 @@ class Case:
 
     @cached_property
     def whole(self):
-        stopping = BoundaryUncertaintyStopping(**self.scenario.all_settings())
+        stopping = self.scenario.stopping()
         return stopping, *self.scenario.train(self.folder / "whole", stopping)
 
     @cached_property
     def killed(self):
-        stopping, last = (
-            BoundaryUncertaintyStopping(**self.scenario.all_settings()),
-            ModelCheckpoint(self.folder / "user", save_last=True),
-        )
+        stopping, last = self.scenario.stopping(), ModelCheckpoint(self.folder / "user", save_last=True)
         with pytest.raises(RuntimeError, match="killed"):
             self.scenario.train(self.folder / "killed", Killer(), stopping, last)
         return stopping, last.last_model_path
 
     def resumed(self, path):
-        stopping = BoundaryUncertaintyStopping(**self.scenario.all_settings())
+        stopping = self.scenario.stopping()
         return stopping, *self.scenario.train(self.folder / "resumed", stopping, ckpt_path=path)
 
 
