@@ -210,7 +210,7 @@ class TestWitness:
                 return super().training_step([part.clone() for part in batch], batch_idx)
 
         Fine.prepare = staticmethod(prepare)
-        monitor, module = monitored(tmp_path, Fine, loader(X, Y))
+        monitor, module = monitored(tmp_path, Fine, loader(X + 6, Y))  # far from 0, which masks leave
         assert len(monitor.history) == 1
         assert not any(part._forward_pre_hooks for part in module.modules())
 
