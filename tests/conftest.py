@@ -19,6 +19,16 @@ settings.load_profile("brief")
 os.environ["BU_TORCH_CACHE"] = "off"  # also for processes that tests start
 
 
+def pytest_addoption(parser):
+    parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped")
+
+
+def pytest_sessionfinish(session):
+    skipped = session.config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped")
+    if skipped and session.config.getoption("no_skips"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(autouse=True)
 def global_state_is_left_alone(request):
     """Each test sees, and must leave, the same global switches; a test that trains may move the random state."""
