@@ -9,6 +9,7 @@ from torch import nn
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
 
+from bu_torch.integrations import transformers as integration  # noqa: E402
 from bu_torch.integrations.transformers import BoundaryUncertaintyCallback  # noqa: E402
 
 PAD, LENGTH = 0, 8
@@ -117,6 +118,14 @@ def test_it_stops_without_an_evaluation_and_loads_the_best_model(tmp_path):
     again = trainer(tmp_path, epochs=40, max_steps=6 * (stopper.best_epoch + 1))
     again.train()
     assert are_equal(weights(run.model), weights(again.model))
+
+
+def test_of_several_processes_the_first_decides(tmp_path, monkeypatch):
+    monkeypatch.setattr(integration, "broadcast_object_list", lambda decisions: [True for _ in decisions])
+    run = trainer(tmp_path, ours := callback())
+    run.train()
+    assert ours.stopper.stopped_epoch is None
+    assert (run.state.epoch, len(ours.stopper.history)) == (1, 1)
 
 
 def test_the_model_is_called_with_a_mask_that_leaves_out_padding(tmp_path):
