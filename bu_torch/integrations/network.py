@@ -50,6 +50,12 @@ def are_tokens(inputs: Tensor) -> bool:
     return inputs.ndim == 2 and not inputs.is_floating_point()
 
 
+def call_by_key(key: str, pad: int | None, network: Any, inputs: Tensor) -> Any:
+    """Output of a network that takes its inputs by name, and token ids with a mask that leaves out padding."""
+    mask = {} if pad is None or not are_tokens(inputs) else {"attention_mask": (inputs != pad).long()}
+    return network(**{key: inputs}, **mask)
+
+
 def make_stopper(
     network: OneTensorNetwork, loader: DataLoader[Any], options: dict[str, Any], keys: Keys = NO_KEYS
 ) -> BoundaryUncertaintyStopper:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bu_torch.integrations.network import OneTensorNetwork, are_tokens, make_stopper, missing
+from bu_torch.integrations.network import OneTensorNetwork, call_by_key, make_stopper, missing
+from bu_torch.internal.inputs import check_integer
 from bu_torch.run.settings import Settings
 
 try:
@@ -42,7 +43,6 @@ class BoundaryUncertaintyCallback(TrainerCallback):
 
     Raises:
         ValueError: If an argument is out of range, or samples or weights cannot be read when training begins.
-        TypeError: If an argument is of the wrong type.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         folder: str | Path | None = None,
         **settings: Any,
     ) -> None:
-        self.load_best_model_at_end, self.check_steps, self.forward = load_best_model_at_end, check_steps, forward
+        self.load_best_model_at_end, self.forward = load_best_model_at_end, forward
         self.input_key, self.label_key = input_key, label_key
+        self.check_steps = None if check_steps is None else check_integer("check_steps", check_steps, 1)
         self.options = vars(Settings(**settings)) | {"folder": folder}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -65,7 +66,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         if args.fsdp or args.deepspeed or not hasattr(loader.dataset, "__len__"):
             raise ValueError("`Trainer` must have whole weights (no FSDP, no DeepSpeed) and a dataset with a length.")
         key = self.input_key or str(getattr(model, "main_input_name", "inputs"))
-        call = self.forward or partial(_call, key, getattr(getattr(model, "config", None), "pad_token_id", None))
+        pad = getattr(getattr(model, "config", None), "pad_token_id", None)
+        call = self.forward or partial(call_by_key, key, pad)
         self._network = OneTensorNetwork(model, call, args.eval_batch_size, self.options["output_key"])
         n_samples, sampler, collate = len(loader.dataset), loader.get_sampler(), loader.collate_fn
         in_one_batch = DataLoader(loader.dataset, n_samples, sampler=sampler, collate_fn=collate)  # of one length
@@ -76,8 +78,11 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             warnings.warn(f"There is no {file} to resume from: patience and the best epoch start anew.", stacklevel=2)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.check_steps == 0 if self.check_steps else state.epoch.is_integer():
-            step = state.global_step if self.check_steps else None
+        if self.check_steps is None:
+            is_due, step = state.epoch.is_integer(), None
+        else:
+            is_due, step = state.global_step % self.check_steps == 0, state.global_step
+        if is_due:
             should_stop = self.stopper.check(self._network, math.ceil(state.epoch) - 1, step)
             state.log_history.append({**self.stopper.history[-1], "epoch": state.epoch, "step": state.global_step})
             (control.should_training_stop,) = broadcast_object_list([should_stop or control.should_training_stop])
@@ -93,8 +98,3 @@ class BoundaryUncertaintyCallback(TrainerCallback):
 
 def _file(args: Any, state: Any) -> Path:
     return Path(args.output_dir, f"checkpoint-{state.global_step}", "boundary_uncertainty.pt")
-
-
-def _call(key: str, pad: int | None, model: Any, inputs: Tensor) -> Any:
-    mask = {} if pad is None or not are_tokens(inputs) else {"attention_mask": (inputs != pad).long()}
-    return model(**{key: inputs}, **mask)

@@ -227,6 +227,13 @@ def test_keys_and_the_call_may_be_the_user_s(tmp_path):
     assert (tmp_path / "record" / "boundary_uncertainty.csv").is_file()
 
 
+def test_samples_count_as_often_as_a_sampler_draws_them(tmp_path, monkeypatch):
+    sampler = torch.utils.data.WeightedRandomSampler([1.0, 3.0] * 60, 120)
+    monkeypatch.setattr(CountingTrainer, "_get_train_sampler", lambda *args: sampler)
+    trainer(tmp_path, ours := callback(), epochs=1).train()
+    assert ours.stopper.sample_weight.unique().tolist() == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [({}, "`input_key='inputs'` is not among the keys"), ({"input_key": "values"}, "`label_key='labels'`")],
@@ -254,5 +261,7 @@ def test_streams_and_sharded_weights_are_refused(tmp_path, refused):
 def test_arguments_are_refused_before_training():
     with pytest.raises(ValueError, match="`patience` must be"):
         callback(patience=-1)
+    with pytest.raises(ValueError, match="`check_steps` must be"):
+        callback(check_steps=0)
     with pytest.raises(TypeError, match="patients"):
         callback(patients=3)
