@@ -24,9 +24,10 @@ def pytest_addoption(parser):
 
 
 def pytest_sessionfinish(session):
-    skipped = session.config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped")
-    if skipped and session.config.getoption("no_skips"):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if session.config.getoption("no_skips"):
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter.stats.get("skipped"):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)
