@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-front-door test-no-extras readme dist check-tag test-slow test-oldest lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
+.PHONY: demo test test-front-door test-no-extras readme dist check-tag test-slow test-oldest test-integrations lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/label_noise.py
@@ -62,6 +62,18 @@ test-oldest: .venv-oldest/test
 	.venv-oldest/bin/python -m pip install --quiet --constraint tests/oldest.txt --editable ".[test]"
 	touch $@
 
+# The frameworks that have an integration, in an environment of its own; a test that is skipped there fails.
+test-integrations: .venv-integrations/installed
+	OMP_NUM_THREADS=1 .venv-integrations/bin/python -m pytest --no-skips -rs tests/integrations $(INTEGRATED)
+
+INTEGRATED := $(addprefix tests/docs/test_recipes.py::test_,skorch_callback huggingface_trainer optuna_pruning ray_tune)
+
+.venv-integrations/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-integrations
+	.venv-integrations/bin/python -m pip install --quiet --upgrade pip
+	.venv-integrations/bin/python -m pip install --quiet --editable ".[test,integrations]"
+	touch $@
+
 lint: .venv/test
 	$(BIN)/python -m pytest tests/test_style.py
 
@@ -85,7 +97,7 @@ docs: .venv/docs
 	$(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf .venv .venv-oldest .venv-plain build dist site *.egg-info
+	rm -rf .venv .venv-integrations .venv-oldest .venv-plain build dist site *.egg-info
 
 bench-quality: .venv/demo
 	$(BIN)/python benchmarks/quality.py

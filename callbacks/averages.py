@@ -1,23 +1,20 @@
 """Averages of weights beside Lightning's own, and the weights of training that are saved beside an average."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks._lightning import MisconfigurationException, library_of
-from bu_torch.callbacks._optimizers import RAW_WEIGHTS
+from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, library_of
+from bu_torch.callbacks.optimizers import RAW_WEIGHTS
 from bu_torch.run.averaging import put_back
 from bu_torch.run.state import read_weights
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
 SHARDED = (*WRAPPING, "ModelParallelStrategy", "XLAFSDPStrategy")  # where no process has the whole network
 
 
-def stand_behind_averaging(trainer: "Trainer", kind: type) -> None:
+def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
     """Move callbacks of a kind behind `WeightAveraging`, which may update its average when an epoch ends.
 
     They would measure the average of the epoch before otherwise, and a checkpoint would hold that of this epoch.
@@ -31,7 +28,7 @@ def stand_behind_averaging(trainer: "Trainer", kind: type) -> None:
         trainer.callbacks = [*others, *moved, *callbacks[end:]]
 
 
-def why_not_averaged(trainer: "Trainer") -> str:
+def why_not_averaged(trainer: Trainer) -> str:
     """Say why the weights cannot be averaged here; "" if they can."""
     library = library_of(trainer)
     theirs = (library.weight_averaging, library.stochastic_weight_averaging)
@@ -42,11 +39,7 @@ def why_not_averaged(trainer: "Trainer") -> str:
 
 
 def check_device(device: str) -> None:
-    """Raise unless an average can be kept on a device.
-
-    Raises:
-        MisconfigurationException: If this machine has no such device.
-    """
+    """Raise unless an average can be kept on a device."""
     try:
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError) as error:
@@ -55,7 +48,7 @@ def check_device(device: str) -> None:
         ) from error
 
 
-def go_on_from_raw_weights(pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
     """Resume from a checkpoint of an average: training goes on from its own weights, and the average from the rest."""
     try:
         raw = read_weights(checkpoint.pop(RAW_WEIGHTS))

@@ -1,21 +1,22 @@
 """Display of a check: for loggers, the progress bar, and callbacks that read `callback_metrics`."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
-from bu_torch.callbacks._dashboards import Dashboard, dashboards
-from bu_torch.callbacks._names import suffix_of
+from bu_torch.callbacks.dashboards import TensorBoard, dashboards
+from bu_torch.callbacks.lightning_trees import Callback, LightningModule, Trainer
 from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.run.settings import MeasurementSettings
 from bu_torch.signals.catalogue import SIGNALS
-from bu_torch.signals.details import Details
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
 
 _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
+_MEASURED = [field.name for field in fields(MeasurementSettings) if field.name not in ("cache", "averaging_device")]
+_MEASURED += ["every_n_epochs", "every_n_train_steps", "reference", "input_key", "label_key"]
 
 
 class Board:
@@ -25,9 +26,8 @@ class Board:
         self._suffix = ""  # of the names
         self._names: list[str] = []  # in `callback_metrics`
         self._withdrawn: dict[str, Tensor] = {}  # values that `callback_metrics` lacks until training ends
-        self._dashboards: list[Dashboard] = []
 
-    def set_up(self, trainer: "Trainer", callback: "Callback", monitors: list[Any]) -> None:
+    def set_up(self, trainer: Trainer, callback: Callback, monitors: list[Any]) -> None:
         """Choose the names, and arrange the curves of loggers that can."""
         self._suffix = suffix_of(callback, monitors)
         if self._suffix:
@@ -39,17 +39,11 @@ class Board:
         for dashboard in dashboards(trainer):
             dashboard.lay_out()
 
-    def find_dashboards(self, trainer: "Trainer") -> bool:
-        """Look for loggers that show more than scalars; True if there are some."""
-        self._dashboards = [] if self._suffix else dashboards(trainer)
-        return bool(self._dashboards)
+    def dashboards(self, trainer: Trainer) -> list[TensorBoard]:
+        """Loggers that show more than scalars."""
+        return [] if self._suffix else dashboards(trainer)
 
-    def show_details(self, details: Details, step: int) -> None:
-        """Show what is behind the numbers of a check."""
-        for dashboard in self._dashboards:
-            dashboard.show(details, step)
-
-    def show(self, trainer: "Trainer", pl_module: "LightningModule", check: dict[str, Any], step: int | None) -> None:
+    def show(self, trainer: Trainer, pl_module: LightningModule, check: dict[str, Any], step: int | None) -> None:
         """Log a check: with the epoch's other values, or at a step of its own."""
         measured = {f"{name}{self._suffix}": value for name, value in check.items() if name not in _LEFT_OUT}
         in_bar = {f"{name}{self._suffix}" for name in check if name in SIGNALS and SIGNALS[name].is_in_progress_bar}
@@ -68,15 +62,40 @@ class Board:
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in {**shown, **others}.items()})
         trainer.progress_bar_metrics.update(shown)
 
-    def withdraw(self, trainer: "Trainer") -> None:
+    def withdraw(self, trainer: Trainer) -> None:
         """Take the last check's values from `callback_metrics`: they are not those of the weights to come."""
         metrics = trainer.callback_metrics
         self._withdrawn |= {name: metrics.pop(name) for name in self._names if name in metrics}
         self._names = []
 
-    def put_back(self, trainer: "Trainer") -> None:
+    def put_back(self, trainer: Trainer) -> None:
         """Undo it for callbacks that look when an epoch or the training ends."""
         for name, value in self._withdrawn.items():
             trainer.callback_metrics.setdefault(name, value)
         self._names = [*self._names, *self._withdrawn]
         self._withdrawn = {}
+
+
+def suffix_of(callback: Any, monitors: Sequence[Any]) -> str:
+    """End of the names that `callback` logs: "" for the first of `monitors`, "_2" for the next that differs.
+
+    Those that measure alike log equal values, and share their names.
+    """
+    groups: list[list[Any]] = []  # the settings of callbacks that measure alike
+    for one in monitors:
+        settings = tuple(getattr(one, name) for name in _MEASURED)
+        number = next((n for n, group in enumerate(groups) if all(_equal(settings, other) for other in group)), None)
+        if number is None:
+            number = len(groups)
+            groups.append([])
+        groups[number].append(settings)
+        if one is callback:
+            return f"_{number + 1}" if number else ""
+    return ""
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    is_plain = all(isinstance(one, bool | int | float | str | dict | list) for one in (first, second))
+    return first is second or (is_plain and bool(first == second))

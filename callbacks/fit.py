@@ -10,35 +10,29 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks._lightning import MisconfigurationException, is_average_untouched
-from bu_torch.callbacks._optimizers import evaluation_weights
-from bu_torch.callbacks._processes import in_first
-from bu_torch.callbacks._silence import silence
-from bu_torch.callbacks._training_loss import training_loss
-from bu_torch.callbacks._weights_after_check import WeightsAfterCheck
 from bu_torch.callbacks.averages import check_device, why_not_averaged
 from bu_torch.callbacks.board import Board
-from bu_torch.callbacks.network import NetworkReader, has_lazy_layers
+from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, is_average_untouched
+from bu_torch.callbacks.network import NetworkReader, has_lazy_layers, silence
+from bu_torch.callbacks.optimizers import evaluation_weights
+from bu_torch.callbacks.processes import in_first
 from bu_torch.callbacks.samples import CheckSamples
 from bu_torch.callbacks.schedule import Schedule
 from bu_torch.callbacks.watch import Watch
+from bu_torch.callbacks.weights_after_check import WeightsAfterCheck
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.reading import seeded
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
-
     from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+
+LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # the first that is logged counts
 
 
 class Fit:
     """One training: prepared, checked when that is due, and ended.
-
-    Args:
-        callback: Whose arguments hold.
-        settings: Those of its arguments that the tracker needs.
 
     Attributes:
         tracker: What was measured, and the verdict.
@@ -59,7 +53,7 @@ class Fit:
         self.has_checked = False
         self.waits_for_average = False
 
-    def set_up(self, trainer: "Trainer") -> None:
+    def set_up(self, trainer: Trainer) -> None:
         """Find out whether weights can be averaged here."""
         if self.tracker.average is not None and (why := why_not_averaged(trainer)):
             self.tracker.average = None
@@ -67,7 +61,7 @@ class Fit:
         if self.tracker.average is not None and self._callback.averaging_device is not None:
             check_device(self._callback.averaging_device)
 
-    def begin(self, trainer: "Trainer", pl_module: "LightningModule") -> bool:
+    def begin(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Prepare, and open the record; False if the checks of before a resume count no more."""
         with self._clocks_of_others_stopped(trainer):
             started = time.perf_counter()
@@ -79,7 +73,7 @@ class Fit:
             self.tracker.begin(started, record_folder(trainer), self._given())
         return is_comparable
 
-    def start_batch(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any) -> None:
+    def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Read a batch as a check will, before the first one trains."""
         self.has_checked = False
         self._schedule.start_batch(trainer)
@@ -106,7 +100,7 @@ class Fit:
         if is_due and (line := self._samples.loss_weights.compare(loss, lambda: groundwork.n_classes)):
             rank_zero_info(line)
 
-    def end_batch(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
         self._watch.end_batch(trainer, pl_module)
         self.has_checked = False
@@ -114,7 +108,7 @@ class Fit:
             with self._clocks_of_others_stopped(trainer), self._watch.paused():
                 self._check(trainer, pl_module)
 
-    def end_epoch(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
         self.has_checked = False
         self._watch.end()
@@ -127,7 +121,7 @@ class Fit:
         elif self.tracker.history and self.tracker.history[-1]["epoch"] == trainer.current_epoch:
             self._board.put_back(trainer)
 
-    def end_training(self, trainer: "Trainer") -> None:
+    def end_training(self, trainer: Trainer) -> None:
         """Show the last check's values again."""
         self._board.put_back(trainer)
 
@@ -141,7 +135,7 @@ class Fit:
         self._network.release()
         self._watch.end()
 
-    def _check(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started = time.perf_counter()
         tracker = self.tracker
         has_waited, self.waits_for_average = self.waits_for_average, is_average_untouched(trainer)
@@ -161,7 +155,7 @@ class Fit:
         self.has_checked = True
         self._show(trainer, pl_module, started)
 
-    def _measure(self, trainer: "Trainer", pl_module: "LightningModule") -> dict[str, float]:
+    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """One pass over the perturbed inputs, shared out among the processes, and what it says."""
         logits = self._network.logits(trainer, pl_module)
 
@@ -173,15 +167,16 @@ class Fit:
 
         return in_first(trainer, work)
 
-    def _show(self, trainer: "Trainer", pl_module: "LightningModule", started: float) -> None:
+    def _show(self, trainer: Trainer, pl_module: LightningModule, started: float) -> None:
         """Log the check that was made, and write it to the record."""
         tracker, is_by_steps = self.tracker, self._schedule.is_by_steps
         # Where Lightning logs the scalars of the last batch, too; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
-        is_shown = self._board.find_dashboards(trainer)
-        details = tracker.predictions.details() if is_shown or tracker.account.path else None
+        dashboards = self._board.dashboards(trainer)
+        details = tracker.predictions.details() if dashboards or tracker.account.path else None
         if details is not None:
-            self._board.show_details(details, step)
+            for dashboard in dashboards:
+                dashboard.show(details, step)
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
         if not trainer.barebones:  # which logs nothing, and warns where one tries
             self._board.show(trainer, pl_module, tracker.history[-1], step if is_by_steps else None)
@@ -201,12 +196,12 @@ class Fit:
             given["class_weight"] = loss_weights.found
         return given
 
-    def _monitors(self, trainer: "Trainer") -> list[Any]:
+    def _monitors(self, trainer: Trainer) -> list[Any]:
         """Callbacks of this kind, this one among them."""
         return [one for one in trainer.callbacks if hasattr(one, "_fit") and isinstance(one._fit, Fit)]
 
     @contextmanager
-    def _clocks_of_others_stopped(self, trainer: "Trainer") -> Iterator[None]:
+    def _clocks_of_others_stopped(self, trainer: Trainer) -> Iterator[None]:
         """Do not count this callback's time as training time of the others."""
         started = time.perf_counter()
         try:
@@ -218,7 +213,7 @@ class Fit:
                     other.tracker.account.leave_out(seconds)
 
 
-def record_folder(trainer: "Trainer") -> Path | None:
+def record_folder(trainer: Trainer) -> Path | None:
     """Folder of this run's checkpoints, or of its logs; None if it keeps nothing on this machine's disk."""
     if trainer.fast_dev_run or trainer.barebones:
         return None
@@ -228,3 +223,19 @@ def record_folder(trainer: "Trainer") -> Path | None:
     if folder is None or "://" in str(folder) or not trainer.is_global_zero:
         return None
     return Path(folder)
+
+
+def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
+    """The training loss that the module has logged; None if there is none.
+
+    It is read off what training has logged in this epoch, by all processes, for it may be their mean
+    (`trainer.callback_metrics` also holds what validation has logged, and values of earlier epochs): the mean of the
+    epoch if the module logs it (`on_epoch=True`), else, and within an epoch, that of the last batch.
+    """
+    results = trainer._results
+    if results is None:
+        return None
+    logged = dict(results.metrics(on_step=True)["callback"])
+    if not is_within_epoch:
+        logged |= results.metrics(on_step=False)["callback"]
+    return next((float(logged[name]) for name in LOSSES if name in logged), None)

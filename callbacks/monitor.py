@@ -1,35 +1,34 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-from bu_torch.callbacks._habits import INSTEAD, without
-from bu_torch.callbacks._lightning import (
+from bu_torch.callbacks.averages import go_on_from_raw_weights, stand_behind_averaging
+from bu_torch.callbacks.fit import Fit
+from bu_torch.callbacks.habitual_arguments import INSTEAD, without
+from bu_torch.callbacks.lightning_trees import (
     FITTING,
     Callback,
+    LightningModule,
     MisconfigurationException,
+    Trainer,
     adopt_imported_trees,
     library_of,
 )
-from bu_torch.callbacks._optimizers import RAW_WEIGHTS
-from bu_torch.callbacks._reference import Reference, check_reference
-from bu_torch.callbacks.averages import go_on_from_raw_weights, stand_behind_averaging
-from bu_torch.callbacks.fit import Fit
+from bu_torch.callbacks.optimizers import RAW_WEIGHTS
+from bu_torch.callbacks.results import MonitorResults
+from bu_torch.callbacks.training_data import Reference, check_reference
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.tracker import Tracker
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
 
 
 @without(INSTEAD | dict.fromkeys(("monitor", "mode"), _DECIDES_NOTHING))
 @dataclass(kw_only=True, eq=False, repr=False)
-class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
+class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
     At the start of training the callback reads the training samples, finds their nearest neighbours and perturbs each
@@ -44,17 +43,14 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     - `expected_accuracy`, in [0, 1], larger is better: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
 
-    and, to the logger alone, five more, all read from the same predictions at the perturbed samples:
+    and, to the logger alone, five more in [0, 1], all read from the same predictions at the perturbed samples:
 
-    - `label_agreement`, in [0, 1]: share of perturbed samples that are predicted as labelled (1 minus the error rate on
-      perturbed samples of Ha et al., section 4.5);
-    - `vote_agreement`, in [0, 1]: the same with the votes of the labels nearby in place of the one label
-      (`bu_torch.LabelVotes`);
-    - `neighbor_agreement`, in [0, 1]: trust on a bounded scale, the sample that was perturbed left out
-      (`bu_torch.functional.neighbor_agreement`);
-    - `prediction_changes`, in [0, 1]: share of predictions that differ from the last check's, 1 at the first check;
-    - `omission`, in [0, 1], smaller is better: how much of the Bayes boundary does the boundary leave out, which a high
-      `boundary_uncertainty` does not tell? (`bu_torch.functional.omission`)
+    - `label_agreement`: share of perturbed samples that are predicted as labelled (Ha et al., section 4.5);
+    - `vote_agreement`: the same with the votes of the labels nearby in place of the one label (`bu_torch.LabelVotes`);
+    - `neighbor_agreement`: trust on a bounded scale (`bu_torch.functional.neighbor_agreement`);
+    - `prediction_changes`: share of predictions that differ from the last check's, 1 at the first check;
+    - `omission`, smaller is better: how much of the Bayes boundary does the boundary leave out?
+      (`bu_torch.functional.omission`)
 
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
     `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may.
@@ -87,9 +83,8 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
-            `boundary_uncertainty`, `trust_score`, `expected_accuracy`, `label_agreement`, `vote_agreement`,
-            `neighbor_agreement`, `prediction_changes`, `omission`, and `standard_error` of the difference between this
-            expected accuracy and the highest before; floats, NaN where a logit was not finite.
+            the eight numbers above, and `standard_error` of the difference between this expected accuracy and the
+            highest before; floats, NaN if a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, where there are none) with a row for each check,
@@ -129,28 +124,7 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
     def state_key(self) -> str:
         return self._generate_state_key()
 
-    @property
-    def tracker(self) -> Tracker:
-        """Measurements of this fit, and the verdict."""
-        return self._fit.tracker
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        return self.tracker.history
-
-    @property
-    def setup_seconds(self) -> float:
-        return self.tracker.account.setup_seconds
-
-    @property
-    def check_seconds(self) -> float:
-        return self.tracker.account.check_seconds
-
-    @property
-    def record_path(self) -> str:
-        return self.tracker.account.path
-
-    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         library_of(trainer)
         self.is_fitting = stage == FITTING
         if self.is_fitting:
@@ -158,39 +132,37 @@ class BoundaryUncertaintyMonitor(MeasurementSettings, Callback):
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
             self._fit.set_up(trainer)
 
-    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit.begin(trainer, pl_module)
 
-    def on_train_batch_start(
-        self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._fit.start_batch(trainer, pl_module, batch)
 
-    def on_before_backward(self, trainer: "Trainer", pl_module: "LightningModule", loss: Tensor) -> None:
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._fit.see_loss(loss)
 
     def on_train_batch_end(
-        self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._fit.end_batch(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit.end_epoch(trainer, pl_module)
 
-    def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit.end_training(trainer)
 
-    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.tracker.end("Training ended.")
 
-    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._fit.break_off()
         self.tracker.end(describe_exception(exception))
 
-    def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._fit.release()
 
-    def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == FITTING and RAW_WEIGHTS in checkpoint:
             go_on_from_raw_weights(pl_module, checkpoint)
 

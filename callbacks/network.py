@@ -1,27 +1,30 @@
 """Reading the network: in the trainer's precision, by all processes, without a trace."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bu_torch.callbacks._lightning import MisconfigurationException, measured_module
-from bu_torch.callbacks._processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
-from bu_torch.callbacks._silence import silence
 from bu_torch.callbacks.averages import SHARDED, WRAPPING
+from bu_torch.callbacks.lightning_trees import (
+    LightningModule,
+    MisconfigurationException,
+    Trainer,
+    library_of,
+    measured_module,
+)
+from bu_torch.callbacks.processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.internal.network import dtype_of, joined, logits_of
 from bu_torch.internal.traces import evaluation_mode
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import count_operations
 from bu_torch.samples.samples import IGNORED
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 CHANGE_INPUTS = (
@@ -37,10 +40,6 @@ ONE_TENSOR = (
 class NetworkReader:
     """Reads the logits of a trainer's network.
 
-    Args:
-        perturbation: As the callback's.
-        output_key: As the callback's.
-
     Attributes:
         takes_integers: Whether the samples are integers, before they are perturbed.
         passes_alone: Whether this process may call `forward` without the others.
@@ -55,7 +54,7 @@ class NetworkReader:
         self.passes_alone = True
         self.is_tried = False
 
-    def take(self, trainer: "Trainer", pl_module: "LightningModule", inputs: Tensor | PerturbedInputs) -> None:
+    def take(self, trainer: Trainer, pl_module: LightningModule, inputs: Tensor | PerturbedInputs) -> None:
         """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
         self._n_rows = len(inputs)
         if trainer.world_size > 1:
@@ -66,19 +65,16 @@ class NetworkReader:
         """Free the inputs."""
         self._inputs = None
 
-    def logits(self, trainer: "Trainer", pl_module: "LightningModule") -> Tensor:
+    def logits(self, trainer: Trainer, pl_module: LightningModule) -> Tensor:
         """Logits (n, J) of the weights that a checkpoint of this moment would hold."""
         module = measured_module(trainer, pl_module)
         with buffers_of_the_first(trainer, module):
             return gather(trainer, lambda: self.read(trainer, pl_module, module, self._taken), self._n_rows)
 
-    def try_out(self, trainer: "Trainer", pl_module: "LightningModule", n_classes: int | None) -> None:
+    def try_out(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
         """Read one batch as a check will, so that a module that cannot be read is refused before it has trained.
 
-        Args:
-            trainer: In training.
-            pl_module: The module.
-            n_classes: Columns that the logits must have, in the first process.
+        The first process knows the `n_classes` that the logits must have.
         """
         batch = next(iter(self._taken.split(self._batch_size(trainer, self._taken))))
         module = measured_module(trainer, pl_module)
@@ -91,7 +87,7 @@ class NetworkReader:
                 " `perturbation='tokens'`: as numbers they are moved to ids that mean something else."
             )
 
-    def count_operations(self, trainer: "Trainer", pl_module: "LightningModule", one: Tensor | None) -> int:
+    def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor | None) -> int:
         """Count those of a forward pass of one sample, which all processes make at once.
 
         Also finds out whether one process may pass alone, for `forward` may speak to the others.
@@ -110,18 +106,14 @@ class NetworkReader:
 
     def read(
         self,
-        trainer: "Trainer",
-        pl_module: "LightningModule",
+        trainer: Trainer,
+        pl_module: LightningModule,
         module: nn.Module,
         inputs: Tensor | PerturbedInputs,
         *,
         is_whole: bool = False,
     ) -> Tensor:
-        """Logits (n, J) of a module at `inputs` (n, ...), in batches, or in one of the whole.
-
-        Raises:
-            MisconfigurationException: If `forward` fails, or gives no logits.
-        """
+        """Logits (n, J) of a module at `inputs` (n, ...), in batches, or in one of the whole."""
         dtype = dtype_of(module, inputs)
         if not (inputs.is_floating_point() or keeps_integers(self._perturbation)):
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # as samples of integers are perturbed
@@ -152,7 +144,7 @@ class NetworkReader:
             raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
         return self._inputs
 
-    def _batch_size(self, trainer: "Trainer", inputs: Tensor | PerturbedInputs) -> int:
+    def _batch_size(self, trainer: Trainer, inputs: Tensor | PerturbedInputs) -> int:
         of_training: int = getattr(trainer.train_dataloader, "batch_size", None) or 1
         return max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training)
 
@@ -170,7 +162,7 @@ class NetworkReader:
         return f". A check calls `forward` with one tensor, as batches hold it, and gets logits (n, J). {CHANGE_INPUTS}"
 
 
-def can_be_passed(trainer: "Trainer", pl_module: "LightningModule") -> bool:
+def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
     """Tell if the module may pass samples before training."""
     return type(trainer.strategy).__name__ not in SHARDED and not has_lazy_layers(pl_module)
 
@@ -198,3 +190,26 @@ def _check_columns(logits: Tensor, n_classes: int) -> None:
             f" dataset or `on_after_batch_transfer`, not in `training_step`; samples to ignore have the label"
             f" {IGNORED}."
         )
+
+
+@contextmanager
+def silence(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
+    """Ignore `self.log`, `self.log_dict` and `self.logger` of the module and of those within it.
+
+    Otherwise what `forward` logs would enter the epoch's mean, or be refused in the hook that a check runs in.
+    """
+    library = library_of(trainer)
+    with ExitStack() as stack:
+        for part in pl_module.modules():
+            if isinstance(part, library.lightning_module):
+                own = vars(part)
+                stack.callback(own.__setitem__ if "log" in own else own.pop, "log", own.get("log"))
+                own["log"] = _ignore
+        if loggers := trainer.loggers:
+            stack.callback(setattr, trainer, "loggers", loggers)
+            trainer.loggers = [library.dummy_logger() for _ in loggers]
+        yield
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    pass

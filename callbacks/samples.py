@@ -9,13 +9,12 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.callbacks._lightning import MisconfigurationException
-from bu_torch.callbacks._loss_weights import LossWeights
-from bu_torch.callbacks._processes import in_first
-from bu_torch.callbacks._reference import is_pair
-from bu_torch.callbacks._training_data import batch_hooks, describe, read_pair, read_training_data
+from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer
+from bu_torch.callbacks.loss_weights import LossWeights
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
+from bu_torch.callbacks.processes import in_first
 from bu_torch.callbacks.schedule import Schedule
+from bu_torch.callbacks.training_data import batch_hooks, describe, is_pair, read_pair, read_training_data
 from bu_torch.internal.inputs import as_labels
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
@@ -25,8 +24,6 @@ from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import Samples, fewer_of
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
-
     from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
@@ -34,12 +31,6 @@ _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 
 class CheckSamples:
     """Reads the samples of a trainer, plans how many are looked at, and has them prepared.
-
-    Args:
-        callback: Whose arguments hold.
-        tracker: Prepares, in the first process.
-        network: Is told where to read the network.
-        schedule: Says what is visited between two checks.
 
     Attributes:
         loss_weights: Class weights of the module's loss, in the first process.
@@ -56,15 +47,8 @@ class CheckSamples:
         self._tracker, self._network, self._schedule = tracker, network, schedule
         self.loss_weights = LossWeights()
 
-    def prepare(self, trainer: "Trainer", pl_module: "LightningModule") -> bool:
-        """Compute all that does not depend on the network.
-
-        Returns:
-            False if a run resumes with other samples, so that the checks before count no more.
-
-        Raises:
-            MisconfigurationException: If samples cannot be found, or are not fit for the method.
-        """
+    def prepare(self, trainer: Trainer, pl_module: LightningModule) -> bool:
+        """Compute all that does not depend on the network; False if a run resumes with other samples than before."""
         if trainer.reload_dataloaders_every_n_epochs and self._callback.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
         found: list[Samples] = []  # in the first process alone
@@ -86,7 +70,7 @@ class CheckSamples:
             )
         return is_comparable
 
-    def _read_here(self, trainer: "Trainer", pl_module: "LightningModule", found: list[Samples]) -> Tensor | None:
+    def _read_here(self, trainer: Trainer, pl_module: LightningModule, found: list[Samples]) -> Tensor | None:
         """Add the samples to `found`; the input of one of them, to count operations by."""
         labels: list[Tensor] = []
         with self._explained(labels):
@@ -111,13 +95,16 @@ class CheckSamples:
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
 
     def _prepare_here(
-        self, trainer: "Trainer", pl_module: "LightningModule", found: list[Samples], n_operations: int
+        self, trainer: Trainer, pl_module: LightningModule, found: list[Samples], n_operations: int
     ) -> tuple[PerturbedInputs, Plan | None, tuple[str, bool, int]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
+        groundwork = self._tracker.groundwork
         samples = found.pop()  # which alone holds them, so that those that are left out are free
         with self._explained([samples.labels]):
-            samples, n_draws = self._plan(trainer, samples, n_operations)
-            draws = "1 draw" if n_draws == 1 else f"{n_draws} draws"
+            if groundwork.plan is None:  # a resumed run has one
+                groundwork.plan = self._planned(trainer, samples.n_training, n_operations)
+            samples = fewer_of(samples, groundwork.plan.n_samples, self._callback.seed)
+            draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
             rank_zero_info(f"Boundary uncertainty looks at {describe(samples)}, {draws} each, {self._schedule}.")
             if self._callback.class_weight is None:
                 labels = as_labels(samples.labels, len(samples.inputs))
@@ -130,15 +117,14 @@ class CheckSamples:
                 has_progress_bar=trainer.progress_bar_callback is not None,
                 class_weight=self.loss_weights.found,
             )
-            for line in self._tracker.groundwork.lines():
+            for line in groundwork.lines():
                 rank_zero_info(line)
-        groundwork = self._tracker.groundwork
         inputs = groundwork.perturbed
         if trainer.world_size > 1:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
         return inputs, groundwork.plan, (fingerprint, groundwork.is_restored, groundwork.n_samples)
 
-    def _read(self, trainer: "Trainer", pl_module: "LightningModule") -> Samples:
+    def _read(self, trainer: Trainer, pl_module: LightningModule) -> Samples:
         asked = self._callback
         trial = max(_TRIAL_SAMPLES, asked.n_neighbors) if trainer.fast_dev_run else None
 
@@ -158,7 +144,7 @@ class CheckSamples:
             transform=batch_hooks(trainer, pl_module),
         )
 
-    def _module_as_space(self, trainer: "Trainer", pl_module: "LightningModule") -> nn.Module | None:
+    def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
         # Features of a network that has learnt these labels already would tell them by heart.
         is_asked_for = self._callback.feature_extractor == "module"
@@ -174,13 +160,7 @@ class CheckSamples:
             )
         return None
 
-    def _plan(self, trainer: "Trainer", samples: Samples, n_operations: int) -> tuple[Samples, int]:
-        """Choose as many samples as the budget allows, and how many draws; a resumed run has decided that."""
-        groundwork = self._tracker.groundwork
-        plan = groundwork.plan = groundwork.plan or self._planned(trainer, samples.n_training, n_operations)
-        return fewer_of(samples, plan.n_samples, self._callback.seed), plan.n_draws
-
-    def _planned(self, trainer: "Trainer", n_training: int, n_operations: int) -> Plan:
+    def _planned(self, trainer: Trainer, n_training: int, n_operations: int) -> Plan:
         takes_all = self._callback.max_samples is None and is_pair(self._callback.reference)
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Different samples that all processes train on between two checks.

@@ -2,21 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+from bu_torch.callbacks.lightning_trees import Trainer
 
 
 class Schedule:
-    """Checks at the end of every n-th epoch, or after every n-th optimiser step.
-
-    Args:
-        every_n_epochs: Not used if there are steps.
-        every_n_train_steps: None for epochs.
-    """
+    """Checks at the end of every n-th epoch, or after every n-th optimiser step unless that is None."""
 
     def __init__(self, every_n_epochs: int, every_n_train_steps: int | None) -> None:
         self._epochs, self._steps = every_n_epochs, every_n_train_steps
@@ -36,21 +30,21 @@ class Schedule:
         n, unit = (self._epochs, "epoch") if self._steps is None else (self._steps, "step")
         return f"after every {unit}" if n == 1 else f"every {n} {unit}s"
 
-    def start_batch(self, trainer: "Trainer") -> None:
+    def start_batch(self, trainer: Trainer) -> None:
         """Remember the step before a batch."""
         self._step_before = trainer.global_step
 
-    def is_due_after_batch(self, trainer: "Trainer") -> bool:
+    def is_due_after_batch(self, trainer: Trainer) -> bool:
         """Tell if the batch that ends has made the step of a check."""
         before, self._step_before = self._step_before, trainer.global_step
         # A batch may make no step, or several: with accumulated gradients, with several optimisers.
         return self._steps is not None and trainer.global_step // self._steps > before // self._steps
 
-    def is_due_after_epoch(self, trainer: "Trainer") -> bool:
+    def is_due_after_epoch(self, trainer: Trainer) -> bool:
         """Tell if the epoch that ends is one of a check."""
         return self._steps is None and (trainer.current_epoch + 1) % self._epochs == 0
 
-    def n_batches(self, trainer: "Trainer") -> float:
+    def n_batches(self, trainer: Trainer) -> float:
         """Batches of one process from one check by steps to the next, or in an epoch."""
         n_batches = trainer.num_training_batches
         if self._steps is not None:  # each of several optimisers makes a step a batch
@@ -58,7 +52,7 @@ class Schedule:
             n_batches = min(n_batches, math.ceil(self._steps / max(steps_of_batch, 1e-9)))
         return n_batches
 
-    def warn(self, trainer: "Trainer", history: Sequence[dict[str, Any]]) -> None:
+    def warn(self, trainer: Trainer, history: Sequence[dict[str, Any]]) -> None:
         """Warn before training if no check will be made, or if a run resumes without one."""
         if self._steps is None:
             self._warn_of_late_epochs(trainer)
@@ -66,7 +60,7 @@ class Schedule:
             self._warn_of_few_steps(trainer, self._steps)
         self._warn_of_a_missed_check(trainer, history)
 
-    def warn_of_uncounted_steps(self, trainer: "Trainer") -> None:
+    def warn_of_uncounted_steps(self, trainer: Trainer) -> None:
         """Warn when the first epoch ends if Lightning counts no steps."""
         is_uncounted = self.is_by_steps and trainer.global_step == 0 and trainer.current_epoch == 0
         if is_uncounted and not trainer.fast_dev_run:
@@ -75,7 +69,7 @@ class Schedule:
                 " of `self.optimizers()` alone; `every_n_epochs=` needs no count."
             )
 
-    def _warn_of_late_epochs(self, trainer: "Trainer") -> None:
+    def _warn_of_late_epochs(self, trainer: Trainer) -> None:
         if trainer.num_training_batches == math.inf and trainer.max_steps != -1:
             rank_zero_warn(
                 "The length of the training data is not known, and boundary uncertainty is measured at the end of an"
@@ -86,7 +80,7 @@ class Schedule:
         if epochs is not None and 0 < epochs < self._epochs and not trainer.fast_dev_run:
             rank_zero_warn(f"No check is made in {epochs} epochs with `every_n_epochs={self._epochs}`.")
 
-    def _warn_of_few_steps(self, trainer: "Trainer", every: int) -> None:
+    def _warn_of_few_steps(self, trainer: Trainer, every: int) -> None:
         n_steps = math.inf if trainer.max_steps == -1 else float(trainer.max_steps)
         if trainer.max_epochs not in (None, -1) and trainer.num_training_batches != math.inf:
             of_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
@@ -94,7 +88,7 @@ class Schedule:
         if 0 < n_steps < every and not trainer.fast_dev_run and trainer.lightning_module.automatic_optimization:
             rank_zero_warn(f"No check is made in {n_steps:.0f} steps with `every_n_train_steps={every}`.")
 
-    def _warn_of_a_missed_check(self, trainer: "Trainer", history: Sequence[dict[str, Any]]) -> None:
+    def _warn_of_a_missed_check(self, trainer: Trainer, history: Sequence[dict[str, Any]]) -> None:
         """A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check."""
         if not history:
             return

@@ -2,36 +2,31 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks._companions import KeeperMixin
-from bu_torch.callbacks._concluder import bring_default_checkpoints_back
-from bu_torch.callbacks._endings import restore, why_ended
-from bu_torch.callbacks._habits import INSTEAD, without
-from bu_torch.callbacks._install import install
-from bu_torch.callbacks._lightning import FITTING, MisconfigurationException, library_of
-from bu_torch.callbacks._memory_keeper import MemoryKeeperMixin
-from bu_torch.callbacks._optimizers import RAW_WEIGHTS
-from bu_torch.callbacks._verdict_bearer import VerdictBearerMixin
-from bu_torch.callbacks._weights_after_check import WeightsAfterCheck
+from bu_torch.callbacks.companion import Companion
+from bu_torch.callbacks.concluder import bring_default_checkpoints_back
+from bu_torch.callbacks.habitual_arguments import INSTEAD, without
+from bu_torch.callbacks.installation import install
+from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
+from bu_torch.callbacks.lightning_trees import FITTING, LightningModule, MisconfigurationException, Trainer, library_of
 from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+from bu_torch.callbacks.optimizers import RAW_WEIGHTS
+from bu_torch.callbacks.results import StoppingResults
+from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
+from bu_torch.callbacks.weights_after_check import WeightsAfterCheck
 from bu_torch.internal.inputs import check_flag
-from bu_torch.internal.printing import cleaned
 from bu_torch.rule.rules import as_rule
-from bu_torch.run import messages
 from bu_torch.run.settings import MeasurementSettings, Settings
 from bu_torch.signals.catalogue import SIGNALS
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 
 @without(INSTEAD)
 @dataclass(kw_only=True, eq=False, repr=False)
-class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
+class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
@@ -54,15 +49,12 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
         dirpath: Folder of the checkpoint and the record; None for that of `ModelCheckpoint`, within the logger's folder
             or `default_root_dir`.
         filename: Name of the checkpoint, a template as of `ModelCheckpoint`, with the names of `history` and of what
-            the module logs: `"{epoch}-{expected_accuracy:.3f}"`. None for `"boundary-{epoch}-{step}"`. Where the file
-            exists, as without `{epoch}`, a version is added (`-v1`): the best before is deleted only when the new one
-            is whole. A run that resumes leaves the best file of before: others may be named by that template, too.
+            the module logs: `"{epoch}-{expected_accuracy:.3f}"`. None for `"boundary-{epoch}-{step}"`. If the file
+            exists, a version is added (`-v1`). A run that resumes does not delete the earlier best file of such a name.
         save_weights_only: Leave out of the checkpoint what a run resumes from: the states of optimisers, schedulers and
-            callbacks. The file can be tested and loaded, but `fit(ckpt_path=...)` refuses it; a `ModelCheckpoint` of
-            yours may save what can be resumed. Refused beside `WeightAveraging`, whose average Lightning leaves out of
-            such files.
-        verbose: Log a line when the score improves, and one when a checkpoint is saved or is not the best, in the words
-            of `EarlyStopping` and `ModelCheckpoint`.
+            callbacks. The file can be tested and loaded, but `fit(ckpt_path=...)` refuses it. Refused beside
+            `WeightAveraging`, whose average Lightning leaves out of such files.
+        verbose: Log improvements and checkpoints in the words of `EarlyStopping` and `ModelCheckpoint`.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
             `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; and all of `BoundaryUncertaintyMonitor`.
 
@@ -114,7 +106,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     def _clear(self) -> None:
         super()._clear()
         self.stopping_reason = ""
-        self._is_concluded = False
         self._bearer: VerdictBearerMixin | None = None
         self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
         self._key_of_rule: tuple[Any, str] | None = None
@@ -133,35 +124,11 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             self._key_of_rule = self.rule, self._generate_state_key(rule=as_rule(self.rule).name)
         return self._key_of_rule[1]
 
-    @property
-    def best_epoch(self) -> int | None:
-        kept = self._kept()
-        return None if kept is None else kept["epoch"]
-
-    @property
-    def best_step(self) -> int | None:
-        kept = self._kept()
-        return None if kept is None else kept.get("step")
-
-    @property
-    def best_score(self) -> float | None:
-        kept = self._kept()
-        return None if kept is None else kept[self.score_name]
-
-    @property
-    def best_model_path(self) -> str:
-        return "" if self._keeper is None else self._keeper.best_model_path
-
-    @property
-    def stopped_epoch(self) -> int | None:
-        return self._bearer.stopped_epoch if self._bearer is not None and self._bearer.has_stopped else None
-
-    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == FITTING:
-            if self.restore_best_weights and any(
-                isinstance(c, library_of(trainer).stochastic_weight_averaging) for c in trainer.callbacks
-            ):
+            averaging = library_of(trainer).stochastic_weight_averaging
+            if self.restore_best_weights and any(isinstance(one, averaging) for one in trainer.callbacks):
                 rank_zero_warn(
                     "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
                     " the kept epoch are put back over it: `restore_best_weights=False` leaves the average."
@@ -174,12 +141,16 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                     " for all but one."
                 )
             bring_default_checkpoints_back(trainer, pl_module)
-            self._bearer, self._keeper = install(trainer, self)
-            for companion in (self._bearer, self._keeper):
-                companion.setup(trainer, pl_module, stage)
+            self._install(trainer, pl_module)
             self._check_saving(trainer)
 
-    def _check_saving(self, trainer: "Trainer") -> None:
+    def _install(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Companion, Companion]:
+        companions = self._bearer, self._keeper = install(trainer, self)
+        for companion in companions:
+            companion.setup(trainer, pl_module, FITTING)
+        return companions
+
+    def _check_saving(self, trainer: Trainer) -> None:
         """Refuse or warn of what cannot be saved as asked for."""
         if isinstance(self._keeper, MemoryKeeperMixin):
             given = [name for name in ("dirpath", "filename", "save_weights_only") if getattr(self, name)]
@@ -187,9 +158,8 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                 names = ", ".join(f"`{name}`" for name in given)
                 rank_zero_warn(f"The trainer writes no checkpoints: {names} has no effect.")
             return
-        if self.save_weights_only and any(
-            isinstance(one, library_of(trainer).weight_averaging) for one in trainer.callbacks
-        ):
+        averaging = library_of(trainer).weight_averaging
+        if self.save_weights_only and any(isinstance(one, averaging) for one in trainer.callbacks):
             raise MisconfigurationException(
                 "`save_weights_only=True` cannot be used beside WeightAveraging: Lightning leaves its average, which is"
                 " what is measured, out of such a checkpoint."
@@ -203,18 +173,18 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
                     f" '{{epoch}}-{{expected_accuracy:.3f}}', got {self.filename!r}: {error}"
                 ) from error
 
-    def on_fit_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Do nothing: a companion calls `conclude` when all other callbacks have ended."""
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Do nothing: a companion concludes the fit when all other callbacks have ended."""
 
-    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
-        """Do nothing but stop watching: a companion calls `conclude`."""
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Do nothing but stop watching: a companion concludes the fit."""
         self._fit.break_off()
 
-    def on_save_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.tracker.average is not None and (raw := self.tracker.average.put_aside()):
             checkpoint[RAW_WEIGHTS] = raw
 
-    def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(trainer, pl_module, checkpoint)
         # Lightning skips a state whose key it does not know, and the key holds the rule's name. The state of another
         # rule is passed on under today's key: the tracker warns of what has changed.
@@ -226,13 +196,11 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
             if left:
                 states[self.state_key] = states.pop(left[0])
 
-    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._fit.begin(trainer, pl_module):
             return
         rank_zero_warn("Patience and the best epoch start anew.")
-        self._bearer, self._keeper = install(trainer, self)
-        for companion in (self._bearer, self._keeper):
-            companion.setup(trainer, pl_module, FITTING)
+        for companion in self._install(trainer, pl_module):
             companion.on_train_start(trainer, pl_module)
 
     @property
@@ -244,54 +212,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
     def new_score(self) -> float | None:
         """Score of the check that was made in the hook that runs; None if none was made, or if it does not count."""
         return self.tracker.checks.last_score if self._fit.has_checked else None
-
-    def conclude(self, trainer: "Trainer", exception: BaseException | None = None) -> None:
-        """Restore the kept epoch, and say in a line what was kept and why training ended."""
-        if trainer.state.fn != FITTING or trainer.fast_dev_run or self._is_concluded:
-            return
-        self._is_concluded = True
-        self.stopping_reason = why_ended(trainer, exception, self._bearer)
-        self.tracker.end(
-            self.stopping_reason,
-            kept_epoch=self.best_epoch,
-            kept_step=self.best_step,
-            stopped_epoch=self.stopped_epoch,
-            best_model_path=self.best_model_path,
-        )
-        kept = self._kept()
-        if kept is None:
-            if trainer.current_epoch:
-                why = messages.why_none_kept(self.tracker.checks)
-                name = "every_n_epochs" if self.every_n_train_steps is None else "every_n_train_steps"
-                why += "" if self.history else f" (`{name}={getattr(self, name)}`)"
-                why += (
-                    ": the average of WeightAveraging was not updated before it" if self._fit.waits_for_average else ""
-                )
-                rank_zero_info(f"Boundary uncertainty kept no epoch: {why}. {self.stopping_reason}")
-            return
-        is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
-        how = restore(trainer, self._keeper) if is_graceful and self.restore_best_weights else "not "
-        where = f", its checkpoint is {cleaned(self.best_model_path)}" if self.best_model_path else ""
-        assert self.tracker.checks.selection is not None  # noqa: S101  (there is a rule)
-        title, unit = self.tracker.checks.selection.title, as_rule(self.rule).unit
-        is_early = kept is self.history[-1] and self.stopped_epoch is None and exception is None
-        longer = " That was the last check: longer training may be better." if is_early else ""
-        name, highest = self.score_name, self.tracker.checks.highest
-        equal = ""
-        if highest is not None and highest[name] > kept[name]:
-            equal = f", half a standard error or less below the {highest[name]:.4f} of {self._place(highest)}"
-        rank_zero_info(
-            f"Boundary uncertainty kept {self._place(kept)} ({title}: {kept[name]:.4f}{unit and f' {unit}'}{equal}):"
-            f" its {'averaged ' if self.tracker.average is not None else ''}weights are {how}in the model"
-            f"{where}. {self.stopping_reason.rstrip('.')}.{longer} {messages.cost(self.tracker.account)}"
-        )
-        if line := self.tracker.unrecognised(kept):
-            rank_zero_info(line)
-
-    def _place(self, check: dict[str, Any]) -> str:
-        if self.every_n_train_steps is not None and "step" in check:
-            return f"step {check['step']} of epoch {check['epoch']}"
-        return f"epoch {check['epoch']}"
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -306,15 +226,6 @@ class BoundaryUncertaintyStopping(Settings, BoundaryUncertaintyMonitor):
 
     def _tracked_settings(self) -> MeasurementSettings:
         return Settings.of(self)
-
-    @property
-    def score_name(self) -> str:
-        """The entry of `history` that decides."""
-        return self.tracker.checks.score_name
-
-    def _kept(self) -> dict[str, Any] | None:
-        """The kept check, if a fit has saved it."""
-        return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.kept
 
 
 def _trial_values() -> dict[str, torch.Tensor]:

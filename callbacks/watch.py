@@ -1,43 +1,50 @@
-"""Watching the first batches: does training call the network as a check does?"""
+"""Watching the first batches: does training call the network as a check does?
+
+A module may prepare its inputs in `training_step`, where nothing can be read off. Then a check would look at inputs
+that the network never meets.
+"""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor, nn
 
-from bu_torch.callbacks._lightning import MisconfigurationException
-from bu_torch.callbacks._witness import AFTER_BYTES, Witness
 from bu_torch.callbacks.averages import SHARDED
+from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer
 from bu_torch.callbacks.network import CHANGE_INPUTS, ONE_TENSOR, NetworkReader
 from bu_torch.samples.batches import split_batch
 from bu_torch.samples.samples import UnreadableError
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 _MOST_BATCHES = 5  # until the network has been called
 _OF_BYTES = (
     "A check calls `forward` with floating-point numbers: let it scale them as it does bytes, or scale them in"
     " `on_after_batch_transfer`."
 )
+_CLOSE = 1e-3  # relative to the spread of the values, in which autocast may round them
+_SHIFTED = 0.5  # standard deviations
+_STRETCHED = 2.0
+_KEPT = 0.2  # of the values
+_MASKED = 0.95
+AFTER_BYTES = ", behind a layer that takes integers"
+
+
+# The tensors that a module was called with, by the names of the keywords or their places.
+_Call = dict[str | int, Tensor]
 
 
 class Watch:
-    """Compares what the network gets in training with what a check gives it.
-
-    Args:
-        network: How a check reads it.
-        keys: Of inputs and labels in a batch, as the callback's.
-    """
+    """Compares what the network gets in training with what a check gives it."""
 
     def __init__(self, network: NetworkReader, keys: tuple[str | int | None, str | int | None]) -> None:
         self._network, self._keys = network, keys
         self._witness: Witness | None = None
         self._n_batches = 0
 
-    def begin(self, trainer: "Trainer", pl_module: "LightningModule", batch: Any) -> None:
+    def begin(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Prepare to compare what the network gets in this step with what a check would give it."""
         if type(trainer.strategy).__name__ in SHARDED or not Witness.can_watch(pl_module):
             return
@@ -63,12 +70,8 @@ class Watch:
         if self._witness is not None:
             self._witness.watch()
 
-    def end_batch(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        """Compare the calls of the batch that has ended; all processes together, whatever each has seen.
-
-        Raises:
-            MisconfigurationException: If the network got other inputs than a check would give it.
-        """
+    def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare the calls of the batch that has ended; all processes together, whatever each has seen."""
         witness = self._witness
         if witness is None:
             return
@@ -82,9 +85,9 @@ class Watch:
                 " hold, and would measure where the network never is."
                 f" {ONE_TENSOR if 'tensors' in objection else _OF_BYTES if AFTER_BYTES in objection else CHANGE_INPUTS}"
             )
-        has_seen = trainer.strategy.reduce_boolean_decision(witness.has_seen, all=False)
+        has_seen = trainer.strategy.reduce_boolean_decision(bool(witness.got), all=False)
         is_enough = has_seen or self._n_batches == _MOST_BATCHES or trainer.is_last_batch
-        if is_enough and not has_seen and witness.has_rehearsed:
+        if is_enough and not has_seen and witness.expected:
             rank_zero_warn(
                 f"Training has not called `{type(pl_module).__name__}`, nor its first layers, as a check does: by"
                 " `forward`. If `training_step` goes another way through the network, the scores do not describe the"
@@ -92,3 +95,189 @@ class Watch:
             )
         if is_enough:
             self.end()
+
+
+class Witness:
+    """Compares the first call of a training step with that of a check of the same inputs.
+
+    The module itself is looked at where the step calls it (`self(x)`), else the first of its parts that a check calls
+    (`self.net(x)`), or the first part of that one, down to the first that has none. All of these get their inputs
+    before anything has run that dropout or batch norm could change.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.expected: dict[nn.Module, _Call] = {}  # calls of a check
+        self.got: dict[nn.Module, _Call] = {}  # those of training
+        self._labels: Tensor | None = None
+        self._handles: list[Any] = []
+
+    @staticmethod
+    def can_watch(module: nn.Module) -> bool:
+        """Tell if the calls of this module can be seen without changing how it runs: not those of compiled ones."""
+        if getattr(module, "_compiler_ctx", None) is not None:
+            return False
+        return not any(
+            type(part).__name__ == "OptimizedModule"
+            or getattr(part, "_compiled_call_impl", None) is not None
+            or isinstance(part, torch.jit.ScriptModule)
+            for part in module.modules()
+        )
+
+    def rehearse(self, check: Callable[[], Any], labels: Tensor) -> None:
+        """Make the call of a check, and remember what the module and its first parts get.
+
+        A `forward` that takes the `labels` of the batch too is no different for it.
+        """
+        self._labels = _kept(labels)
+        self._listen(list(self._module.modules()), self.expected, until_one_returns=True)
+        try:
+            check()
+        finally:
+            self.leave()
+
+    def watch(self) -> None:
+        """Look at the next calls in training."""
+        self.got.clear()
+        self._listen(list(self.expected), self.got)
+
+    def leave(self) -> None:
+        """Take all hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def objection(self) -> str:
+        """Say how the call in training differed from that of a check; "" if it did not, or if none was seen."""
+        of_bytes = ""
+        for module, expected in self.expected.items():  # the module itself comes first
+            if module not in self.got:
+                continue
+            if found := difference(expected, self.got[module], self._labels):
+                return f"{found}{of_bytes}"
+            if not _is_cast(expected, self.got[module]):
+                return ""
+            # What takes bytes may scale them, and leave numbers as they are: its parts tell.
+            of_bytes = AFTER_BYTES
+        return ""
+
+    def _listen(
+        self, modules: list[nn.Module], seen: dict[nn.Module, _Call], *, until_one_returns: bool = False
+    ) -> None:
+        listener = _Listener(seen)
+        self._handles = [
+            module.register_forward_pre_hook(listener, with_kwargs=True, prepend=True) for module in modules
+        ]
+        if until_one_returns:
+            self._handles += [module.register_forward_hook(listener.end) for module in modules]
+
+
+class _Listener:
+    """A hook that remembers the first call of each module; a copy of the module gets one that is deaf."""
+
+    def __init__(self, seen: dict[nn.Module, _Call]) -> None:
+        self.seen = seen
+        self.has_ended = False
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module not in self.seen and not self.has_ended:
+            named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+            # Without tensors it is no batch of inputs: DistributedDataParallel calls the module with the arguments of
+            # `training_step`.
+            if tensors := {name: _kept(value) for name, value in named if isinstance(value, Tensor)}:
+                self.seen[module] = tensors
+
+    def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Listen no more: a module has returned."""
+        self.has_ended = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Deaf, ()
+
+
+class _Deaf:
+    """A hook that does nothing."""
+
+    def __call__(self, *_: Any) -> None:
+        pass
+
+    end = __call__
+
+
+def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], labels: Tensor | None) -> str:
+    """Say how two calls differ; "" if one has the other's values, or values that are distributed alike.
+
+    Values differ in the augmentation and mixing of samples: the mean of a batch stays what it is, and so, nearly, does
+    its spread. Values that are shifted or stretched are other units.
+    """
+    # A number that all samples share (a temperature, a rate) is no input.
+    expected, got = ({name: value for name, value in call.items() if value.numel() > 1} for call in (expected, got))
+    if labels is not None:
+        got = {name: value for name, value in got.items() if not _is_of(value, labels)}
+    if not expected or not got:
+        return ""
+    if len(got) > len(expected):
+        names = ", ".join(str(name) if isinstance(name, str) else f"argument {name}" for name in got)
+        return f"{len(got)} tensors ({names}), of which a check has one"
+    pairs = zip(expected.values(), got.values(), strict=False)
+    return next((found for first, second in pairs if (found := _difference(first, second))), "")
+
+
+def _difference(expected: Tensor, got: Tensor) -> str:
+    if expected.numel() == got.numel() and _is_close(expected.flatten(), got.flatten()):
+        return ""
+    if expected.shape[1:] != got.shape[1:]:
+        return f"shape {tuple(got.shape)} in place of {tuple(expected.shape)}"
+    if not expected.is_floating_point() and not got.is_floating_point():
+        return ""  # numbers of tokens have no units
+    if expected.shape == got.shape and _is_close(expected.double().mean(dim=0), got.double().mean(dim=0)):
+        return ""  # mixed with one another
+    if expected.shape == got.shape and _is_partly_kept(expected.double(), got.double()):
+        return ""  # masked, or erased in parts
+    before, after = expected.double(), got.double()
+    spread, found = float(before.std()), float(after.std())
+    shift = abs(float(after.mean() - before.mean()))
+    is_shifted = shift > _SHIFTED * max(spread, found)
+    is_stretched = max(spread, found) > _STRETCHED * min(spread, found)
+    if not (is_shifted or is_stretched):
+        return ""
+    return (
+        f"values of mean {float(after.mean()):.3g} and standard deviation {found:.3g} in place of"
+        f" {float(before.mean()):.3g} and {spread:.3g}"
+    )
+
+
+def _kept(values: Tensor) -> Tensor:
+    """A copy on the CPU, where all numbers of all devices have their place."""
+    return values.detach().to("cpu", copy=True)
+
+
+def _is_cast(expected: _Call, got: _Call) -> bool:
+    """Tell if training hands over integers where a check hands over floating-point numbers."""
+    pairs = zip(expected.values(), got.values(), strict=False)
+    return any(first.is_floating_point() and not second.is_floating_point() for first, second in pairs)
+
+
+def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:
+    """Tell if many of the values that are not 0 are what they were."""
+    is_told = expected.abs() > _CLOSE * expected.abs().max()  # 0 is 0 in any unit
+    is_kept = (expected - got).abs() <= _CLOSE * expected.abs()
+    # Dropout stretches what it leaves; no change of units makes a 0 of another value.
+    is_masked = _KEPT < float((got == 0)[is_told].double().mean()) < _MASKED
+    return is_masked or bool(is_kept[is_told].double().mean() > _KEPT)
+
+
+def _is_of(value: Tensor, labels: Tensor) -> bool:
+    """Tell if a tensor holds the labels: as they are, as a column, or one-hot."""
+    flat = labels.flatten()
+    if value.numel() == flat.numel():
+        return bool((value.flatten() == flat).all())
+    if value.ndim != 2 or len(value) != len(flat):
+        return False
+    return bool(((value == 0) | (value == 1)).all()) and bool((value.to(torch.int8).argmax(dim=1) == flat).all())
+
+
+def _is_close(first: Tensor, second: Tensor) -> bool:
+    first, second = first.double(), second.double()
+    scale = float(first.std()) if first.numel() > 1 else float(first.abs().max())
+    return bool(((first - second).abs() <= _CLOSE * max(scale, 1e-12)).all())

@@ -19,6 +19,17 @@ settings.load_profile("brief")
 os.environ["BU_TORCH_CACHE"] = "off"  # also for processes that tests start
 
 
+def pytest_addoption(parser):
+    parser.addoption("--no-skips", action="store_true", help="fail if a test is skipped")
+
+
+def pytest_sessionfinish(session):
+    if session.config.getoption("no_skips"):
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter.stats.get("skipped"):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(autouse=True)
 def global_state_is_left_alone(request):
     """Each test sees, and must leave, the same global switches; a test that trains may move the random state."""

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,9 +25,11 @@ from bu_torch import (
     LabelVotes,
     LayerFeatures,
     NeighborGraph,
+    PatchFeatures,
     PrototypeClassifier,
     SelectionRule,
     Signals,
+    TokenFeatures,
     TrustScore,
 )
 from bu_torch.internal.inputs import check_flag, check_integer, check_number
@@ -63,6 +66,8 @@ REFUSED = {
     BoundaryUncertainty: MEASURED,
     Signals: MEASURED,
     FeatureSpace: SPACE | SEED,
+    PatchFeatures: dict.fromkeys(("n_patches", "size", "n_cells"), ("be an integer >= 1", 0, 1.5)) | SEED,
+    TokenFeatures: {"n_components": ("be an integer >= 1", 0)} | SEED,
     PrototypeClassifier: {"n_prototypes": ("be an integer >= 1", 0, "bic")} | SEED,
     TrustScore: {
         "filtering": ("be None, 'density' or 'disagreement'", "uncertainty"),
@@ -122,6 +127,7 @@ def test_what_other_options_supersede_is_no_option(made):
 @pytest.mark.parametrize(
     ("made", "arguments", "message"),
     [
+        (partial(BoundaryUncertaintyStopper, X, Y), {"patience": -1}, "`patience` must be an integer >= 0, got -1"),
         (BoundaryUncertaintyMonitor, {"n_neighbors": 1}, "`n_neighbors` must be an integer >= 2, got 1"),
         (BoundaryUncertaintyMonitor, {"every_n_epochs": 0}, "`every_n_epochs` must be an integer >= 1"),
         (BoundaryUncertaintyMonitor, {"reference": X}, "`reference` must be a pair .*, a Dataset or a DataLoader, got"),
@@ -130,14 +136,9 @@ def test_what_other_options_supersede_is_no_option(made):
         (BoundaryUncertaintyStopping, {"restore_best_weights": 1}, "`restore_best_weights` must be True or False"),
     ],
 )
-def test_a_callback_says_so_as_lightning_does(made, arguments, message):
-    with pytest.raises(MisconfigurationException, match=message):
+def test_a_callback_says_so_as_lightning_does_and_a_stopper_too(made, arguments, message):
+    with pytest.raises(ValueError if isinstance(made, partial) else MisconfigurationException, match=message):
         made(**arguments)
-
-
-def test_a_stopper_says_so_too():
-    with pytest.raises(ValueError, match="`patience`"):
-        BoundaryUncertaintyStopper(X, Y, patience=-1)
 
 
 def test_numbers_and_flags_of_numpy_are_taken_and_truth_values_are_no_numbers():
@@ -173,6 +174,8 @@ UNFITTED = {
     "probabilities": lambda: LabelProbabilities().predict_proba(X),
     "expected accuracy": lambda: LabelProbabilities().score(X, Y),
     "pairs": lambda: PrototypeClassifier().top_pairs(X),
+    "patches": lambda: PatchFeatures().transform(torch.zeros(2, 3, 8, 8)),
+    "tokens": lambda: TokenFeatures().transform(X.long()),
     "layers": lambda: LayerFeatures(nn.Linear(4, 2), n_components=2).transform(X),
     "bisection": lambda: BisectionAnchorUncertainty().score(linear),
     "gradient": lambda: GradientAnchorUncertainty().score(linear),

@@ -13,6 +13,7 @@ import bu_torch.functional
 ROOT = Path(__file__).parents[1]
 FILES = [*ROOT.glob("bu_torch/**/*.py"), *ROOT.glob("callbacks/**/*.py")]
 HEAVY = {"lightning", "pytorch_lightning", "faiss", "scipy", "sklearn", "plotly", "matplotlib", "torchvision"}
+FRAMEWORKS = {"accelerate", "optuna", "ray", "skorch", "transformers"}
 
 
 LEVELS = (
@@ -26,6 +27,7 @@ LEVELS = (
     ("rule",),
     ("run",),
     ("callbacks", "ranking", "report"),
+    ("integrations",),
     ("cli", "__main__", "examples", "benchmarks", "tests"),
 )
 
@@ -76,6 +78,12 @@ def test_the_core_imports_nothing_heavy_when_it_is_imported_and_functional_torch
     assert not {name.split(".")[0] for name in imports(file, top_level_only=True)} & HEAVY
     if file.parent.name == "functional":
         assert {name.split(".")[0] for name in imports(file)} <= {"torch", "math", "typing", "collections", "bu_torch"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_frameworks_are_imported_by_their_integrations_alone(file):
+    found = {name.split(".")[0] for name in imports(file)} & FRAMEWORKS
+    assert not found or file.parent.name == "integrations"
 
 
 def public():

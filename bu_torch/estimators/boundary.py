@@ -32,7 +32,7 @@ from bu_torch.space.tokens import check_tokens
 
 
 class BoundaryUncertainty(ClusterScores):
-    """Boundary uncertainty (Proposal 2): what does not depend on the classifier is computed once, in `fit`.
+    """Boundary uncertainty (Proposal 2): all that does not depend on the classifier is computed once, in `fit`.
 
     Ha et al. (2021), Algorithm 3: standardised features, clusters of `n_neighbors` samples, perturbed samples, likely
     Bayes pairs. Each classifier then costs one forward pass over the perturbed samples. Several independent
@@ -49,7 +49,7 @@ class BoundaryUncertainty(ClusterScores):
             patches and `module` for images, tokens and `module` for token ids that are perturbed as such, inputs and
             `module` for all others.
         n_components: As for `FeatureSpace`.
-        perturbation: How samples are perturbed. `"random"` moves each in a random direction by the distance to its
+        perturbation: The way samples are perturbed. `"random"` moves each in a random direction by the distance to its
             nearest neighbour, as Algorithm 1 does (`perturb`). `"neighbors"` moves it a part of the way to one of the
             samples nearest to it (`perturb_toward_neighbors`). None takes the first for vectors (N, d) and the second
             for inputs of more dimensions, such as images (N, C, H, W). `"tokens"`, for token ids (N, L), puts tokens of
@@ -126,9 +126,9 @@ class BoundaryUncertainty(ClusterScores):
         """Compute all that does not depend on the classifier.
 
         Args:
-            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, tensor or array of numbers,
-                finite. Inputs of more dimensions (images) are flattened for distances. Integers beyond 2^24 are
-                computed in float64, half precision and all other integers in float32.
+            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite, tensor or array.
+                Inputs of more dimensions (images) are flattened for distances. Integers beyond 2^24 are computed in
+                float64, half precision and all other integers in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
             sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; None
                 if it draws all alike. `class_weight` multiplies it.
@@ -137,8 +137,8 @@ class BoundaryUncertainty(ClusterScores):
             The fitted estimator, on the device of the features.
 
         Raises:
-            ValueError: If shapes do not fit, N < n_neighbors, features (also those of `feature_extractor`) are not
-                finite or too large to be perturbed, there is only one class, or weights do not fit the labels.
+            ValueError: If shapes or weights do not fit, N < n_neighbors, features (extracted ones too) are not finite
+                or too large to be perturbed, or there is only one class.
             TypeError: If an argument is not made of real numbers, or token ids are not integers.
         """
         inputs = as_features(features, keep_integers=keeps_integers(self.perturbation))
@@ -207,19 +207,11 @@ class BoundaryUncertainty(ClusterScores):
         )
 
     def standardize(self, inputs: Any) -> Tensor:
-        """Inputs in the units in which they are perturbed, one standard deviation of each feature.
-
-        Args:
-            inputs: Shape (n, d) or (n, ...), tensor or array of numbers, finite, of as many features as in `fit`.
-
-        Returns:
-            Shape (n, d), on the device of the fitted samples, float64 for float64 inputs and integers beyond 2^24,
-            float32 for all others.
+        """Inputs (n, ...) in the units in which they are perturbed, one standard deviation of each feature: (n, d).
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            TypeError: If `inputs` is not made of real numbers.
-            ValueError: If it has another shape or number of features, or is not finite.
+            TypeError, ValueError: If `inputs` is not made of finite real numbers, or has another number of features.
         """
         check_fitted(self, "mean_")
         flat = as_flat_features(inputs, "inputs", len(self.mean_))
@@ -251,13 +243,8 @@ class BoundaryUncertainty(ClusterScores):
     def omission(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Share of the Bayes boundary that the boundary of a classifier leaves out: the check beside a high score.
 
-        Args:
-            model: As for `score`.
-
-        Returns:
-            Scalar in [0, 1], float64, mean over the draws, 0 is best; see `bu_torch.functional.omission`.
-
-        Raises the same errors as `score`.
+        Takes and raises the same as `score`; a scalar in [0, 1], float64, mean over the draws, 0 is best
+        (`bu_torch.functional.omission`).
         """
         check_fitted(self, "mean_")
         logits = self._as_class_logits(read_logits(model, self.perturbed))

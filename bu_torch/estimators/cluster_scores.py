@@ -12,18 +12,11 @@ from bu_torch.functional.parzen import Bandwidth
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import PerturbedInputs
 
-_FITTED = ("perturbed", "labels", "neighbors", "nearest_distance", "bayes_pairs", "mean_", "scale_")
-_DERIVED = ("_pairs", "_pair_index", "_members", "_member_labels", "_pair_of_draw")
 _STACKED_ELEMENTS = 2**18  # members of clusters in one call: with fewer, the calls take longer than the arithmetic
 
 
 class ClusterScores:
-    """Scores of logits at fitted samples, all at once or in parts: the base of `BoundaryUncertainty`, which fits them.
-
-    Attributes:
-        n_draws: Independent perturbations of each sample.
-        bandwidth: As for `bu_torch.functional.boundary_uncertainty`.
-    """
+    """Scores of logits at fitted samples, all at once or in parts: the base of `BoundaryUncertainty`."""
 
     n_draws: int
     bandwidth: Bandwidth
@@ -44,28 +37,20 @@ class ClusterScores:
         return self.perturbed.whole().unflatten(0, (self.n_draws, -1))
 
     def score_logits(self, logits: Tensor) -> Tensor:
-        """Boundary uncertainty of logits that were read at all perturbed inputs; waits for no device.
+        """Boundary uncertainty of logits (n_draws * N, J) that were read at `perturbed_inputs.flatten(0, 1)`.
 
-        Args:
-            logits: At `perturbed_inputs.flatten(0, 1)`, shape (n_draws * N, J) with J at least the number of classes,
-                floating point, on the device of the fitted tensors; (n_draws * N, 1) or (n_draws * N,) for two classes.
-
-        Returns:
-            Scalar in [0, 1], mean over the draws, on that device, float64 for float64 logits and float32 for all
-            others; NaN if any logit is not finite.
+        They have at least as many columns as there are classes (one, or none, for two), on the device of the fitted
+        tensors. Gives a scalar in [0, 1], mean over the draws, float64 for float64 logits and float32 for all others;
+        NaN if any logit is not finite. Waits for no device.
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            TypeError: If the logits are not a floating-point tensor.
-            ValueError: If the logits have the wrong shape.
+            TypeError, ValueError: If the logits are not a floating-point tensor of this shape.
         """
         return self.score_terms(self.terms(logits)).to(as_logits(logits).dtype)
 
     def terms(self, logits: Tensor) -> list[PairTerms]:
-        """Terms of boundary uncertainty by pair of classes and by sample, one `PairTerms` a draw; waits for no device.
-
-        Takes and raises the same as `score_logits`.
-        """
+        """Terms of boundary uncertainty by pair of classes and by sample, one `PairTerms` a draw; as `score_logits`."""
         logits = self._as_class_logits(logits)
         n_samples = self.labels.shape[0]
         if logits.shape[0] != self.n_draws * n_samples:
@@ -81,17 +66,11 @@ class ClusterScores:
         return torch.stack([torch.dot(of_draw.values, of_draw.shares) for of_draw in terms]).mean()
 
     def update(self, logits: Tensor, index: Tensor) -> None:
-        """Take in the logits at some of the perturbed inputs.
-
-        Args:
-            logits: Shape (n, J) with J at least the number of classes, floating point; (n, 1) or (n,) for two classes.
-            index: Rows of `perturbed_inputs.flatten(0, 1)` they belong to, shape (n,), integer. A row given twice keeps
-                the later logits.
+        """Take in logits (n, J) at some rows (n,) of `perturbed_inputs.flatten(0, 1)`; the later of a row counts.
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            TypeError: If an argument has the wrong dtype.
-            ValueError: If an argument has the wrong shape, an index is out of range, or J differs between calls.
+            TypeError, ValueError: If an argument has the wrong dtype, shape or range, or J differs between calls.
         """
         logits = self._as_class_logits(logits)
         index = as_labels(index, logits.shape[0], "index", are_classes=False).to(logits.device)
@@ -107,19 +86,13 @@ class ClusterScores:
         self._is_given[index] = True
 
     def compute(self) -> Tensor:
-        """Boundary uncertainty of the logits given since `reset`.
-
-        Returns:
-            Scalar in [0, 1], mean over the draws, on the device of the logits, float64 for float64 logits and float32
-            for all others; NaN if any logit is not finite.
+        """Boundary uncertainty of the logits given since `reset`, as `score_logits` gives it.
 
         Raises:
             RuntimeError: If `fit` has not been called, or rows are missing; says how many.
         """
         check_fitted(self, "mean_")
-        n_missing = self.n_draws * self.labels.shape[0]
-        if self.logits is not None:
-            n_missing = int((~self._is_given).sum())
+        n_missing = self.n_draws * len(self.labels) if self.logits is None else int((~self._is_given).sum())
         if self.logits is None or n_missing:
             raise RuntimeError(f"{n_missing} perturbed inputs have no logits yet: call `update` with their rows first.")
         return self.to(self.logits.device).score_logits(self.logits)
@@ -129,12 +102,11 @@ class ClusterScores:
         self.logits = None
 
     def to(self, device: torch.device | str) -> Self:
-        """Move all fitted tensors to `device`, in place; the perturbed inputs too."""
+        """Move all tensors to `device`, in place: the fitted ones, the perturbed inputs and the logits given."""
         check_fitted(self, "mean_")
-        for name in (*_FITTED, *_DERIVED):
-            setattr(self, name, getattr(self, name).to(device))
-        if self.weights is not None:
-            self.weights = self.weights.to(device)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor | PerturbedInputs):
+                setattr(self, name, value.to(device))
         return self
 
     def _index(self) -> Self:

@@ -18,9 +18,9 @@ class LabelProbabilities:
     """Class probabilities at perturbed samples: fit once on the training labels, then score many classifiers.
 
     Two estimates are mixed: the votes of the labels near a sample (`LabelVotes`), and a regression on all labels
-    (`LabelRegression`). The weight of the mixture is the one that predicts left-out labels best (smallest Brier score).
-    If a sample has exact copies, as measurements in whole numbers often have, that is mixed once more with the
-    shares of their labels, by the weight that predicts left-out labels of such samples best.
+    (`LabelRegression`), by the weight that predicts left-out labels best (smallest Brier score). If a sample has exact
+    copies, as measurements in whole numbers often have, that is mixed once more with the shares of their labels, by the
+    weight that predicts left-out labels of such samples best.
 
     The score of a classifier is its expected accuracy: the mean probability of the classes that it predicts. It needs
     no labels beyond those of the training samples. This estimate is this project's own.
@@ -30,8 +30,7 @@ class LabelProbabilities:
         regression: Estimator of the regression, fitted in place; None for `LabelRegression()`.
 
     Attributes:
-        votes: The fitted `LabelVotes`.
-        regression: The fitted `LabelRegression`.
+        votes, regression: The fitted estimators.
         weight_: Weight of the regression, in [0, 1]; the votes have the rest.
         copy_weight_: Weight of the copies' labels, in [0, 1], for samples with exact copies in their cluster; the
             mixture has the rest. 0 if no sample has any.
@@ -45,12 +44,6 @@ class LabelProbabilities:
         True
     """
 
-    weight_: float
-    copy_weight_: float
-    _weights: Tensor | None
-    _copied: Tensor  # rows of the samples with copies, (R,)
-    _copy_shares: Tensor  # shares of the labels of each of them and its copies, (R, J)
-
     def __init__(self, votes: LabelVotes | None = None, regression: LabelRegression | None = None) -> None:
         self.votes = LabelVotes() if votes is None else votes
         self.regression = LabelRegression() if regression is None else regression
@@ -58,20 +51,12 @@ class LabelProbabilities:
     def fit(self, features: Any, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
         """Fit the votes and the regression, and find the weight of their mixture.
 
-        Args:
-            features: Training samples, shape (N, d) or (N, ...), tensor or array of numbers, finite.
-            labels: Classes, shape (N,), integers >= 0.
-            neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`), on the
-                device of the features.
-            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; the
-                probabilities, and the score, are those of that distribution. None if it draws all alike.
-
-        Returns:
-            The fitted estimator, on the device of the features.
+        Takes features (N, d) or (N, ...), finite; labels (N,), integers >= 0; and clusters (N, M) with M >= 2, the
+        sample itself first (`NeighborGraph.neighbors`), on the device of the features. `sample_weight` (N,), positive,
+        is how often training draws each sample: the probabilities, and the score, are those of that distribution.
 
         Raises:
-            ValueError: If shapes do not fit, or a value is not finite.
-            TypeError: If an argument has the wrong type.
+            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         self._weights = weights_of(labels, None, sample_weight)
@@ -85,7 +70,7 @@ class LabelProbabilities:
         return self
 
     def _fit_copies(self, features: Tensor, labels: Tensor, neighbors: Tensor) -> None:
-        """Count the labels of exact copies, and find their weight."""
+        """Rows of the R samples with copies, the weight of these, and shares of the labels of each and its copies."""
         weights = torch.ones_like(labels, dtype=torch.float64) if self._weights is None else self._weights
         self._copied, place = labels[:0], torch.empty_like(labels)
         counts = weights.new_zeros((0, self.votes.votes.shape[1]))
@@ -113,20 +98,13 @@ class LabelProbabilities:
         return float(mixing_weight(mixture, others, labels[copied], weights=weights))
 
     def predict_proba(self, perturbed: Any) -> Tensor:
-        """Class probabilities at perturbed samples.
+        """Class probabilities (D * N, J) at perturbed samples, float32, rows sum to 1; J is the largest label + 1.
 
-        Args:
-            perturbed: D perturbed copies of each training sample, one draw of all N samples after another, shape
-                (D * N, d) or (D * N, ...), as the features in `fit`.
-
-        Returns:
-            Shape (D * N, J), in [0, 1], rows sum to 1, float32, on the device of the fitted tensors; J is the largest
-            label + 1.
+        `perturbed` holds D perturbed copies of each training sample, one draw of all N samples after another.
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If the length is not a multiple of N, the number of features differs from that of `fit`, or a
-                value is not finite.
+            ValueError: If the length is not a multiple of N, the features do not fit, or a value is not finite.
         """
         check_fitted(self, "weight_")
         perturbed = as_flat_features(perturbed, "perturbed")
@@ -140,20 +118,12 @@ class LabelProbabilities:
         return probabilities
 
     def score(self, perturbed: Any, predictions: Any) -> Tensor:
-        """Expected accuracy of predictions at perturbed samples.
+        """Expected accuracy, float64, of predictions (D * N,), integers >= 0, at perturbed samples (D * N, ...).
 
-        Args:
-            perturbed: As for `predict_proba`.
-            predictions: Predicted classes there, shape (D * N,), integers >= 0. A class that `fit` never saw has
-                probability 0.
-
-        Returns:
-            Scalar in [0, 1], float64, on the device of the fitted tensors.
+        A class that `fit` never saw has probability 0.
 
         Raises:
-            RuntimeError: If `fit` has not been called.
-            ValueError: If shapes do not fit, or a value is not finite.
-            TypeError: If the predictions are not integers.
+            RuntimeError, TypeError, ValueError: As `predict_proba`, or if the predictions are not integers.
         """
         probabilities = self.predict_proba(perturbed)
         predictions = as_labels(predictions, len(probabilities), "predictions").to(probabilities.device)

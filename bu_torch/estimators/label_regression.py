@@ -7,8 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bu_torch.estimators.skill import best_candidate, shares_of, skill
-from bu_torch.functional.probabilities import as_probabilities
+from bu_torch.functional.probabilities import as_probabilities, best_candidate, shares_of, skill
 from bu_torch.functional.regression import landmark_projection, left_out_predictions, tangent_kernel
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.internal.progress import advance
@@ -48,26 +47,12 @@ class LabelRegression:
         skill_: Skill of predicting a sample's label by them: 1 minus their Brier score over that of the shares of the
             classes. 1 is certain and 0 is chance; 0 also if there is a single class.
 
-    Raises:
-        ValueError: If an argument is out of range.
-        TypeError: If an integer is none.
-
     Example:
         >>> features = torch.linspace(-1, 1, 40).unsqueeze(1)
         >>> regression = LabelRegression().fit(features, (features > 0).long())
         >>> regression.predict_proba([[-0.5], [0.5]]).argmax(dim=1)
         tensor([0, 1])
     """
-
-    penalty_: float
-    rows_: Tensor
-    left_out: Tensor
-    skill_: float
-    _center: Tensor  # (d,)
-    _scale: Tensor  # scalar
-    _landmarks: Tensor  # (L, d), centred and scaled
-    _weights: Tensor  # (L, J)
-    _shares: Tensor  # (J,)
 
     def __init__(
         self,
@@ -86,20 +71,12 @@ class LabelRegression:
         self.seed = check_seed(seed)
 
     def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
-        """Choose the penalty and solve.
+        """Choose the penalty and solve, for features (N, d) or (N, ...), finite, and labels (N,), integers >= 0.
 
-        Args:
-            features: Shape (N, d) or (N, ...), tensor or array of numbers, finite.
-            labels: Classes, shape (N,), integers >= 0.
-            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive: its
-                squared error counts by it. None if it draws all alike.
-
-        Returns:
-            The fitted estimator, on the device of the features.
+        The squared error of a sample counts by `sample_weight` (N,), positive: how often training draws it.
 
         Raises:
-            ValueError: If shapes do not fit, or a value is not finite.
-            TypeError: If the labels are not classes.
+            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         points = as_flat_features(features)
         labels = as_labels(labels, points.shape[0]).to(points.device)
@@ -119,24 +96,17 @@ class LabelRegression:
         targets = targets if root is None else targets * root
         basis, eigenvalues, projection = self._orthogonal_basis(points, root)
         left_out = left_out_predictions(basis, eigenvalues, targets, self.penalties)
-        probabilities = (self._as_probabilities(predicted, root) for predicted in left_out)
+        if root is not None:
+            left_out = (predicted / root for predicted in left_out)
+        probabilities = (as_probabilities(predicted + self._shares) for predicted in left_out)
         candidates = zip(self.penalties, probabilities, strict=True)
         brier_score, self.penalty_, self.left_out = best_candidate(candidates, labels, weights)
-        self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)
+        self._weights = projection / (eigenvalues + self.penalty_) @ (basis.T @ targets)  # (L, J)
         self.skill_ = skill(brier_score, self._shares)
         return self
 
-    def _as_probabilities(self, predicted: Tensor, root: Tensor | None) -> Tensor:
-        return as_probabilities((predicted if root is None else predicted / root) + self._shares)
-
     def predict_proba(self, features: Any) -> Tensor:
-        """Class probabilities at any points.
-
-        Args:
-            features: Shape (P, d) or (P, ...), as for `fit`.
-
-        Returns:
-            Shape (P, J), rows sum to 1, float32, on the device of the fitted tensors.
+        """Class probabilities (P, J), float32, rows sum to 1, at points (P, d) or (P, ...), as for `fit`.
 
         Raises:
             RuntimeError: If `fit` has not been called.
@@ -162,10 +132,7 @@ class LabelRegression:
         return torch.from_numpy(centers).to(points)
 
     def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Coordinates B (S, R) of points, with B'B = diag(e); e (R,); and the P (L, R) with B = kernel @ P.
-
-        With `root` (S, 1) each row of the kernel is multiplied by its own.
-        """
+        """Coordinates B (S, R) of points, times `root` (S, 1), so that B'B = diag(e); e (R,); P (L, R)."""
         landmarks = self._landmarks
         eigenvalues, projection = landmark_projection(tangent_kernel(landmarks, landmarks))
         basis = torch.empty(len(points), len(eigenvalues), dtype=projection.dtype, device=projection.device)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.estimators.skill import best_candidate, shares_of, skill
+from bu_torch.functional.probabilities import best_candidate, shares_of, skill
 from bu_torch.functional.votes import count_votes
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.samples.balance import weights_of
@@ -26,7 +26,7 @@ class LabelVotes:
     is this project's own.
 
     Args:
-        decays: The decays to choose from, each >= 0; the first of equally good ones is taken.
+        decays: The decays to choose from, at least one, each >= 0; the first of equally good ones is taken.
 
     Attributes:
         decay_: The chosen decay.
@@ -35,20 +35,11 @@ class LabelVotes:
         skill_: Skill of predicting a sample's label by the votes of the others: 1 minus their Brier score over that of
             as many labels drawn at random. 1 is certain and 0 is chance; 0 also if there is a single class.
 
-    Raises:
-        ValueError: If there are no decays, or one is negative.
-
     Example:
         >>> labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
         >>> float(LabelVotes().fit(labels, neighbors).score(torch.tensor([0, 0, 1, 0])))
         0.75
     """
-
-    decay_: float
-    votes: Tensor
-    left_out: Tensor
-    skill_: float
-    _weights: Tensor | None
 
     def __init__(self, decays: Sequence[float] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)) -> None:
         if len(decays) == 0 or not all(decay >= 0 for decay in decays):
@@ -61,15 +52,11 @@ class LabelVotes:
         Args:
             labels: Classes, shape (N,), integers >= 0.
             neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`).
-            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive: a vote
-                counts by it. None if it draws all alike.
-
-        Returns:
-            The fitted estimator, on the device of the neighbours.
+            sample_weight: How often training draws each sample, shape (N,), positive: a vote counts by it; None if
+                alike.
 
         Raises:
-            ValueError: If shapes do not fit.
-            TypeError: If an argument is not made of integers.
+            TypeError, ValueError: If an argument is not made of integers, or shapes do not fit.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         self._weights = weights = weights_of(labels, None, sample_weight)
@@ -82,7 +69,9 @@ class LabelVotes:
         )
         brier_score, self.decay_, self.left_out = best_candidate(candidates, labels, weights)
         # The mean of M - 1 labels drawn at random is off by the error of the shares, and by its own variance.
-        n_voters = (neighbors.shape[1] - 1) * _evenness(weights)
+        n_voters = float(neighbors.shape[1] - 1)
+        if weights is not None:  # worth so many of equal weight (Kish 1965)
+            n_voters *= float(weights.sum().square() / weights.square().sum() / len(weights))
         self.skill_ = skill(brier_score, shares_of(labels, weights), n_voters)
         self.votes = functional.label_votes(labels, neighbors, self.decay_, weights=weights)
         return self
@@ -95,26 +84,15 @@ class LabelVotes:
         return best_candidate(candidates, labels[rows], None if weights is None else weights[rows])[1]
 
     def score(self, predictions: Any) -> Tensor:
-        """Mean share of the votes that the predictions got.
+        """Mean share (float64) of the votes that predictions (D * N,) got, one draw of all N samples after another.
 
-        Args:
-            predictions: Predicted classes of D perturbed copies of each sample, one draw of all N samples after
-                another, shape (D * N,), integers >= 0. A class that `fit` never saw has no votes.
-
-        Returns:
-            Scalar in [0, 1], float64, on the device of the votes.
+        A class that `fit` never saw has no votes.
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If the length is not a multiple of N.
-            TypeError: If the predictions are not integers.
+            TypeError, ValueError: If the predictions are not integers, or their number is not a multiple of N.
         """
         check_fitted(self, "votes")
         predictions = torch.as_tensor(predictions)
         predictions = as_labels(predictions, predictions.shape[0] if predictions.ndim else 1, "predictions")
         return functional.expected_accuracy(self.votes, predictions.to(self.votes.device), weights=self._weights)
-
-
-def _evenness(weights: Tensor | None) -> float:
-    """Samples of equal weight that a mean with these weights is worth, as a share of their number (Kish 1965)."""
-    return 1.0 if weights is None else float(weights.sum().square() / weights.square().sum() / len(weights))

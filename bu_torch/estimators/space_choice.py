@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,26 +23,9 @@ _MOST_CHANNELS = 16  # more are feature maps, and patches of them are too many n
 _MODULE_BATCH = 64  # no more than a training batch mostly is: a network needs more memory for more
 
 
-class ChosenSpace(NamedTuple):
-    """Space of neighbours, the skill of each that was compared, and all samples as its points if they are computed."""
-
-    name: str
-    space: FeatureSpace
-    skills: dict[str, float]
-    points: Tensor | None
-
-
 @dataclass(frozen=True)
 class SpaceChoice:
-    """Spaces that the settings of an estimator allow, and the choice among them.
-
-    Attributes:
-        feature_extractor: As for `BoundaryUncertainty`, likewise the next three.
-        n_components: Principal components to keep.
-        seed: Seed of the choice.
-        module: The network.
-        known: The space that a resumed run has chosen before, if any.
-    """
+    """Spaces that the settings of `BoundaryUncertainty` allow, and the choice among them."""
 
     feature_extractor: FeatureExtractor | None
     n_components: int | None
@@ -66,22 +49,17 @@ class SpaceChoice:
         trained = {id(parameter) for parameter in self.module.parameters() if parameter.requires_grad}
         return any(id(parameter) in trained for parameter in extractor.parameters())
 
-    def choose(self, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool) -> ChosenSpace:
-        """Choose the space of neighbours: the one that was asked for, or the best of those that there are.
-
-        Args:
-            inputs: Samples, (N, ...).
-            labels: Classes, (N,) int64.
-            weights: Weight of each sample, (N,) float64; None if all count alike.
-            is_of_tokens: True if the inputs are perturbed as token ids.
-        """
+    def choose(
+        self, inputs: Tensor, labels: Tensor, weights: Tensor | None, *, is_of_tokens: bool
+    ) -> tuple[str, FeatureSpace, dict[str, float], Tensor | None]:
+        """Space of neighbours, the one asked for or the best: name, space, the skills compared, and points or None."""
         candidates = self._candidates(inputs, is_of_tokens)
         if len(candidates) == 1:
             ((name, space),) = candidates.items()
-            return ChosenSpace(name, space, {}, None)
+            return name, space, {}, None
         with uncounted():
             name, skills, points = choose_space(inputs, labels, candidates, weights=weights, seed=self.seed)
-        return ChosenSpace(name, candidates[name], skills, points)
+        return name, candidates[name], skills, points
 
     def _is_of_module(self) -> bool:
         return isinstance(self.feature_extractor, str) and self.feature_extractor == "module"
@@ -126,17 +104,9 @@ def choose_space(
 ) -> tuple[str, dict[str, float], Tensor | None]:
     """Choose the candidate in which left-out labels are predicted best, on a random part of the samples.
 
-    Args:
-        inputs: Samples, (N, ...).
-        labels: Classes, (N,) int64.
-        candidates: Spaces by name, fitted or not; the first of equally good ones is taken. `"module"` is left out if
-            its features cannot be read.
-        weights: Weight of each sample, (N,) float64; None if all count alike.
-        seed: Seed of the part and of the regression.
-
-    Returns:
-        The name, the skill of each candidate, and all samples as points of the chosen one, which is fitted to them, or
-        None if only a part of the samples was compared.
+    The first of equally good ones is taken; `"module"` is left out if its features cannot be read. Gives the name, the
+    skill of each candidate, and all samples as points of the chosen space, which is fitted to them, or None if only a
+    part of the samples was compared.
     """
     rows = stratified_rows(len(inputs), _COMPARED, seed, labels).to(inputs.device)
     part, of_part = inputs[rows], labels[rows]

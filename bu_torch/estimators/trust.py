@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bu_torch import functional
-from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer
-from bu_torch.neighbors.search import is_large, near_groups, nearest, resolve_backend
+from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_number
+from bu_torch.neighbors.search import is_large, nearest
 
 _TOLERANCE = 0.05  # relative error of distances if there are too many for an exact search
 _FEW_MEMBERS = 2000  # a class of fewer samples is searched exactly
@@ -19,7 +19,7 @@ class TrustScore:
     """Trust score of any classifier's predictions: fit once on the labelled samples, then score many classifiers.
 
     Jiang et al. (2018), Algorithms 1 and 2: distance to the nearest class other than the predicted one, over distance
-    to the predicted class. Samples may be filtered out of their class first:
+    to the predicted class. Samples may be filtered out of their class first, at most floor(alpha n):
 
     - `"density"` is the paper's Algorithm 1: in each class, the alpha-fraction of samples with the largest k-NN radius
       leaves. A sample is its own first neighbour, as in the paper's balls. (google/TrustScore counts likewise but
@@ -27,15 +27,13 @@ class TrustScore:
     - `"disagreement"` is the paper's Remark 2, which it does not specify: over all classes together, the alpha-fraction
       of samples with the largest share of other labels among their k nearest other samples leaves; of equal shares the
       largest radius leaves first, and a sample whose neighbours all agree stays. (Both others let a sample vote for
-      itself. google/TrustScore ranks the whole table of class probabilities, not those of the labels, and takes its
-      rows from there, so that nothing need leave and samples may repeat; alibi ranks the largest class probability, so
-      that a sample stays whose neighbours agree on another label than its own.)
+      itself and rank class probabilities, not those of the labels.)
 
-    Both remove at most floor(alpha n) samples. Distances are to the nearest sample of a class, as in Algorithm 2; both
-    others take the second nearest, so that a training sample does not find itself, which `left_out` is for here, and
-    add 1e-12 to the divisor. They are exact up to the size that `NeighborGraph` names, samples times points times
-    features. Beyond it about one in twenty is more than 5 % too large, among those to the nearest classes up to one in
-    ten, and some are several times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
+    Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest, so that a
+    training sample does not find itself, which `left_out` is for here, and add 1e-12 to the divisor. They are exact up
+    to the size that `NeighborGraph` names, samples times points times features. Beyond it about one in twenty is more
+    than 5 % too large, among those to the nearest classes up to one in ten, and some are several times too large.
+    `bu_torch.evaluation.select_alpha` chooses alpha.
 
     Args:
         filtering: None, `"density"` or `"disagreement"`.
@@ -52,45 +50,27 @@ class TrustScore:
         tensor([3.])
     """
 
-    class_sizes_: Tensor
-    kept_: Tensor
-    _classes: list[Tensor]
-    _place: Tensor
-
     def __init__(
-        self,
-        filtering: Literal["density", "disagreement"] | None = None,
-        alpha: float = 0.0,
-        n_neighbors: int = 10,
+        self, filtering: Literal["density", "disagreement"] | None = None, alpha: float = 0.0, n_neighbors: int = 10
     ) -> None:
         if filtering not in (None, "density", "disagreement"):
             raise ValueError(f"`filtering` must be None, 'density' or 'disagreement', got {filtering!r}.")
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-            raise TypeError(f"`alpha` must be a number with 0 <= alpha < 1, got {alpha!r}.")
-        if not 0 <= alpha < 1:
-            raise ValueError(f"`alpha` must satisfy 0 <= alpha < 1, got {alpha}.")
         self.filtering = filtering
-        self.alpha = alpha
+        self.alpha = check_number("alpha", alpha, 0, 1)
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
 
     def fit(self, features: Any, labels: Any) -> Self:
-        """Keep the (high-density) samples of each class.
-
-        A class without samples, from the start or after filtering, is infinitely far. A warning names classes
-        that filtering emptied.
+        """Keep the (high-density) samples of each class; a warning names classes that filtering emptied.
 
         Args:
-            features: Labelled samples, shape (N, d), tensor or array of numbers, finite. Distances are Euclidean in
-                this space: raw inputs, standardised features, an embedding.
+            features: Labelled samples, shape (N, d), finite. Distances are Euclidean in this space: raw inputs,
+                standardised features, an embedding.
             labels: Classes, shape (N,), integers >= 0.
 
-        Returns:
-            The fitted estimator, on the device of the features.
-
         Raises:
-            ValueError: If shapes do not fit, features are not finite, or `"disagreement"` has fewer than
-                n_neighbors + 1 samples to look at.
-            TypeError: If an argument is not made of real numbers.
+            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples to
+                filter
+                by disagreement.
         """
         features = as_flat_features(features)
         labels = as_labels(labels, features.shape[0]).to(features.device)
@@ -114,20 +94,16 @@ class TrustScore:
         return self
 
     def class_distances(self, features: Any, left_out: Any = None) -> Tensor:
-        """Distance to the nearest kept sample of each class.
+        """Distance to the nearest kept sample of each class, (n, J), inf for an empty class.
 
         Args:
-            features: Points to score, shape (n, d) with the d of `fit`, tensor or array of numbers, finite.
+            features: Points to score, shape (n, d) with the d of `fit`, finite.
             left_out: For each point the sample of `fit` that counts as missing (the one it was made from, say), shape
                 (n,), integer rows of `fit`'s features; None for none.
 
-        Returns:
-            Shape (n, J), inf for an empty class; dtype and device of the features.
-
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If the features have another number of columns than in `fit`, or are not finite, or `left_out`
-                does not name one sample a point.
+            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         check_fitted(self, "_classes")
         features = as_flat_features(features, n_features=self._classes[0].shape[1])
@@ -139,33 +115,25 @@ class TrustScore:
             place = self._place[left_out].to(features.device)
         distances = features.new_full((features.shape[0], len(self._classes)), math.inf)
         is_exact = not is_large(int(self.class_sizes_.sum()), features.shape[1], features.shape[0])
-        groups = None
         for label, members in enumerate(self._classes):
             if len(members):
                 exclude = None if place is None else torch.where(place[:, 0] == label, place[:, 1], -1)
                 exact = is_exact or len(members) < _FEW_MEMBERS
-                if groups is None and not exact and resolve_backend("auto", features.device) == "faiss":
-                    groups = near_groups(features, 1)
-                members = members.to(features)
-                found = nearest(members, features, 1, exclude=exclude, exact=exact, tolerance=_TOLERANCE, groups=groups)
+                found = nearest(members.to(features), features, 1, exclude=exclude, exact=exact, tolerance=_TOLERANCE)
                 distances[:, label] = found.distances[:, 0].to(features.dtype)
         return distances
 
     def score(self, features: Any, predictions: Any) -> Tensor:
-        """Trust score of each prediction.
+        """Trust score of each prediction, (n,), in [0, inf]; above 1 the prediction is the nearest class.
 
         Args:
             features: Points that were classified, shape (n, d). Samples of `fit` find themselves, and score inf as
                 labelled; for those, `class_distances` with `left_out` and `bu_torch.functional.trust_score`.
             predictions: Predicted classes, shape (n,), integers >= 0. A class that `fit` never saw is an empty one.
 
-        Returns:
-            Shape (n,), in [0, inf], dtype and device of the features; above 1 the prediction is the nearest class.
-
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If shapes do not fit or features are not finite.
-            TypeError: If an argument is not made of real numbers.
+            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         distances = self.class_distances(features)
         predictions = as_labels(predictions, distances.shape[0], "predictions").to(distances.device)
@@ -178,7 +146,8 @@ class TrustScore:
             return kept
         if self.filtering == "disagreement":
             disagreement, radius = self._disagreement(features, labels)
-            order = _lexicographic_order(disagreement, radius)
+            order = radius.argsort(stable=True)
+            order = order[disagreement[order].argsort(stable=True)]
             n_removed = min(math.floor(self.alpha * len(labels)), int((disagreement > 0).sum()))
             kept[order[len(labels) - n_removed :]] = False
             return kept
@@ -229,25 +198,14 @@ class KNNConfidence:
         tensor([0.5000, 1.0000])
     """
 
-    _features: Tensor
-    _labels: Tensor
-
     def __init__(self, n_neighbors: int = 10) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
 
     def fit(self, features: Any, labels: Any) -> Self:
-        """Keep the labelled samples.
-
-        Args:
-            features: Labelled samples, shape (N, d) with N >= n_neighbors, tensor or array of numbers, finite.
-            labels: Classes, shape (N,), integers >= 0.
-
-        Returns:
-            The fitted estimator, on the device of the features.
+        """Keep the labelled samples: features (N, d) with N >= n_neighbors, finite, and classes (N,), integers >= 0.
 
         Raises:
-            ValueError: If shapes do not fit, features are not finite, or there are fewer samples than neighbours.
-            TypeError: If an argument is not made of real numbers.
+            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples.
         """
         features = as_flat_features(features)
         labels = as_labels(labels, len(features)).to(features.device)
@@ -259,19 +217,11 @@ class KNNConfidence:
         return self
 
     def score(self, features: Any, predictions: Any) -> Tensor:
-        """Share of the neighbours that agree with each prediction.
-
-        Args:
-            features: Points that were classified, shape (n, d).
-            predictions: Predicted classes, shape (n,), integers >= 0.
-
-        Returns:
-            Shape (n,), in [0, 1], dtype and device of the features.
+        """Share of the neighbours that agree with predictions (n,), integers >= 0, at features (n, d): (n,), in [0, 1].
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If shapes do not fit or features are not finite.
-            TypeError: If an argument is not made of real numbers.
+            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         check_fitted(self, "_features")
         features = as_flat_features(features, n_features=self._features.shape[1])
@@ -294,9 +244,3 @@ def _radius(features: Tensor, k: int) -> tuple[Tensor, Tensor]:
     own = torch.arange(len(features), device=features.device)
     found = nearest(features, features, k, exclude=own, exact=None)
     return found.distances[:, -1], found.rows
-
-
-def _lexicographic_order(first: Tensor, second: Tensor) -> Tensor:
-    """Order of the samples by `first`, equal ones by `second`, ascending."""
-    order = second.argsort(stable=True)
-    return order[first[order].argsort(stable=True)]

@@ -1,6 +1,6 @@
 """Evaluation of the kept classifier: error rates, trust in single predictions, confidence intervals."""
 
-from bu_torch.evaluation.confidence import cud_supremum, generalization_interval
+from bu_torch.evaluation.confidence import cud_supremum, generalization_interval, network_interval
 from bu_torch.evaluation.continuum import (
     adjusted_error_count,
     adjusted_squared_error_count,
@@ -13,21 +13,12 @@ from bu_torch.evaluation.continuum import (
     squared_error_count,
     squared_error_rate,
 )
-from bu_torch.evaluation.continuum import (
-    error_count_bounds as error_count_bounds,
-)
-from bu_torch.evaluation.network import network_interval
+from bu_torch.evaluation.continuum import error_count_bounds as error_count_bounds
 from bu_torch.evaluation.resampling import ErrorEstimate as ErrorEstimate
 from bu_torch.evaluation.resampling import cross_validation_error, holdout_error
-from bu_torch.evaluation.sigma import (
-    sigma_epsilon_of_neighbors as sigma_epsilon_of_neighbors,
-)
-from bu_torch.evaluation.sigma import (
-    sigma_epsilon_of_replicates as sigma_epsilon_of_replicates,
-)
-from bu_torch.evaluation.sigma import (
-    sigma_epsilon_of_residuals as sigma_epsilon_of_residuals,
-)
+from bu_torch.evaluation.sigma import sigma_epsilon_of_neighbors as sigma_epsilon_of_neighbors
+from bu_torch.evaluation.sigma import sigma_epsilon_of_replicates as sigma_epsilon_of_replicates
+from bu_torch.evaluation.sigma import sigma_epsilon_of_residuals as sigma_epsilon_of_residuals
 from bu_torch.evaluation.trust import select_alpha, suspicious_precision, trustworthy_precision
 
 __all__ = [

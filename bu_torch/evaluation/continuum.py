@@ -14,12 +14,18 @@ The estimators share these conventions:
   for a z that lies on an edge: any error at all, however small, moves half of such objects over it.
 """
 
+import math
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.evaluation._cut import Cut, number
+from bu_torch.internal import inputs
+from bu_torch.internal.inputs import as_labels
+
+_FAR = 40.0  # standard deviations beyond which float64 holds no normal density
 
 
 class ErrorCountBounds(NamedTuple):
@@ -30,9 +36,7 @@ class ErrorCountBounds(NamedTuple):
 
 
 def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
-    """Expected share of wrong class labels, c(z) in place of c(y).
-
-    Mevik (2003), Eq. 18; z stands in for the y of Eq. 17.
+    """Expected share of wrong class labels, c(z) in place of c(y); Mevik (2003), Eq. 18, with z for the y of Eq. 17.
 
     Args:
         z: Measurements, shape (n,), real, finite.
@@ -43,21 +47,14 @@ def data_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
         Scalar in [0, 1], float64, on the device of z.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> data_error_rate(torch.tensor([0.0, 2.0]), torch.tensor([1.0]), sigma_delta=1.0)
-        tensor(0.1587, dtype=torch.float64)
+        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
     """
-    cut = Cut(z, edges, ("sigma_delta", sigma_delta))
+    cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     return cut.at_predicted(cut.outside()).mean()
 
 
 def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
-    """Expected squared error of the class labels c(z): squared distance from y to the interval of its label.
-
-    Mevik (2003), Eq. 22; z stands in for the y of Eq. 21.
+    """Expected squared distance from y to the interval of its label c(z); Mevik (2003), Eq. 22, z for the y of Eq. 21.
 
     Args:
         z: Measurements, shape (n,), real, finite.
@@ -68,23 +65,16 @@ def data_squared_error_rate(z: Any, edges: Any, sigma_delta: Any) -> Tensor:
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> data_squared_error_rate(torch.tensor([0.0, 3.0]), torch.tensor([1.0]), sigma_delta=1.0)
-        tensor(0.1248, dtype=torch.float64)
+        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
     """
-    cut = Cut(z, edges, ("sigma_delta", sigma_delta))
+    cut = _Cut(z, edges, ("sigma_delta", sigma_delta))
     probability = cut.inside()
     expected = torch.where(probability > 0, probability * cut.penalties(), 0.0)  # an empty class is infinitely far
     return expected.sum(dim=1).mean()
 
 
 def error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
-    """Apparent error count: share of predictions other than the class label c(z).
-
-    Mevik (2003), Eq. 23.
+    """Apparent error count: share of predictions other than the class label c(z); Mevik (2003), Eq. 23.
 
     Args:
         predictions: Predicted classes, shape (n,), integers in [0, C).
@@ -95,14 +85,9 @@ def error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
         Scalar in [0, 1], float64, on the device of z.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> error_count(torch.tensor([0, 0]), torch.tensor([0.5, 1.0]), torch.tensor([1.0]))
-        tensor(0.5000, dtype=torch.float64)
+        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
     """
-    cut = Cut(z, edges, predictions=predictions)
+    cut = _Cut(z, edges, predictions=predictions)
     return (cut.predicted != cut.own).double().mean()
 
 
@@ -120,8 +105,7 @@ def error_count_bounds(count: Any, data_error: Any) -> ErrorCountBounds:
         The bounds, float64 scalars on the device of `count`.
 
     Raises:
-        TypeError: If an argument is not a number.
-        ValueError: If an argument is not in [0, 1].
+        TypeError, ValueError: If an argument is not a number in [0, 1].
 
     Example:
         >>> error_count_bounds(0.25, 0.125)
@@ -134,9 +118,7 @@ def error_count_bounds(count: Any, data_error: Any) -> ErrorCountBounds:
 
 
 def adjusted_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any) -> Tensor:
-    """Error count in which each sample weighs as much as its label is likely to be right.
-
-    Mevik (2003), Eq. 25.
+    """Error count in which each sample weighs as much as its label is likely to be right; Mevik (2003), Eq. 25.
 
     Args:
         predictions: Predicted classes, shape (n,), integers in [0, C).
@@ -148,14 +130,9 @@ def adjusted_error_count(predictions: Any, z: Any, edges: Any, sigma_delta: Any)
         Scalar in [0, 1], float64, on the device of z.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> adjusted_error_count([0, 0], [0.0, 1.0], [1.0], sigma_delta=1.0)
-        tensor(0.3728, dtype=torch.float64)
+        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
     """
-    cut = Cut(z, edges, ("sigma_delta", sigma_delta), predictions)
+    cut = _Cut(z, edges, ("sigma_delta", sigma_delta), predictions)
     weights = cut.inside().gather(1, cut.own.unsqueeze(1)).squeeze(1)
     return (weights * (cut.predicted != cut.own)).sum() / weights.sum()
 
@@ -175,21 +152,18 @@ def error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any) -> Tens
         Scalar in [0, 1], float64, on the device of z.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
+        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
 
     Example:
         >>> error_rate(torch.tensor([0]), torch.tensor([0.0]), torch.tensor([1.0]), sigma_epsilon=1.0)
         tensor(0.1587, dtype=torch.float64)
     """
-    cut = Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
+    cut = _Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
     return cut.at_predicted(cut.outside()).mean()
 
 
 def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
-    """Error rate that no classifier can go below, as if z were f(x).
-
-    Mevik (2003), Eq. 27.
+    """Error rate that no classifier can go below, as if z were f(x); Mevik (2003), Eq. 27.
 
     Args:
         z: Measurements, shape (n,), real, finite. With f(x) in their place this is Eq. 7.
@@ -200,20 +174,13 @@ def minimal_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
         Scalar in [0, 1), float64, on the device of z.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> minimal_error_rate(torch.tensor([0.0, 1.0]), torch.tensor([1.0]), sigma_epsilon=1.0)
-        tensor(0.3293, dtype=torch.float64)
+        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
     """
-    return Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).outside().amin(dim=1).mean()
+    return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).outside().amin(dim=1).mean()
 
 
 def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
-    """Apparent squared error count: mean squared distance from z to the interval of the predicted class.
-
-    Mevik (2003), Eq. 28 with the penalty of Eq. 8.
+    """Apparent mean squared distance from z to the interval of the predicted class; Mevik (2003), Eq. 28 with Eq. 8.
 
     Args:
         predictions: Predicted classes, shape (n,), integers in [0, C).
@@ -224,14 +191,9 @@ def squared_error_count(predictions: Any, z: Any, edges: Any) -> Tensor:
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> squared_error_count(torch.tensor([1, 0]), torch.tensor([2.5, 2.5]), torch.tensor([1.5, 2.0]))
-        tensor(0.6250, dtype=torch.float64)
+        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
     """
-    cut = Cut(z, edges, predictions=predictions)
+    cut = _Cut(z, edges, predictions=predictions)
     return cut.at_predicted(cut.penalties()).mean()
 
 
@@ -251,12 +213,7 @@ def adjusted_squared_error_count(predictions: Any, z: Any, edges: Any, sigma_del
         Scalar >= -sigma_delta^2 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> adjusted_squared_error_count([1, 0], [2.5, 2.5], [1.5, 2.0], sigma_delta=0.5)
-        tensor(0.3750, dtype=torch.float64)
+        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
     """
     sigma = number("sigma_delta", sigma_delta)
     return squared_error_count(predictions, z, edges) - sigma**2 * error_count(predictions, z, edges)
@@ -277,21 +234,14 @@ def squared_error_rate(predictions: Any, z: Any, edges: Any, sigma_epsilon: Any)
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> squared_error_rate(torch.tensor([0]), torch.tensor([1.0]), torch.tensor([1.0]), sigma_epsilon=1.0)
-        tensor(0.5000, dtype=torch.float64)
+        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
     """
-    cut = Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
+    cut = _Cut(z, edges, ("sigma_epsilon", sigma_epsilon), predictions)
     return cut.at_predicted(cut.expected_penalties()).mean()
 
 
 def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor:
-    """Squared error rate that no classifier can go below, as if z were f(x).
-
-    Mevik (2003), Eq. 32.
+    """Squared error rate that no classifier can go below, as if z were f(x); Mevik (2003), Eq. 32.
 
     Args:
         z: Measurements, shape (n,), real, finite. With f(x) in their place this is Eq. 12.
@@ -302,11 +252,130 @@ def minimal_squared_error_rate(z: Any, edges: Any, sigma_epsilon: Any) -> Tensor
         Scalar >= 0 in squared units of z, float64, on the device of z.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> minimal_squared_error_rate(torch.tensor([1.0]), torch.tensor([1.0]), sigma_epsilon=1.0)
-        tensor(0.5000, dtype=torch.float64)
+        TypeError, ValueError: If an argument is not made of real numbers, or has the wrong shape or values.
     """
-    return Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).expected_penalties().amin(dim=1).mean()
+    return _Cut(z, edges, ("sigma_epsilon", sigma_epsilon)).expected_penalties().amin(dim=1).mean()
+
+
+class _Cut:
+    """Measurements (n,) and the C classes that edges (C - 1,) cut their line into.
+
+    Attributes:
+        gaps: Distances b_j - z to all edges, the infinite ends included, (n, C + 1).
+        own: The class of each z, (n,).
+        sigma: The standard deviation that the quantity needs, given with its name.
+        predicted: The predicted classes, (n,); those of z without any.
+    """
+
+    def __init__(self, z: Any, edges: Any, sigma: tuple[str, Any] = ("sigma", 0), predictions: Any = None) -> None:
+        measured = as_real(z, "z")
+        z = measurements(measured)
+        edges = as_real(edges, "edges").detach().to(z.device)
+        if edges.ndim != 1 or len(edges) == 0:
+            raise ValueError(f"`edges` must have shape (C - 1,) with C >= 2 classes, got {tuple(edges.shape)}.")
+        if measured.is_floating_point():
+            edges = edges.to(measured.dtype)
+        edges = edges.double()
+        if not bool((edges[1:] > edges[:-1]).all()) or bool(edges.isnan().any()):
+            raise ValueError(f"`edges` must increase in the precision of `z` and hold no NaN, got {edges.tolist()}.")
+        ends = torch.nn.functional.pad(edges, (1, 1), value=math.inf)
+        ends[0] = -math.inf
+        self.gaps, self.own = ends - z.unsqueeze(1), torch.bucketize(z, edges, right=True)
+        self.sigma = number(*sigma)
+        self.predicted = self.own if predictions is None else self._checked(predictions)
+
+    def _checked(self, predictions: Any) -> Tensor:
+        predictions = as_labels(predictions, len(self.gaps), "predictions").to(self.gaps.device)
+        n_classes = self.gaps.shape[1] - 1
+        if int(predictions.max()) >= n_classes:
+            raise ValueError(f"`predictions` must hold classes in [0, {n_classes}), got {int(predictions.max())}.")
+        return predictions
+
+    def at_predicted(self, values: Tensor) -> Tensor:
+        """Values (n, C) at each row's predicted class, (n,)."""
+        return values.gather(1, self.predicted.unsqueeze(1)).squeeze(1)
+
+    def outside(self) -> Tensor:
+        """Probability to fall outside of each class, (n, C), as the sum of two tails: small ones keep their digits."""
+        t = self._standardized()
+        return _below(t[:, :-1]) + _below(-t[:, 1:])
+
+    def inside(self) -> Tensor:
+        """Probability to fall into each class, (n, C), as a difference of tails of the same side."""
+        t = self._standardized()
+        low, high = t[:, :-1], t[:, 1:]
+        above = low > 0  # such an interval is mirrored
+        low, high = torch.where(above, -high, low), torch.where(above, -low, high)
+        middle = (torch.special.erf(high / math.sqrt(2)) - torch.special.erf(low / math.sqrt(2))) / 2
+        return torch.where(high > 0, middle, _below(high) - _below(low))
+
+    def penalties(self) -> Tensor:
+        """Eq. 8 for each class, (n, C)."""
+        return self.gaps[:, :-1].clamp(min=0) ** 2 + self.gaps[:, 1:].clamp(max=0) ** 2
+
+    def expected_penalties(self) -> Tensor:
+        """Eq. 31 for each class, (n, C)."""
+        return _expected_square(self.gaps[:, :-1], self.sigma) + _expected_square(-self.gaps[:, 1:], self.sigma)
+
+    def _standardized(self) -> Tensor:
+        """Distances to the edges in standard deviations; without any error an edge at z counts as below it."""
+        if self.sigma > 0:
+            return self.gaps / self.sigma
+        return torch.where(self.gaps > 0, math.inf, -math.inf).to(self.gaps)
+
+
+def measurements(z: Any, name: str = "z") -> Tensor:
+    """`z` as finite float64, (n,)."""
+    z = as_real(z, name).detach().double()
+    if z.ndim != 1 or len(z) == 0:
+        raise ValueError(f"`{name}` must have shape (n,) with n >= 1, got {tuple(z.shape)}.")
+    n_bad = int((~z.isfinite()).sum())
+    if n_bad:
+        raise ValueError(f"`{name}` must be finite, got NaN or infinity in {n_bad} of {len(z)} samples.")
+    return z
+
+
+def as_real(value: Any, name: str) -> Tensor:
+    """`value` as a tensor; plain numbers keep the float64 that Python gave them."""
+    if not isinstance(value, Tensor):
+        with suppress(TypeError, ValueError, RuntimeError):
+            value = np.array(value, dtype=getattr(value, "dtype", np.float64))
+    value = inputs.as_tensor(value, name)
+    if value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"`{name}` must be real, got {value.dtype}.")
+    return value
+
+
+def number(name: str, value: Any, high: float = math.inf) -> float:
+    """`value`, a number or a tensor or array of one, as a float in [0, high]."""
+    kind = f"a number in [0, {high}]" if high < math.inf else "a finite number >= 0"
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        number = float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"`{name}` must be {kind}, got {value!r}.") from error
+    if not 0 <= number <= high or number == math.inf:
+        raise ValueError(f"`{name}` must be {kind}, got {number}.")
+    return number
+
+
+def _below(t: Tensor) -> Tensor:
+    """Phi(t), to the last digits in both tails, where `torch.special.ndtr` gives 0 below -8.3."""
+    return torch.special.erfc(-t / math.sqrt(2)) / 2
+
+
+def _expected_square(gap: Tensor, sigma: float) -> Tensor:
+    """E[(gap - e)^2; e < gap] for e ~ N(0, sigma^2): (gap^2 + sigma^2) Phi(t) + gap sigma phi(t) at t = gap / sigma.
+
+    Below 0 the two terms cancel but for one part in t^4, so there phi(t) is taken out of both, which leaves Mills'
+    ratio.
+    """
+    if sigma == 0:
+        return gap.clamp(min=0) ** 2
+    t = (gap / sigma).clamp(-_FAR, _FAR)
+    density = torch.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
+    mills = math.sqrt(math.pi / 2) * torch.special.erfcx(-t.clamp(max=0) / math.sqrt(2))
+    below = sigma**2 * density * ((t**2 + 1) * mills + t).clamp(min=0)
+    above = (gap**2 + sigma**2) * _below(t) + sigma**2 * t * density
+    return torch.where(t < 0, below, above)

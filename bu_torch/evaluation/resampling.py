@@ -34,8 +34,7 @@ def cross_validation_error(
 
     Args:
         estimator: Any object with `fit(features, labels)` and `predict(features)`, given NumPy arrays. Each training
-            starts from a fresh copy (`sklearn.base.clone`, or a deep copy of what it cannot clone); the object itself
-            stays as it is.
+            starts from a fresh copy (`sklearn.base.clone`, or a deep copy of what it cannot clone).
         features: Inputs, shape (N, d) or (N, ...), tensor or array of numbers, finite.
         labels: Classes, shape (N,), integers >= 0; at least two different ones.
         n_folds: Folds, 2 <= n_folds <= N.
@@ -68,17 +67,15 @@ def cross_validation_error(
 def holdout_error(
     estimator: Any, features: Any, labels: Any, *, test_size: float = 0.3, n_repeats: int = 1, seed: int = 0
 ) -> ErrorEstimate:
-    """Error rate on a stratified part of the data that is held out of training.
-
-    The splits are those of scikit-learn's `StratifiedShuffleSplit`.
+    """Error rate on a stratified part of the data that is held out, by scikit-learn's `StratifiedShuffleSplit`.
 
     Args:
-        estimator: As for `cross_validation_error`.
-        features: As for `cross_validation_error`.
-        labels: As for `cross_validation_error`.
+        estimator: As for `cross_validation_error`, and so are `features` and `labels`.
+        features: Inputs, shape (N, d) or (N, ...).
+        labels: Classes, shape (N,).
         test_size: Share of the samples that is held out, 0 < test_size < 1.
         n_repeats: Independent splits, >= 1.
-        seed: As for `cross_validation_error`.
+        seed: Seed of the splits, 0 <= seed < 2**64.
 
     Returns:
         The estimate, with n_repeats single errors.
@@ -86,12 +83,6 @@ def holdout_error(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or a class has too few samples to be split.
-
-    Example:
-        >>> from sklearn.neighbors import KNeighborsClassifier
-        >>> labels = torch.arange(20) // 10
-        >>> holdout_error(KNeighborsClassifier(1), labels.unsqueeze(1), labels).error
-        0.0
     """
     from sklearn.model_selection import StratifiedShuffleSplit
 
@@ -125,8 +116,7 @@ def _resample(estimator: Any, inputs: np.ndarray, classes: np.ndarray, splitter:
             return_train_score=True,
             error_score="raise",
         )
-    errors = np.column_stack((scores["test_score"], scores["train_score"]))  # a row for each training
-    held_out, trained = torch.from_numpy(errors).unbind(dim=1)
+    held_out, trained = torch.from_numpy(scores["test_score"]), torch.from_numpy(scores["train_score"])
     return ErrorEstimate(float(held_out.mean()), float(trained.mean()), held_out)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bu_torch.evaluation._cut import measurements, number
+from bu_torch.evaluation.continuum import measurements, number
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_integer
 
 
@@ -16,8 +16,7 @@ def sigma_epsilon_of_replicates(z: Any, groups: Any, sigma_delta: Any) -> Tensor
     degrees of freedom, which for groups of one size is the paper's average; a group of one says nothing.
 
     Args:
-        z: Measurements, shape (n,), real, finite, one of each object. Repeated measurements of one object would give
-            sigma_delta instead.
+        z: Measurements, shape (n,), finite, one of each object (repeated ones of an object would give sigma_delta).
         groups: For each object the number of its inputs x, shape (n,), integers >= 0.
         sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
 
@@ -25,12 +24,7 @@ def sigma_epsilon_of_replicates(z: Any, groups: Any, sigma_delta: Any) -> Tensor
         Scalar >= 0, float64, on the device of z; 0 where the measurement error alone explains the spread.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values, or no group has two objects.
-
-    Example:
-        >>> sigma_epsilon_of_replicates([1.0, 3.0, 7.0, 9.0], [0, 0, 1, 1], sigma_delta=1.0)
-        tensor(1., dtype=torch.float64)
+        TypeError, ValueError: If an argument is not real or does not fit, or no group has two objects.
     """
     z = measurements(z)
     group = as_labels(groups, len(z), "groups", are_classes=False).to(z.device).unique(return_inverse=True)[1]
@@ -49,8 +43,8 @@ def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_param
     not say how to count the fitted parameters, here they lower the degrees of freedom.
 
     Args:
-        z: Measurements, shape (n,), real, finite.
-        fitted: The regression's values for the same objects, shape (n,), real, finite.
+        z: Measurements, shape (n,), finite.
+        fitted: The regression's values for the same objects, shape (n,), finite.
         sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
         n_parameters: Parameters fitted on these objects, the intercept included, >= 0 and < n; 0 where `fitted` comes
             from cross-validation.
@@ -59,12 +53,7 @@ def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_param
         Scalar >= 0, float64, on the device of z; 0 where the measurement error alone explains the residuals.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> sigma_epsilon_of_residuals([1.0, 3.0], [3.0, 1.0], sigma_delta=0.0)
-        tensor(2., dtype=torch.float64)
+        TypeError, ValueError: If an argument is not real or does not fit.
     """
     z = measurements(z)
     fitted = measurements(fitted, "fitted")
@@ -85,8 +74,8 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
     large, the more so the larger the neighbourhoods are.
 
     Args:
-        z: Measurements, shape (n,), real, finite.
-        features: The inputs x, shape (n, d), real, finite; distances are Euclidean.
+        z: Measurements, shape (n,), finite.
+        features: The inputs x, shape (n, d), finite; distances are Euclidean.
         sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
         n_neighbors: Other samples in a neighbourhood, >= 2 and < n.
 
@@ -94,12 +83,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
         Scalar >= 0, float64, on the device of z; 0 where the measurement error alone explains the spread.
 
     Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> sigma_epsilon_of_neighbors([0.0, 2.0] * 50, torch.zeros(100, 1), sigma_delta=1.0, n_neighbors=99)
-        tensor(0.1005, dtype=torch.float64)
+        TypeError, ValueError: If an argument is not real or does not fit.
     """
     from bu_torch.neighbors.search import nearest  # the other estimators need torch alone
 
@@ -118,12 +102,9 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
     weights = weights / weights.sum(dim=1, keepdim=True)
     mean = (weights * z[rows]).sum(dim=1, keepdim=True)
     spread = (weights * (z[rows] - mean) ** 2).sum(dim=1)
-    return _without_measurement_error(_local_mean(spread, 1 - (weights**2).sum(dim=1)), sigma_delta)
-
-
-def _local_mean(spread: Tensor, divisor: Tensor) -> Tensor:
-    """Mean of the local variances; a neighbourhood in which one sample has all the weight has none."""
-    return (spread[divisor > 0] / divisor[divisor > 0]).mean()
+    divisor = 1 - (weights**2).sum(dim=1)
+    has_variance = divisor > 0  # one sample does not have all the weight
+    return _without_measurement_error((spread[has_variance] / divisor[has_variance]).mean(), sigma_delta)
 
 
 def _without_measurement_error(variance: Tensor, sigma_delta: Any) -> Tensor:

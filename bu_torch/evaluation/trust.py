@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.estimators.trust import TrustScore
+from bu_torch.evaluation.continuum import as_real
 from bu_torch.internal.inputs import as_flat_features, as_labels, as_tensor, check_integer, scikit_learn_seed
 
 _ALPHAS = (0.0, *(2.0**-power for power in range(7, 0, -1)))
@@ -23,13 +24,12 @@ def trustworthy_precision(scores: Any, is_correct: Any, percentiles: Any = None)
     """Precision against percentile of the scores: accuracy on the samples that score highest.
 
     Jiang et al. (2018), section 5. At percentile p the floor(p n / 100) samples with the lowest scores are left out. Of
-    samples with equal scores at the threshold each counts the same fraction, which is what a random order gives on
-    average. (google/TrustScore keeps all of them, so that a score with few values never leaves enough out.) No score
+    samples with equal scores at the threshold each counts the same fraction, as in a random order on average. No score
     can do better than accuracy 1 from the percentile of the error rate on.
 
     Args:
         scores: One a sample, larger where the prediction is more to be trusted, shape (n,), real, may be infinite.
-        is_correct: Whether each prediction is right, shape (n,), bool.
+        is_correct: True where the prediction is right, shape (n,), bool.
         percentiles: Shape (P,), in [0, 100); None for 0, 1, ..., 99.
 
     Returns:
@@ -56,21 +56,15 @@ def suspicious_precision(scores: Any, is_correct: Any, percentiles: Any = None) 
     accuracy on.
 
     Args:
-        scores: One a sample, larger where the prediction is more to be trusted, shape (n,), real, may be infinite.
-        is_correct: Whether each prediction is right, shape (n,), bool.
+        scores: As for `trustworthy_precision`, shape (n,).
+        is_correct: True where the prediction is right, shape (n,), bool.
         percentiles: Shape (P,), in [0, 100); None for 0, 1, ..., 99.
 
     Returns:
         Shape (P,), in [0, 1], float64, on the device of the scores.
 
     Raises:
-        TypeError: If `is_correct` is not bool or another argument not real.
-        ValueError: If an argument has the wrong shape or values.
-
-    Example:
-        >>> scores, is_correct = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([False, True, False, True])
-        >>> suspicious_precision(scores, is_correct, [0, 25, 75])
-        tensor([0.5000, 0.6667, 1.0000], dtype=torch.float64)
+        TypeError, ValueError: As `trustworthy_precision`.
     """
     scores, is_correct = _check(scores, is_correct)
     return _precision_of_top(-scores, ~is_correct, _n_kept(percentiles, scores))
@@ -96,14 +90,13 @@ def select_alpha(
     Args:
         features: Labelled samples, shape (N, d), as for `TrustScore.fit`.
         labels: Classes, shape (N,), integers >= 0.
-        predictions: What the classifier predicts for each sample when trained without it, shape (N,), integers >= 0:
-            `sklearn.model_selection.cross_val_predict`, say. One trained on these samples hardly errs there, and the
-            errors are what alpha is chosen on.
-        filtering: As for `TrustScore`.
+        predictions: Predictions of the classifier for each sample when trained without it, shape (N,), integers >= 0,
+            as `sklearn.model_selection.cross_val_predict` gives them. One trained on these samples hardly errs there.
+        filtering: As for `TrustScore`, and so is `n_neighbors`.
         alphas: Candidates, each in [0, 1); by default 0 and 2^-7 to 2^-1.
-        n_neighbors: As for `TrustScore`.
+        n_neighbors: k of the filters, >= 1.
         n_folds: Stratified folds, >= 2; the trust score is fitted on the others and scores the one.
-        seed: Of the folds, 0 <= seed < 2**64.
+        seed: Seed of the folds, 0 <= seed < 2**64.
 
     Returns:
         The fraction, and the precision of each candidate.
@@ -111,12 +104,6 @@ def select_alpha(
     Raises:
         TypeError: If an argument is not made of real numbers.
         ValueError: If shapes do not fit, there is no candidate, a candidate is out of range, or no prediction is wrong.
-
-    Example:
-        >>> features = torch.tensor([[0.0], [1.0], [2.0], [3.0], [8.0], [9.0], [10.0], [11.0]])
-        >>> labels, predictions = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), torch.tensor([0, 0, 0, 0, 1, 1, 1, 0])
-        >>> select_alpha(features, labels, predictions, n_neighbors=2, n_folds=2, alphas=[0.0]).precisions
-        tensor([1.], dtype=torch.float64)
     """
     from sklearn.model_selection import StratifiedKFold
 
@@ -163,10 +150,7 @@ def _n_kept(percentiles: Any, scores: Tensor) -> Tensor:
     """Number of samples above each percentile; what rounding took from a whole number is given back."""
     if percentiles is None:
         percentiles = torch.arange(100)
-    try:
-        percentiles = torch.as_tensor(percentiles, dtype=torch.float64, device=scores.device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"`percentiles` must be numbers or None, got {percentiles!r}.") from error
+    percentiles = as_real(percentiles, "percentiles").to(scores.device).double()
     if percentiles.ndim != 1 or not bool(((percentiles >= 0) & (percentiles < 100)).all()):
         raise ValueError(f"`percentiles` must have shape (P,) and lie in [0, 100), got {percentiles.tolist()}.")
     return len(scores) - (percentiles * len(scores) / 100 + 1e-9).floor().long()

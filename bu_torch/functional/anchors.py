@@ -5,13 +5,14 @@ evaluation method based on boundary uncertainty", chapter 2 (also section 3 of H
 chapter 4. Equations and algorithms with a dot in their number, and Algorithms 2 to 8, are those of the thesis.
 """
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import as_logits, check_choice, check_index, check_range
+from bu_torch.functional.checks import as_logits
 from bu_torch.functional.pairs import top_pairs
 from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 
@@ -26,40 +27,19 @@ _BLOCK_ELEMENTS = 2**22
 def bisect_segments(
     classify: Callable[[Tensor], Tensor], start: Tensor, end: Tensor, *, n_halvings: int = 30
 ) -> tuple[Tensor, Tensor]:
-    """Points of the decision boundary on segments whose ends are predicted differently.
+    """Points of the decision boundary on segments (n, d) whose ends are predicted differently, and the two classes.
 
     The dichotomy of Algorithm 2 and the segment rule of Algorithm 4 in one: a segment is halved; if its middle is
     predicted as its start, the start moves there, else the end does. The ends stay predicted differently, so that the
     point found lies where the predicted class really changes, as Ha et al. (2021), section 3.3, ask. Where the two top
     classes at the middle are those of the ends, that is a step of the dichotomy; where a third class lies between, it
     is Algorithm 4, completed: as printed the end always moves, also to a middle predicted as the start, where no
-    boundary is sure to be left.
-
-    Args:
-        classify: Gives the predicted class (n,) of points (n, d).
-        start: One end of each segment, shape (n, d), floating point.
-        end: The other, of the same shape.
-        n_halvings: How often a segment is halved, >= 1.
-
-    Returns:
-        The points, shape (n, d), dtype and device of `start`, and the classes on the two sides, shape (n, 2), int64:
-        the one of `start`, then the one it changes to.
-
-    Raises:
-        ValueError: If shapes differ, `n_halvings` < 1, or the two ends of a segment are predicted alike.
+    boundary is sure to be left. Of the classes (n, 2) the first is that of `start`, the second the one it changes to.
 
     Example:
         >>> bisect_segments(lambda x: (x[:, 0] > 1).long(), torch.zeros(1, 2), torch.ones(1, 2) * 4)
         (tensor([[1., 1.]]), tensor([[0, 1]]))
     """
-    if start.ndim != 2 or start.shape != end.shape:
-        raise ValueError(
-            f"`start` and `end` must have the same shape (n, d), got {tuple(start.shape)} and {tuple(end.shape)}."
-        )
-    if n_halvings < 1:
-        raise ValueError(f"`n_halvings` must be >= 1, got {n_halvings}.")
-    if not len(start):
-        return start.clone(), torch.zeros(0, 2, dtype=torch.int64, device=start.device)
     first, second = classify(start), classify(end)
     n_alike = int((first == second).sum())
     if n_alike:
@@ -87,45 +67,23 @@ def class_uncertainty(
     are scaled to [0, 1]: the binary entropy of p over ln 2 (Eq. 2.4), and the triangle 1 - |2 p - 1|, which the thesis
     draws in Fig. 4.6 and calls Gini impurity (that would be the parabola 4 p (1 - p)).
 
-    Args:
-        counts: (Effective) number of samples of each class in each of n groups, shape (n, J), floating point, >= 0.
-        pairs: Classes on the two sides of the boundary, shape (n, 2), integer, values in [0, J), different in a row.
-        priors: Shares P(C_j) of the classes to divide posteriors by (section 2.4.4), shape (J,), or None. A class with
-            share 0 must have no counts.
-        measure: `"entropy"` or `"triangle"`.
-
-    Returns:
-        Shape (n,), in [0, 1], dtype and device of `counts`; 0 where neither class of the pair has counts, NaN where
-        its counts are NaN.
-
-    Raises:
-        TypeError: If `counts` is not a floating-point tensor or `pairs` not an integer one.
-        ValueError: If shapes do not fit, a pair is out of range or `measure` is unknown.
+    `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the classes on
+    the two sides, and `priors` (J,) the shares P(C_j) of the classes to divide posteriors by (section 2.4.4); a class
+    with share 0 must have no counts. The value is 0 where neither class of the pair has counts, NaN where its counts
+    are NaN.
 
     Example:
         >>> counts = torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 2.0]])
         >>> class_uncertainty(counts, torch.tensor([[0, 1], [0, 1]]))
         tensor([0.5000, 0.0000])
     """
-    check_choice("measure", measure, MEASURES)
-    if not isinstance(counts, Tensor) or not counts.is_floating_point():
-        got = counts.dtype if isinstance(counts, Tensor) else type(counts).__name__
-        raise TypeError(f"`counts` must be a floating-point tensor of shape (n, J), got {got}.")
-    if counts.ndim != 2:
-        raise ValueError(f"`counts` must have shape (n, J), got {tuple(counts.shape)}.")
-    check_index("pairs", pairs, (len(counts), 2), counts.device)
-    if not len(counts):
-        return counts.new_zeros(0)
-    check_range("pairs", pairs, counts.shape[1], "classes that `counts` has a column for,")
     if priors is not None:
-        if priors.shape != (counts.shape[1],):
-            raise ValueError(f"`priors` must have shape ({counts.shape[1]},), got {tuple(priors.shape)}.")
         counts = counts / torch.where(priors == 0, torch.ones_like(priors), priors).to(counts)
-    pairs = pairs.long()
     of_pair = counts.gather(1, pairs)
     fewer, total = of_pair.amin(dim=1), of_pair.sum(dim=1)
     share = fewer / torch.where(total == 0, torch.ones_like(total), total)
-    value = 2 * share if measure == "triangle" else _binary_entropy(share)
+    entropy = (torch.special.entr(share) + torch.special.entr(1 - share)) / math.log(2)
+    value = 2 * share if measure == "triangle" else entropy
     other = counts.scatter(1, pairs, 0).amax(dim=1)
     return torch.where(other > fewer, torch.zeros_like(value), value)
 
@@ -139,7 +97,7 @@ def anchor_uncertainty(
     measure: Measure = "triangle",
     gap: Gap = "own",
 ) -> Tensor:
-    """Local uncertainty of each anchor from a smooth count of the labels around it (section 4.5).
+    """Local uncertainty (S,) of each anchor from a smooth count of the labels around it (section 4.5).
 
     The classes i and j of an anchor are the two that most of its M neighbours are labelled as; of classes that are
     equally many the one that comes first in the row, which is the nearer one. Each neighbour lies on one axis at its
@@ -147,50 +105,25 @@ def anchor_uncertainty(
     labelled. Neighbours labelled j are mirrored (Fig. 4.5), so that with two classes the axis is g_j - g_i. The
     boundary is at zero. Each neighbour labelled i or j counts exp(-(gap / h)^2 / 2) for its label (Eq. 4.4), and the
     value is the measure of k_i / (k_i + k_j). A count, not a density: each sample has its own width and a weight of at
-    most 1.
+    most 1. U is the mean over the anchors (Eq. 4.5).
 
     The thesis leaves open where on the axis neighbours of a third class lie. Here they lie at their near-boundary-ness,
     not mirrored; they have a part in the widths and none in the counts. With many classes a neighbour's own gap may be
     that of another boundary than the anchor's; `gap="pair"`, which the thesis does not have, takes g_j - g_i for all
-    neighbours, as Ha et al. (2021) do in Eq. 27. With two classes both are the same. Chapter 4 does not ask whether the
+    neighbours, as Ha et al. (2021) do in Eq. 27. With two classes both are the same. Chapter 4 does not ask if the
     boundary runs between i and j, as section 2.3.5 does: a classifier that exchanges classes is not told from the right
     one.
 
-    Args:
-        logits: Classifier outputs at the samples, shape (N, J), floating point; (N, 1) or (N,) for two classes.
-        labels: Given classes, shape (N,), integer, values in [0, J).
-        neighbors: The samples around each of S anchors, nearest first, shape (S, M) with M >= 2, integer, values in
-            [0, N).
-        bandwidth: Width of the kernel, `"cvml"` (`cvml_bandwidth`) or `"silverman"` (`silverman_bandwidth`).
-        measure: As for `class_uncertainty`.
-        gap: `"own"`, each neighbour's own two largest logits, as in the thesis; or `"pair"`, g_j - g_i.
-
-    Returns:
-        Shape (S,), in [0, 1], on the device of `logits`, float64 for float64 logits and float32 for all others; 0 where
-        all neighbours are labelled alike, NaN where the logits of a neighbour are. U is the mean over the anchors
-        (Eq. 4.5).
-
-    Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If an argument has the wrong shape, device or values.
+    `neighbors` (S, M), M >= 2, holds the samples around each anchor, nearest first. The value is 0 where all of them
+    are labelled alike, NaN where the logits (N, J) of one are.
 
     Example:
         >>> logits = torch.tensor([-2.0, -1.0, 1.0, 2.0])
         >>> anchor_uncertainty(logits, torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1, 2, 3]]))
         tensor([1.])
     """
-    check_choice("gap", gap, GAPS)
     logits = as_logits(logits)
-    n_samples, n_classes = logits.shape
-    check_index("labels", labels, (n_samples,), logits.device)
-    check_index("neighbors", neighbors, ("S", "M"), logits.device)
-    if neighbors.shape[1] < 2:
-        raise ValueError(f"`neighbors` must have shape (S, M) with M >= 2, got {tuple(neighbors.shape)}.")
-    if not len(neighbors):
-        return logits.new_zeros(0)
-    check_range("labels", labels, n_classes, "classes that `logits` has a column for,")
-    check_range("neighbors", neighbors, n_samples, "sample indices")
-    labels, neighbors = labels.long(), neighbors.long()
+    n_classes = logits.shape[1]
     nearness = near_boundary_ness(logits, labels)
     rows = max(1, _BLOCK_ELEMENTS // max(n_classes, neighbors.shape[1]))
     values = []
@@ -223,7 +156,3 @@ def near_boundary_ness(logits: Tensor, labels: Tensor) -> Tensor:
     """Gap between the two largest logits (N, J), negative where the prediction is the label (N,): section 4.3."""
     gap = logits.gather(1, top_pairs(logits)).diff(dim=1).abs().squeeze(1)
     return torch.where(logits.argmax(dim=1) == labels, -gap, gap)
-
-
-def _binary_entropy(share: Tensor) -> Tensor:
-    return -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)) / torch.log(share.new_tensor(2.0))

@@ -10,14 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import (
-    as_logits,
-    check_floating,
-    check_index,
-    check_integer,
-    check_not_negative,
-    check_range,
-)
+from bu_torch.functional.checks import as_logits, check_index, check_not_negative, check_range
 from bu_torch.functional.pairs import count_by_pair, index_pairs, sum_by_pair, top_pairs
 from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 from bu_torch.functional.weights import relative_weights
@@ -43,17 +36,15 @@ def boundary_uncertainty(
     Eq. 40, with Eq. 39 for classes that are separable. `logits` are read at the perturbed samples (Algorithm 1 of the
     paper), labels and clusters belong to the samples themselves.
 
-    Departures from the paper: the kernel width is Silverman's rule as Silverman states it (`silverman_bandwidth`), and
-    a pair of classes counts as separable when fewer than `min_weight` effective samples lie near its boundary, where
-    the paper asks for exactly none. The classes i and j of a sample (Eq. 27) are its two largest logits at the
-    perturbed place, where the paper writes x: its costs (section 5) have one pass over the perturbed samples and none
-    over the samples. Eq. 36 as printed compares the likely Bayes pair with itself, which is always true; the condition
-    here is that of Eq. 18, {i, j} = the likely Bayes pair. Weights of samples, for a training that does not draw all
-    alike, are this project's own: the paper's samples all count alike.
+    Departures from the paper: the kernel width is Silverman's rule as Silverman states it (`silverman_bandwidth`). A
+    pair of classes counts as separable if fewer than `min_weight` effective samples lie near its boundary; the paper
+    asks for none. The classes i and j of a sample (Eq. 27) are its two largest logits at the perturbed place, as the
+    costs of section 5 imply; the paper writes x. Eq. 36 as printed is always true; the condition here is that of Eq.
+    18, {i, j} = the likely Bayes pair. Weights of samples are this project's own.
 
     Args:
-        logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, any device; any monotone
-            affine scale, for U does not change with it. Shape (N, 1) or (N,) counts as the two classes [0, z].
+        logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, any device; U does not change
+            with their scale. Shape (N, 1) or (N,) counts as the two classes [0, z].
         labels: Given classes, shape (N,), integer, values in [0, J).
         neighbors: Clusters, shape (N, M), integer, values in [0, N): row n is n itself and then its M - 1 nearest other
             samples (`NeighborGraph.neighbors`).
@@ -63,8 +54,8 @@ def boundary_uncertainty(
         bandwidth: Width of the kernel, `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"`
             (`cvml_bandwidth`), where each member of a cluster has its own.
         weights: How often training draws each sample, relative to the others, shape (N,), > 0, floating point, on the
-            same device; None where it draws all alike. Each member of a cluster then counts k by its weight, and so
-            do a sample's u and k in sums over samples; the width h looks at the logits alone.
+            same device; None where it draws all alike. They weigh members in k, and u and k in sums over samples; the
+            width h looks at the logits alone.
         validate_args: Check the values of the index tensors, which waits for the device; shapes and dtypes are always
             checked.
 
@@ -76,9 +67,8 @@ def boundary_uncertainty(
         TypeError: If an argument has the wrong dtype.
         ValueError: If an argument has the wrong shape, device or values, or `bandwidth` is unknown.
 
-    Note:
-        With M members in a cluster U stays below 1 even at the Bayes boundary, for the smaller of two small counts is
-        biased down: about 0.8 at M = 40.
+    Note: U stays below 1 even at the Bayes boundary, for the smaller of two small counts is biased down: about 0.8 at
+    M = 40.
 
     Example:
         >>> logits = torch.tensor([[0.1, 0.0], [0.2, 0.0], [0.0, 0.3], [0.0, 0.1]])
@@ -112,13 +102,13 @@ def local_uncertainty(
     0 where one is alone, where k = 0, and where the top pair is not the sample's likely Bayes pair.
 
     Args:
-        logits: As for `boundary_uncertainty`.
-        labels: As for `boundary_uncertainty`.
-        neighbors: As for `boundary_uncertainty`.
-        bayes_pairs: As for `boundary_uncertainty`.
-        bandwidth: As for `boundary_uncertainty`.
-        weights: As for `boundary_uncertainty`; k counts members by their weights, of which the mean is 1.
-        validate_args: As for `boundary_uncertainty`.
+        logits: As for `boundary_uncertainty`, and so are all arguments.
+        labels: Shape (N,).
+        neighbors: Shape (N, M).
+        bayes_pairs: Shape (N, 2).
+        bandwidth: `"silverman"` or `"cvml"`.
+        weights: Shape (N,) or None; k counts members by their weights, of which the mean is 1.
+        validate_args: Check the values of the index tensors.
 
     Returns:
         u, shape (N,), in [0, 1], and k, shape (N,), in [0, M] without weights; both on the device of `logits`, float64
@@ -126,8 +116,7 @@ def local_uncertainty(
         small for the dtype (a boundary more than 13 widths away in float32, 37 in float64) are 0.
 
     Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If an argument has the wrong shape, device or values.
+        TypeError, ValueError: As `boundary_uncertainty`.
     """
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
@@ -162,24 +151,11 @@ def pair_terms(
     weights: Tensor | None = None,
     member_labels: Tensor | None = None,
 ) -> PairTerms:
-    """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and what it consists of; values are not checked.
+    """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and its parts; values are not checked.
 
-    Args:
-        logits: As for `boundary_uncertainty`.
-        labels: As for `boundary_uncertainty`.
-        neighbors: As for `boundary_uncertainty`.
-        pairs: Distinct pairs of classes, shape (P, 2), from `index_pairs`.
-        pair_index: Row of `pairs` that holds each sample's likely Bayes pair, shape (N,), from `index_pairs`.
-        min_weight: As for `boundary_uncertainty`.
-        bandwidth: As for `boundary_uncertainty`.
-        weights: Of the samples, shape (N,), float64 with mean 1; None if all count alike.
-        member_labels: `labels[neighbors]`, shape (N, M); passed, it need not be looked up at each call.
-
-    Returns:
-        The terms; U_kl is NaN if any logit is not finite. The shares add up to 1.
-
-    Raises:
-        ValueError: If `min_weight` is negative or `bandwidth` is unknown.
+    `pairs` (P, 2) and `pair_index` (N,) are those of `index_pairs`, `weights` have mean 1, and `member_labels` is
+    `labels[neighbors]`, passed to avoid repeating the lookup. U_kl is NaN if any logit is not finite; the
+    shares add up to 1.
     """
     check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)
@@ -214,25 +190,12 @@ def uncertainty_ceiling(counts: Tensor, n_neighbors: int) -> Tensor:
     E(1 - |2 n_i / n - 1|) = 1 - 2 ceil(n/2) binom(n, ceil(n/2)) / (n 2^n), for the mean absolute deviation of a
     binomial variable (De Moivre); between whole numbers it is interpolated. It is below 1 because the smaller of two
     small counts is biased down, and says how much of a low U is due to few neighbours. An estimate of this project's
-    own, which takes members of unequal weight for fewer of equal weight.
-
-    Args:
-        counts: Effective counts k, any shape, in [0, n_neighbors], floating point, any device.
-        n_neighbors: Size M of a cluster, >= 1.
-
-    Returns:
-        Same shape, dtype and device as `counts`, in [0, 1).
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If `n_neighbors` is less than 1.
+    own, which takes members of unequal weight for fewer of equal weight. Counts lie in [0, n_neighbors], any shape.
 
     Example:
         >>> uncertainty_ceiling(torch.tensor([1.0, 2.0, 40.0]), 40)
         tensor([0.0000, 0.5000, 0.8746])
     """
-    check_floating("counts", counts)
-    check_integer("n_neighbors", n_neighbors, 1)
     best = [0.0]
     for n in range(1, n_neighbors + 1):
         half = (n + 1) // 2
@@ -280,14 +243,12 @@ def _local_uncertainty(
         if narrow_weights is not None:
             factors = narrow_weights.index_select(0, members.view(-1)).view(members.shape)
         blocks.append(_count_block(flat, logits.shape[1], narrow_top[part], of_members, members, bandwidth, factors))
-    count_i = torch.cat([block[0] for block in blocks])
-    count_j = torch.cat([block[1] for block in blocks])
+    count_i, count_j, nearness = (torch.cat(parts) for parts in zip(*blocks, strict=True))
     counts = count_i + count_j
     counts = torch.where(counts < torch.finfo(counts.dtype).tiny, torch.zeros_like(counts), counts)
     is_bayes_pair = (top == bayes_pairs).all(dim=1) & (counts != 0)
     # 1 - |2 k_i / k - 1| = 2 min(k_i, k_j) / k, which loses no digits near 0.
     local = 2 * torch.minimum(count_i, count_j) / torch.where(counts == 0, torch.ones_like(counts), counts)
-    nearness = torch.cat([block[2] for block in blocks])
     return torch.where(is_bayes_pair, local, torch.zeros_like(local)), counts, nearness
 
 

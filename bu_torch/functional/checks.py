@@ -9,18 +9,18 @@ from torch import Tensor
 _INDEX_DTYPES = (torch.int16, torch.int32, torch.int64, torch.uint8, torch.int8)
 
 
-def as_logits(logits: Tensor, name: str = "logits") -> Tensor:
+def as_logits(logits: Tensor) -> Tensor:
     """Return logits of shape (N, J), J >= 2, in float32 or float64; one column z becomes the two classes [0, z]."""
     if not isinstance(logits, Tensor):
-        raise TypeError(f"`{name}` must be a tensor of shape (N, J), got {type(logits).__name__}.")
+        raise TypeError(f"`logits` must be a tensor of shape (N, J), got {type(logits).__name__}.")
     if not logits.is_floating_point():
-        raise TypeError(f"`{name}` must have a floating-point dtype, got {logits.dtype}.")
+        raise TypeError(f"`logits` must have a floating-point dtype, got {logits.dtype}.")
     if logits.layout != torch.strided:
-        raise TypeError(f"`{name}` must be dense, got a tensor of layout {logits.layout}.")
+        raise TypeError(f"`logits` must be dense, got a tensor of layout {logits.layout}.")
     if logits.ndim == 1:
         logits = logits.unsqueeze(1)
     if logits.ndim != 2 or logits.shape[0] == 0 or logits.shape[1] == 0:
-        raise ValueError(f"`{name}` must have shape (N, J) with N, J >= 1, got {tuple(logits.shape)}.")
+        raise ValueError(f"`logits` must have shape (N, J) with N, J >= 1, got {tuple(logits.shape)}.")
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     if logits.shape[1] == 1:
@@ -71,6 +71,15 @@ def check_range(name: str, value: Tensor, stop: int, meaning: str) -> None:
     low, high = (int(v) for v in torch.aminmax(value))
     if low < 0 or high >= stop:
         raise ValueError(f"`{name}` must hold {meaning} in [0, {stop}), got values from {low} to {high}.")
+
+
+def check_draws(predictions: Tensor, n_points: int, device: torch.device, validate_args: bool = True) -> None:
+    """Raise unless `predictions` holds classes at one or more copies of `n_points` points; values if asked for."""
+    check_index("predictions", predictions, ("D * N",), device)
+    if predictions.numel() == 0 or predictions.shape[0] % n_points:
+        raise ValueError(f"`predictions` must hold a multiple of the {n_points} points, got {predictions.shape[0]}.")
+    if validate_args and int(predictions.min()) < 0:
+        raise ValueError(f"`predictions` must hold classes 0, 1, ..., got {int(predictions.min())}.")
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> Any:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_floating, check_index
+from bu_torch.functional.checks import check_draws, check_floating
 from bu_torch.functional.weights import mean_of, relative_weights
 
 
@@ -37,16 +37,12 @@ def expected_accuracy(
         tensor(0.4167, dtype=torch.float64)
     """
     check_floating("probabilities", probabilities, ("N", "J"))
-    check_index("predictions", predictions, ("D * N",), probabilities.device)
     n_points = probabilities.shape[0]
     if probabilities.numel() == 0:
         raise ValueError(f"`probabilities` must have shape (N, J) with N, J >= 1, got {tuple(probabilities.shape)}.")
-    if predictions.numel() == 0 or predictions.shape[0] % n_points:
-        raise ValueError(f"`predictions` must hold a multiple of the {n_points} points, got {predictions.shape[0]}.")
+    check_draws(predictions, n_points, probabilities.device, validate_args)
     if validate_args:
         weights = relative_weights(weights, (n_points,), probabilities.device)
-        if int(predictions.min()) < 0:
-            raise ValueError(f"`predictions` must hold classes 0, 1, ..., got {int(predictions.min())}.")
     found = _of_predicted(probabilities, predictions.view(-1, n_points).T)
     return mean_of(found, None if weights is None else weights.unsqueeze(1))
 
@@ -54,20 +50,10 @@ def expected_accuracy(
 def standard_error_of_gain(
     probabilities: Tensor, predictions: Tensor, others: Tensor, n_draws: int, weights: Tensor | None = None
 ) -> Tensor:
-    """Standard error of the difference between the expected accuracies of two sets of predictions; without checks.
+    """Standard error of the difference between the expected accuracies of two sets of predictions (D * N,), unchecked.
 
     The differences are paired: two networks that predict alike have none, however unsure their accuracies are. A
-    sample is drawn once and perturbed D times, so the draws of a sample are averaged first.
-
-    Args:
-        probabilities: Class probabilities at the perturbed samples, one draw after another, shape (D * N, J).
-        predictions: Predicted classes, shape (D * N,).
-        others: Those of the other network, likewise.
-        n_draws: D, >= 1.
-        weights: Of the samples, shape (N,), with mean 1; None where all count alike.
-
-    Returns:
-        Scalar >= 0, float64.
+    sample is drawn once and perturbed D times, so the draws of a sample are averaged first. Weights (N,) have mean 1.
     """
     found, before = (_of_predicted(probabilities, columns.unsqueeze(1)) for columns in (predictions, others))
     gains = (found - before).view(n_draws, -1).mean(dim=0)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_index, check_range
+from bu_torch.functional.checks import check_draws, check_floating, check_index, check_range
 from bu_torch.functional.weights import cluster_sizes, mean_of, relative_weights
 
 
@@ -18,29 +18,26 @@ def omission(
     """Share of samples in regions that the decision boundary should have cut off and does not reach.
 
     A boundary that lies within the Bayes boundary has a high boundary uncertainty even if it misses a part of the Bayes
-    boundary (Ha 2019, section 4.6.8; Ha et al. 2021, section 6.9). It shows in misclassification that does not die out
-    away from the boundary. The sources leave the check open; this is one.
+    boundary (Ha 2019, section 4.6.8; Ha et al. 2021, section 6.9). The sources leave the check open; this is one.
 
-    A sample is away from the boundary where its whole cluster is predicted as one class. It counts as omitted where the
+    A sample is away from the boundary if its whole cluster is predicted as one class. It counts as omitted if the
     labels of the cluster contradict that class beyond chance: with n_p members labelled as predicted and n_c of the
-    commonest other class, n_c - n_p > z sqrt(n_c + n_p), a sign test at z = `significance` standard deviations. Wrong
-    labels that turn no majority do not count, however many they are.
+    commonest other class, n_c - n_p > z sqrt(n_c + n_p), a sign test at z = `significance` standard deviations.
 
     A displaced boundary leaves such a region beside it, too, but has a low boundary uncertainty: read the two together.
     A high uncertainty with an omission well above 0 is a boundary with a part missing.
 
     Args:
         shares: Share of each class among the labels of each cluster, shape (N, J) with J >= 2, floating point
-            (`label_votes` with decay 0).
+            (`label_votes` with decay 0 and the same weights).
         predictions: Predicted classes at D * N points, those of the N samples one draw after another, shape (D * N,),
             integer, >= 0, on the same device. A class from J on has no labels.
         neighbors: Clusters, shape (N, M), integer, values in [0, N): row n is n itself and then its M - 1 nearest other
             samples (`NeighborGraph.neighbors`).
         significance: z, 0 <= z < sqrt(M), for beyond no cluster can count.
         weights: How often training draws each sample, relative to the others, shape (N,), > 0, floating point, on the
-            same device; None where it draws all alike. The shares are then those of `label_votes` with the same
-            weights, and a cluster counts as so many members of equal weight as its mean is as sure as (Kish's effective
-            sample size).
+            same device; None where it draws all alike. A cluster counts as so many members of equal weight as its mean
+            is as sure as (Kish's effective sample size).
 
     Returns:
         Scalar in [0, 1], float64, device of the shares; mean over the draws, 0 is best.
@@ -55,21 +52,14 @@ def omission(
         >>> omission(shares, torch.zeros(20, dtype=torch.int64), neighbors)
         tensor(1., dtype=torch.float64)
     """
-    if not isinstance(shares, Tensor):
-        raise TypeError(f"`shares` must be a floating-point tensor of shape (N, J), got {type(shares).__name__}.")
-    if shares.ndim != 2 or shares.shape[1] < 2 or not shares.is_floating_point():
-        raise ValueError(
-            f"`shares` must be floating point of shape (N, J) with J >= 2, got {shares.dtype}, {tuple(shares.shape)}."
-        )
+    check_floating("shares", shares, ("N", "J"))
+    if shares.shape[1] < 2:
+        raise ValueError(f"`shares` must have shape (N, J) with J >= 2, got {tuple(shares.shape)}.")
     if not bool(shares.isfinite().all()):
         raise ValueError("`shares` must be finite, got NaN or infinity.")
     n_samples = shares.shape[0]
-    check_index("predictions", predictions, ("D * N",), shares.device)
     check_index("neighbors", neighbors, (n_samples, "M"), shares.device)
-    if predictions.numel() == 0 or predictions.shape[0] % n_samples:
-        raise ValueError(f"`predictions` must hold a multiple of the {n_samples} samples, got {predictions.shape[0]}.")
-    if int(predictions.min()) < 0:
-        raise ValueError(f"`predictions` must hold classes 0, 1, ..., got {int(predictions.min())}.")
+    check_draws(predictions, n_samples, shares.device)
     check_range("neighbors", neighbors, n_samples, "sample indices")
     size = neighbors.shape[1]
     if isinstance(significance, bool) or not isinstance(significance, int | float):
@@ -82,10 +72,9 @@ def omission(
 
 
 def cluster_counts(shares: Tensor, neighbors: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Parts of `omission` that do not depend on predictions, without checks.
+    """Labels of each class in each cluster (N, J), and the two largest counts with their classes (N, 2), unchecked.
 
-    Labels of each class in each cluster (N, J), and the two largest counts with their classes (N, 2). With weights they
-    are those of as many equal members as the cluster is worth.
+    With weights they are those of as many equal members as the cluster is worth.
     """
     if weights is None:
         counts = (shares * neighbors.shape[1]).round()

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_choice
+from bu_torch.functional.checks import check_choice, check_floating
 
 Bandwidth = Literal["silverman", "cvml"]
 
@@ -30,16 +30,14 @@ def silverman_bandwidth(values: Tensor) -> Tensor:
     this is the rule as its source (Silverman 1986, Eq. 3.31) states it.
 
     Args:
-        values: Near-boundary-ness of the M members of each of N clusters, shape (N, M) with M >= 2, any floating-point
-            dtype, any device.
+        values: Near-boundary-ness of the M members of each of N clusters, shape (N, M) with M >= 2, floating point.
 
     Returns:
         The widths, shape (N,), >= 0, in the units of `values`, on their device; float64 for float64 values and float32
         for all others. A row with a non-finite value gives NaN; a row whose quartiles coincide gives 0.
 
     Raises:
-        TypeError: If `values` is not a floating-point tensor.
-        ValueError: If `values` is not of shape (N, M) with M >= 2.
+        TypeError, ValueError: If `values` is not a floating-point tensor of this shape.
 
     Example:
         >>> silverman_bandwidth(torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]]))
@@ -74,16 +72,14 @@ def cvml_bandwidth(values: Tensor) -> Tensor:
     which depends on the unit of the values; h is at least 1e-3 of the range of the row, for ties drive it to 0.
 
     Args:
-        values: Near-boundary-ness of the M members of each of N clusters, shape (N, M) with M >= 2, any floating-point
-            dtype, any device.
+        values: As for `silverman_bandwidth`, shape (N, M).
 
     Returns:
         The widths h w_m, shape (N, M), >= 0, in the units of `values`, on their device; float64 for float64 values and
         float32 for all others. A row with a non-finite value gives NaN; a row of equal values gives 0.
 
     Raises:
-        TypeError: If `values` is not a floating-point tensor.
-        ValueError: If `values` is not of shape (N, M) with M >= 2.
+        TypeError, ValueError: As `silverman_bandwidth`.
 
     Example:
         >>> cvml_bandwidth(torch.tensor([[0.0, 1.0, 2.0, 3.0, 9.0]]))
@@ -198,14 +194,10 @@ def _quantile(ordered: Tensor, q: float) -> Tensor:
 
 
 def _as_rows(values: Tensor) -> Tensor:
-    if not isinstance(values, Tensor) or not values.is_floating_point():
-        got = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"`values` must be a floating-point tensor of shape (N, M), got {got}.")
-    if values.ndim != 2 or values.shape[1] < 2:
+    check_floating("values", values, ("N", "M"))
+    if values.shape[1] < 2:
         raise ValueError(f"`values` must have shape (N, M) with M >= 2, got {tuple(values.shape)}.")
-    if values.dtype not in (torch.float32, torch.float64):
-        values = values.float()
-    return values
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
 # Of rows in [-1, 1]: one width a row (N, 1), or one a value (N, M).

@@ -6,50 +6,30 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bu_torch.functional.checks import check_floating, check_integer, check_not_negative
-
 _BLOCK_ELEMENTS = 2**20  # of a copy of the basis at once
 _LEAST_EIGENVALUE = 1e-10  # relative to the largest; smaller ones are rounding errors
 
 
-def tangent_kernel(first: Tensor, second: Tensor, n_hidden_layers: int = 1) -> Tensor:
-    """Neural tangent kernel of an infinitely wide fully connected ReLU network (Jacot et al. 2018).
+def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
+    """Neural tangent kernel (N, P) of an infinitely wide ReLU network with one hidden layer (Jacot et al. 2018).
 
-    Regression with it is what such a network learns by gradient descent on the squared error. The recursion over the
-    layers is that of Arora et al. (2019, section 3.1), the bias of the first layer being a further feature
-    of 1; unlike a Gaussian kernel it has no width to choose.
-
-    Args:
-        first: Points, shape (N, d), floating point.
-        second: Points, shape (P, d), dtype and device of `first`.
-        n_hidden_layers: >= 1.
-
-    Returns:
-        Shape (N, P), dtype and device of `first`; symmetric and positive semidefinite where both are the same points.
-
-    Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If a shape does not fit.
+    Regression with it is what such a network learns by gradient descent on the squared error. The formula is that of
+    Arora et al. (2019, section 3.1), the bias of the first layer being a further feature of 1; unlike a Gaussian kernel
+    it has no width to choose.
 
     Example:
         >>> tangent_kernel(torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0]]))
         tensor([[2.0000],
                 [0.3183]])
     """
-    check_floating("first", first, ("N", "d"))
-    check_floating("second", second, ("P", first.shape[1]))
-    check_integer("n_hidden_layers", n_hidden_layers, 1)
     width = first.shape[1] + 1
     covariance = (first @ second.T + 1) / width
     norms = [(points.square().sum(dim=1) + 1).div(width).sqrt() for points in (first, second)]
     scale = norms[0].unsqueeze(1) * norms[1]
-    kernel = covariance
-    for _ in range(n_hidden_layers):
-        cosine = (covariance / scale).clamp(-1, 1)
-        angle = cosine.arccos()
-        covariance = scale * ((1 - cosine.square()).clamp(min=0).sqrt() + (math.pi - angle) * cosine) / math.pi
-        kernel = covariance + kernel * (math.pi - angle) / math.pi
-    return kernel
+    cosine = (covariance / scale).clamp(-1, 1)
+    angle = cosine.arccos()
+    hidden = scale * ((1 - cosine.square()).clamp(min=0).sqrt() + (math.pi - angle) * cosine) / math.pi
+    return hidden + covariance * (math.pi - angle) / math.pi
 
 
 def landmark_projection(kernel: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,23 +47,11 @@ def landmark_projection(kernel: Tensor) -> tuple[Tensor, Tensor]:
 def left_out_predictions(
     basis: Tensor, eigenvalues: Tensor, targets: Tensor, penalties: Sequence[float]
 ) -> Iterator[Tensor]:
-    """Leave-one-out predictions of ridge regression: of each sample by a fit to all others, without fitting N times.
+    """Leave-one-out predictions of ridge regression, (N, J) for each penalty, without fitting N times.
 
     With the hat matrix H = B diag(1 / (e + penalty)) B' the prediction is y_i - (y_i - (H y)_i) / (1 - H_ii), as in
-    PRESS (Allen 1974). The penalties share what does not depend on them.
-
-    Args:
-        basis: B, the features rotated so that B'B = diag(e), shape (N, R), floating point.
-        eigenvalues: e, shape (R,), >= 0.
-        targets: Shape (N, J), dtype and device of `basis`.
-        penalties: Each >= 0; with 0, the hat matrix must leave each sample some residual.
-
-    Yields:
-        For each penalty: shape (N, J), dtype and device of `basis`.
-
-    Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If a shape does not fit or a penalty is negative.
+    PRESS (Allen 1974). The penalties share what does not depend on them. The basis B (N, R) holds the features rotated
+    so that B'B = diag(e); with a penalty of 0, the hat matrix must leave each sample some residual.
 
     Example:
         >>> basis = torch.tensor([[1.0], [1.0]])
@@ -91,11 +59,6 @@ def left_out_predictions(
         tensor([[2.5000],
                 [1.5000]])
     """
-    check_floating("basis", basis, ("N", "R"))
-    check_floating("eigenvalues", eigenvalues, (basis.shape[1],))
-    check_floating("targets", targets, (basis.shape[0], "J"))
-    for penalty in penalties:
-        check_not_negative("penalty", penalty)
     shrinkage = 1 / (eigenvalues.unsqueeze(1) + eigenvalues.new_tensor(penalties))  # (R, P)
     moments = basis.T @ targets
     blocks = basis.split(max(1, _BLOCK_ELEMENTS // max(1, basis.shape[1])))

@@ -35,7 +35,7 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
         >>> trust_score(torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]), torch.tensor([0, 2]))
         tensor([2.0000, 0.2500])
     """
-    _check_distances(class_distances)
+    check_floating("class_distances", class_distances, ("N", "J"))
     check_index("predictions", predictions, (class_distances.shape[0],), class_distances.device)
     if validate_args and predictions.numel():
         check_range("predictions", predictions, class_distances.shape[1], "classes")
@@ -56,7 +56,7 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_
     keeps duplicates (distance 0) and empty classes (infinity) from deciding alone. The mean is taken in float64.
 
     Args:
-        scores: Trust scores, any shape with at least one entry, in [0, inf].
+        scores: Trust scores, floating point, any shape with at least one entry, in [0, inf].
         weights: How often each score counts, relative to the others, of the shape of `scores`, > 0, floating point, on
             the same device; None if all count alike.
         validate_args: Check the arguments and scale the weights to a mean of 1, which waits for the device. False takes
@@ -82,20 +82,18 @@ def neighbor_agreement(scores: Tensor, weights: Tensor | None = None, *, validat
     """Trust scores on a bounded scale: the mean of s / (1 + s), which is d_other / (d_other + d_predicted).
 
     1 where the predicted class is there and all others are infinitely far in comparison, 1/2 where it is as near as the
-    nearest other class, 0 where it is infinitely far. Unlike a mean of ratios it needs no clipping. The mean is taken
-    in float64.
+    nearest other class, 0 where it is infinitely far. Unlike a mean of ratios it needs no clipping.
 
     Args:
-        scores: Trust scores (`trust_score`), any shape with at least one entry, in [0, inf].
-        weights: As for `mean_trust_score`.
-        validate_args: As for `mean_trust_score`.
+        scores: As for `mean_trust_score`, and so are `weights` and `validate_args`.
+        weights: Of the shape of `scores`, or None.
+        validate_args: Check the arguments.
 
     Returns:
         Scalar in [0, 1], float64, on the device of `scores`.
 
     Raises:
-        TypeError: If `scores` or `weights` is not a floating-point tensor.
-        ValueError: If `scores` is empty, or the weights do not fit.
+        TypeError, ValueError: As `mean_trust_score`.
 
     Example:
         >>> neighbor_agreement(torch.tensor([3.0, 1.0, math.inf, 0.0]))
@@ -111,11 +109,3 @@ def _checked_weights(scores: Tensor, weights: Tensor | None) -> Tensor | None:
     if scores.numel() == 0:
         raise ValueError("`scores` must hold at least one trust score, got none.")
     return relative_weights(weights, tuple(scores.shape), scores.device)
-
-
-def _check_distances(class_distances: Tensor) -> None:
-    if not isinstance(class_distances, Tensor) or not class_distances.is_floating_point():
-        got = class_distances.dtype if isinstance(class_distances, Tensor) else type(class_distances).__name__
-        raise TypeError(f"`class_distances` must be a floating-point tensor of shape (N, J), got {got}.")
-    if class_distances.ndim != 2 or class_distances.shape[1] == 0:
-        raise ValueError(f"`class_distances` must have shape (N, J) with J >= 1, got {tuple(class_distances.shape)}.")

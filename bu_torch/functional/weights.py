@@ -7,20 +7,9 @@ from bu_torch.functional.checks import check_floating
 
 
 def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
-    """Weights with mean 1.
+    """Weights as float64 with mean 1; None for None, and where all are equal.
 
-    Args:
-        weights: One for each value, > 0, floating point; only their ratios matter. None where all count alike.
-        shape: Of the values.
-        device: Of the values.
-
-    Returns:
-        float64, of the given shape; None for None, and where all weights are equal.
-
-    Raises:
-        TypeError: If the weights are not a floating-point tensor.
-        ValueError: If shape or device do not fit, or a weight is not positive and finite; the last waits for the
-            device.
+    Raises `TypeError` or `ValueError` unless they are floating point, of this shape and device, positive and finite.
     """
     if weights is None:
         return None
@@ -38,10 +27,6 @@ def cluster_sizes(neighbors: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of the weights in each cluster (N,), and members of equal weight that it is worth (N,); without checks.
 
     A mean over members with weights w is as sure as one over (sum of w)^2 / (sum of w^2) of equal weight (Kish 1965).
-
-    Args:
-        neighbors: Clusters, shape (N, M), integer.
-        weights: Of the samples, shape (N,).
     """
     columns = [members.long() for members in neighbors.unbind(dim=1)]  # one at a time: (N, M) numbers are many
     largest, total, squares = (torch.zeros_like(weights[columns[0]]) for _ in range(3))

@@ -7,20 +7,12 @@ _LLOYD_STEPS = 20  # i_K of Ha et al. (2021), section 6.10
 
 
 def divisive_clusters(points: Tensor, max_size: int, n_repeats: int, seed: int) -> Tensor:
-    """Divide points by 2-means until no cluster has more than `max_size`, in several independent repeats.
+    """Divide points (n, d) by 2-means until no cluster has more than `max_size`, in several independent repeats.
 
     Ha (2019), Algorithm 3, but for the clusters that are too small, which are left to the caller. The first centre of
     a split is a random point of the cluster, the second another, more likely the farther it is (k-means++). A cluster
-    of equal points, which cannot be split, stays as it is.
-
-    Args:
-        points: Shape (n, d), floating point, n >= 1.
-        max_size: N_M, >= 1.
-        n_repeats: R, >= 1.
-        seed: Seed of the centres.
-
-    Returns:
-        Cluster of each point in each repeat, (n_repeats, n) int64, numbered from 0 through all repeats.
+    of equal points, which cannot be split, stays as it is. Returns the cluster of each point in each repeat,
+    (n_repeats, n) int64, numbered from 0 through all repeats.
     """
     n_points = len(points)
     generator = torch.Generator().manual_seed(seed)

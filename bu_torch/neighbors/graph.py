@@ -16,21 +16,21 @@ class NeighborGraph:
     """The cluster of each sample: the sample itself and its nearest other samples.
 
     Ha et al. (2021), Eq. 26. A sample is left out of its own list by index, never by distance, so duplicates keep their
-    place. FAISS proposes candidates in float32; the distances that are kept are computed from the vectors in float64,
-    and a row counts as done only when no sample outside its candidates can be nearer, so the result is exact. Equal
-    distances are ordered by index, except among zero distances, where any of the duplicates may be taken.
+    place. FAISS proposes candidates in float32; distances are computed from the vectors in float64, and the search goes
+    on until no other sample can be nearer, so the result is exact. Equal distances are ordered by index, except among
+    zero distances, where any of the duplicates may be taken.
 
-    Where that would take longer than about half a minute on two cores (N^2 d above 1e12: 180,000 samples of 32
-    features), samples are put into cells by K-means of FAISS, and each cell searches as many cells around it as it
-    takes to find 95 % of the true neighbours of some samples. Where few principal axes of at most 1024 features hold
-    99 % of the variance, coordinates on those alone are compared. Where that takes more than half of the cells, FAISS
-    asks all samples all the same. Distances stay those of the vectors; what is missed is a neighbour now and then.
+    If that would take longer than about half a minute on two cores (N^2 d above 1e12: 180,000 samples of 32 features),
+    samples are put into lists by K-means (FAISS's inverted file), and as many lists around each are searched as it
+    takes to find 95 % of the true neighbours of some samples. If few principal axes of at most 1024 features hold 99 %
+    of the variance, coordinates on those alone are compared. If that takes more than a quarter of the lists, all
+    samples are compared. Distances stay those of the vectors; what is missed is a neighbour now and then.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         backend: `"faiss"` searches on the CPU, `"torch"` on the device of the features; `"auto"` takes FAISS for
             features on the CPU and torch elsewhere, and says so in the log.
-        exact: Whether FAISS must look at all samples; None decides by size. The torch backend always does.
+        exact: True if FAISS must look at all samples; None decides by size. The torch backend always does.
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
@@ -61,14 +61,9 @@ class NeighborGraph:
         self.exact = exact
 
     def fit(self, features: Any) -> Self:
-        """Find the clusters of `features`.
+        """Find the clusters of features (N, d), N >= n_neighbors, tensor or array of finite numbers.
 
-        Args:
-            features: Samples, shape (N, d) with N >= n_neighbors, tensor or array of numbers, finite. Distances are
-                Euclidean in this space, as it comes.
-
-        Returns:
-            The fitted graph; its tensors are on the device of the features.
+        Distances are Euclidean in this space, as it comes. The fitted tensors are on the device of the features.
 
         Raises:
             ValueError: If N < n_neighbors, or features are not finite or not of shape (N, d).
@@ -87,20 +82,17 @@ class NeighborGraph:
         self.recall_ = found.recall
         _log.info(
             "Nearest neighbours of %d samples by %s on %s, recall %.3f.",
-            n_samples,
-            self.backend_,
-            features.device,
-            self.recall_,
-        )
+            n_samples, self.backend_, features.device, self.recall_,
+        )  # fmt: skip
         self.neighbors = torch.cat((own.unsqueeze(1), found.rows), dim=1)
         self.nearest_distance = first_positive(features, found.distances, self.backend_).to(features.dtype)
         return self
 
 
 def first_positive(features: Tensor, distances: Tensor, backend: str = "auto") -> Tensor:
-    """Distance to the nearest sample at a positive distance (N,), 0 where there is none.
+    """Distance to the nearest sample at a positive distance (N,), 0 if there is none.
 
-    Where all neighbours found are duplicates, the search goes on among the distinct samples.
+    If all neighbours found are duplicates, the search goes on among the distinct samples.
     """
     positive = torch.where(distances > 0, distances, torch.inf).amin(dim=1)
     left = positive.isinf()

@@ -12,6 +12,7 @@ from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.inputs import (
     as_flat_features,
     as_labels,
+    check_fitted,
     check_integer,
     check_seed,
     check_two_classes,
@@ -62,15 +63,12 @@ class PrototypeClassifier:
         self.seed = check_seed(seed)
 
     def fit(self, features: Any, labels: Any) -> Self:
-        """Find the prototypes of each class.
+        """Find the prototypes of each class, on the device of the features.
 
         Args:
             features: Samples, shape (N, d), tensor or array of numbers, finite. Distances are Euclidean in this space.
             labels: Classes, shape (N,), integers >= 0; at least two different ones. A class without samples is
                 infinitely far from everything.
-
-        Returns:
-            The fitted classifier, on the device of the features.
 
         Raises:
             ValueError: If shapes do not fit, features are not finite, or there are fewer than two classes.
@@ -94,28 +92,16 @@ class PrototypeClassifier:
         return [of_class.get(label, none) for label in range(self._classes.n_classes)]
 
     def class_distances(self, features: Any) -> Tensor:
-        """Distance to the nearest prototype of each class.
+        """Distance of samples (n, d), with the d of `fit`, to the nearest prototype of each class.
 
-        Args:
-            features: Samples, shape (n, d) with the d of `fit`.
-
-        Returns:
-            Shape (n, J), inf for a class without samples; dtype and device of the features.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            ValueError: If the features have another number of columns than in `fit`.
+        Shape (n, J), inf for a class without samples; dtype and device of the features. Raises as `top_pairs`.
         """
         return self._classes.spread(self._present_distances(features), math.inf)
 
     def top_pairs(self, features: Any) -> Tensor:
-        """Likely Bayes pair of each sample: the two classes with the nearest prototype.
+        """Likely Bayes pair of samples (n, d), with the d of `fit`: the two classes with the nearest prototypes.
 
-        Args:
-            features: Samples, shape (n, d) with the d of `fit`.
-
-        Returns:
-            Shape (n, 2), int64, ascending; ties go to the lowest class.
+        Shape (n, 2), int64, ascending; ties go to the lowest class.
 
         Raises:
             RuntimeError: If `fit` has not been called.
@@ -126,8 +112,7 @@ class PrototypeClassifier:
 
     def _present_distances(self, features: Any) -> Tensor:
         """Distances to the classes that have samples alone, (n, C)."""
-        if not hasattr(self, "_present"):
-            raise RuntimeError("This PrototypeClassifier is not fitted yet: call `fit` first.")
+        check_fitted(self, "_present")
         features = as_flat_features(features, n_features=self._present[0].shape[1])
         unit = safe_unit(features, *self._present) if features.dtype == torch.float64 else 1.0
         prototypes = torch.cat(self._present).to(features.device).double() / unit

@@ -1,10 +1,10 @@
 """Nearest neighbours: FAISS on the CPU, blocks of torch on an accelerator, exact distances in both.
 
-Beyond a size, cells of the samples are asked in place of all of them, with a recall that is measured.
+Beyond a size, some lists of an inverted file are searched in place of all samples, with a recall that is measured.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Literal, NamedTuple, Self
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bu_torch.internal.inputs import safe_unit
 from bu_torch.internal.progress import advance
-from bu_torch.neighbors.cells import Cells, Groups, few_axes, thinned
+from bu_torch.neighbors.inverted import InvertedFile, few_axes
 
 _log = logging.getLogger(__name__)
 Backend = Literal["auto", "faiss", "torch"]
@@ -26,13 +26,10 @@ _SPARE_CANDIDATES = 8  # at most; a search for one sample takes three
 _EXACT_PRODUCTS = 1e12  # base x queries x features: an exact search of this size takes about half a minute on two cores
 _RECALL = 0.95
 _ROUNDING = 1e-5  # of distances that are equal
-_MOST_CELLS = 0.5  # as a share
-_FIRST_CELLS = 8
+_FIRST_LISTS, _MOST_LISTS = 4, 0.25  # the latter as a share
 _LEAST_SCALE = 1e-30  # of what is safe to scale in float32
-_FEW_NEIGHBORS = 8  # k up to which selecting them takes less time than the products, and larger groups pay
-_SMALL_GROUP, _LARGE_GROUP = 256, 1024
-_SAMPLED, _SAMPLED_OF_FEW = (32, 4), (16, 10)  # groups of which a recall is measured, and queries of each
-_NEAR = (1 / 64, 1 / 16, 1 / 4, 1 / 2)  # shares of the queries, nearest first, between which recalls are measured apart
+_SAMPLED = 256  # queries of which a recall is measured
+_NEAR = (1 / 64, 1 / 16, 1 / 4)  # shares of the queries, nearest first, between which recalls are measured apart
 _FARTHEST = 1e15  # in units of the base: beyond, squares of float32 do not tell one row from another
 
 
@@ -65,30 +62,24 @@ def nearest(
     backend: str = "auto",
     exact: bool | None = True,
     tolerance: float | None = None,
-    groups: Groups | None = None,
 ) -> Neighbors:
-    """The k rows of `base` nearest to each query.
+    """The k rows of a base (B, d) nearest to each query (Q, d); both float32 or both float64, on one device.
 
     A search in float32 proposes candidates, and their distances are computed anew in float64. The rounding error of the
     search is bounded. A query is settled when no row outside its candidates can be nearer than the k-th found; the
-    others are asked again for four times as many candidates. Cells may miss rows, and their candidates are taken as
-    they are. A progress bar that is shown moves by B x Q.
+    others are asked again for four times as many candidates. Lists may miss rows, and their candidates are taken
+    as they are. A progress bar that is shown moves by B x Q. Equal distances are in order of their rows.
 
     Args:
-        base: Shape (B, d), float32 or float64.
-        queries: Shape (Q, d), dtype and device of `base`.
+        base: Rows to find.
+        queries: Points whose neighbours are wanted.
         k: 1 <= k <= B.
-        exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. Where that leaves
+        exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. If that leaves
             fewer than k, the last distances are inf.
         backend: As for `NeighborGraph`.
-        exact: False allows the `"faiss"` backend to miss some; None does where B x Q x d is large (`is_large`).
-        tolerance: Where some may be missed, what is to be found: None for rows as near as the k-th nearest, a number
+        exact: False allows the `"faiss"` backend to miss some; None does if B x Q x d is large (`is_large`).
+        tolerance: If some may be missed, what is to be found: None for rows as near as the k-th nearest, a number
             for a nearest row at most (1 + tolerance) times as far as the true one.
-        groups: What `near_groups` makes of the queries, where several bases are asked the same; None makes them. Not
-            used where the queries are the base.
-
-    Returns:
-        Distances and rows, equal distances in order of the rows, and the recall.
     """
     backend = resolve_backend(backend, base.device)
     if exact is None:
@@ -102,32 +93,30 @@ def nearest(
     rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
     recall = 1.0
     if backend == "faiss" and not exact and len(queries):
-        recall = _answer_from_cells(question, base32, groups, distances, rows)
+        recall = _answer_from_lists(question, base32, distances, rows)
     unsettled = distances[:, -1].isinf().nonzero().flatten()
-    attempts = _attempts(base32, backend, question.n_candidates)
-    is_first = True
+    if unsettled.numel():
+        search = _faiss_search(base32) if backend == "faiss" else _torch_search(base32)
+    n_candidates, is_first = question.n_candidates, True
     while unsettled.numel():
-        attempt = next(attempts)
         # One mask for all blocks: small tensors kept between the large ones of each block would scatter the heap.
-        is_settled = torch.empty_like(unsettled, dtype=torch.bool)
-        block_size = max(1, _SEARCHED_ELEMENTS // max(attempt.n_candidates, base.shape[1]))
+        is_settled = torch.ones_like(unsettled, dtype=torch.bool)
+        block_size = max(1, _SEARCHED_ELEMENTS // max(n_candidates, base.shape[1]))
         for part, is_part_settled in zip(unsettled.split(block_size), is_settled.split(block_size), strict=True):
-            queries32 = rounding(queries[part])
-            squared32, candidates = attempt.search(queries32, attempt.n_candidates)
-            distances[part], rows[part] = question.answer(part, candidates)
-            kth = distances[part, -1] / rounding.scale
-            is_part_settled.copy_(attempt.is_settled(kth, squared32[:, -1], queries32))
+            if n_candidates == len(base):  # also what is too far for float32 to find
+                candidates = torch.arange(n_candidates, device=base.device).expand(len(part), -1)
+                distances[part], rows[part] = question.answer(part, candidates)
+            else:
+                queries32 = rounding(queries[part])
+                squared32, candidates = search(queries32, n_candidates)
+                distances[part], rows[part] = question.answer(part, candidates)
+                kth = distances[part, -1] / rounding.scale
+                is_part_settled.copy_(_is_proven(kth, squared32[:, -1], queries32))
             if is_first:
-                advance(len(part) * base.shape[0])
+                advance(len(part) * len(base))
         unsettled, is_first = unsettled[~is_settled], False
+        n_candidates = min(4 * n_candidates, len(base))
     return Neighbors(distances, rows, recall)
-
-
-def near_groups(queries: Tensor, k: int) -> Groups:
-    """Queries (Q, d), Q >= 1, in groups that lie near each other, for `nearest` with k."""
-    size = _LARGE_GROUP if k <= _FEW_NEIGHBORS else _SMALL_GROUP
-    rounding = _Rounding.around(thinned(queries))
-    return Groups.of(queries, lambda block: rounding(block).cpu().clamp_(-_FARTHEST, _FARTHEST), size)
 
 
 class _Rounding(NamedTuple):
@@ -169,70 +158,37 @@ class _Question(NamedTuple):
     def n_candidates(self) -> int:
         return min(self.k + min(_SPARE_CANDIDATES, self.k + 2), self.base.shape[0])
 
-    def candidates_in(self, cells: Cells, part: Tensor, queries32: Tensor, mean: Tensor) -> Tensor:
-        """Candidates (q, c) for a part of a group in cells near its mean; `queries32` is that part, rounded."""
+    def candidates_in(self, lists: InvertedFile, part: Tensor, queries32: Tensor, n_probed: int) -> Tensor:
+        """Candidates (q, c) for some queries, `queries32` after rounding, in the lists nearest to each."""
         n_candidates = self.n_candidates
         if self.tolerance is not None:
             n_candidates = self.k + (self.exclude is not None and bool((self.exclude[part] >= 0).any()))
-        return cells.search(queries32.cpu(), mean.cpu(), n_candidates).to(self.base.device)
+        return lists.search(queries32.cpu(), n_candidates, n_probed).to(self.base.device)
 
     def answer(self, part: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact distances (q, k) to the k nearest candidates, and their rows."""
-        own = None if self.exclude is None else self.exclude[part]
-        return _rerank(self.base, self.queries[part], candidates, own, self.k, self.unit)
+        """Exact distances (q, k) to the k nearest candidates and their rows, ties by row, own rows and -1 left out."""
+        distances = torch.empty(len(part), self.k, dtype=torch.float64, device=self.base.device)
+        rows = torch.empty(len(part), self.k, dtype=torch.int64, device=self.base.device)
+        size = max(1, _RANKED_ELEMENTS // (candidates.shape[1] * self.base.shape[1]))
+        for start in range(0, len(part), size):
+            block = slice(start, start + size)
+            distances[block], rows[block] = self._answer_block(part[block], candidates[block])
+        return distances, rows
 
-
-class _Attempt(NamedTuple):
-    """One search for candidates of the queries that are not settled yet, and the test that settles them."""
-
-    search: _Search
-    n_candidates: int
-    is_settled: Callable[[Tensor, Tensor, Tensor], Tensor]  # k-th distance, last candidate's squared one, queries32
-
-
-def _attempts(base32: Tensor, backend: str, n_candidates: int) -> Iterator[_Attempt]:
-    """Searches to try in turn: all rows, with more and more candidates."""
-    search = _faiss_search(base32) if backend == "faiss" else _torch_search(base32)
-    while n_candidates < base32.shape[0]:
-        yield _Attempt(search, n_candidates, _is_proven)
-        n_candidates *= 4
-    yield _Attempt(_every_row, base32.shape[0], _is_anything)
-
-
-def _rerank(
-    base: Tensor, queries: Tensor, candidates: Tensor, own: Tensor | None, k: int, unit: float
-) -> tuple[Tensor, Tensor]:
-    """Exact distances (q, k) to the k nearest candidates and their rows, ties by row, `own` and -1 left out."""
-    distances = torch.empty(queries.shape[0], k, dtype=torch.float64, device=base.device)
-    rows = torch.empty(queries.shape[0], k, dtype=torch.int64, device=base.device)
-    block = max(1, _RANKED_ELEMENTS // (candidates.shape[1] * base.shape[1]))
-    for start in range(0, queries.shape[0], block):
-        part = slice(start, start + block)
-        excluded = None if own is None else own[part]
-        distances[part], rows[part] = _rerank_block(base, queries[part], candidates[part], excluded, k, unit)
-    return distances, rows
-
-
-def _rerank_block(
-    base: Tensor, queries: Tensor, candidates: Tensor, own: Tensor | None, k: int, unit: float
-) -> tuple[Tensor, Tensor]:
-    candidates = candidates.sort(dim=1).values  # a stable sort by distance then leaves ties in order of the rows
-    vectors = base.index_select(0, candidates.clamp(min=0).view(-1))  # several times as fast as `base[candidates]`
-    difference = vectors.view(*candidates.shape, base.shape[1]).double()  # (q, c, d)
-    difference -= queries.double().unsqueeze(1)
-    if unit != 1:
-        difference /= unit
-    exact = difference.square_().sum(dim=2).sqrt_().mul_(unit)
-    exact = exact.masked_fill(candidates < 0, torch.inf)
-    if own is not None:
-        exact = exact.masked_fill(candidates == own.unsqueeze(1), torch.inf)
-    exact, order = exact.sort(dim=1, stable=True)
-    return exact[:, :k], candidates.gather(1, order[:, :k])
-
-
-def _is_anything(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
-    """True throughout: where all rows were candidates, nothing is left to search."""
-    return torch.ones_like(kth, dtype=torch.bool)
+    def _answer_block(self, part: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        candidates = candidates.sort(dim=1).values  # a stable sort by distance then leaves ties in order of the rows
+        # Several times as fast as `base[candidates]`.
+        vectors = self.base.index_select(0, candidates.clamp(min=0).view(-1))
+        difference = vectors.view(*candidates.shape, self.base.shape[1]).double()  # (q, c, d)
+        difference -= self.queries[part].double().unsqueeze(1)
+        if self.unit != 1:
+            difference /= self.unit
+        exact = difference.square_().sum(dim=2).sqrt_().mul_(self.unit)
+        exact = exact.masked_fill(candidates < 0, torch.inf)
+        if self.exclude is not None:
+            exact = exact.masked_fill(candidates == self.exclude[part].unsqueeze(1), torch.inf)
+        exact, order = exact.sort(dim=1, stable=True)
+        return exact[:, : self.k], candidates.gather(1, order[:, : self.k])
 
 
 def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
@@ -249,12 +205,6 @@ def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
     return (kth == 0) | (last_squared.double() > kth.square() + error)
 
 
-def _every_row(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """All k rows of a base, unordered: a search leaves out what is too far for float32."""
-    rows = torch.arange(k, device=queries32.device).expand(len(queries32), k)
-    return queries32.new_zeros(len(queries32), 1), rows
-
-
 def _faiss_search(base32: Tensor) -> _Search:
     import faiss
 
@@ -268,96 +218,79 @@ def _faiss_search(base32: Tensor) -> _Search:
     return search
 
 
-def _answer_from_cells(
-    question: _Question, base32: Tensor, groups: Groups | None, distances: Tensor, rows: Tensor
-) -> float:
-    """Fill distances (Q, k) and rows (Q, k) with what is found in cells of the base, where that is worth it.
+def _answer_from_lists(question: _Question, base32: Tensor, distances: Tensor, rows: Tensor) -> float:
+    """Fill distances (Q, k) and rows (Q, k) with what is found in lists of the base; return the recall.
 
-    Where it is not, and where cells hold fewer than k, distances are left at inf. Returns the recall.
+    Distances stay inf if lists are not worth it or hold fewer than k rows.
     """
     among_all = _faiss_search(base32)
     axes = few_axes(base32.cpu())
-    found, n_asked = 0.0, 0
-    asks_itself = question.queries is question.base
+    n_queries, found = len(question.queries), 0.0
+    left = torch.arange(n_queries)
     for chosen in (None,) if axes is None else (axes, None):
-        cells = Cells(base32.cpu(), chosen)
-        if asks_itself:
-            parts: list[Groups] = [Groups.by(question.base, cells.of_rows)]
-        else:
-            groups = groups or near_groups(question.queries, question.k)
-            nearness = cells.distances_to(question.rounding(groups.means.to(base32.device)).cpu())
-            parts = list(groups.parts(_NEAR, nearness))
-        left: list[Groups] = []
+        lists = InvertedFile(base32.cpu(), chosen)
+        parts, left = _by_nearness(lists, question, left), left[:0]
         for part in parts:
-            recall = _visit_few(cells, question, part, among_all)
-            if recall is None:
-                left.append(part)
+            part = part.to(base32.device)
+            n_probed, recall = _probe_few(lists, question, part, among_all)
+            if recall < _RECALL:
+                left = torch.cat((left, part.cpu()))
                 continue
-            for group, mean in zip(part.rows, question.rounding(part.means.to(base32.device)), strict=True):
-                group = group.to(base32.device)
-                queries32 = question.rounding(question.queries[group])
-                candidates = question.candidates_in(cells, group, queries32, mean)
-                answers, answer_rows = question.answer(group, candidates)
+            for block in part.split(max(1, _SEARCHED_ELEMENTS // base32.shape[1])):
+                queries32 = question.rounding(question.queries[block])
+                answers, answer_rows = question.answer(block, question.candidates_in(lists, block, queries32, n_probed))
                 answers[~(queries32.abs().amax(dim=1) < _FARTHEST)] = torch.inf
-                distances[group], rows[group] = answers, answer_rows
-                advance(int(answers[:, -1].isfinite().sum()) * base32.shape[0])  # the others are asked again
-                n_asked += len(group)
-                found += len(group) * recall
-        if not left:
+                distances[block], rows[block] = answers, answer_rows
+                advance(int(answers[:, -1].isfinite().sum()) * len(base32))  # the others are asked again
+            found += len(part) * recall
+        if not len(left):
             break
-        del cells
-        groups = Groups([group for part in left for group in part.rows], torch.cat([part.means for part in left]))
+        del lists
     else:
-        n_left = len(question.queries) - n_asked
         _log.info(
             "%d of %d points are compared with all %d samples: an approximate search would gain nothing.",
-            n_left, len(question.queries), base32.shape[0],
+            len(left), n_queries, len(base32),
         )  # fmt: skip
-    n_queries = len(question.queries)
-    return (found + n_queries - n_asked) / n_queries
+    return (found + len(left)) / n_queries
 
 
-def _visit_few(cells: Cells, question: _Question, groups: Groups, among_all: _Search) -> float | None:
-    """Let groups visit as few cells of the base as the recall allows; the recall of a sample of the queries.
-
-    None where that takes more than half of the cells, which is not worth it. `among_all` finds what recall counts.
-    """
-    device, rounded = question.base.device, question.rounding
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.tensor([len(group) for group in groups.rows], dtype=torch.float64)
-    n_groups, n_of_each = _SAMPLED_OF_FEW if question.k <= _FEW_NEIGHBORS else _SAMPLED
-    draws, n_draws = sizes.multinomial(n_groups, replacement=True, generator=generator).unique(return_counts=True)
-    parts = [
-        groups.rows[i][torch.randperm(len(groups.rows[i]), generator=generator)[: n * n_of_each]].to(device)
-        for i, n in zip(draws.tolist(), n_draws.tolist(), strict=True)
+def _by_nearness(lists: InvertedFile, question: _Question, queries: Tensor) -> list[Tensor]:
+    """Queries in parts, those nearest to the base first; all in one if they are the base. Each in order of its list."""
+    blocks = queries.split(max(1, _BLOCK_ELEMENTS // question.base.shape[1]))
+    found = [
+        lists.nearest_list(question.rounding(question.queries[block.to(question.base.device)]).cpu())
+        for block in blocks
     ]
-    sample = torch.cat(parts)
-    candidates = among_all(rounded(question.queries[sample]), question.n_candidates)[1]
+    squared, near = (torch.cat(parts) for parts in zip(*found, strict=True))
+    ends = [] if question.queries is question.base else [round(share * len(queries)) for share in _NEAR]
+    parts = squared.argsort(stable=True).tensor_split(ends)
+    return [queries[part[near[part].argsort(stable=True)]] for part in parts if len(part)]
+
+
+def _probe_few(lists: InvertedFile, question: _Question, part: Tensor, among_all: _Search) -> tuple[int, float]:
+    """As few lists as the recall allows, at most a quarter of them, and the recall of a sample of the queries.
+
+    `among_all` finds what recall counts.
+    """
+    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))
+    sample = part[order[:_SAMPLED].to(part.device)]
+    queries32 = question.rounding(question.queries[sample])
+    candidates = among_all(queries32, question.n_candidates)[1]
     radius = question.answer(sample, candidates)[0][:, -1:] * (1 + (question.tolerance or _ROUNDING))
-    radii = radius.split([len(part) for part in parts])
-    of_parts = [rounded(question.queries[part]) for part in parts]
-    means = rounded(groups.means[draws].to(device))
 
     @cache
-    def recall(n_visited: int) -> float:
-        cells.n_visited = n_visited
-        is_found = [
-            question.answer(part, question.candidates_in(cells, part, queries32, mean))[0] <= radius
-            for part, queries32, mean, radius in zip(parts, of_parts, means, radii, strict=True)
-        ]
-        return float(torch.cat(is_found).double().mean())
+    def recall(n_probed: int) -> float:
+        answers = question.answer(sample, question.candidates_in(lists, sample, queries32, n_probed))[0]
+        return float((answers <= radius).double().mean())
 
-    most = max(1, int(_MOST_CELLS * cells.n_cells))
-    too_few, enough = 0, min(_FIRST_CELLS, most)
-    while recall(enough) < _RECALL:
-        if enough == most:
-            return None
+    most = max(1, int(_MOST_LISTS * lists.n_lists))
+    too_few, enough = 0, min(_FIRST_LISTS, most)
+    while recall(enough) < _RECALL and enough < most:
         too_few, enough = enough, min(2 * enough, most)
-    while enough - too_few > max(1, enough // 16):
+    while recall(enough) >= _RECALL and enough - too_few > max(1, enough // 16):
         between = (too_few + enough) // 2
         too_few, enough = (too_few, between) if recall(between) >= _RECALL else (between, enough)
-    cells.n_visited = enough
-    return recall(enough)
+    return enough, recall(enough)
 
 
 def _torch_search(base32: Tensor) -> _Search:

@@ -7,21 +7,13 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.anchors import bisect_segments
-from bu_torch.internal.inputs import as_features, as_labels, check_two_classes
+from bu_torch.internal.inputs import as_features, as_labels, check_fitted, check_two_classes
 from bu_torch.internal.network import read_logits
 from bu_torch.space.features import standardization, standardize
 
-BATCH = 4096
-
 
 class Anchors(NamedTuple):
-    """Points on the decision boundary.
-
-    Attributes:
-        points: (S, ...) in the units and the shape of the inputs.
-        pairs: Classes on the two sides, (S, 2) int64.
-        samples: The training sample each is taken to, (S,) int64.
-    """
+    """Points on the decision boundary (S, ...), classes on their two sides (S, 2), training sample of each (S,)."""
 
     points: Tensor
     pairs: Tensor
@@ -39,17 +31,11 @@ class AnchorEstimator:
     def fit(self, features: Any, labels: Any) -> Self:
         """Keep the labelled samples and what does not depend on the classifier.
 
-        Args:
-            features: Training inputs, shape (N, d) or (N, ...), tensor or array of numbers, finite. Distances are
-                measured between flattened, standardised inputs.
-            labels: Classes, shape (N,), integers >= 0; at least two different ones.
-
-        Returns:
-            The fitted estimator, on the device of the features.
+        Takes inputs (N, d) or (N, ...), finite, and classes (N,), integers >= 0, at least two different ones. Distances
+        are measured between flattened, standardised inputs.
 
         Raises:
-            ValueError: If shapes do not fit, features are not finite, there are too few, or there is only one class.
-            TypeError: If an argument is not made of real numbers.
+            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples.
         """
         inputs = as_features(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
@@ -62,7 +48,7 @@ class AnchorEstimator:
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""
-        self._check_fitted()
+        check_fitted(self, "inputs")
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
@@ -83,7 +69,3 @@ class AnchorEstimator:
 
     def _bisect(self, model: Callable[[Tensor], Any], start: Tensor, end: Tensor, n: int) -> tuple[Tensor, Tensor]:
         return bisect_segments(lambda x: self._read(model, x).argmax(dim=1), start, end, n_halvings=n)
-
-    def _check_fitted(self) -> None:
-        if not hasattr(self, "inputs"):
-            raise RuntimeError(f"This {type(self).__name__} is not fitted yet: call `fit` first.")

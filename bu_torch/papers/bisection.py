@@ -9,7 +9,7 @@ from torch import Tensor
 from bu_torch.functional.anchors import MEASURES, Measure, class_uncertainty
 from bu_torch.functional.checks import check_choice
 from bu_torch.functional.pairs import top_pairs
-from bu_torch.internal.inputs import check_integer, check_seed
+from bu_torch.internal.inputs import check_fitted, check_flag, check_integer, check_seed
 from bu_torch.neighbors.clusters import divisive_clusters
 from bu_torch.neighbors.search import nearest
 from bu_torch.papers.anchors import AnchorEstimator, Anchors
@@ -22,8 +22,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     Ha (2019), chapter 2, and Ha et al. (2021), section 3. Segments between samples that are predicted differently are
     bisected down to anchors on the boundary; the sample nearest to each is near the boundary (Algorithms 2, 4, 5); the
     near-boundary samples are divided into clusters (Algorithm 3), whose local uncertainties are averaged with their
-    sizes as weights. `BoundaryUncertainty` came later, costs one forward pass where this costs hundreds, and is
-    steadier; this one is there for comparison, and to find anchors.
+    sizes as weights. `BoundaryUncertainty` came later, is steadier, and costs one forward pass, not hundreds.
 
     What the sources leave open, and departures:
 
@@ -36,15 +35,13 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     - A cluster's pair of classes are the two that most of its samples are predicted as; where one class is alone, the
       one that is most often their second. Corrected posteriors are renormalised over the pair.
 
-    A boundary has few nearest samples where there is one feature alone (one sample for each point of it), so that no
-    cluster fills up and the value is 0; two features or more are needed.
+    A boundary has few nearest samples where there is one feature alone, so that no cluster fills up and the value is 0;
+    two features or more are needed.
 
     Args:
         measure: Local uncertainty, `"entropy"` (scaled to [0, 1]) as in the sources, or `"triangle"`.
-        prior_correction: Divide posteriors by the shares of the classes: part of Proposal 1 in both sources (thesis,
-            section 2.4.4; Ha et al. 2021, section 4.4.4). Chapter 4 of the thesis calls it ad hoc and leaves it out.
-            With many classes and few samples of each, most classes of a cluster occur once, and the correction decides
-            these ties by the shares of the classes; there False is better.
+        prior_correction: Divide posteriors by the shares of the classes, as both sources do (thesis, section 2.4.4; Ha
+            et al. 2021, section 4.4.4). With many classes and few samples of each False is better.
         max_anchors: Generate no more anchors than so many, >= 1.
         n_halvings: Bisections of a segment, >= 1.
         min_size: N_m, smaller clusters are left out, >= 1.
@@ -79,9 +76,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         seed: int = 0,
     ) -> None:
         self.measure = check_choice("measure", measure, MEASURES)
-        if not isinstance(prior_correction, bool):
-            raise TypeError(f"`prior_correction` must be True or False, got {prior_correction!r}.")
-        self.prior_correction = prior_correction
+        self.prior_correction = check_flag("prior_correction", prior_correction)
         self.max_anchors = check_integer("max_anchors", max_anchors, 1)
         self.n_halvings = check_integer("n_halvings", n_halvings, 1)
         self.min_size = check_integer("min_size", min_size, 1)
@@ -90,20 +85,13 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         self.seed = check_seed(seed)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier.
+        """Boundary uncertainty of a classifier, any callable that `BoundaryUncertainty.score` takes.
 
-        Args:
-            model: As for `BoundaryUncertainty.score`: any callable from inputs (n, ...) to logits or probabilities
-                (n, J), also `decision_function` or `predict_proba` of a scikit-learn classifier.
-
-        Returns:
-            Scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0,
-            the worst, where all samples are predicted alike or no cluster is large enough.
+        Probabilities do as well as logits. A scalar in [0, 1], on the device of the samples, float64 for float64 logits
+        and float32 for all others; 0, the worst, where all samples are predicted alike or no cluster is large enough.
 
         Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError: If the model cannot be called or does not give floating-point numbers.
-            ValueError: If logits are not finite, have the wrong shape, or fewer columns than there are classes.
+            RuntimeError, TypeError, ValueError: As `BoundaryUncertainty.score`.
         """
         logits, first, second = self._predict(model)
         samples = self._anchors(model, first, second, logits.shape[1]).samples.unique()
@@ -123,13 +111,9 @@ class BisectionAnchorUncertainty(AnchorEstimator):
 
         # Second choices decide between classes that equally many samples are predicted as.
         pairs = top_pairs(count(first) * (self.max_size + len(samples)) + count(second))
-        priors = torch.bincount(self.labels, minlength=logits.shape[1]) / len(self.labels)
-        local = class_uncertainty(
-            count(self.labels).double(),
-            pairs,
-            priors=priors if self.prior_correction else None,
-            measure=self.measure,
-        )
+        shares = torch.bincount(self.labels, minlength=logits.shape[1]) / len(self.labels)
+        priors = shares if self.prior_correction else None
+        local = class_uncertainty(count(self.labels).double(), pairs, priors=priors, measure=self.measure)
         weight = torch.where(size >= self.min_size, size, 0).double()
         kept = weight.new_zeros(self.n_repeats).index_add_(0, repeat, weight)
         total = weight.new_zeros(self.n_repeats).index_add_(0, repeat, weight * local)
@@ -138,23 +122,15 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
         """Anchors on the boundary of a classifier, and the sample nearest to each (Algorithms 2, 4 and 5).
 
-        Args:
-            model: As for `score`.
-
-        Returns:
-            The anchors; none where all samples are predicted alike. Their distinct `samples` are the near-boundary set.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError: As for `score`.
-            ValueError: As for `score`.
+        None where all samples are predicted alike; their distinct `samples` are the near-boundary set. Takes and raises
+        the same as `score`.
         """
         logits, first, second = self._predict(model)
         return self._anchors(model, first, second, logits.shape[1])
 
     def _predict(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (N, J), the class predicted of each sample and its second choice (N,)."""
-        self._check_fitted()
+        check_fitted(self, "inputs")
         logits = self._read(model, self.inputs.flatten(1))
         first = logits.argmax(dim=1)
         return logits, first, top_pairs(logits).sum(dim=1) - first

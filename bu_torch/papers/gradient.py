@@ -11,12 +11,13 @@ from bu_torch.functional.anchors import GAPS, MEASURES, Gap, Measure, anchor_unc
 from bu_torch.functional.checks import as_logits, check_choice
 from bu_torch.functional.pairs import top_pairs
 from bu_torch.functional.parzen import BANDWIDTHS, Bandwidth
-from bu_torch.internal.inputs import check_integer
+from bu_torch.internal.inputs import check_fitted, check_integer
 from bu_torch.internal.network import as_taken, check_callable
 from bu_torch.internal.traces import evaluation_mode
 from bu_torch.neighbors.graph import NeighborGraph
-from bu_torch.papers.anchors import BATCH, AnchorEstimator, Anchors
+from bu_torch.papers.anchors import AnchorEstimator, Anchors
 
+_BATCH = 4096
 _STEP_RANGE = (2.0**-10, 2.0**5)  # of the common step, in standard deviations
 _STEP_HALVINGS = 20
 _STEP_TOLERANCE = 10  # anchors
@@ -25,11 +26,12 @@ _STEP_TOLERANCE = 10  # anchors
 class GradientAnchorUncertainty(AnchorEstimator):
     """Boundary uncertainty at anchors found along the gradient, as many in each class as lie near the boundary.
 
-    Ha (2019), chapter 4. How many anchors a class gets: the samples of the class in that bin of the histogram of their
-    near-boundary-ness that holds zero (section 4.4.1; NumPy's `"auto"` bins). Where: each sample is moved by a common
-    step along the gradient of g_D2 - g_D1; where that crosses the boundary an anchor lies between, and the step is
-    bisected until the class has its number (section 4.4.2). What: a smooth count of the labels among the neighbours of
-    the anchor's sample (section 4.5; `bu_torch.functional.anchors.anchor_uncertainty`). Nothing is random.
+    Ha (2019), chapter 4. Their number in a class: the samples of the class in that bin of the histogram of their
+    near-boundary-ness that holds zero (section 4.4.1; NumPy's `"auto"` bins). Their place: each sample is moved by a
+    common step along the gradient of g_D2 - g_D1; where that crosses the boundary an anchor lies between, and the step
+    is bisected until the class has its number (section 4.4.2). The value: a smooth count of the labels among the
+    neighbours of the anchor's sample (section 4.5; `bu_torch.functional.anchors.anchor_uncertainty`). Nothing is
+    random.
 
     The model must be differentiable by autograd with respect to its inputs.
 
@@ -49,8 +51,8 @@ class GradientAnchorUncertainty(AnchorEstimator):
         bandwidth: Width of the kernel, `"cvml"` as in the thesis (`bu_torch.functional.cvml_bandwidth`) or
             `"silverman"`.
         measure: Local uncertainty, `"triangle"` or `"entropy"` (scaled to [0, 1]).
-        gap: How near a neighbour is to the boundary: `"own"`, the gap between its own two largest logits, as in the
-            thesis, or `"pair"`, that of the anchor's two classes. They differ where there are more than two.
+        gap: Distance of a neighbour from the boundary: `"own"`, the gap between its own two largest logits, as in the
+            thesis, or `"pair"`, that of the anchor's two classes. They differ if there are more than two.
         n_halvings: Bisections from a sample to its anchor, >= 1.
 
     Attributes:
@@ -86,50 +88,24 @@ class GradientAnchorUncertainty(AnchorEstimator):
         self.n_halvings = check_integer("n_halvings", n_halvings, 1)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier.
+        """Boundary uncertainty of a classifier that treats samples one by one, by differentiable torch operations.
 
-        Args:
-            model: A module or function from inputs (n, ...) to logits or probabilities (n, J), made of differentiable
-                torch operations that treat samples one by one. One column, or shape (n,), counts as the classes [0, z].
-                A module is run in eval mode, on its own device and in its own precision, and left in the mode it was
-                in; its parameters' gradients stay as they are.
-
-        Returns:
-            Scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0,
-            the worst, where all samples are predicted alike or there is no anchor.
+        Else it is as for `BoundaryUncertainty.score`, or gives probabilities; its parameters' gradients stay as they
+        are. A scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0,
+        the worst, where all samples are predicted alike or there is no anchor.
 
         Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError: If the model cannot be called, is not differentiable, or does not give floating-point numbers.
-            ValueError: If logits are not finite, have the wrong shape, or fewer columns than there are classes.
+            RuntimeError, TypeError, ValueError: As `BoundaryUncertainty.score`, or if the model is not differentiable.
         """
         logits, found = self._anchors(model)
         if not len(found.samples):
             return logits.new_zeros(())
-        values = anchor_uncertainty(
-            logits,
-            self.labels,
-            self.neighbors[found.samples],
-            bandwidth=self.bandwidth,
-            measure=self.measure,
-            gap=self.gap,
-        )
+        options = {"bandwidth": self.bandwidth, "measure": self.measure, "gap": self.gap}
+        values = anchor_uncertainty(logits, self.labels, self.neighbors[found.samples], **options)
         return values.double().mean().clamp(max=1).to(values.dtype)
 
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
-        """Anchors on the boundary of a classifier, and the sample each was found from (section 4.4).
-
-        Args:
-            model: As for `score`.
-
-        Returns:
-            The anchors, in order of their samples.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError: As for `score`.
-            ValueError: As for `score`.
-        """
+        """Anchors on the boundary of a classifier in order of their samples (section 4.4); as `score`."""
         return self._anchors(model)[1]
 
     def _prepare(self) -> None:
@@ -137,7 +113,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
 
     def _anchors(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Anchors]:
         """Logits at the samples (N, J), and the anchors."""
-        self._check_fitted()
+        check_fitted(self, "inputs")
         check_callable(model)
         flat = self.inputs.flatten(1)
         logits = self._read(model, flat)
@@ -167,7 +143,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         scale = torch.where(varies, self.scale_, torch.zeros_like(self.scale_))
         gradients = []
         with evaluation_mode(model), torch.inference_mode(False), torch.enable_grad():
-            for batch in self.inputs.split(BATCH):
+            for batch in self.inputs.split(_BATCH):
                 gradients.append(_gap_gradient(model, as_taken(model, batch)).to(flat.device).flatten(1))
         slope = torch.cat(gradients).double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * scale
         # Scaled first, so that squares stay in range.

@@ -138,15 +138,8 @@ def draw_perturbed(
 ) -> PerturbedInputs:
     """Draw independent perturbations of each input.
 
-    Args:
-        inputs: Samples, shape (N, ...).
-        perturbation: As for `BoundaryUncertainty`.
-        n_draws: Number of draws.
-        seed: Seed of all of them.
-        neighbors: Clusters, shape (N, M).
-        nearest_distance: Distance of each sample to its nearest neighbour in the space of neighbours, shape (N,).
-        standardization: Mean and scale of the features, (d,) each.
-        is_in_input_space: True if these distances are between standardised inputs.
+    `nearest_distance` (N,) is measured in the space of `neighbors` (N, M); `is_in_input_space` says that this is the
+    space of inputs standardised by mean and scale (d,), in which random directions are drawn.
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
@@ -198,13 +191,8 @@ def _draw_at_random(
 def _distance_among(points: Tensor, neighbors: Tensor) -> Tensor:
     """Distance of each point to the nearest of its neighbours at a positive distance, (N,)."""
     rows = max(1, _BLOCK_ELEMENTS // (neighbors.shape[1] * points.shape[1]))
-    distances = torch.cat(
-        [
-            (points[members[:, 1:]].double() - points[members[:, :1]].double()).norm(dim=2)
-            for members in neighbors.split(rows)
-        ]
-    )
-    return first_positive(points, distances)
+    blocks = (points[members].double() for members in neighbors.split(rows))
+    return first_positive(points, torch.cat([(block[:, 1:] - block[:, :1]).norm(dim=2) for block in blocks]))
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:

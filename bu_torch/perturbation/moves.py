@@ -23,9 +23,8 @@ def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | N
     Args:
         features: Samples, shape (N, d), tensor or array of numbers, finite, any device.
         nearest_distance: d(x) of each sample (`NeighborGraph.nearest_distance`), shape (N,), >= 0.
-        generator: Source of the directions. None stands for a fresh CPU generator with seed 0: the global generator is
-            never used. Directions are drawn in float32 on the generator's device, so one seed gives the same
-            directions for float32 and float64 and on every device.
+        generator: Source of the directions; None stands for a fresh CPU generator with seed 0, never the global one.
+            One seed gives the same directions for float32 and float64 and on every device.
 
     Returns:
         The perturbed samples, shape (N, d), on the device of the features; float64 for float64 features and integers
@@ -50,8 +49,7 @@ def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | N
         raise ValueError(f"`nearest_distance` must have shape ({features.shape[0]},), got {tuple(distance.shape)}.")
     if not bool(((distance >= 0) & distance.isfinite()).all()):
         raise ValueError(f"`nearest_distance` must be finite and >= 0, got a minimum of {float(distance.min())}.")
-    if generator is None:
-        generator = torch.Generator().manual_seed(0)
+    generator = generator or torch.Generator().manual_seed(0)
     direction = torch.randn(features.shape, generator=generator, dtype=torch.float32, device=generator.device)
     direction = direction.to(features.device, features.dtype)
     direction *= features.amax(dim=0) != features.amin(dim=0)
@@ -72,17 +70,16 @@ def perturb_toward_neighbors(
     """Move each sample a part of the way to one of the samples nearest to it, whatever their classes.
 
     For inputs whose values belong together (images, signals). There a random direction spreads its length as white
-    noise, which no sample holds; a mixture of two near samples stays near the data. This takes the place of
-    Algorithm 1 of Ha et al. (2021), which leaves the operation open for such inputs (section 4.2.2), and is this
-    project's own. Accuracy on mixtures of training images of one class was proposed as a measure of generalisation by
-    Natekar and Sharma (2020), and the response to such perturbations by Schiff et al. (2021).
+    noise, which no sample holds; a mixture of two near samples stays near the data. This project's own in place of
+    Algorithm 1 of Ha et al. (2021), who leave the operation open for such inputs (section 4.2.2). Natekar and Sharma
+    (2020) measure generalisation by accuracy on mixtures of images of one class, Schiff et al. (2021) by the response.
 
     Args:
         inputs: Samples, shape (N, ...), tensor or array of numbers, finite, any device.
         neighbors: Clusters (`NeighborGraph.neighbors`), shape (N, M) with M >= 2: row n is n itself and then the
             others, nearest first.
-        generator: Source of the choices. None stands for a fresh CPU generator with seed 0: the global generator is
-            never used. One seed gives the same choices for all dtypes and devices.
+        generator: Source of the choices; None stands for a fresh CPU generator with seed 0, never the global one. One
+            seed gives the same choices for all dtypes and devices.
         n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
         low: Least part of the way, 0 <= low <= high.
         high: Largest part of the way, <= 1; the part is uniform between the two.
@@ -118,18 +115,17 @@ def exchange_tokens(
     """Put tokens of one of the texts nearest to it in place of some of each text's own, whatever their classes.
 
     A text takes a run of its neighbour's tokens, from the same places: phrases stay whole. Places in which both hold
-    the same, such as padding, are passed over. The run may begin anywhere, and goes on at the beginning if it
-    reaches the end. Token ids cannot be moved along a line; this is to them what `perturb_toward_neighbors` is to
-    images, and the crossover of genetic algorithms. It takes the place of Algorithm 1 of Ha et al. (2021), which leaves
-    the operation open for such inputs (section 4.2.2), and is this project's own.
+    the same, such as padding, are passed over. The run may begin anywhere, and goes on at the beginning if it reaches
+    the end. Token ids cannot be moved along a line; this crossover of genetic algorithms is to them what
+    `perturb_toward_neighbors` is to images, and as much this project's own.
 
     Args:
         tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. What stands beside the ids (N, 2, L), such
             as a mask, is exchanged in the same places.
         neighbors: Clusters (`NeighborGraph.neighbors`), shape (N, M) with M >= 2: row n is n itself and then the
             others, nearest first.
-        generator: Source of the choices. None stands for a fresh CPU generator with seed 0: the global generator is
-            never used. One seed gives the same choices for all dtypes and devices.
+        generator: Source of the choices; None stands for a fresh CPU generator with seed 0, never the global one. One
+            seed gives the same choices for all dtypes and devices.
         n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
         low: Least share to exchange, of the places in which the two texts differ, 0 <= low <= high.
         high: Largest share, <= 1; the share is uniform between the two, and rounded to whole places.

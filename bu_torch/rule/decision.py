@@ -15,16 +15,10 @@ class Reason(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """Decision after a check, and all that the next decision needs.
+    """Decision after a check, and all that the next decision needs."""
 
-    Args:
-        best: Score that has to be exceeded; -inf before the first check that counts.
-        wait: Checks in a row without improvement.
-        reason: Why to stop; `NOT_STOPPED` where training goes on.
-    """
-
-    best: float = -math.inf
-    wait: int = 0
+    best: float = -math.inf  # score that has to be exceeded
+    wait: int = 0  # checks in a row without improvement
     reason: Reason = Reason.NOT_STOPPED
 
     @property
@@ -42,18 +36,9 @@ def decide(
     stopping_threshold: float | None = None,
     check_finite: bool = True,
 ) -> Verdict:
-    """Decide after a check, as Lightning's `EarlyStopping(mode="max")` does.
+    """Decide after a check with a score, larger is better, as Lightning's `EarlyStopping(mode="max")` does.
 
-    Args:
-        before: The verdict after the check before, or `Verdict()`.
-        score: Of this check, larger is better.
-        patience: So many checks in a row without improvement are a reason to stop, >= 0; 0 and 1 are alike.
-        min_delta: An improvement exceeds the best by more than this, >= 0.
-        stopping_threshold: A score beyond it is a reason to stop; None for none.
-        check_finite: A score that is NaN or infinite is a reason to stop.
-
-    Returns:
-        The verdict.
+    `before` is the verdict after the check before. `patience` 0 and 1 are alike.
     """
     if check_finite and not math.isfinite(score):
         return before._replace(reason=Reason.NON_FINITE_METRIC)

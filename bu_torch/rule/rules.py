@@ -23,10 +23,10 @@ _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD
 class Rule:
     """Scores a check by some of its signals; the epoch with the largest score is kept, or the latest of its equals.
 
-    A subclass is a rule of your own, and an instance of it goes where a rule's name goes (`rule=`). It sets `name` and
-    `signals`, and defines `score`. A rule that keeps the latest of equal epochs defines `margin`. One with parameters
-    also defines `settings`; one that depends on the number of samples, `adapt`. A rule that remembers something also
-    defines `reset`, `state_dict` and `load_state_dict`, and serves one callback only.
+    An instance of a subclass goes where a rule's name goes (`rule=`). It sets `name` and `signals`, and defines
+    `score`; `margin` if it keeps the latest of equal epochs, `settings` if it has parameters, `adapt` if it depends on
+    the number of samples. A rule that remembers something also defines `reset`, `state_dict` and `load_state_dict`, and
+    serves one callback only.
 
     Attributes:
         name: What checkpoints, records and messages call the rule. Two callbacks of one trainer must have rules of
@@ -56,29 +56,19 @@ class Rule:
         return self.name.replace("_", " ")
 
     def score(self, values: Mapping[str, float]) -> float:
-        """The score of a check.
+        """The score of a check, larger is better; an epoch whose score is NaN or infinite is not kept.
 
-        Args:
-            values: The signals looked at, by name; none is NaN or infinite.
-
-        Returns:
-            A number, larger is better. An epoch whose score is NaN or infinite is not kept.
+        `values` are the signals looked at, by name; none is NaN or infinite.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
     def margin(self, values: Mapping[str, float], standard_error: float) -> float:
         """Distance below the highest score so far at which a check is still its equal, and kept in its place.
 
-        Patience counts from the highest score, not from its equals. The margin must follow from the arguments and the
-        settings alone: it is asked for again of earlier checks.
-
-        Args:
-            values: As for `score`.
-            standard_error: Of the difference between this check's expected accuracy and the highest before; 0 where
-                both predict alike.
-
-        Returns:
-            A number in the unit of the score; 0, the default, for none: of equal scores the first is kept.
+        A number in the unit of the score; 0, the default, for none: of equal scores the first is kept. Patience counts
+        from the highest score, not from its equals. The margin must follow from the arguments and the settings alone:
+        it is asked for again of earlier checks. `standard_error` is that of the difference between this check's
+        expected accuracy and the highest before; 0 if both predict alike.
         """
         return 0.0
 
@@ -87,12 +77,7 @@ class Rule:
         return {}
 
     def adapt(self, n_samples: int, n_neighbors: int) -> None:
-        """Take note of what is measured, before the first check is scored; nothing to note by default.
-
-        Args:
-            n_samples: How many samples a check looks at.
-            n_neighbors: How many of them make a cluster.
-        """
+        """Take note of the number of samples a check looks at, and of those in a cluster, before the first check."""
 
     def reset(self) -> None:
         """Forget all checks: a training or a replay begins."""
@@ -109,8 +94,6 @@ class SignalRule(Rule):
     """Scores by one signal, of which larger values are better."""
 
     def __init__(self, signal: str) -> None:
-        if signal not in SIGNALS or not SIGNALS[signal].is_larger_better:
-            raise ValueError(f"`signal` must be one of which larger values are better, got {signal!r}.")
         self.name = signal
         self.signals = (signal,)
 
@@ -126,21 +109,18 @@ class SignalRule(Rule):
 class AccuracyAndUncertainty(Rule):
     """Expected accuracy, and a little boundary uncertainty.
 
-    The expected accuracy is largest where moving the boundary gains nothing: where both classes are equally likely
-    along it, which is what the boundary uncertainty looks for. Near the largest, expected accuracy is flat, and
-    boundary uncertainty tells which of almost equal epochs has its boundary in the right place; alone, it cannot tell
-    that the boundary leaves a part out.
+    Both are largest where the two classes are equally likely along the boundary. Near the largest, expected accuracy is
+    flat, and boundary uncertainty tells which of almost equal epochs has its boundary in the right place; alone, it
+    cannot tell that the boundary leaves a part out. It needs clusters of M neighbours that are small parts of the N
+    samples, so its weight falls with M / N, to zero if a cluster holds 5 % of all samples: with 40 neighbours, up to
+    800 samples expected accuracy decides alone.
 
-    Boundary uncertainty looks at clusters of M neighbours, and needs them to be small parts of the N samples. So its
-    weight falls with M / N, to zero where a cluster holds 5 % of all samples: with 40 neighbours, up to 800 samples
-    expected accuracy decides alone.
-
-    The samples are a draw of what there is, so a difference within half a standard error tells nothing. Breiman et al.
-    (1984) take the simplest of models within one; here the latest is taken, which has learnt longest.
-    A whole one is worse on texts and under much label noise (docs/limits.md, "What the margin does").
+    A difference within half a standard error tells nothing, for the samples are a draw. Breiman et al. (1984) take the
+    simplest of models within one; here the latest is taken, which has learnt longest. A whole one is worse on texts and
+    under much label noise (docs/limits.md, "What the margin does").
 
     Args:
-        weight: Of the boundary uncertainty, where clusters are very small.
+        weight: Of the boundary uncertainty, if clusters are very small.
         n_standard_errors: A check within so many standard errors of the highest score is its equal, >= 0.
     """
 
@@ -180,12 +160,7 @@ RULES: dict[RuleName, Callable[..., Rule]] = {
 
 
 def as_rule(rule: Any) -> Rule:
-    """A rule by its name, or one of the user's own.
-
-    Raises:
-        ValueError: If the name is unknown, or the object's attributes are not those of a rule.
-        TypeError: If it is neither a name nor a rule.
-    """
+    """A rule by its name, or one of the user's own that has been checked."""
     if isinstance(rule, str):
         if rule not in RULES:
             names = ", ".join(map(repr, RULES))
@@ -209,9 +184,7 @@ def as_rule(rule: Any) -> Rule:
 
 
 class SelectionRule:
-    """Says of each check, from it and those before, whether its epoch is to be kept.
-
-    The kept epoch is the first with the largest score, or the latest within the rule's margin of it.
+    """Keeps the first epoch with the largest score, or the latest within the rule's margin of it.
 
     Args:
         rule: `"accuracy_and_uncertainty"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a
@@ -251,12 +224,9 @@ class SelectionRule:
         return [] if self.rule.name in SIGNALS else [self.rule.name]
 
     def complete(self, history: History) -> None:
-        """Add the score to the last check, unless it is a signal.
+        """Add the score to the last check, unless it is a signal; NaN if a signal is not finite.
 
-        Args:
-            history: Checks in order of their epochs, each with `epoch` and the signals looked at (NaN where one could
-                not be measured), all but the last completed before. The last one gets the score of a rule that is no
-                signal; NaN where a signal is not finite.
+        Checks are in order of their epochs, each with `epoch` and the signals looked at, all but the last completed.
 
         Raises:
             KeyError: If a signal is missing.
@@ -266,7 +236,7 @@ class SelectionRule:
             history[-1][self.rule.name] = self._scored(history[-1])
 
     def score(self, entry: Mapping[str, Any]) -> float | None:
-        """The score of a completed check; None where its epoch is too early to count."""
+        """The score of a completed check; None if its epoch is too early to count."""
         return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
 
     def kept(self, history: History) -> dict[str, Any] | None:
@@ -283,15 +253,7 @@ class SelectionRule:
         return max(counted, key=lambda entry: entry[self.score_name], default=None)
 
     def takes_place(self, entry: Mapping[str, Any], highest: float) -> bool:
-        """Tell if a completed check is kept instead of those before it.
-
-        Args:
-            entry: The check.
-            highest: The highest score of those before that count; -inf if none does.
-
-        Returns:
-            True if its score is higher, or within the rule's margin of `highest`; False if it does not count.
-        """
+        """True if a completed check counts, and is higher than `highest` before it or within the rule's margin."""
         score = self.score(entry)
         if score is None or not math.isfinite(score):
             return False
@@ -305,14 +267,7 @@ class SelectionRule:
     def replay(self, history: History) -> dict[str, Any] | None:
         """Replay the rule on checks that another rule, or none, has judged; they are left as they are.
 
-        Args:
-            history: Checks in order of their epochs, each with `epoch` and the signals looked at.
-
-        Returns:
-            A completed copy of the check whose epoch is kept; None if none counts.
-
-        Raises:
-            KeyError: If a signal is missing.
+        A completed copy of the check whose epoch is kept; None if none counts. Raises as `complete`.
         """
         return self.kept(self.judged(history))
 

@@ -1,7 +1,7 @@
 """An exponential moving average of a network's weights over its checks, which begins with a short memory."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,16 +14,10 @@ from bu_torch.internal.traces import is_expanded
 
 _WARM_UP = 10  # checks
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-_CHUNK = 2**22  # values that are exchanged at a time, so that no second copy of a large weight is needed
 
 
 class Averaged(NamedTuple):
-    """The average of one parameter or buffer.
-
-    Args:
-        value: The average; while it is in the module, what training has there.
-        n_checks: How many have entered.
-    """
+    """The average of one parameter or buffer, and how many checks have entered."""
 
     value: Tensor
     n_checks: int
@@ -55,27 +49,19 @@ class WeightAverage:
         self.device = device
         self.is_current = False
         self._averages: dict[str, Averaged] = {}
-        self._log: list[_Entry] = []  # of what is exchanged now
+        self._of_training: dict[str, Tensor] = {}  # copies, while the average is in their place
 
     def update(self, module: nn.Module, *, is_again: bool = False) -> bool:
-        """Let the weights of a check enter; waits for the device once.
+        """Let the weights of a check enter, unless they have before a resume (`is_again`); waits for the device once.
 
-        Args:
-            module: The network in training.
-            is_again: The same weights have entered already, before a resume.
-
-        Returns:
-            False where a parameter has become NaN or infinite. Such a check leaves the average as it was, and `inside`
-            leaves the module as it is until the next one.
+        False if a parameter has become NaN or infinite. Such a check leaves the average as it was, and `inside` leaves
+        the module as it is until the next one.
         """
         found = _weights(module)
-        frozen = [name for name, tensor in found.items() if _is_frozen(tensor) and name not in self._averages]
-        for name in frozen:
-            del found[name]
+        found = {name: one for name, one in found.items() if name in self._averages or not _is_frozen(one)}
         ends = _ends(found)
-        masks = self._masks(module, found, ends)
-        found = {name: tensor for name, tensor in found.items() if name not in masks}
-        ends = {name: one for name, one in ends.items() if name not in masks}
+        for name in self._masks(module, found, ends):
+            del found[name], ends[name]
         self.is_current = not any(
             isinstance(found[name], nn.Parameter)
             and (math.isnan(one.low) or (name in self._averages and not one.is_finite))
@@ -132,7 +118,9 @@ class WeightAverage:
         """Have the average in the module's own tensors; on leaving, all bits are as training left them.
 
         What is read or saved meanwhile is the average, by whatever way through the module. Nothing happens before the
-        first update, after one that was refused, and where the average is inside already.
+        first update, after one that was refused, and if the average is inside already. (`torch.func.functional_call`
+        would miss modules in TorchScript, references that `forward` keeps, layers of LoRA that `eval` merges, and what
+        a module's own `state_dict` computes.)
         """
         if not self.is_current or self.is_inside:
             yield
@@ -141,37 +129,32 @@ class WeightAverage:
             try:
                 weights = _weights(module)
                 for name, average in self._averages.items():
-                    if name in weights and _are_alike(weights[name], average.value):
-                        for start, stop in _chunks(weights[name]):
-                            _exchange(name, start, stop, weights[name].data, average.value, self._log)
+                    weight = weights.get(name)
+                    if weight is not None and _are_alike(weight, average.value):
+                        self._of_training[name] = weight.detach().to(self._place(weight), copy=True)
+                        weight.data.copy_(average.value)
                 yield
             finally:
                 self._take_out(module)
-        finally:  # whatever is left, after a Ctrl-C in the line above
+        finally:  # once more, after a Ctrl-C in the line above
             self._take_out(module)
 
     def _take_out(self, module: nn.Module) -> None:
-        """Undo each exchange, in tensors that are found anew: hooks and `forward` may have moved them."""
-        weights = _weights(module) if self._log else {}
-        while self._log:
-            name, start, stop, before = self._log[-1]
-            weight, average = weights.get(name), self._averages[name].value
-            if weight is not None and _are_alike(weight, average):
-                if before is None:
-                    before = _part(average, start, stop), _part(weight.data, start, stop)
-                    self._log[-1] = (name, start, stop, before)
-                _write(weight.data, start, stop, before[0])
-                _write(average, start, stop, before[1])
-            self._log.pop()
+        """Put the weights of training back, into tensors that are found anew: `forward` may have moved them."""
+        weights = _weights(module) if self._of_training else {}
+        for name, value in reversed(self._of_training.items()):  # for weights may share their memory
+            if name in weights and _are_alike(weights[name], value):
+                weights[name].data.copy_(value)
+        self._of_training = {}
 
     @property
     def is_inside(self) -> bool:
         """True if the module holds the average now."""
-        return bool(self._log)
+        return bool(self._of_training)
 
     def put_aside(self) -> dict[str, Tensor]:
         """While the average is inside: what training has in its place, by name."""
-        return {name: average.value for name, average in self._averages.items()} if self.is_inside else {}
+        return dict(self._of_training)
 
     def forget(self) -> None:
         """Free the average: training has ended."""
@@ -193,55 +176,17 @@ class WeightAverage:
 
 
 def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool = False) -> bool:
-    """Put the weights of training into a module that was loaded with their average.
+    """Put the weights of training, as `put_aside` gave them, into a module that was loaded with their average.
 
-    Args:
-        module: As a checkpoint of the average has left it.
-        weights: What `WeightAverage.put_aside` gave when it was saved.
-        may_lack: Leave out what the module does not have.
-
-    Returns:
-        False where the module has no place for some of them: then it is left as it is.
+    False if the module has no place for some of them, unless it `may_lack` them: then it is left as it is.
     """
     found = _weights(module, once=False)
     fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}
     if any(name not in found or found[name].shape != weight.shape for name, weight in fitting.items()):
         return False
-    for name, weight in reversed(fitting.items()):  # as they were exchanged back, for weights may share their memory
+    for name, weight in reversed(fitting.items()):  # for weights may share their memory
         found[name].data.copy_(weight)
     return True
-
-
-# A part of a weight and of its average that change places, and what they are to hold again if that is broken off.
-_Entry = tuple[str, int, int, tuple[Tensor, Tensor] | None]
-
-
-def _exchange(name: str, start: int, stop: int, weight: Tensor, average: Tensor, log: list[_Entry]) -> None:
-    """Exchange a part of two tensors; a Ctrl-C between two lines leaves in `log` what it takes to undo it."""
-    before = _part(weight, start, stop), _part(average, start, stop)
-    log.append((name, start, stop, before))
-    _write(weight, start, stop, before[1])
-    _write(average, start, stop, before[0])
-    log[-1] = (name, start, stop, None)
-
-
-def _part(tensor: Tensor, start: int, stop: int) -> Tensor:
-    return tensor.reshape(-1)[start:stop].clone()
-
-
-def _write(tensor: Tensor, start: int, stop: int, values: Tensor) -> None:
-    if tensor.is_contiguous():
-        tensor.view(-1)[start:stop].copy_(values)
-    else:
-        flat = tensor.reshape(-1)  # a copy
-        flat[start:stop].copy_(values)
-        tensor.copy_(flat.view(tensor.shape))
-
-
-def _chunks(weight: Tensor) -> Iterable[tuple[int, int]]:
-    """Parts so small that no second copy of a large weight is made."""
-    size = _CHUNK if weight.is_contiguous() else max(1, weight.numel())
-    return ((start, min(start + size, weight.numel())) for start in range(0, weight.numel(), size))
 
 
 def _weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:

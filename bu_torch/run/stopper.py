@@ -20,7 +20,7 @@ from bu_torch.run.best_weights import BestWeights
 from bu_torch.run.budget import count_operations
 from bu_torch.run.settings import Settings, as_file
 from bu_torch.run.tracker import Tracker
-from bu_torch.samples.samples import choose_among_whole, whole_samples
+from bu_torch.samples.samples import fewer_of, whole_samples
 
 _log = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class BoundaryUncertaintyStopper(Settings):
             forward = partial(read_logits, model, one, check_finite=False, output_key=self.output_key)
             n_operations = count_operations(model, forward)
         made = groundwork.plan_checks(n_training, n_training, n_operations)
-        samples = choose_among_whole(self._samples, lambda n: made.n_samples, self.seed)
+        samples = fewer_of(self._samples, made.n_samples, self.seed)
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
         fingerprint = tracker.prepare(samples, module=module, cache=as_file(self.cache), has_progress_bar=True)

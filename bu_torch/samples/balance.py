@@ -20,12 +20,7 @@ _RARE = 0.5
 
 
 def check_class_weight(class_weight: Any) -> ClassWeight | None:
-    """Return class weights as `"balanced"`, a dict in the order of its classes, a list, or None.
-
-    Raises:
-        TypeError: If they are none of these, nor one number for each class.
-        ValueError: If a class is no number >= 0, or a weight is not positive and finite.
-    """
+    """Return class weights as `"balanced"`, a dict in the order of its classes, a list, or None; refuse all others."""
     if class_weight is None:
         return None
     if isinstance(class_weight, str) and class_weight == "balanced":
@@ -53,18 +48,10 @@ def check_class_weight(class_weight: Any) -> ClassWeight | None:
 
 
 def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: Any = None) -> Tensor | None:
-    """Weights of samples with mean 1: the product of the sample's own weight and that of its class.
+    """Weights of samples (N,) float64 with mean 1: each sample's own, > 0, times that of its class; None if all alike.
 
-    Computed on the CPU, where sums are the same in each run.
-
-    Args:
-        labels: Classes, (N,) int64.
-        class_weight: As `check_class_weight` gives it. `"balanced"` makes all classes weigh the same together, whatever
-            the samples' own weights are.
-        sample_weight: Of each sample, (N,), tensor or array, positive and finite; None for 1.
-
-    Returns:
-        (N,) float64, on the device of the labels; None where all count alike.
+    `class_weight` is what `check_class_weight` returns. `"balanced"` makes all classes weigh the same together,
+    whatever the samples' own weights are. Computed on the CPU, where sums are the same in each run.
 
     Raises:
         TypeError: If `sample_weight` is not made of real numbers.
@@ -77,7 +64,7 @@ def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: 
         weights = weights / weights.max()
     if class_weight is not None:
         present, columns = torch.unique(labels.cpu(), return_inverse=True)
-        if class_weight == "balanced":
+        if isinstance(class_weight, str):
             total = torch.zeros(len(present), dtype=torch.float64).index_add_(0, columns, weights)
             of_class = total.sum() / (len(present) * total)
         else:
@@ -89,7 +76,7 @@ def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: 
     return (weights / weights.mean()).to(labels.device)
 
 
-def _listed(class_weight: Literal["balanced"] | dict[int, float] | list[float], present: list[int]) -> list[float]:
+def _listed(class_weight: dict[int, float] | list[float], present: list[int]) -> list[float]:
     """Weights of the classes that are there."""
     if isinstance(class_weight, dict):
         if unknown := sorted(set(class_weight) - set(present)):
@@ -99,16 +86,11 @@ def _listed(class_weight: Literal["balanced"] | dict[int, float] | list[float], 
         raise ValueError(
             f"`class_weight` must list one weight for each class 0, ..., {present[-1]}, got {len(class_weight)}."
         )
-    return [float(class_weight[label]) for label in present]
+    return [class_weight[label] for label in present]
 
 
 def class_shares(labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The C classes that have samples, ascending, (C,) int64, and the share of each, (C,) float64 with sum 1.
-
-    Args:
-        labels: Classes, (N,) int64.
-        weights: How often each sample counts, (N,) float64, > 0; None where all count alike.
-    """
+    """The C classes that have samples, ascending, (C,) int64, and the weighted share of each, (C,) float64."""
     present, columns = torch.unique(labels.cpu(), return_inverse=True)
     counted = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.cpu()
     shares = torch.zeros(len(present), dtype=torch.float64).index_add_(0, columns, counted)

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-)
+from torch.utils.data import DataLoader
 
 from bu_torch.internal.inputs import as_tensor
 from bu_torch.samples.samples import UnreadableError
@@ -23,12 +21,7 @@ WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
 
 
 def whole_pair(dataset: Any, keys: Keys = NO_KEYS) -> tuple[Any, Any] | None:
-    """All inputs and all labels if `dataset` is a dict or tuple of whole arrays; None if it holds single samples.
-
-    Raises:
-        TypeError: If `dataset` is a dict, list or tuple of loaders.
-        ValueError: If `keys` do not tell which arrays are meant.
-    """
+    """All inputs and all labels if `dataset` is a dict or tuple of whole arrays; None if it holds single samples."""
     if not isinstance(dataset, tuple | list | Mapping):
         return None
     parts = list(dataset.values()) if isinstance(dataset, Mapping) else dataset
@@ -85,12 +78,7 @@ def concatenate(
 
 
 def split_batch(batch: Any, keys: Keys) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a batch, both dense tensors of one length.
-
-    Raises:
-        UnreadableError: If they are not to be found, or are no tensors of one length.
-        TypeError: If one of them is not dense.
-    """
+    """Inputs and labels of a batch, both dense tensors of one length; raises `UnreadableError` and `TypeError`."""
     inputs, labels = _entries(batch, keys)
     for name, value in zip(_PARTS, (inputs, labels), strict=True):
         if not isinstance(value, Tensor):

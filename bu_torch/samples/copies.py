@@ -6,14 +6,9 @@ from torch import Tensor, arange
 
 
 def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Samples that have exact copies among the nearest, with one copy each; again with the second, and so on.
+    """Rows (R,) of samples (N, ...) that have exact copies among the nearest, and of one copy each; then the next.
 
-    Args:
-        features: Shape (N, ...).
-        neighbors: Clusters, shape (N, M), the sample itself first, then nearest first (`NeighborGraph.neighbors`).
-
-    Yields:
-        Rows (R,) int64 and the rows of their copies (R,), R >= 1; each time of those alone that were there before.
+    `neighbors` (N, M) are those of `NeighborGraph`. Each yield holds only rows that the one before held, R >= 1.
     """
     rows = arange(len(features), device=features.device)
     for others in neighbors[:, 1:].unbind(dim=1):

@@ -30,7 +30,8 @@ from torch.utils.data import (
 from bu_torch.internal.inputs import check_integer, scikit_learn_seed
 from bu_torch.internal.traces import preserved_random_state
 from bu_torch.samples.batches import NO_KEYS, WAY_OUT, Keys, as_tensors, concatenate, split_batch, whole_pair
-from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, subset_rows, without_ignored
+from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, without_ignored
+from bu_torch.samples.subset import stratified_rows
 from bu_torch.samples.visits import visited_by
 
 READ_BATCH = 256
@@ -53,16 +54,17 @@ def read_samples(
             a dict with the keys below.
         max_samples: Samples to read at most, >= 1: a random subset, or the first ones of a stream. None reads all.
         seed: Seed of the subset and of what the dataset draws from global random states, 0 <= seed < 2**64.
-        input_key: Key of the inputs in samples that are dicts; their place, an integer, in tuples of more than two,
-            such as (input, label, weight).
+        input_key: Key of the inputs in dicts; their place, an integer, in tuples of more than two.
         label_key: Likewise of the labels.
 
     Returns:
-        The samples; `read_loader` describes their order and choice.
+        The samples that a loader visits, each once, in ascending order of their indices; without those whose label is
+        -100, which torch's losses ignore. A subset is stratified if labels are known without reading samples.
 
     Raises:
         TypeError: If `dataset` is none of these, or holds tensors that are not dense.
-        ValueError: If there is no sample, or batches are not inputs and labels; see `read_loader`.
+        ValueError: If there is no sample, if batches are not inputs and labels of one length and shape, if a stream
+            cannot be read twice, or if a sampler cannot be copied.
     """
     keys = (input_key, label_key)
     if max_samples is not None:
@@ -98,35 +100,25 @@ def read_loader(
 ) -> Samples:
     """Read the samples that a loader visits, each once, in ascending order of their indices.
 
-    Samples that a sampler leaves out may be held out, and are not read. If fewer samples are wanted than there are, the
-    subset is random, and stratified if labels are known without reading samples. Two kinds of loaders do not know their
-    number of samples: an `IterableDataset` is read from its beginning, and `DataLoader(dataset, batch_size=None)`,
-    where each item of the dataset is a batch, is read completely. The subset is then chosen among the samples read.
-
-    A sampler may draw some samples more often than others: `weights` then say how often. A `WeightedRandomSampler`
-    tells it; of a sampler of one's own, what it gives in a few passes is counted.
-
-    Numbers that the dataset draws from global random states follow from `seed`: a dataset that augments at random gives
-    the same samples in each run. Samples with the label -100, which torch's losses ignore, are left out and counted.
+    Samples that a sampler leaves out may be held out, and are not read. If fewer are wanted than there are, the subset
+    is random, and stratified if labels are known without reading samples. The number of samples of an
+    `IterableDataset` and of `DataLoader(dataset, batch_size=None)`, whose items are batches, is not known: the subset
+    is chosen among the samples read. `weights` say how often a sampler draws each: a `WeightedRandomSampler` tells it,
+    and a few passes of a sampler of one's own are counted. Numbers from global random states follow from `seed`.
 
     Args:
         loader: Any DataLoader. Its `collate_fn` makes the batches; its workers are not used.
         how_many: Given the number of samples, the number wanted, >= 1. Called once.
-        seed: Seed of the subset and of global random states, 0 <= seed < 2**64.
+        seed: Seed of the subset and of global random states.
         keys: Keys or places of inputs and labels in a batch.
-        n_batches: Batches in a training epoch. The limit counts for a loader in order, which leaves out the same
-            samples in every epoch, and is ignored for all others.
+        n_batches: Batches in a training epoch; only a loader in order leaves out the same samples in every epoch.
         stream_limit: Samples to read at most from an `IterableDataset`; None reads all.
         unwrap: Takes a sampler and gives the user's own, if a trainer has wrapped it to share it among processes.
-        transform: What a trainer does to each batch before the network gets it; it is given whole batches.
-        looks_for_augmentation: Whether to read a few samples a second time, to see whether they are others then.
-
-    Returns:
-        The samples, on the device that the dataset gives them on, or on the CPU with a `transform`.
+        transform: What a trainer does to each batch before the network gets it; the samples are then on the CPU.
+        looks_for_augmentation: True to read a few samples a second time, to see if they are others then.
 
     Raises:
-        UnreadableError: If there is no sample, if batches are not inputs and labels of one length and of one shape, if
-            a stream cannot be read twice, or if a sampler cannot be copied.
+        UnreadableError: If `read_samples` would raise a ValueError.
         TypeError: If a batch holds tensors that are not dense.
     """
     with seeded(seed):
@@ -142,10 +134,10 @@ def read_loader(
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         n_training, are_places = len(indices), isinstance(indices[0], int)
         known = known_labels(dataset, keys[1]) if are_places else None
-        chosen, is_stratified = subset_rows(
-            n_training, how_many(n_training), seed, None if known is None else known[indices]
-        )
-        if chosen is not None:
+        n_wanted = how_many(n_training)
+        is_stratified = known is not None if n_wanted < n_training else None
+        if n_wanted < n_training:
+            chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
         inputs, labels = _read_at(loader, dataset, indices, are_lists, keys, transform)
@@ -172,9 +164,6 @@ def _as_loader(dataset: Any) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=READ_BATCH)
 
 
-# Which samples: indices of a dataset, and labels to stratify them by.
-
-
 def _class_names(dataset: Any) -> list[str] | None:
     """Names of the classes, which torchvision's datasets have as `classes`."""
     while isinstance(dataset, Subset):
@@ -184,9 +173,6 @@ def _class_names(dataset: Any) -> list[str] | None:
     except Exception:  # a user's property may raise anything, and nothing but a page's wording depends on it
         return None
     return names if all(isinstance(name, str) for name in names) else None
-
-
-# Reading without a trace.
 
 
 @contextmanager
@@ -250,8 +236,7 @@ def _read_at(
     transform: Callable[[Any], Any] | None,
 ) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a map-style dataset at these indices, in batches as the loader makes them."""
-    is_plain = type(dataset) is TensorDataset and loader.collate_fn is default_collate and transform is None
-    if is_plain:  # all at once gives the same values
+    if type(dataset) is TensorDataset and loader.collate_fn is default_collate and transform is None:  # all at once
         inputs, labels = split_batch(list(dataset.tensors), keys)
         return inputs[torch.as_tensor(indices)], labels[torch.as_tensor(indices)]
     if loader.batch_sampler is None and are_lists:
@@ -266,6 +251,3 @@ def _read_at(
             stacklevel=2,
         )
     return inputs, labels
-
-
-# Batches.

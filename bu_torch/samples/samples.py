@@ -6,10 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import Subset, TensorDataset
 
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor
 from bu_torch.samples.balance import as_weights
@@ -50,15 +47,7 @@ class UnreadableError(ValueError):
 def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_integers: bool = False) -> Samples:
     """All samples that a user gives, checked as the estimators check them, but for those whose label is -100.
 
-    Args:
-        inputs: Shape (N, ...), tensor or array, finite.
-        labels: Classes, shape (N,), integers >= 0, or -100.
-        sample_weight: How often training draws each sample, shape (N,), positive; None if it draws all alike.
-        keep_integers: Whether integer inputs (token ids) stay what they are.
-
-    Raises:
-        TypeError: If an argument is not made of real numbers.
-        ValueError: If shapes do not fit, or a value is out of range.
+    `keep_integers` leaves integer inputs (token ids) as they are. Raises what the estimators raise.
     """
     inputs = as_features(inputs, "inputs", keep_integers=keep_integers)
     labels = as_tensor(labels, "labels")
@@ -70,56 +59,31 @@ def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_i
     return samples._replace(labels=as_labels(samples.labels, n_left), n_training=n_left)
 
 
-def choose_among_whole(samples: Samples, how_many: Callable[[int], int], seed: int) -> Samples:
-    """`choose_among` of what `whole_samples` gave, with the places that the user knows."""
-    chosen = choose_among(samples.inputs, samples.labels, how_many, seed, samples.weights)
-    return chosen._replace(rows=samples.rows[chosen.rows], n_ignored=samples.n_ignored)
-
-
 def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
     """A random part of samples that have been read, each class with its share; all of them if as many are wanted."""
     n_samples = len(samples.inputs)
-    if len(samples.labels) != n_samples:  # the estimators say so
+    if n_wanted >= n_samples or len(samples.labels) != n_samples:  # the estimators refuse such labels
         return samples
-    rows, is_stratified = subset_rows(n_samples, n_wanted, seed, _as_strata(samples.labels, n_samples))
-    if rows is None:
-        return samples
-    return samples.at(rows)._replace(is_stratified=bool(is_stratified) and samples.is_stratified is not False)
+    strata = _as_strata(samples.labels, n_samples)
+    rows = stratified_rows(n_samples, n_wanted, seed, strata)
+    return samples.at(rows)._replace(is_stratified=strata is not None and samples.is_stratified is not False)
 
 
-def choose_among(
-    inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int, weights: Tensor | None = None
-) -> Samples:
-    """Choose as many of the given samples as are wanted, at random, each class with its share.
+def choose_among(inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
+    """As many of the given samples, without those whose label is -100, as `how_many` says of their number.
 
-    Args:
-        inputs: Shape (N, ...).
-        labels: Shape (N, ...). The subset is stratified if each sample has one whole number.
-        how_many: Given the number of samples, the number wanted, >= 1. Called once.
-        seed: Seed of the choice, 0 <= seed < 2**64.
-        weights: How often training draws each sample, shape (N,), > 0; None if it draws all alike.
-
-    Returns:
-        The samples, without those whose label is -100. All of them, not copied, if as many are wanted, or if inputs and
-        labels differ in length: the estimators refuse those with both lengths.
-
-    Raises:
-        UnreadableError: If all labels are -100.
+    The estimators refuse inputs and labels that differ in length. Raises as `without_ignored`.
     """
-    n_samples = len(inputs)
-    if len(labels) != n_samples:
-        return Samples(inputs, labels, torch.arange(n_samples), n_samples, weights=weights)
-    every = without_ignored(Samples(inputs, labels, torch.arange(n_samples), n_samples, weights=weights))
-    n_left = len(every.inputs)
-    return fewer_of(every._replace(n_training=n_left), how_many(n_left), seed)
+    samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs))
+    if len(labels) != len(inputs):
+        return samples
+    samples = without_ignored(samples)
+    n_left = len(samples.inputs)
+    return fewer_of(samples._replace(n_training=n_left), how_many(n_left), seed)
 
 
 def without_ignored(samples: Samples) -> Samples:
-    """The same without samples whose label is -100, which torch's losses ignore; they are counted in `n_ignored`.
-
-    Raises:
-        UnreadableError: If none is left.
-    """
+    """The same without samples whose label is -100, counted in `n_ignored`; `UnreadableError` if none is left."""
     labels = samples.labels
     is_signed = labels.is_floating_point() or labels.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
     if not is_signed or labels.numel() != len(labels):
@@ -133,18 +97,8 @@ def without_ignored(samples: Samples) -> Samples:
     return samples.at((~is_ignored).nonzero().squeeze(1))._replace(n_ignored=n_ignored)
 
 
-def subset_rows(n_samples: int, n_wanted: int, seed: int, labels: Tensor | None) -> tuple[Tensor | None, bool | None]:
-    """Ascending rows of a random subset and whether it is stratified; twice None if all samples are wanted."""
-    if n_wanted >= n_samples:
-        return None, None
-    return stratified_rows(n_samples, n_wanted, seed, labels), labels is not None
-
-
 def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | None:
-    """Labels (N,) int64 of a map-style dataset if they are known without reading samples; otherwise None.
-
-    A `TensorDataset` holds them, and torchvision's datasets have them as `targets`; a `Subset` of either is understood.
-    """
+    """Labels (N,) int64 of a `TensorDataset`, of a dataset with `targets`, or of a `Subset` of either; else None."""
     try:
         if isinstance(dataset, Subset):
             known = known_labels(dataset.dataset, label_key)

@@ -5,18 +5,9 @@ from torch import Tensor
 
 
 def stratified_rows(n_samples: int, n_chosen: int, seed: int, labels: Tensor | None = None) -> Tensor:
-    """Rows of a random subset, in ascending order; with labels, each class keeps its share.
+    """Ascending rows (min(n_chosen, n_samples),) of a random subset, on the CPU.
 
-    Each class has at least one sample in the subset if there is room for all classes.
-
-    Args:
-        n_samples: Samples to choose from.
-        n_chosen: Samples to choose; all if there are no more.
-        seed: Seed of the choice, 0 <= seed < 2**64.
-        labels: Classes, shape (n_samples,), integers, any device. None draws without regard to classes.
-
-    Returns:
-        Rows, shape (min(n_chosen, n_samples),), int64, on the CPU.
+    With labels (n_samples,), integers, each class keeps its share, and at least one sample if there is room for all.
     """
     n_chosen = min(n_chosen, n_samples)
     order = torch.randperm(n_samples, generator=torch.Generator().manual_seed(seed))

@@ -31,8 +31,7 @@ def visited_by(
 ) -> tuple[list[Any], bool, Tensor | None]:
     """Indices that a loader visits, ascending, each once; whether its sampler gives lists; how often each comes.
 
-    Without a batch sampler, lists ask the dataset for whole batches:
-    `DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`.
+    Without a batch sampler, `DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`, lists ask for batches.
     """
     sampler: Any = unwrap(loader.sampler) if loader.batch_sampler is None else loader.batch_sampler
     are_lists = loader.batch_sampler is not None or isinstance(sampler, BatchSampler)
@@ -40,11 +39,8 @@ def visited_by(
     if type(sampler) is BatchSampler:  # a subclass may leave out some of what its own sampler gives
         batches, sampler = sampler, unwrap(sampler.sampler)
     indices: list[Any] | None = _visited_sooner_or_later(sampler, dataset, batches, n_batches)
-    weights = None
-    if indices is not None:
-        if isinstance(sampler, WeightedRandomSampler):
-            weights = _drawn_by(sampler)
-    else:
+    weights = _drawn_by(sampler) if isinstance(sampler, WeightedRandomSampler) else None
+    if indices is None:
         batch_size = getattr(batches, "batch_size", 1)  # entries are batches, unless the loader makes them
         own_pass = _own_passes(sampler, loader.dataset, dataset, n_batches * batch_size)
         entries = own_pass()
@@ -66,7 +62,7 @@ def _indices(entries: list[Any], are_nested: bool) -> list[Any]:
 def _counted(first: list[Any], draw: Callable[[], list[Any]]) -> tuple[list[Any], Tensor | None]:
     """Indices of a sampler's first pass, and of a few more if these give others or repeat some; how often each comes.
 
-    Not if that is chance alone, which two halves of the passes tell: their counts are unrelated then.
+    None if that is chance alone: then the counts of two halves of the passes are unrelated.
     """
     halves = Counter(first), Counter(draw())
     if len(halves[0]) == len(first) and halves[0] == halves[1]:
@@ -124,9 +120,10 @@ def _visited_sooner_or_later(
 
 
 def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: float) -> Callable[[], list[Any]]:
-    """A function that gives what a copy of a sampler gives in its next pass, at most `n_draws` entries.
+    """A function that gives what a copy of a sampler gives in its next epoch.
 
-    If the sampler holds the `original` dataset, the copy holds `dataset`.
+    That is up to the sampler's length, or up to `n_draws` entries if it has none, as an endless one has. If the sampler
+    holds the `original` dataset, the copy holds `dataset`.
     """
     try:
         own = copy.deepcopy(sampler, {id(original): dataset})
@@ -140,18 +137,13 @@ def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: fl
         epoch, set_epoch = next(passes), getattr(own, "set_epoch", None)
         if epoch and callable(set_epoch):  # as trainers do before each epoch
             set_epoch(epoch)
-        return _one_pass(own, n_draws)
+        try:
+            n_most = len(own)  # type: ignore[arg-type]
+        except Exception:  # a user's class may raise anything
+            n_most = int(min(n_draws, _MOST_INDICES))
+        entries = list(itertools.islice(own, n_most))
+        if len(entries) == _MOST_INDICES:
+            raise UnreadableError(f"{type(own).__name__} has no length, and gives more than {_MOST_INDICES} indices.")
+        return entries
 
     return draw
-
-
-def _one_pass(sampler: Iterable[Any], n_draws: float) -> list[Any]:
-    """Entries of a sampler in an epoch: up to its length, or up to `n_draws` if it has none, as an endless one has."""
-    try:
-        n_draws = len(sampler)  # type: ignore[arg-type]
-    except Exception:  # a user's class may raise anything
-        n_draws = min(n_draws, _MOST_INDICES)
-    entries = list(itertools.islice(sampler, int(n_draws)))
-    if len(entries) == _MOST_INDICES:
-        raise UnreadableError(f"{type(sampler).__name__} has no length, and gives more than {_MOST_INDICES} indices.")
-    return entries

@@ -37,8 +37,8 @@ class FeatureSpace:
             which is run in eval mode, on its own device and in its own precision, without gradient. `"patches"` takes
             `PatchFeatures` of images (n, C, H, W), `"tokens"` `TokenFeatures` of token ids (n, L), on one scale for all
             axes; `"inputs"` and None take the inputs themselves.
-        n_components: Principal components of the standardised features to keep, >= 1; None for all features. No more
-            are kept than there are features or samples.
+        n_components: Principal components of the standardised features to keep, >= 1, at most as many as there are
+            features or samples; None for all features.
         seed: Seed of the randomised PCA, 0 <= seed < 2**64.
         module: In eval mode while features are extracted, and left as it was: an extractor may be a function that calls
             it. So is the extractor itself, or the module that it is a method of.
@@ -161,9 +161,8 @@ def moments(flat: Tensor) -> tuple[Tensor, Tensor]:
     unit = _unit(flat)
     blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
     mean = torch.stack([(block.double() / unit).sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
-    deviation = (
-        torch.stack([(block.double() / unit - mean).square().sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
-    ).sqrt()
+    squares = [(block.double() / unit - mean).square().sum(dim=0) for block in blocks]
+    deviation = (torch.stack(squares).sum(dim=0) / len(flat)).sqrt()
     return mean * unit, deviation * unit
 
 

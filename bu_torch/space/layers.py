@@ -64,17 +64,9 @@ class LayerFeatures:
         self.keep_integers = check_flag("keep_integers", keep_integers)
 
     def fit(self, inputs: Any) -> Self:
-        """Find the principal components on these inputs; nothing to do without `n_components`.
+        """Find the principal components on the training inputs (N, ...), finite; nothing to do without `n_components`.
 
-        Args:
-            inputs: Inputs of the network, shape (N, ...), tensor or array of numbers, finite; the training samples.
-
-        Returns:
-            The fitted estimator.
-
-        Raises:
-            ValueError: If there are fewer samples or activations than components, or the layer did not run.
-            TypeError: If the inputs are not made of real numbers, or the layer gives no tensor.
+        Raises as `transform`, and a ValueError if there are fewer samples or activations than components.
         """
         if self.n_components is None:
             return self
@@ -89,29 +81,31 @@ class LayerFeatures:
         return self
 
     def transform(self, inputs: Any) -> Tensor:
-        """Features of these inputs.
+        """Features (n, d) or (n, n_components) of inputs (n, ...), tensor or array of numbers, finite.
 
-        Args:
-            inputs: Inputs of the network, shape (n, ...), tensor or array of numbers, finite.
-
-        Returns:
-            Shape (n, d) or (n, n_components), dtype of the activations, on the device of the inputs.
+        They have the dtype of the activations, and are on the device of the inputs.
 
         Raises:
             RuntimeError: If `n_components` is set and `fit` has not been called.
             ValueError: If the layer did not run or does not give one row a sample.
             TypeError: If the inputs are not made of real numbers, or the layer gives no tensor.
         """
-        if self.n_components is None:
-            return self._activations(inputs)
-        check_fitted(self, "components_")
+        if self.n_components is not None:
+            check_fitted(self, "components_")
         activations = self._activations(inputs)
+        if self.n_components is None:
+            return activations
         return (activations - self.mean_.to(activations)) @ self.components_.to(activations).T
 
     def _activations(self, inputs: Any) -> Tensor:
         inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers)
         outputs: list[Any] = []
-        handles = [module.register_forward_hook(self._hook(outputs), with_kwargs=True) for module in self._hooked()]
+        is_input = self.layer == "penultimate"
+
+        def remember(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            outputs[:] = [(*given, *named.values())[0] if is_input else output]
+
+        handles = [module.register_forward_hook(remember, with_kwargs=True) for module in self._hooked()]
         rows = []
         try:
             with evaluation_mode(self.model):
@@ -129,14 +123,6 @@ class LayerFeatures:
         if self.layer == "penultimate":
             return [module for module in self.model.modules() if isinstance(module, nn.Linear)]
         return [self.model if self.layer == "logits" else self.model.get_submodule(self.layer)]
-
-    def _hook(self, outputs: list[Any]) -> Any:
-        is_input = self.layer == "penultimate"
-
-        def remember(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            outputs[:] = [(*given, *named.values())[0] if is_input else output]
-
-        return remember
 
     def _row(self, outputs: list[Any], n_samples: int) -> Tensor:
         if not outputs:

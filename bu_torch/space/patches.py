@@ -50,10 +50,6 @@ class PatchFeatures:
         n_cells: Cells along each side, >= 1.
         seed: Seed of the choice of patches, 0 <= seed < 2**64.
 
-    Raises:
-        ValueError: If an argument is out of range.
-        TypeError: If an argument is no integer.
-
     Example:
         >>> images = torch.rand(50, 3, 16, 16, generator=torch.Generator().manual_seed(0))
         >>> PatchFeatures(n_patches=10).fit(images).transform(images).shape
@@ -72,14 +68,7 @@ class PatchFeatures:
         self.seed = check_seed(seed)
 
     def fit(self, images: Tensor) -> Self:
-        """Choose the patches.
-
-        Args:
-            images: Shape (N, C, H, W), floating point, finite.
-
-        Raises:
-            ValueError: If they have another number of dimensions.
-        """
+        """Choose the patches of images (N, C, H, W), floating point, finite; a ValueError for another shape."""
         if images.ndim != 4:
             raise ValueError(f"`images` must have shape (N, C, H, W), got {tuple(images.shape)}.")
         generator = torch.Generator().manual_seed(self.seed)
@@ -102,16 +91,10 @@ class PatchFeatures:
         return self
 
     def transform(self, images: Tensor) -> Tensor:
-        """Features of these images.
+        """Features (n, 2 * n_patches * n_cells ** 2) of images (n, C, H, W), float32, on the device of the images.
 
-        Args:
-            images: Shape (n, C, H, W), of the channels and at least the patch size of those in `fit`.
-
-        Returns:
-            Shape (n, 2 * n_patches * n_cells ** 2), float32, on the device of the images.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
+        The images have the channels, and at least the patch size, of those in `fit`, without which a RuntimeError says
+        so.
         """
         check_fitted(self, "_filters")
         per_image = self.n_patches * images.shape[2] * images.shape[3]

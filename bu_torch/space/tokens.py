@@ -26,10 +26,6 @@ class TokenFeatures:
         n_components: Number of axes, >= 1; if there are no more tokens, each has its own.
         seed: Seed of the randomised decomposition, 0 <= seed < 2**64.
 
-    Raises:
-        ValueError: If an argument is out of range.
-        TypeError: If an argument is no integer.
-
     Example:
         >>> tokens = torch.randint(30, (50, 8), generator=torch.Generator().manual_seed(0))
         >>> TokenFeatures(n_components=10).fit(tokens).transform(tokens).shape
@@ -47,12 +43,7 @@ class TokenFeatures:
     def fit(self, tokens: Any) -> Self:
         """Find the weights of the tokens, and the axes.
 
-        Args:
-            tokens: Shape (N, L) or (N, ...), integers, tensor or array.
-
-        Raises:
-            ValueError: If they have one dimension.
-            TypeError: If the tokens are not integers.
+        Tokens (N, L) or (N, ...) are integers, tensor or array: a TypeError for others, a ValueError for one dimension.
         """
         flat = _as_tokens(tokens).flatten(1).cpu().long()
         ids, places = torch.unique(flat, return_inverse=True)
@@ -69,13 +60,7 @@ class TokenFeatures:
         return self
 
     def transform(self, tokens: Any) -> Tensor:
-        """Features of these texts.
-
-        Args:
-            tokens: Shape (n, ...), integers.
-
-        Returns:
-            Shape (n, k), float32, on the device of the tokens; zeros for a text none of whose tokens is known.
+        """Features (n, k) of texts (n, ...), float32, on their device; zeros for a text none of whose tokens is known.
 
         Raises:
             RuntimeError: If `fit` has not been called.

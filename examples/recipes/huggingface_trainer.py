@@ -1,4 +1,4 @@
-"""Hugging Face's `Trainer` without an evaluation set: a callback of its, of a dozen lines, that holds the stopper.
+"""Hugging Face's `Trainer` without an evaluation set.
 
 The model is any module whose output has `logits`, as those of transformers do. Here it is a small one, so that nothing
 is downloaded.
@@ -8,29 +8,15 @@ is downloaded.
 """
 
 import tempfile
-from typing import Any
 
 import torch
 from sklearn.datasets import make_moons
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from bu_torch import BoundaryUncertaintyStopper
-
-
-class BoundaryUncertaintyCallback(TrainerCallback):
-    """Stops as `EarlyStoppingCallback` does, and restores the kept epoch's weights; needs no evaluation."""
-
-    def __init__(self, inputs: Tensor, labels: Tensor, **settings: Any) -> None:
-        self.stopper = BoundaryUncertaintyStopper(inputs, labels, **settings)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
-        if self.stopper.check(model):
-            control.should_training_stop = True
-
-    def on_train_end(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
-        self.stopper.restore(model)
+from bu_torch.integrations.transformers import BoundaryUncertaintyCallback
 
 
 class Model(nn.Module):
@@ -57,7 +43,7 @@ def moons(n_samples: int = 400, flipped: float = 0.1, seed: int = 0) -> tuple[Te
 def main(epochs: int = 200) -> BoundaryUncertaintyStopper:
     inputs, labels = moons()
     torch.manual_seed(0)
-    model, callback = Model(), BoundaryUncertaintyCallback(inputs, labels, patience=20)
+    model, callback = Model(), BoundaryUncertaintyCallback(patience=20)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,

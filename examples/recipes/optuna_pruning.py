@@ -1,31 +1,22 @@
 """Optuna without validation data: trials are compared, and pruned, by what the callback logs.
 
-Optuna's pruning callback reads its key at the end of a validation, and here is none; two lines make it read at the end
-of a training epoch. `expected_accuracy` is comparable between trials: each reads its network at the same moved samples.
+`expected_accuracy` is comparable between trials: each reads its network at the same moved samples.
 
-    pip install optuna optuna-integration
+    pip install optuna
     python examples/recipes/optuna_pruning.py
 """
 
 import tempfile
-from typing import Any
 
 import lightning as L
 import optuna
 import torch
-from optuna_integration import PyTorchLightningPruningCallback
 from sklearn.datasets import make_moons
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping
-
-
-class PruningCallback(PyTorchLightningPruningCallback):
-    """Optuna's, at the end of training epochs; list it behind ours."""
-
-    def on_train_epoch_end(self, *args: Any) -> None:
-        self.on_validation_end(*args)
+from bu_torch.integrations.optuna import BoundaryUncertaintyPruningCallback
 
 
 class Classifier(L.LightningModule):
@@ -57,7 +48,7 @@ def loader() -> DataLoader:
 
 def objective(trial: optuna.Trial, folder: str, epochs: int) -> float:
     stopping = BoundaryUncertaintyStopping(patience=10)
-    callbacks = [stopping, PruningCallback(trial, monitor="expected_accuracy")]
+    callbacks = [stopping, BoundaryUncertaintyPruningCallback(trial)]
     module = Classifier(lr=trial.suggest_float("lr", 1e-5, 1e-1, log=True))
     trainer = L.Trainer(
         max_epochs=epochs,

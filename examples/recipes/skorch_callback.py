@@ -1,36 +1,14 @@
-"""skorch without a validation split: a callback of its, of a dozen lines, that holds the stopper.
+"""skorch without a validation split.
 
 Run `python examples/recipes/skorch_callback.py`. It needs `pip install skorch`.
 """
 
-from typing import Any
-
 import torch
 from sklearn.datasets import make_moons
 from skorch import NeuralNetClassifier
-from skorch.callbacks import Callback
 from torch import Tensor, nn
 
-from bu_torch import BoundaryUncertaintyStopper
-
-
-class BoundaryUncertaintyCallback(Callback):
-    """Stops as skorch's own `EarlyStopping` does, and restores the kept epoch's weights."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.settings = settings
-
-    def on_train_begin(self, net: NeuralNetClassifier, X: Any = None, y: Any = None, **kwargs: Any) -> None:
-        self.stopper = BoundaryUncertaintyStopper(X, y, **self.settings)
-
-    def on_epoch_end(self, net: NeuralNetClassifier, **kwargs: Any) -> None:
-        is_over = self.stopper.check(net.module_)
-        net.history.record("boundary_uncertainty", self.stopper.history[-1]["boundary_uncertainty"])
-        if is_over:
-            raise KeyboardInterrupt  # how skorch's callbacks end a training
-
-    def on_train_end(self, net: NeuralNetClassifier, **kwargs: Any) -> None:
-        self.stopper.restore(net.module_)
+from bu_torch.integrations.skorch import BoundaryUncertaintyEarlyStopping
 
 
 def moons(n_samples: int = 400, flipped: float = 0.1, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -59,11 +37,11 @@ def main(epochs: int = 200) -> NeuralNetClassifier:
         batch_size=50,
         max_epochs=epochs,
         train_split=None,  # every sample is for training
-        callbacks=[("boundary", BoundaryUncertaintyCallback(patience=20))],
+        callbacks=[("boundary", BoundaryUncertaintyEarlyStopping(patience=20))],
         verbose=0,
     )
     net.fit(inputs.numpy(), labels.numpy())
-    stopper = dict(net.callbacks_)["boundary"].stopper
+    stopper = dict(net.callbacks_)["boundary"].stopper_
     print(stopper.stopping_reason)
     print(f"test error of the kept epoch: {test_error(net.module_):.3f} (epoch {stopper.best_epoch})")
     return net

@@ -21,46 +21,13 @@ def script(name):
         sys.modules.pop(imported, None)
 
 
-@pytest.fixture(scope="module")
-def quality():
-    yield from script("quality")
+def fixture_of(name):
+    @pytest.fixture(scope="module", name=name)
+    def loaded():
+        yield from script(name)
+
+    return loaded
 
 
-@pytest.fixture(scope="module")
-def judging():
-    yield from script("judging")
-
-
-@pytest.fixture(scope="module")
-def rivals():
-    yield from script("rivals")
-
-
-@pytest.fixture(scope="module")
-def speed():
-    yield from script("speed")
-
-
-@pytest.fixture(scope="module")
-def why():
-    yield from script("why")
-
-
-@pytest.fixture(scope="module")
-def images():
-    yield from script("images")
-
-
-@pytest.fixture(scope="module")
-def text():
-    yield from script("text")
-
-
-@pytest.fixture(scope="module")
-def check():
-    yield from script("check")
-
-
-@pytest.fixture(scope="module")
-def image_variants():
-    yield from script("image_variants")
+NAMES = ("quality", "judging", "rivals", "speed", "why", "images", "text", "check", "image_variants")
+quality, judging, rivals, speed, why, images, text, check, image_variants = map(fixture_of, NAMES)

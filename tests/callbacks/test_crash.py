@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
-from problems import Augmented, Classifier, blobs, same, trainer
+from problems import Augmented, Classifier, blobs, same, state_of, trainer
 from scripted import Scripted
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -198,22 +198,9 @@ def test_a_torn_file_falls_back_to_the_best_before(tmp_path, torn):
     assert torch.load(stopping.best_model_path, weights_only=True)["epoch"] == 1
 
 
-def test_the_best_before_goes_only_when_the_epoch_s_other_checkpoints_are_written(tmp_path):
-    folder, there = tmp_path / "checkpoints", []
-
-    class Look(ModelCheckpoint):
-        def on_train_epoch_end(self, trainer, pl_module):
-            there.append(len(list(folder.glob("boundary-*"))))
-
-    stopping, _ = scripted(tmp_path, [0.1, 0.5, 0.9], callbacks=[Look(folder)])
-    assert there == [1, 2, 2]
-    assert [path.name for path in folder.glob("boundary-*")] == [Path(stopping.best_model_path).name]
-
-
 def test_a_torn_best_is_not_resumed_on(tmp_path):
     path = cut(tmp_path)
-    states = torch.load(path, weights_only=True)["callbacks"]
-    (best,) = [Path(state["best_model_path"]) for key, state in states.items() if key.startswith("Keeper")]
+    best = Path(state_of(torch.load(path, weights_only=True), "Keeper")["best_model_path"])
     best.write_bytes(best.read_bytes()[:100])
     stopping = BoundaryUncertaintyStopping(n_neighbors=20)
     with pytest.warns(UserWarning, match="gone or damaged"):

@@ -1,6 +1,5 @@
 """Checkpoints to resume from that others have crafted: nothing in them runs, and nothing is deleted."""
 
-import copy
 import os
 from pathlib import Path
 
@@ -8,17 +7,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, blobs, loader, same, trainer
+from problems import Classifier, Weights, blobs, loader, same, state_of, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks import _companions
-from bu_torch.callbacks._own_files import OwnFiles
-
-
-@pytest.fixture
-def new_process(monkeypatch):
-    """From now on, files that this process has written count as another's."""
-    return lambda: monkeypatch.setattr(_companions, "_OWN_FILES", OwnFiles())
+from bu_torch.callbacks.best_file import OwnFiles
 
 
 class Bomb:
@@ -29,13 +21,6 @@ class Bomb:
 
     def __reduce__(self):
         return os.mkdir, (str(self.path),)
-
-
-class Look(Callback):
-    """Remembers the weights that training ends with."""
-
-    def on_train_end(self, trainer, pl_module):
-        self.weights = copy.deepcopy(pl_module.state_dict())
 
 
 def run(tmp_path, **kwargs):
@@ -50,11 +35,10 @@ def craft(path, best, score, as_text=True):
     """Name another file as the best so far, that of the last check."""
     best = str(best) if as_text else best
     content = torch.load(path, weights_only=True)
-    (state,) = [state for key, state in content["callbacks"].items() if key.startswith("Keeper")]
+    state, own = state_of(content, "Keeper"), state_of(content, "BoundaryUncertaintyStopping")
     value = torch.tensor(score, dtype=torch.float64)
     state.update(best_model_path=best, kth_best_model_path=best, best_model_score=value, kth_value=value)
     state["best_k_models"] = {best: value}
-    (own,) = [state for key, state in content["callbacks"].items() if key.startswith("BoundaryUncertaintyStopping")]
     for check in own["history"] if score < 0 else own["history"][-1:]:
         check["accuracy_and_uncertainty"] = score
     state.update(best_epoch=own["history"][-1]["epoch"], best_step=own["history"][-1]["step"])
@@ -83,13 +67,13 @@ CRAFTED = {
 @pytest.mark.parametrize("write", list(CRAFTED.values()), ids=list(CRAFTED))
 def test_a_best_file_from_others_is_read_as_plain_data_or_not_at_all(tmp_path, write):
     last, _ = run(tmp_path)
-    crafted, mark, look = tmp_path / "crafted.ckpt", tmp_path / "mark", Look()
+    crafted, mark, look = tmp_path / "crafted.ckpt", tmp_path / "mark", Weights()
     write(crafted, mark)
     craft(last, crafted, 1e9)
     with pytest.warns(UserWarning, match="crafted.ckpt, was not written by this process.*weights_only=False") as said:
         _, module = resume(tmp_path, last, look)
     assert not mark.exists()
-    assert same(module.state_dict(), look.weights)
+    assert same(module.state_dict(), look.at_end)
     assert len([one for one in said if "crafted" in str(one.message)]) == 1
 
 
@@ -213,7 +197,7 @@ def test_a_state_that_is_none_is_refused_before_training(kind, evil):
 @pytest.mark.parametrize("weights", [{}, "x", {"net.0.weight": torch.zeros(2)}, {"net.0.weight": 1}])
 def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, weights):
     def fit(max_epochs, **kwargs):
-        stopping, module, look = BoundaryUncertaintyStopping(n_neighbors=20), Classifier(), Look()
+        stopping, module, look = BoundaryUncertaintyStopping(n_neighbors=20), Classifier(), Weights()
         made = trainer(tmp_path, stopping, look, max_epochs=max_epochs, enable_checkpointing=False)
         made.fit(module, loader(*blobs()), **kwargs)
         return made, stopping, module, look
@@ -230,7 +214,7 @@ def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, 
     with pytest.warns(UserWarning, match="do not fit: .*The weights stay as training left them"):
         _, stopping, module, look = fit(4, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
     assert stopping.best_epoch == 1
-    assert same(module.state_dict(), look.weights)
+    assert same(module.state_dict(), look.at_end)
 
 
 OURS = "boundary-epoch=7-step=9.ckpt"

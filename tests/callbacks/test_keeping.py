@@ -1,33 +1,24 @@
 """What is saved of the kept epoch, under which name, and what is put back of it."""
 
-import math
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, blobs, loader, trainer
+from problems import Classifier, blobs, loader, same, state_of, trainer
 from scripted import Scripted, ScriptedFit
 from torch import nn
 
-from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
-from bu_torch.callbacks import _companions
-from bu_torch.callbacks._left_out import changed_by_training, listed
-from bu_torch.callbacks._own_files import OwnFiles
-from bu_torch.rule.decision import Verdict, decide
+from bu_torch.callbacks.restoring import changed_by_training, listed
+from bu_torch.report import read_record
 
 
 def weights_of(module):
     """All weights, also those that a module's own `state_dict` leaves out."""
     return {name: value.clone() for name, value in nn.Module.state_dict(module).items()}
-
-
-def same(weights, others):
-    return weights.keys() == others.keys() and all(torch.equal(value, others[name]) for name, value in weights.items())
 
 
 def fit(folder, own, *callbacks, module=None, ckpt_path=None, **kwargs):
@@ -108,14 +99,14 @@ class TestWeightsLeftOut:
 
     @pytest.mark.parametrize(("left_out", "is_put_back"), [("backbone", True), ("net.4", False)])
     def test_a_file_of_an_earlier_process_is_put_back_if_only_frozen_ones_are_missing(
-        self, tmp_path, monkeypatch, left_out, is_put_back
+        self, tmp_path, new_process, left_out, is_put_back
     ):
         first = Scripted((0.9, 0.1), restore_best_weights=False)
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
         module = LeavingOut(left_out, strict=False)
         backbone = weights_of(module.backbone)
         _, weights = fit(tmp_path, first, last, module=module, max_epochs=2)
-        monkeypatch.setattr(_companions, "_OWN_FILES", OwnFiles())
+        new_process()
         module = LeavingOut(left_out, strict=False)
         module.backbone.load_state_dict(backbone)
         module.on_train_start = lambda: setattr(module, "strict_loading", True)
@@ -194,7 +185,7 @@ class TestEquals:
         assert (keeper.best_epoch, keeper.best_step) == (3, own.best_step)
         kept = torch.load(own.best_model_path, weights_only=True)
         assert kept["epoch"] == 3
-        (state,) = [state for key, state in kept["callbacks"].items() if key.startswith("Keeper")]
+        state = state_of(kept, "Keeper")
         assert (state["best_epoch"], float(state["best_model_score"])) == (3, own.best_score)
         assert same(kept["state_dict"], weights[3])
 
@@ -243,39 +234,56 @@ class TestNames:
         assert made.checkpoint_callback.best_model_path == own.best_model_path
 
     @pytest.mark.parametrize("filename", ["{epoch}-{step}", "boundary-{epoch}-{step}", "best"])
-    def test_a_resumed_state_has_no_file_deleted_that_the_template_fits(self, tmp_path, monkeypatch, filename):
+    def test_a_resumed_state_has_no_file_deleted_that_the_template_fits(self, tmp_path, new_process, filename):
         mine = tmp_path / "mine"
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
         fit(tmp_path, Scripted((0.1, 0.2), dirpath=mine, filename=filename), last, max_epochs=2)
-        monkeypatch.setattr(_companions, "_OWN_FILES", OwnFiles())
+        new_process()
         before = checkpoints(mine)
         resumed, path = Scripted((0.1, 0.2, 0.9), dirpath=mine, filename=filename), tmp_path / "user" / "last.ckpt"
         fit(tmp_path, resumed, ModelCheckpoint(tmp_path / "user2"), max_epochs=4, ckpt_path=path)
         assert resumed.best_epoch == 2
         assert set(before) < set(checkpoints(mine))
 
-    @pytest.mark.parametrize(
-        ("kwargs", "message"),
-        [
-            ({"filename": "{epoch"}, r"`filename` must be a template .* got '\{epoch'"),
-            ({"filename": "{trust_score:d}"}, "`filename` must be a template .* Unknown format code"),
-            ({"filename": ""}, "`filename` must not be empty"),
-            ({"filename": 3}, "`filename` must be a str or None, got int"),
-            ({"dirpath": 3}, "`dirpath` must be a path or None, got int"),
-            ({"verbose": "yes"}, "`verbose` must be True or False, got 'yes'"),
-            ({"save_weights_only": 1}, "`save_weights_only` must be True or False, got 1"),
-        ],
-    )
-    def test_bad_arguments_are_refused_before_training(self, tmp_path, kwargs, message):
-        batches = []
-        look = LambdaCallback(on_train_batch_start=lambda *_: batches.append(1))
-        with pytest.raises(MisconfigurationException, match=message):
-            fit(tmp_path, Scripted(**kwargs), look)
-        assert not batches
-
     def test_without_checkpoints_they_are_warned_of(self, tmp_path):
         with pytest.warns(UserWarning, match="writes no checkpoints: `dirpath`, `filename` has no effect"):
             fit(tmp_path, Scripted(dirpath=tmp_path, filename="best"), enable_checkpointing=False)
+
+
+class TestFolders:
+    @pytest.mark.parametrize("where", ["root", "logger", "dirpath"])
+    def test_a_relative_one_is_as_good_as_an_absolute_one(self, tmp_path, monkeypatch, where):
+        monkeypatch.chdir(tmp_path)
+        own, module = Scripted(dirpath="kept" if where == "dirpath" else None), Classifier()
+        fit("runs", own, module=module, logger=CSVLogger("logs") if where == "logger" else False)
+        kept = torch.load(own.best_model_path, weights_only=True)
+        assert kept["epoch"] == own.best_epoch == 1
+        assert same(kept["state_dict"], module.state_dict())
+        again = Scripted((0.3,))
+        fit("runs", again, ckpt_path=own.best_model_path)
+        assert (again.best_epoch, again.best_model_path) == (1, own.best_model_path)
+
+    def test_of_two_equal_scores_the_one_whose_file_is_there_is_kept(self, tmp_path):
+        last, own = ModelCheckpoint(tmp_path / "theirs", save_last=True), Scripted()
+        fit(tmp_path / "part", own, last)
+        Path(own.best_model_path).unlink()
+        again = Scripted((0.9,))
+        with pytest.warns(UserWarning, match="gone or damaged"):
+            fit(tmp_path / "rest", again, max_epochs=4, ckpt_path=last.last_model_path)
+        assert again.best_epoch == torch.load(again.best_model_path, weights_only=True)["epoch"] == 3
+
+
+def test_a_module_that_fails_at_the_very_end_is_told_of_once(tmp_path, log):
+    class Failing(Classifier):
+        def on_fit_end(self):
+            raise RuntimeError("trouble")
+
+    own = Scripted()
+    with pytest.raises(RuntimeError, match="trouble"):
+        fit(tmp_path, own, module=Failing())
+    assert log.text.count("Boundary uncertainty kept epoch") == 1
+    assert own.stopping_reason == "Training ran until `max_epochs=3`."
+    assert read_record(own.record_path).end.reason == own.stopping_reason
 
 
 class TestWeightsOnly:
@@ -299,10 +307,12 @@ class TestWeightsOnly:
 class TestWords:
     SCRIPT = (0.1, 0.5, 0.4, 0.9)
 
-    def test_improvements_and_files_are_said_in_lightnings_words(self, tmp_path, caplog):
-        with caplog.at_level("INFO"):
-            own = Scripted(self.SCRIPT, verbose=True)
-            fit(tmp_path, own, max_epochs=4)
+    def test_improvements_and_files_are_said_in_lightnings_words_if_asked_for(self, tmp_path, caplog):
+        caplog.set_level("INFO")
+        fit(tmp_path / "quiet", Scripted(self.SCRIPT), max_epochs=4)
+        assert "improved" not in caplog.text
+        assert "top 1" not in caplog.text
+        fit(tmp_path, Scripted(self.SCRIPT, verbose=True), max_epochs=4)
         said = [one.getMessage() for one in caplog.records]
         assert [line for line in said if "improved" in line] == [
             "Metric boundary_uncertainty improved. New best score: 0.100",
@@ -312,11 +322,6 @@ class TestWords:
         assert sum("saving model to" in line for line in said) == 3
         assert sum("was not in top 1" in line for line in said) == 1
 
-    def test_without_it_nothing_is_said(self, tmp_path, caplog):
-        with caplog.at_level("INFO"):
-            fit(tmp_path, Scripted(self.SCRIPT), max_epochs=4)
-        assert not [one for one in caplog.records if "improved" in one.getMessage() or "top 1" in one.getMessage()]
-
     def test_a_run_that_resumes_compares_with_the_best_of_before(self, tmp_path, caplog):
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
         fit(tmp_path, Scripted(self.SCRIPT), last, max_epochs=2)
@@ -325,59 +330,3 @@ class TestWords:
             fit(tmp_path, resumed, max_epochs=4, ckpt_path=tmp_path / "user" / "last.ckpt")
         said = [one.getMessage() for one in caplog.records if "improved" in one.getMessage()]
         assert said == ["Metric boundary_uncertainty improved by 0.400 >= min_delta = 0.0. New best score: 0.900"]
-
-
-class TestNoPatience:
-    @pytest.mark.parametrize("script", [(0.1, 0.5, 0.9, 0.9, 1.0), (0.5, 0.1), (0.1, 0.2, 0.3, 0.4)])
-    def test_it_stops_where_lightning_does(self, tmp_path, script):
-        users = EarlyStopping(monitor="boundary_uncertainty", mode="max", patience=0)
-        theirs, _ = fit(tmp_path / "theirs", Scripted(script, patience=99), users, max_epochs=4)
-        own = Scripted(script, patience=0)
-        made, _ = fit(tmp_path, own, max_epochs=4)
-        assert made.current_epoch == theirs.current_epoch
-        assert own.stopped_epoch == (users.stopped_epoch or None)
-
-    @pytest.mark.parametrize("scores", [[0.1, 0.2, 0.2], [0.1, math.nan], [-math.inf, 0.3, 0.2, 0.4]])
-    @pytest.mark.parametrize("check_finite", [True, False])
-    def test_each_verdict_is_lightning_s(self, scores, check_finite):
-        theirs, own = EarlyStopping("score", mode="max", patience=0, check_finite=check_finite), Verdict()
-        for score in scores:
-            should_stop, _ = theirs._evaluate_stopping_criteria(torch.tensor(score, dtype=torch.float64))
-            own = decide(own, score, patience=0, check_finite=check_finite)
-            assert (own.should_stop, own.wait, own.best) == (should_stop, theirs.wait_count, float(theirs.best_score))
-
-    def test_a_plain_loop_may_have_none(self):
-        inputs, labels = blobs()
-        model = Classifier()
-        stopper = BoundaryUncertaintyStopper(inputs, labels, patience=0, n_neighbors=20, n_draws=1)
-        assert not stopper.check(model)
-        assert stopper.check(model)  # the same weights are no improvement
-        assert (stopper.best_epoch, stopper.stopped_epoch) == (0, 1)
-
-
-class Blobs(pl.LightningDataModule):
-    def train_dataloader(self):
-        return loader(*blobs())
-
-
-def test_the_command_line_takes_them(tmp_path, monkeypatch):
-    pytest.importorskip("jsonargparse")
-    from lightning.pytorch.cli import LightningCLI
-
-    monkeypatch.setattr(sys, "argv", ["main.py"])
-    monkeypatch.chdir(tmp_path)
-    given = {
-        "dirpath": tmp_path / "mine",
-        "filename": "{epoch}",
-        "save_weights_only": "true",
-        "verbose": "true",
-        "patience": 0,
-        "n_neighbors": 20,
-    }
-    args = ["fit", "--trainer.callbacks+=bu_torch.BoundaryUncertaintyStopping", "--trainer.logger=false"]
-    args += ["--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
-    cli = LightningCLI(Classifier, Blobs, args=[*args, *(f"--trainer.callbacks.{n}={v}" for n, v in given.items())])
-    (own,) = [one for one in cli.trainer.callbacks if isinstance(one, BoundaryUncertaintyStopping)]
-    assert (own.filename, own.patience) == ("{epoch}", 0)
-    assert (own.save_weights_only, own.verbose) == (True, True)
-    assert checkpoints(tmp_path / "mine") == [f"epoch={own.best_epoch}.ckpt"]

@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
 
-from bu_torch.callbacks import BoundaryUncertaintyStopping, _lightning
+from bu_torch.callbacks import BoundaryUncertaintyStopping, lightning_trees
 
 SCRIPT = """
 import sys
@@ -99,10 +99,10 @@ def test_ours_may_be_imported_first(tmp_path, capsys):
 
 @pytest.mark.parametrize(("version", "is_taken"), [("2.6.3", False), ("2.6.5", False), ("2.6.6", True), ("3.0", True)])
 def test_versions_with_known_holes_are_refused(tmp_path, monkeypatch, version, is_taken):
-    _lightning._library.cache_clear()
-    monkeypatch.setattr(_lightning.metadata, "version", lambda name: version)
+    lightning_trees._library.cache_clear()
+    monkeypatch.setattr(lightning_trees.metadata, "version", lambda name: version)
     made = trainer(tmp_path, BoundaryUncertaintyStopping(n_neighbors=20), max_epochs=1)
     refusal = pytest.raises(MisconfigurationException, match=f"must be 2.6.6 or newer, got {version}: .*GHSA-qqmf")
     with nullcontext() if is_taken else refusal:
         made.fit(Classifier(), loader(*blobs()))
-    _lightning._library.cache_clear()
+    lightning_trees._library.cache_clear()

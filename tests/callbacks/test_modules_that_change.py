@@ -6,63 +6,19 @@ import warnings
 import lightning.pytorch as pl
 import loralib
 import pytest
-import schedulefree
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from problems import blobs, loader, same, trainer
+from problems import Given, blobs, loader, same, trainer, weights_of
+from scenarios import Model, ScheduleFree, Wrapped, perceptron
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import CatMetric, MeanMetric
 
-from bu_torch import Rule
-from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.internal import traces
 from bu_torch.internal.traces import RestoringError, evaluation_mode
 from bu_torch.run.budget import count_operations
-
-averaging = pytest.mark.parametrize("averaging", [0.7, None])
-
-
-class Model(pl.LightningModule):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, batch, batch_idx):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW([one for one in self.parameters() if one.requires_grad], lr=0.05)
-
-
-def perceptron(layer=nn.Linear, **options):
-    return nn.Sequential(layer(4, 16, **options), nn.ReLU(), layer(16, 3, **options))
-
-
-class Wrapped(nn.Module):
-    """A layer of LoRA around a layer as it is, whose weight it merges into."""
-
-    def __init__(self, *size):
-        super().__init__()
-        self.base = nn.Linear(*size)
-        self.down, self.up = nn.Linear(size[0], 2, bias=False), nn.Linear(2, size[1], bias=False)
-        nn.init.zeros_(self.up.weight)
-        self.base.requires_grad_(False)
-        self.is_merged = False
-
-    def train(self, mode=True):
-        super().train(mode)
-        if mode == self.is_merged:
-            self.base.weight.data += (-1 if mode else 1) * (self.up.weight @ self.down.weight).data
-            self.is_merged = not mode
-        return self
-
-    def forward(self, x):
-        return self.base(x) if self.is_merged else self.base(x) + self.up(self.down(x))
 
 
 def trained(folder, make, *callbacks, data=None, **options):
@@ -72,60 +28,14 @@ def trained(folder, make, *callbacks, data=None, **options):
     return model
 
 
-def both(folder, make, **options):
-    """The model trained without and with the callback, and the callback."""
-    averaging, perturbation = options.pop("averaging", 0.7), options.pop("perturbation", None)
-    stopping = BoundaryUncertaintyStopping(
-        restore_best_weights=False, averaging=averaging, perturbation=perturbation, cache=None
-    )
-    return trained(folder, make, **options), trained(folder, make, stopping, **options), stopping
+def lora(is_alone=False):
+    model = Model(perceptron(loralib.Linear, r=2))
+    if is_alone:
+        loralib.mark_only_lora_as_trainable(model)
+    return model
 
 
 class TestLora:
-    @pytest.fixture(params=["loralib", "loralib, alone", "a wrapper"])
-    def make(self, request):
-        def made():
-            model = Model(perceptron(Wrapped) if request.param == "a wrapper" else perceptron(loralib.Linear, r=2))
-            if request.param == "loralib, alone":
-                loralib.mark_only_lora_as_trainable(model)
-            return model
-
-        return made
-
-    @averaging
-    def test_layers_that_merge_are_trained_as_without(self, tmp_path, make, averaging):
-        plain, watched, _ = both(tmp_path, make, averaging=averaging)
-        learnt = {name: value for name, value in plain.state_dict().items() if "lora_B" in name or "up" in name}
-        assert all(bool(value.any()) for value in learnt.values())
-        assert same(plain.state_dict(), watched.state_dict())
-
-    def test_a_check_measures_what_is_merged(self, tmp_path, make):
-        """The kept weights are not merged, and give the logits that were measured."""
-        stopping = BoundaryUncertaintyStopping(cache=None)
-        model = trained(tmp_path, make, stopping)
-        features, _ = blobs()
-        in_training = model(features)
-        assert all(part.training for part in model.modules())
-        with evaluation_mode(model):
-            torch.testing.assert_close(model(features), in_training)
-
-    def test_in_a_plain_loop(self, make):
-        features, labels = blobs()
-        weights = []
-        for is_checked in (False, True):
-            torch.manual_seed(0)
-            model = make()
-            stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=10, cache=None)
-            optimizer = model.configure_optimizers()
-            for _ in range(4):
-                optimizer.zero_grad()
-                model.training_step((features, labels), 0).backward()
-                optimizer.step()
-                if is_checked:
-                    stopper.check(model)
-            weights.append(model.state_dict())
-        assert same(*weights)
-
     def test_a_layer_that_was_merged_stays_so(self):
         model = Model(perceptron(Wrapped))
         nn.init.normal_(model.net[2].up.weight)
@@ -154,18 +64,6 @@ class Observer(nn.Module):
 
 
 class TestObservers:
-    @averaging
-    def test_training_aware_of_quantisation_is_the_same(self, tmp_path, averaging):
-        def make():
-            net = perceptron()
-            net.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")  # an observer for each channel
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return Model(torch.ao.quantization.prepare_qat(net))
-
-        plain, watched, _ = both(tmp_path, make, averaging=averaging)
-        assert same(plain.state_dict(), watched.state_dict())
-
     def test_a_buffer_is_as_large_as_before(self):
         observer = Observer()
         with evaluation_mode(observer):
@@ -204,42 +102,6 @@ class TestObservers:
             count_operations(nn.Linear(2, 2), fail)
 
 
-class Pruned(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = perceptron()
-        self.norm = nn.BatchNorm1d(4)
-        self.register_buffer("mask", torch.ones(16, 4))
-
-    def forward(self, x):
-        first = self.net[0]
-        return self.net[1:](nn.functional.linear(self.norm(x), first.weight * self.mask, first.bias))
-
-
-class Prune(Callback):
-    """Sets the smallest weights to 0 before the third epoch, when the mask has been looked at twice."""
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        if trainer.current_epoch == 2:
-            size = pl_module.net.net[0].weight.abs()
-            pl_module.net.mask.copy_(size > size.quantile(0.7))
-
-
-def test_a_mask_stays_a_mask_and_running_statistics_are_averaged(tmp_path):
-    stopping = BoundaryUncertaintyStopping(patience=100, rule="boundary_uncertainty", cache=None)
-    averages = []
-
-    class Look(Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            averages.append(stopping.tracker.average.state_dict()["weights"])
-
-    trained(tmp_path, lambda: Model(Pruned()), Prune(), stopping, Look(), max_epochs=8)
-    kept = torch.load(stopping.best_model_path, weights_only=True)["state_dict"]
-    assert set(kept["net.mask"].unique().tolist()) <= {0.0, 1.0}
-    assert all("net.mask" not in one for one in averages)
-    assert all({"net.norm.running_mean", "net.norm.running_var"} <= one.keys() for one in averages)
-
-
 class Gate(Model):
     on_step = False
 
@@ -270,7 +132,7 @@ class Nested(Model):
 @pytest.mark.parametrize("kind", [Gate, StepGate, Nested])
 def test_what_forward_logs_is_that_of_training_alone(tmp_path, kind, feature_extractor):
     epochs = {}
-    for callbacks in ((), (BoundaryUncertaintyMonitor(cache=None, feature_extractor=feature_extractor),)):
+    for callbacks in ((), (BoundaryUncertaintyMonitor(feature_extractor=feature_extractor),)):
         found = epochs[bool(callbacks)] = []
 
         class Look(Callback):
@@ -292,27 +154,7 @@ def test_what_forward_logs_is_that_of_training_alone(tmp_path, kind, feature_ext
     assert [{name: one[name] for name in names} for one in watched] == plain
 
 
-class Renormalised(nn.Module):
-    """An embedding whose rows `forward` shortens; at first none is too long."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(50, 8, max_norm=1.0)
-        nn.init.normal_(self.embedding.weight, std=0.1)
-        self.last = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.last(self.embedding(x).mean(dim=1))
-
-
 class TestParameters:
-    @averaging
-    def test_what_forward_changes_is_put_back(self, tmp_path, averaging):
-        tokens = torch.randint(0, 50, (120, 6), generator=torch.Generator().manual_seed(0))
-        data, options = (tokens, tokens[:, 0] % 3), {"perturbation": "tokens", "averaging": averaging}
-        plain, watched, _ = both(tmp_path, lambda: Model(Renormalised()), data=data, **options)
-        assert same(plain.state_dict(), watched.state_dict())
-
     def test_a_change_that_torch_does_not_count_is_put_back(self):
         class Normalised(nn.Linear):
             def forward(self, x):
@@ -346,20 +188,6 @@ class TestParameters:
         with evaluation_mode(layer):
             layer(inputs)
         assert torch.equal(layer.weight, before)
-
-    def test_gradients_between_forward_and_backward_are_the_same(self):
-        features, labels = torch.arange(12).reshape(4, 3), torch.arange(4) % 3
-        gradients = []
-        for is_looked_at in (False, True):
-            torch.manual_seed(0)
-            model = Model(Renormalised())
-            loss = model.training_step((features, labels), 0)
-            for _ in range(2 * is_looked_at):
-                with evaluation_mode(model):
-                    model(features)
-            loss.backward()
-            gradients.append({name: one.grad for name, one in model.named_parameters()})
-        assert same(*gradients)
 
 
 class Validated(Model):
@@ -440,29 +268,12 @@ class Pruning(Model):
         nn.utils.prune.l1_unstructured(self.net[0], "weight", amount=0.2)
 
 
-def lazy():
-    return nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Dropout(0.3), nn.LazyLinear(3))
-
-
-STATES = {
-    "layers of LoRA that stay merged after validation": lambda: Validated(perceptron(loralib.Linear, r=2)),
-    "an average that is swapped in, validated": lambda: Validated(Swapped()),
-    "an average that is swapped in": lambda: Model(Swapped()),
-    "a layer that the first batch sets up": lambda: Model(perceptron(Initialised)),
-    "a layer that the first batch unmerges": lambda: Model(perceptron(Unmerging)),
-    "a layer that `train` freezes": lambda: Freezing(perceptron()),
-    "pruning by the last weight": lambda: Pruning(perceptron()),
-    "lazy layers": lambda: Model(lazy()),
-}
-
-
-@pytest.mark.parametrize("kind", [BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping])
-@pytest.mark.parametrize("state", list(STATES))
-def test_state_in_attributes_is_that_of_training(tmp_path, state, kind):
-    options = {"restore_best_weights": False} if kind is BoundaryUncertaintyStopping else {}
-    plain = trained(tmp_path, STATES[state])
-    watched = trained(tmp_path, STATES[state], kind(cache=None, **options))
-    assert same(plain.state_dict(), watched.state_dict())
+def aware_of_quantisation():
+    net = perceptron()
+    net.qconfig = torch.ao.quantization.get_default_qat_qconfig("fbgemm")  # an observer for each channel
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Model(torch.ao.quantization.prepare_qat(net))
 
 
 class Measured(Model):
@@ -484,87 +295,65 @@ class Measured(Model):
         self.all.reset()
 
 
-def test_metrics_that_forward_updates_are_those_of_training(tmp_path):
-    plain = trained(tmp_path, lambda: Measured(perceptron())).trainer.callback_metrics
-    watched = trained(tmp_path, lambda: Measured(perceptron()), BoundaryUncertaintyMonitor()).trainer.callback_metrics
-    assert plain.keys() == {"mean", "n"}
-    assert {name: watched[name] for name in plain} == plain
+def lazy():
+    return nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Dropout(0.3), nn.LazyLinear(3))
 
 
-class ScheduleFree(Model):
-    def configure_optimizers(self):
-        return schedulefree.AdamWScheduleFree(self.parameters(), lr=0.05)
+STATES = {
+    "adapters alone": lambda: lora(is_alone=True),
+    "observers": aware_of_quantisation,
+    "metrics": lambda: Measured(perceptron()),
+    "layers of LoRA that stay merged after validation": lambda: Validated(perceptron(loralib.Linear, r=2)),
+    "an average that is swapped in, validated": lambda: Validated(Swapped()),
+    "an average that is swapped in": lambda: Model(Swapped()),
+    "a layer that the first batch sets up": lambda: Model(perceptron(Initialised)),
+    "a layer that the first batch unmerges": lambda: Model(perceptron(Unmerging)),
+    "a layer that `train` freezes": lambda: Freezing(perceptron()),
+    "pruning by the last weight": lambda: Pruning(perceptron()),
+    "lazy layers": lambda: Model(lazy()),
+}
 
-    def on_train_epoch_start(self):
-        self.optimizers().optimizer.train()
 
-
-class Second(Rule):
-    """Keeps the second check."""
-
-    name = "second"
-    signals = ("trust_score",)
-
-    def __init__(self):
-        self.n_checks = 0
-
-    def score(self, values):
-        self.n_checks += 1
-        return float(self.n_checks == 2)
-
-    def reset(self):
-        self.n_checks = 0
-
-    def state_dict(self):
-        return {"n_checks": self.n_checks}
-
-    def load_state_dict(self, state_dict):
-        self.n_checks = state_dict["n_checks"]
+@pytest.mark.parametrize("averaging", [0.7, None])
+@pytest.mark.parametrize("state", list(STATES))
+def test_state_in_attributes_is_that_of_training(tmp_path, state, averaging):
+    stopping = BoundaryUncertaintyStopping(restore_best_weights=False, averaging=averaging)
+    plain, watched = trained(tmp_path, STATES[state]), trained(tmp_path, STATES[state], stopping)
+    assert same(plain.state_dict(), watched.state_dict())
+    logged = plain.trainer.callback_metrics
+    assert {name: watched.trainer.callback_metrics[name] for name in logged} == logged
 
 
 class TestOptimizersWithModes:
-    @averaging
-    def test_training_is_the_same_to_the_bit(self, tmp_path, averaging):
-        plain, watched, _ = both(tmp_path, lambda: ScheduleFree(perceptron()), averaging=averaging)
-        assert same(plain.state_dict(), watched.state_dict())
-
     def test_the_weights_that_are_kept_are_those_of_evaluation(self, tmp_path):
         evaluated = {}
 
         class Look(Callback):
             def on_train_epoch_end(self, trainer, pl_module):
-                optimizer = trainer.optimizers[0]
-                assert optimizer.param_groups[0]["train_mode"]
-                optimizer.eval()
-                evaluated[trainer.current_epoch] = {n: one.clone() for n, one in pl_module.state_dict().items()}
-                optimizer.train()
+                trainer.optimizers[0].eval()
+                evaluated[trainer.current_epoch] = weights_of(pl_module)
+                trainer.optimizers[0].train()
 
-        stopping = BoundaryUncertaintyStopping(averaging=None, cache=None)
+        stopping = BoundaryUncertaintyStopping(averaging=None)
         model = trained(tmp_path, lambda: ScheduleFree(perceptron()), Look(), stopping)
-        kept = torch.load(stopping.best_model_path, weights_only=True)["state_dict"]
-        expected = evaluated[stopping.best_epoch]
-        for name, value in expected.items():
-            torch.testing.assert_close(kept[name], value)
-        assert same(kept, model.state_dict())
+        torch.testing.assert_close(dict(model.state_dict()), evaluated[stopping.best_epoch])
 
     @pytest.mark.parametrize("options", [{}, {"enable_checkpointing": False}], ids=["on disk", "in memory"])
     def test_a_later_eval_does_not_move_the_restored_weights(self, tmp_path, options):
-        stopping = BoundaryUncertaintyStopping(cache=None)
+        stopping = BoundaryUncertaintyStopping()
         model = trained(tmp_path, lambda: ScheduleFree(perceptron()), stopping, **options)
         before = {name: one.clone() for name, one in model.state_dict().items()}
         model.trainer.optimizers[0].eval()
         assert same(before, model.state_dict())
 
-    @averaging
-    @pytest.mark.parametrize("every", [{}, {"every_n_train_steps": 3}], ids=["epochs", "steps"])
-    def test_a_run_that_resumes_from_the_kept_file_trains_on_to_the_bit(self, tmp_path, averaging, every):
-        """Also within an epoch, where Lightning skips the hook that puts the optimiser into training mode."""
+    @pytest.mark.parametrize("averaging", [0.7, None])
+    def test_a_run_that_resumes_within_an_epoch_trains_on_to_the_bit(self, tmp_path, averaging):
+        """There Lightning skips the hook that puts the optimiser into training mode."""
 
         def run(name, **options):
             pl.seed_everything(3, verbose=False)
-            stopping = BoundaryUncertaintyStopping(
-                averaging=averaging, restore_best_weights=False, rule=Second(), cache=None, reference=blobs(), **every
-            )
+            settings = {"every_n_train_steps": 3, "rule": Given([0.0, 1.0, 0.0]), "reference": blobs()}
+            stopping = BoundaryUncertaintyStopping(averaging=averaging, restore_best_weights=False, **settings)
             model = ScheduleFree(perceptron())
             # All batches are alike: Lightning begins an epoch's data again where a run resumes within it.
             data = DataLoader(TensorDataset(*(torch.cat([one] * 4) for one in blobs(30))), batch_size=30)
@@ -604,7 +393,7 @@ class TestWeightsThatChangeAfterTheCheck:
             trained(
                 tmp_path,
                 lambda: self.AtEpochEnd(perceptron()),
-                BoundaryUncertaintyStopping(cache=None),
+                BoundaryUncertaintyStopping(),
                 enable_checkpointing=checkpoints,
             )
         assert sum("changed between" in str(one.message) for one in caught) == 1
@@ -613,6 +402,6 @@ class TestWeightsThatChangeAfterTheCheck:
     def test_are_not_where_they_change_before_it(self, tmp_path, make):
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*changed between a check")
-            stopping = BoundaryUncertaintyStopping(cache=None)
+            stopping = BoundaryUncertaintyStopping()
             trained(tmp_path, lambda: make(perceptron()), stopping)
         assert stopping.best_model_path

@@ -2,16 +2,15 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer, weights_of
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from bu_torch import BoundaryUncertainty, Signals
+from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.callbacks._training_data import read_training_data
+from bu_torch.callbacks.training_data import read_training_data
 from bu_torch.run import caching
 from bu_torch.samples.subset import stratified_rows
 
@@ -137,8 +136,6 @@ class TestFindingTheData:
         read = self.read(tmp_path, data, Weighted(), input_key=1, label_key=-1)
         assert torch.equal(read[0], features)
         assert torch.equal(read[1], labels)
-        with pytest.raises(MisconfigurationException, match=r"^Training data: `label_key=3` is no place .*`reference="):
-            fit(tmp_path, data, Weighted(), BoundaryUncertaintyMonitor(input_key=1, label_key=3))
 
     def test_lightning_s_wrapper_of_a_sampler_is_taken_off(self, tmp_path):
         own = SubsetRandomSampler(range(60))
@@ -176,29 +173,6 @@ class TestFindingTheData:
 
 
 class TestModels:
-    def test_images_reach_the_module_in_their_shape(self, tmp_path):
-        module, shapes = Classifier(d=9), set()
-        module.register_forward_pre_hook(lambda module, inputs: shapes.add(tuple(inputs[0].shape[1:])))
-        features, labels = blobs(d=9)
-        assert len(fit(tmp_path, loader(features.reshape(120, 1, 3, 3), labels), module).history) == 3
-        assert shapes == {(1, 3, 3)}
-
-    @pytest.mark.filterwarnings("ignore:The other samples tell no more")  # labels are drawn at random
-    def test_a_torchvision_dataset_with_transforms(self, tmp_path):
-        vision = pytest.importorskip("torchvision", exc_type=ImportError)
-        images = vision.datasets.FakeData(90, (3, 6, 6), num_classes=3, transform=vision.transforms.ToTensor())
-        monitor = fit(tmp_path, DataLoader(images, batch_size=30, shuffle=True), Classifier(d=108), max_epochs=1)
-        assert all(0 <= entry["boundary_uncertainty"] <= 1 for entry in monitor.history)
-
-    def test_one_logit_with_float_labels(self, tmp_path):
-        class Binary(Classifier):
-            def training_step(self, batch, batch_idx):
-                return nn.functional.binary_cross_entropy_with_logits(self(batch[0]), batch[1])
-
-        features, labels = blobs(n_classes=2)
-        monitor = fit(tmp_path, loader(features, labels.float().unsqueeze(1)), Binary(n_outputs=1))
-        assert all(0 <= entry["boundary_uncertainty"] <= 1 for entry in monitor.history)
-
     def test_probabilities_are_warned_of_once(self, tmp_path):
         class Sigmoid(Classifier):
             def forward(self, x):
@@ -225,35 +199,6 @@ class TestModels:
 
         features, labels = blobs()
         assert len(fit(tmp_path, loader(features.double(), labels), Casting()).history) == 3
-
-    def test_what_forward_cannot_take_is_said(self, tmp_path):
-        class Other(Classifier):
-            def forward(self, x):
-                return self.net(x.reshape(-1, 2))
-
-            def training_step(self, batch, batch_idx):
-                return super().forward(batch[0]).sum()
-
-        with pytest.raises(MisconfigurationException, match=r"shape \(1440, 4\) .*`Other\.forward`.*RuntimeError"):
-            fit(tmp_path, loader(*blobs()), Other())
-
-    def test_the_average_is_measured_where_weights_are_averaged(self, tmp_path):
-        class Reversed(EMAWeightAveraging):
-            """An average that is easily told from the live weights."""
-
-        features, labels = blobs()
-        averaging, monitor = Reversed(decay=0.9), BoundaryUncertaintyMonitor(n_draws=1)
-        values = []
-
-        def score(trainer, module):
-            boundary = BoundaryUncertainty(n_draws=1).fit(features, labels)
-            values.append((float(boundary.score(averaging._average_model.module)), float(boundary.score(module))))
-
-        look = LambdaCallback(on_train_epoch_end=score)
-        data = DataLoader(TensorDataset(features, labels), batch_size=30)
-        trainer(tmp_path, averaging, monitor, look).fit(Classifier(), data)
-        assert [entry["boundary_uncertainty"] for entry in monitor.history] == pytest.approx([a for a, _ in values])
-        assert all(average != live for average, live in values)
 
     @pytest.mark.parametrize(
         ("precision", "tolerance"),

@@ -15,6 +15,7 @@ import sklearn  # noqa: F401  (which sets environment variables when it is first
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from problems import Augmented, Classifier, blobs, loader, same, trainer, weights_of
+from scenarios import Model, Renormalised, tokens
 from torch.utils.data import DataLoader
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
@@ -65,16 +66,14 @@ class Modes(Classifier):
         return super().forward(x)
 
 
-@pytest.mark.parametrize(("n_workers", "precision"), [(2, "32-true"), (0, "bf16-mixed")])
-def test_batches_weights_and_states_are_the_same_to_the_bit(tmp_path, n_workers, precision):
-    """With dropout, batch norm and random augmentation, in this process or in two workers that stay."""
+def test_batches_weights_and_states_are_the_same_to_the_bit(tmp_path):
+    """With dropout, batch norm and random augmentation in two workers that stay."""
 
     def train(*callbacks):
         pl.seed_everything(7, workers=True, verbose=False)
         module = Classifier()
-        workers = {"num_workers": n_workers, "persistent_workers": n_workers > 0}
-        data = DataLoader(Augmented(), batch_size=30, shuffle=True, **workers)
-        trainer(tmp_path, *callbacks, precision=precision).fit(module, data)
+        data = DataLoader(Augmented(), batch_size=30, shuffle=True, num_workers=2, persistent_workers=True)
+        trainer(tmp_path, *callbacks).fit(module, data)
         return module.state_dict(), global_state()
 
     callback = BoundaryUncertaintyStopping(restore_best_weights=False)
@@ -186,13 +185,18 @@ class TestLoop:
         assert {**global_state(), "modes": modes(module)} == before
         assert same(module.state_dict(), weights)
 
-    def test_a_check_between_forward_and_backward_changes_no_gradient(self):
-        features, labels = blobs()
+    @pytest.mark.parametrize(
+        ("make", "samples", "perturbation"),
+        [(Classifier, blobs, None), (lambda: Model(Renormalised()), tokens, "tokens")],
+        ids=["batch norm", "an embedding that renormalises"],
+    )
+    def test_a_check_between_forward_and_backward_changes_no_gradient(self, make, samples, perturbation):
+        features, labels = samples()
         gradients = []
         for is_checked in (False, True):
             torch.manual_seed(0)
-            module = Classifier()
-            stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=10)
+            module = make()
+            stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=10, perturbation=perturbation)
             with torch.autocast("cpu", torch.bfloat16):
                 if is_checked:
                     stopper.check(module)

@@ -3,7 +3,6 @@
 import dataclasses
 from contextlib import nullcontext
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -14,22 +13,16 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
-from problems import Classifier, blobs, loader, trainer
+from problems import Classifier, Plain, blobs, fit, fit_again, loader, same, state_of, trainer
 from scripted import NoNetwork, NoSamples, Scripted, ScriptedFit, ScriptedMonitor
 
-from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
+from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.callbacks import fit as fit_module
-from bu_torch.callbacks._names import suffix_of
+from bu_torch.callbacks.board import suffix_of
 from bu_torch.callbacks.fit import Fit
 from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.run import account as account_module
-
-
-def fit(folder, *callbacks, module=None, ckpt_path=None, **kwargs):
-    made = trainer(folder, *callbacks, **kwargs)
-    made.fit(module or Classifier(), loader(*blobs()), ckpt_path=ckpt_path)
-    return made
 
 
 class TestEarlyStoppingOfTheUsers:
@@ -56,9 +49,8 @@ class TestEarlyStoppingOfTheUsers:
         made.fit(Classifier(), loader(*blobs()))
         assert made.early_stopping_callback is users
         assert made.checkpoint_callback.best_model_path == own.best_model_path
-        states = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)["callbacks"]
-        (bearer,) = [state for key, state in states.items() if "VerdictBearer" in key]
-        assert bearer["wait_count"] == 2
+        content = torch.load(tmp_path / "user" / "last.ckpt", weights_only=True)
+        assert state_of(content, "VerdictBearer")["wait_count"] == 2
 
     def test_our_file_holds_its_state_of_the_same_epoch(self, tmp_path):
         own = Scripted([0.9, 0.1, 0.95])
@@ -74,17 +66,6 @@ class TestEarlyStoppingOfTheUsers:
             made.fit_loop.epoch_progress.reset()
             made.fit(Classifier(), loader(*blobs()))
             assert made.checkpoint_callback.best_model_path == first.best_model_path
-
-    def test_a_run_resumes_beside_one(self, tmp_path):
-        script = [0.1, 0.9, 0.3, 0.2, 0.1]
-        whole = Scripted(script, patience=3)
-        fit(tmp_path / "whole", whole, self.users(), max_epochs=9)
-        last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        fit(tmp_path, Scripted(script, patience=3), self.users(), last, max_epochs=3)
-        resumed = Scripted(script, patience=3)
-        fit(tmp_path, resumed, self.users(), max_epochs=9, ckpt_path=tmp_path / "user" / "last.ckpt")
-        assert (resumed.history, resumed.stopped_epoch) == (whole.history, 4)
-        assert resumed.best_epoch == whole.best_epoch == 1
 
 
 class TestLeastSteps:
@@ -179,28 +160,6 @@ def test_no_callback_counts_what_another_takes_as_training(tmp_path, monkeypatch
     assert seconds == [30.0] * 3
 
 
-class Plain(Classifier):
-    """Without dropout, so that a resumed run is the uninterrupted one."""
-
-    def __init__(self, lr=0.05):
-        super().__init__(lr=lr)
-        self.net[3] = torch.nn.Identity()
-
-
-def same(weights, others):
-    return weights.keys() == others.keys() and all(torch.equal(value, others[name]) for name, value in weights.items())
-
-
-def fit_for_real(folder, *callbacks, max_epochs=6, ckpt_path=None, **kwargs):
-    """Train in a fixed order of the samples from fixed weights; the module and the trainer."""
-    pl.seed_everything(3, verbose=False)
-    module = Plain()
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*blobs()), batch_size=30)
-    made = trainer(folder, *callbacks, max_epochs=max_epochs, **kwargs)
-    made.fit(module, data, ckpt_path=ckpt_path)
-    return module, made
-
-
 def real(**kwargs):
     return BoundaryUncertaintyStopping(n_neighbors=20, n_draws=1, **kwargs)
 
@@ -218,8 +177,7 @@ class TestWeightAveraging:
     def averaging(self, which):
         return EMAWeightAveraging(decay=0.5, **AVERAGES[which])
 
-    @pytest.mark.parametrize("which", list(AVERAGES))
-    @pytest.mark.parametrize("checkpoints", [True, False])
+    @pytest.mark.parametrize(("which", "checkpoints"), zip(AVERAGES, (True, False, False, True), strict=True))
     def test_the_order_in_the_list_does_not_matter_and_what_was_measured_is_kept(self, tmp_path, which, checkpoints):
         found = []
         for is_first in (True, False):
@@ -231,11 +189,8 @@ class TestWeightAveraging:
 
             order = [own, averaging] if is_first else [averaging, own]
             after = LambdaCallback(on_train_epoch_end=look)
-            module, _ = fit_for_real(tmp_path / str(is_first), *order, after, enable_checkpointing=checkpoints)
+            module, _ = fit_again(tmp_path / str(is_first), *order, after, enable_checkpointing=checkpoints)
             assert same(module.state_dict(), of_epoch[own.best_epoch])
-            assert read_again(tmp_path, module) == pytest.approx(
-                own.history[own.best_epoch]["expected_accuracy"], abs=1e-6
-            )
             found.append((own.history, own.best_epoch, module.state_dict()))
         (history, best, weights), (other_history, other_best, other_weights) = found
         assert (history, best) == (other_history, other_best)
@@ -256,7 +211,7 @@ class TestWeightAveraging:
 
         own = Untrained(n_neighbors=20, n_draws=1, patience=2)
         with caplog.at_level("INFO", logger="lightning.pytorch"):
-            fit_for_real(tmp_path, self.averaging(which), own, max_epochs=9)
+            fit_again(tmp_path, self.averaging(which), own, max_epochs=9)
         first = N_BEFORE[which]
         assert (own.best_epoch, own.stopped_epoch) == (first, first + 2)
         record = read_record(own.record_path)
@@ -268,19 +223,18 @@ class TestWeightAveraging:
     def test_an_average_that_is_never_updated_keeps_nothing(self, tmp_path, caplog):
         own, averaging = real(), EMAWeightAveraging(update_starting_at_step=10_000)
         with caplog.at_level("INFO", logger="lightning.pytorch"):
-            fit_for_real(tmp_path, averaging, own, max_epochs=2)
+            fit_again(tmp_path, averaging, own, max_epochs=2)
         assert (own.best_epoch, own.best_model_path, len(own.history)) == (None, "", 2)
         assert "kept no epoch: no check counted: the average of WeightAveraging was not updated" in caplog.text
 
-    @pytest.mark.parametrize("cut", [1, 4])
-    @pytest.mark.parametrize("which", ["steps from the tenth", "epochs from the third"])
-    def test_it_resumes_as_if_uncut(self, tmp_path, cut, which):
+    @pytest.mark.parametrize(("which", "cut"), [("steps from the tenth", 1), ("epochs from the third", 4)])
+    def test_it_resumes_as_if_uncut(self, tmp_path, which, cut):
         whole = real()
-        module, _ = fit_for_real(tmp_path / "whole", whole, self.averaging(which))
+        module, _ = fit_again(tmp_path / "whole", whole, self.averaging(which))
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        fit_for_real(tmp_path, real(), self.averaging(which), last, max_epochs=cut)
+        fit_again(tmp_path, real(), self.averaging(which), last, max_epochs=cut)
         resumed, path = real(), tmp_path / "user" / "last.ckpt"
-        again, _ = fit_for_real(tmp_path, resumed, self.averaging(which), ckpt_path=path)
+        again, _ = fit_again(tmp_path, resumed, self.averaging(which), ckpt_path=path)
         assert (resumed.history, resumed.best_epoch) == (whole.history, whole.best_epoch)
         assert resumed.tracker.checks.n_not_compared == whole.tracker.checks.n_not_compared == 2
         assert same(again.state_dict(), module.state_dict())
@@ -288,7 +242,7 @@ class TestWeightAveraging:
     def test_several_of_ours_keep_their_order(self, tmp_path):
         first, second = real(), real(rule="trust_score", restore_best_weights=False)
         for _ in range(2):
-            _, made = fit_for_real(tmp_path, first, second, self.averaging("epochs"), max_epochs=1)
+            _, made = fit_again(tmp_path, first, second, self.averaging("epochs"), max_epochs=1)
             order = [one for one in made.callbacks if one in (first, second)]
             assert order == [first, second]
             assert made.checkpoint_callback.best_model_path == first.best_model_path
@@ -302,7 +256,7 @@ class TestWeightAveraging:
                 return super()._evaluate_stopping_criteria(current)
 
         users = Users(monitor="expected_accuracy", mode="max", patience=9)
-        fit_for_real(tmp_path, monitor, self.averaging("epochs"), users)
+        fit_again(tmp_path, monitor, self.averaging("epochs"), users)
         assert seen == pytest.approx([entry["expected_accuracy"] for entry in monitor.history], abs=1e-6)
 
     def test_the_last_average_of_stochastic_weight_averaging_is_not_measured(self, tmp_path):
@@ -310,25 +264,16 @@ class TestWeightAveraging:
         found = []
         for is_first in (True, False):
             own, averaging = real(restore_best_weights=False), StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=2)
-            fit_for_real(tmp_path / str(is_first), *([own, averaging] if is_first else [averaging, own]))
+            fit_again(tmp_path / str(is_first), *([own, averaging] if is_first else [averaging, own]))
             saved = torch.load(own.best_model_path, weights_only=True)["state_dict"]
             module = Plain()
             module.load_state_dict(saved)
-            assert read_again(tmp_path, module) == pytest.approx(
-                own.history[own.best_epoch]["expected_accuracy"], abs=1e-6
-            )
+            again = BoundaryUncertaintyStopper(*blobs(), n_neighbors=20, n_draws=1, averaging=None)
+            again.check(module)
+            expected = pytest.approx(own.history[own.best_epoch]["expected_accuracy"], abs=1e-6)
+            assert again.history[0]["expected_accuracy"] == expected
             found.append(own.history)
         assert found[0] == found[1]
-
-
-def read_again(folder, module):
-    """What a check of these weights says."""
-    still = Plain(lr=0.0)
-    still.load_state_dict(module.state_dict())
-    still.net[1].momentum = 0.0
-    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
-    fit(folder / "again", monitor, module=still, max_epochs=1)
-    return monitor.history[0]["expected_accuracy"]
 
 
 class TestChecksInSomeEpochs:
@@ -353,7 +298,8 @@ class TestChecksInSomeEpochs:
         found = sorted(path.name for path in (tmp_path / "user").glob("*.ckpt"))
         assert found == ["epoch=1-step=8.ckpt", "epoch=3-step=16.ckpt"]
 
-    def test_a_plateau_scheduler_of_that_frequency_sees_each_check_once(self, tmp_path):
+    @pytest.mark.parametrize(("every", "expected"), [(1, [0.1, 0.2, 0.3, 0.4]), (2, [0.2, 0.4])])
+    def test_a_plateau_scheduler_of_that_frequency_sees_each_check_once(self, tmp_path, every, expected):
         seen = []
 
         class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -364,43 +310,34 @@ class TestChecksInSomeEpochs:
         class Scheduled(Classifier):
             def configure_optimizers(self):
                 optimizer = super().configure_optimizers()
-                scheduler = {
-                    "scheduler": Plateau(optimizer, mode="max"),
-                    "monitor": "boundary_uncertainty",
-                    "frequency": 2,
-                }
+                scheduler = {"scheduler": Plateau(optimizer, mode="max", patience=0, threshold=10.0)}
+                scheduler |= {"monitor": "boundary_uncertainty", "frequency": every}
                 return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
-        fit(tmp_path, ScriptedMonitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=2), module=Scheduled(), max_epochs=5)
-        assert seen == pytest.approx([0.2, 0.4])
+        monitor = ScriptedMonitor([0.1, 0.2, 0.3, 0.4], every_n_epochs=every)
+        made = fit(tmp_path, monitor, module=Scheduled(), max_epochs=4)
+        assert seen == pytest.approx(expected)
+        assert made.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.05 * 0.1 ** (len(expected) - 1))
 
 
-class TestOrder:
-    """`docs/watching.md` says who sees the value of this epoch."""
+@pytest.mark.parametrize(
+    ("place", "expected"), [("before", [None, 0.1, 0.9]), ("after", [0.1, 0.9, 0.5]), ("module", [0.1, 0.9, 0.5])]
+)
+def test_who_comes_after_sees_the_value_of_this_epoch_as_the_docs_say(tmp_path, place, expected):
+    seen = []
 
-    def seen_by(self, tmp_path, place):
-        seen = []
+    def look(trainer, pl_module):
+        value = trainer.callback_metrics.get("expected_accuracy")
+        seen.append(None if value is None else round(float(value), 3))
 
-        def look(trainer, pl_module):
-            value = trainer.callback_metrics.get("expected_accuracy")
-            seen.append(None if value is None else round(float(value), 3))
+    class Looking(Classifier):
+        def on_train_epoch_end(self):
+            if place == "module":
+                look(self.trainer, self)
 
-        class Looking(Classifier):
-            def on_train_epoch_end(self):
-                if place == "module":
-                    look(self.trainer, self)
-
-        own, users = Scripted(), LambdaCallback(on_train_epoch_end=look)
-        listed = {"before": [users, own], "after": [own, users], "module": [own]}[place]
-        fit(tmp_path, *listed, module=Looking())
-        return seen
-
-    @pytest.mark.parametrize("place", ["after", "module"])
-    def test_who_comes_after_sees_the_value_of_this_epoch(self, tmp_path, place):
-        assert self.seen_by(tmp_path, place) == [0.1, 0.9, 0.5]
-
-    def test_who_comes_before_sees_that_of_the_last_check(self, tmp_path):
-        assert self.seen_by(tmp_path, "before") == [None, 0.1, 0.9]
+    own, users = Scripted(), LambdaCallback(on_train_epoch_end=look)
+    fit(tmp_path, *{"before": [users, own], "after": [own, users], "module": [own]}[place], module=Looking())
+    assert seen == expected
 
 
 class TestNamesOfSeveral:
@@ -447,6 +384,7 @@ class TestNamesOfSeveral:
             ({}, {"every_n_epochs": 2}),
             ({}, {"reference": blobs()}),
             ({}, {"input_key": 0}),
+            ({}, {"every_n_train_steps": 3}),
             ({"feature_extractor": torch.nn.Flatten()}, {"feature_extractor": torch.nn.Flatten()}),
         ],
     )

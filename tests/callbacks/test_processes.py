@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from problems import Classifier, blobs, loader, trainer
 
 from bu_torch import BoundaryUncertaintyStopping
-from bu_torch.callbacks._processes import share
+from bu_torch.callbacks.processes import share
 
 COMMON = """
 import json, os, sys, warnings
@@ -23,7 +23,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from problems import Classifier, blobs, loader, trainer
 from bu_torch import BoundaryUncertaintyStopping, Signals
-from bu_torch.callbacks._processes import in_each, in_first
+from bu_torch.callbacks.processes import in_each, in_first
 folder = Path({folder!r})
 
 class Weights(Callback):
@@ -38,6 +38,20 @@ class Weights(Callback):
     def keep(self, pl_module):
         with stopping.tracker.averaged(pl_module):  # what is measured
             self.of_epoch.append({{name: value.clone() for name, value in pl_module.state_dict().items()}})
+
+def measured(states, **settings):
+    found, before = [], None
+    signals = Signals(n_neighbors=20, **settings).fit(features, labels, sample_weights)
+    for state in states:
+        one = Classifier()
+        one.load_state_dict(state, strict=False)  # without the loss
+        one.eval()
+        with torch.no_grad():
+            values, before = signals.measure(one(signals.perturbed_inputs), before)
+        found.append({{name: float(value) for name, value in values.items()}})
+    return found
+
+sample_weights = None
 
 def done(rank, **values):
     (folder / f"rank{{rank}}.json").write_text(json.dumps(values))
@@ -68,17 +82,7 @@ def caught(call, work):
         return f"{{type(error).__name__}}: {{error}}"
 
 errors = [caught(in_first, fails), caught(in_each, fails if rank == 1 else int)]
-again = []
-if rank == 0:
-    signals = Signals(n_neighbors=20, n_draws=3).fit(features, labels)
-    before = None
-    for state in weights.of_epoch:
-        one = Classifier()
-        one.load_state_dict(state)
-        one.eval()
-        with torch.no_grad():
-            values, before = signals.measure(one(signals.perturbed_inputs), before)
-        again.append({{name: float(value) for name, value in values.items()}})
+again = measured(weights.of_epoch, n_draws=3) if rank == 0 else []
 restored = {{name: value.double().sum().item() for name, value in module.state_dict().items()}}
 done(rank, history=stopping.history, again=again, best=stopping.best_epoch, path=stopping.best_model_path,
      reason=stopping.stopping_reason, stopped=stopping.stopped_epoch, record=stopping.record_path, restored=restored,
@@ -174,8 +178,8 @@ WEIGHTED = (
     + """
 torch.manual_seed(0)
 features, labels = blobs(n=150)
-weights = 1.0 + torch.arange(150.0)
-sampler = torch.utils.data.WeightedRandomSampler(weights, 150)
+sample_weights = 1.0 + torch.arange(150.0)
+sampler = torch.utils.data.WeightedRandomSampler(sample_weights, 150)
 data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(features, labels), batch_size=25, sampler=sampler)
 
 class Stepped(Classifier):
@@ -193,16 +197,7 @@ except Exception as raised:
     error = f"{{type(raised).__name__}}: {{raised}}"
 again = []
 if made.global_rank == 0 and not error:
-    signals = Signals(n_neighbors=20, n_draws=2, class_weight={given!r} or [1.0, 4.0, 2.0])
-    signals.fit(features, labels, weights)
-    before = None
-    for state in kept.of_epoch:
-        one = Classifier()
-        one.load_state_dict(state, strict=False)  # without the loss
-        one.eval()
-        with torch.no_grad():
-            values, before = signals.measure(one(signals.perturbed_inputs), before)
-        again.append({{name: float(value) for name, value in values.items()}})
+    again = measured(kept.of_epoch, n_draws=2, class_weight={given!r} or [1.0, 4.0, 2.0])
 hooks = sum(len(part._forward_pre_hooks) for part in module.modules())
 done(made.global_rank, history=stopping.history, again=again, error=error, hooks=hooks)
 os._exit(0)

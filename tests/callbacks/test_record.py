@@ -1,6 +1,7 @@
 """The table of checks beside the checkpoints."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -278,31 +279,27 @@ class Logging(Classifier):
         self.log("loss", 1000.0)
 
 
-def losses(folder, module, *, validates=False, **settings):
-    """The column of a run of three epochs of four batches."""
+LAST = [3.0, 7.0, 11.0]  # of the last batch of each of three epochs of four
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "settings", "expected"),
+    [
+        ("train_loss", {"on_epoch": True}, {}, [1.5, 5.5, 9.5]),
+        ("train_loss", {"on_step": False, "on_epoch": True}, {"every_n_epochs": 2}, [5.5]),
+        ("train_loss", {}, {}, LAST),
+        ("train_loss", {}, {"every_n_train_steps": 5}, [4.0, 9.0]),
+        ("train_loss", {"on_epoch": True}, {"every_n_train_steps": 5}, [4.0, 9.0]),
+        *((name, {}, {}, LAST) for name in ("training_loss", "train/loss", "loss/train", "loss")),
+        ("accuracy", {}, {}, [math.nan] * 3),
+    ],
+)
+def test_the_training_loss_is_that_of_the_epoch_if_it_is_logged_and_else_that_of_the_last_batch(
+    tmp_path, name, how, settings, expected
+):
     monitor = BoundaryUncertaintyMonitor(n_neighbors=20, **settings)
-    trainer(folder, monitor).fit(module, loader(*blobs()), loader(*blobs()) if validates else None)
-    return pd.read_csv(monitor.record_path).train_loss.tolist()
-
-
-class TestTrainingLoss:
-    def test_is_the_mean_of_the_epoch_where_that_is_logged_and_else_that_of_the_last_batch(self, tmp_path):
-        assert losses(tmp_path, Logging(on_epoch=True)) == [1.5, 5.5, 9.5]
-        assert losses(tmp_path, Logging(on_step=False, on_epoch=True), every_n_epochs=2) == [5.5]
-        assert losses(tmp_path, Logging()) == [3, 7, 11]
-
-    def test_is_that_of_the_last_batch_at_checks_within_epochs(self, tmp_path):
-        assert losses(tmp_path, Logging(), every_n_train_steps=5) == [4, 9]
-        assert losses(tmp_path, Logging(on_epoch=True), every_n_train_steps=5) == [4, 9]
-
-    @pytest.mark.parametrize("name", ["training_loss", "train/loss", "loss/train", "loss"])
-    def test_goes_by_other_names_and_is_not_that_of_validation(self, tmp_path, name):
-        assert losses(tmp_path, Logging(name), validates=True) == [3, 7, 11]
-
-    def test_is_empty_where_training_logs_none(self, tmp_path):
-        assert pd.isna(losses(tmp_path, Logging("accuracy"), validates=True)).all()
-
-    def test_is_drawn_on_the_page(self, tmp_path):
-        losses(tmp_path, Logging())
-        drawn = {one["name"]: one for one in content(read_record(tmp_path)).drawings}
-        assert drawn["loss"]["data"][0]["y"] == [3, 7, 11]
+    trainer(tmp_path, monitor).fit(Logging(name, **how), loader(*blobs()), loader(*blobs()))
+    assert pd.read_csv(monitor.record_path).train_loss.tolist() == pytest.approx(expected, nan_ok=True)
+    drawn = {one["name"]: one for one in content(read_record(tmp_path)).drawings}
+    assert ("loss" in drawn) == (name != "accuracy")
+    assert name == "accuracy" or drawn["loss"]["data"][0]["y"] == expected

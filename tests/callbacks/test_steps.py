@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import BackboneFinetuning, Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from problems import Classifier, blobs, loader, same, trainer, weights_of
+from problems import Classifier, Plain, Weights, blobs, loader, same, trainer
 from scripted import Scripted
 from torch import nn
 
@@ -21,16 +21,6 @@ from bu_torch.report.verdict import RunVerdict
 
 def scripted(script, **kwargs):
     return Scripted(script, **{"every_n_train_steps": 1, **kwargs})
-
-
-class Weights(Callback):
-    """The weights after each step."""
-
-    def on_fit_start(self, trainer, pl_module):
-        self.of_step = {}
-
-    def on_train_batch_end(self, trainer, pl_module, *_):
-        self.of_step[trainer.global_step] = weights_of(pl_module)
 
 
 class Resumable:
@@ -72,6 +62,13 @@ def run(folder, script, *callbacks, module=None, trainer_kwargs=None, **kwargs):
     return stopping, module, weights.of_step
 
 
+class Stream(torch.utils.data.IterableDataset):
+    """Has no length."""
+
+    def __iter__(self):
+        return iter(list(zip(*blobs(), strict=True)))
+
+
 class TestPlaces:
     @pytest.mark.parametrize(
         ("every", "accumulate", "expected"),
@@ -105,11 +102,6 @@ class TestPlaces:
         stopping, _, _ = run(tmp_path, [0.5], module=Two(), every_n_train_steps=3, trainer_kwargs={"max_epochs": 1})
         assert places(stopping) == [(0, 4), (0, 6)]
 
-    def test_the_step_of_a_check_at_the_end_of_an_epoch_is_known_too(self, tmp_path):
-        monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1)
-        trainer(tmp_path, monitor).fit(Classifier(), loader(*blobs()))
-        assert places(monitor) == [(0, 4), (1, 8), (2, 12)]
-
     def test_a_check_costs_a_share_of_what_the_steps_visit(self, tmp_path, monkeypatch):
         monkeypatch.setattr("bu_torch.run.budget.AUTO", 10.0)
         n_draws = []
@@ -120,32 +112,18 @@ class TestPlaces:
         assert n_draws == [10, 7]
 
     @pytest.mark.parametrize(
-        ("kwargs", "message"),
+        ("data", "most"),
         [
-            ({"every_n_train_steps": 0}, "`every_n_train_steps` must be an integer >= 1, got 0"),
-            ({"every_n_train_steps": 2.5}, "`every_n_train_steps` must be an integer >= 1, got 2.5"),
-            ({"every_n_train_steps": 5, "every_n_epochs": 2}, "exclude each other"),
+            (loader(*blobs()), {"max_epochs": 3}),
+            (loader(*blobs()), {"max_epochs": -1, "max_steps": 7}),
+            (torch.utils.data.DataLoader(Stream(), 30), {"max_epochs": -1, "max_steps": 7}),
         ],
     )
-    def test_bad_numbers_are_refused(self, kwargs, message):
-        with pytest.raises(MisconfigurationException, match=message):
-            BoundaryUncertaintyMonitor(**kwargs)
-
-    @pytest.mark.parametrize("kwargs", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 7}])
-    def test_too_few_steps_for_a_check_are_said(self, tmp_path, kwargs):
-        with pytest.warns(UserWarning, match="No check is made in (12|7) steps with `every_n_train_steps=50`"):
-            stopping, _, _ = run(tmp_path, [0.5], every_n_train_steps=50, trainer_kwargs=kwargs)
-        assert stopping.best_step is None
-
-    def test_too_few_steps_of_a_stream_are_said(self, tmp_path):
-        class Stream(torch.utils.data.IterableDataset):
-            def __iter__(self):
-                return iter(list(zip(*blobs(), strict=True)))
-
-        kwargs = {"max_epochs": -1, "max_steps": 7}
+    def test_too_few_steps_for_a_check_are_said(self, tmp_path, data, most):
         stopping = scripted([0.5], every_n_train_steps=50)
-        with pytest.warns(UserWarning, match="No check is made in 7 steps"):
-            trainer(tmp_path, stopping, **kwargs).fit(Classifier(), torch.utils.data.DataLoader(Stream(), 30))
+        with pytest.warns(UserWarning, match="No check is made in (12|7) steps with `every_n_train_steps=50`"):
+            trainer(tmp_path, stopping, **most).fit(Classifier(), data)
+        assert stopping.best_step is None
 
     def test_steps_that_are_not_counted_are_said(self, tmp_path):
         class Own(Classifier):
@@ -222,15 +200,6 @@ class TestKeeping:
 
 
 class TestOthers:
-    def test_training_is_the_same_to_the_bit(self, tmp_path):
-        trained = []
-        for callbacks in ([], [BoundaryUncertaintyMonitor(n_neighbors=20, every_n_train_steps=5)]):
-            torch.manual_seed(0)
-            module = Classifier()
-            trainer(tmp_path, *callbacks).fit(module, loader(*blobs()))
-            trained.append(weights_of(module))
-        assert same(*trained)
-
     def test_what_training_calls_is_still_compared_between_checks(self, tmp_path):
         """The first batch does not call the network, and is followed by a check that does."""
 
@@ -289,16 +258,6 @@ class TestOthers:
         assert [(int(row["step"]), int(row["epoch"])) for row in rows] == [(2, 0), (5, 1), (8, 2), (11, 2)]
         assert [float(row["boundary_uncertainty"]) for row in rows] == pytest.approx([0.1, 0.7, 0.3, 0.3])
 
-    def test_names_differ_from_those_of_checks_by_epochs(self, tmp_path):
-        kwargs = {"n_neighbors": 20, "n_draws": 1}
-        by_epoch = BoundaryUncertaintyMonitor(**kwargs)
-        by_step = BoundaryUncertaintyStopping(every_n_train_steps=3, **kwargs)
-        made = trainer(tmp_path, by_epoch, by_step, max_epochs=1)
-        made.fit(Classifier(), loader(*blobs()))
-        metrics = made.callback_metrics
-        assert float(metrics["trust_score"]) == pytest.approx(by_epoch.history[-1]["trust_score"])
-        assert float(metrics["trust_score_2"]) == pytest.approx(by_step.history[-1]["trust_score"])
-
 
 class TestResume:
     def fit(self, folder, callback, *others, module=None, epochs=3, ckpt_path=None):
@@ -345,31 +304,6 @@ class TestResume:
         with pytest.warns(UserWarning, match="resumes after step 4 without a check of it"):
             resumed, _ = self.fit(tmp_path / "rest", self.callback(), ckpt_path=tmp_path / "4.ckpt")
         assert [entry["step"] for entry in resumed.history] == [2, 6, 8, 10, 12]
-
-    def test_a_state_without_steps_is_gone_on_with(self, tmp_path):
-        """As versions before wrote it."""
-        first = BoundaryUncertaintyStopping(n_neighbors=20, reference=blobs())
-        self.fit(tmp_path, first, epochs=2)
-        path = tmp_path / "user" / "step=8.ckpt"
-        content = torch.load(path, weights_only=True)
-        for state in content["callbacks"].values():
-            for entry in state.get("history", []):
-                del entry["step"]
-            state.pop("best_step", None)
-        torch.save(content, path)
-        resumed = BoundaryUncertaintyStopping(n_neighbors=20, reference=blobs())
-        with pytest.warns(UserWarning, match="resumes after epoch 1 without the check"):
-            self.fit(tmp_path / "rest", resumed, ckpt_path=path)
-        assert [(entry["epoch"], entry.get("step")) for entry in resumed.history] == [(0, None), (2, 12)]
-        assert read_record(resumed.record_path).axis == "epoch"
-
-
-class Plain(Classifier):
-    """Without dropout, whose random numbers no checkpoint holds."""
-
-    def __init__(self):
-        super().__init__()
-        self.net[3] = nn.Identity()
 
 
 class Killer(Callback):

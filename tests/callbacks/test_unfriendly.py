@@ -1,5 +1,7 @@
 """Bad and odd training data and outputs, in a real fit: handled, or refused by name before the first epoch."""
 
+import inspect
+
 import lightning.pytorch as pl
 import numpy as np
 import pandas as pd
@@ -72,58 +74,265 @@ def infinite_values():
     return x
 
 
+def mixed_up(samples):
+    x, y = default_collate(samples)
+    one_hot = nn.functional.one_hot(y, 3).float()
+    return (x + x.flip(0)) / 2, (one_hot + one_hot.flip(0)) / 2
+
+
+class Words(Lenient):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 4)
+
+    def forward(self, x):
+        return self.net(self.words(x).mean(dim=1))
+
+
+class Masked(Lenient):
+    def forward(self, x, mask):
+        return self.net(x * mask)
+
+
+class OtherShape(Lenient):
+    def forward(self, x):
+        return self.net(x.reshape(-1, 2))
+
+
+def giving(output):
+    return lambda: Lenient(output)
+
+
+FINE = loader(X, Y)
+TOKENS = loader((X.abs() * 5).long(), Y)
+# By what is wrong: the training data, what is said, the module, and settings of the callback.
 REFUSED = {
     "words": (of(lambda i: ("word", 0)), "^Training data: the inputs of a batch must be a tensor, got tuple. Pass the"),
     "pictures": (of(lambda i: (Picture(), 0)), "cannot use the training data: .*Picture"),
     "three tensors": (loader(X, Y, Y), r"got a list of 3\. Pass the training samples as `reference="),
     "too few": (loader(X[:9], Y[:9]), "cannot use the training data: it has 9 samples, fewer than a cluster of `n_"),
+    "too few, with a way out": (loader(X[:9], Y[:9]), "pass more samples, or a smaller `n_neighbors`"),
     "one class alone": (loader(X, 0 * Y), "at least two classes, got class 0 alone"),
     "a few not finite": (loader(infinite_values(), Y), "`features` must be finite, got NaN or infinity in 2 of 120"),
     "no room to move": (loader(X.sign() * 3.4e38, Y), "`features` must be small enough to be perturbed"),
     "a regression": (loader(X, X[:, :1]), "`labels` must hold integer classes, got fractional .*a regression"),
-    "a list of loaders": ([loader(X, Y), loader(X, Y)], "single `torch.utils.data.DataLoader`, got list"),
-    "loaders in turn": (CombinedLoader([loader(X, Y), loader(X, Y)], "sequential"), "single .*, got list"),
+    "a list of loaders": ([FINE, FINE], "single `torch.utils.data.DataLoader`, got list"),
+    "loaders in turn": (CombinedLoader([FINE, FINE], "sequential"), "single .*, got list"),
     "batches without a loader": ([(X[:60], Y[:60]), (X[60:], Y[60:])], "single .*DataLoader`, got list"),
+    "labels that collate_fn mixes": (
+        of(lambda i: (X[i], Y[i]), collate_fn=mixed_up),
+        r"`labels`.* If `collate_fn` or a hook mixes samples \(mixup, CutMix\), pass those that are not mixed",
+    ),
+    "token ids": (TOKENS, "token ids cannot be moved along a line, so pass `perturbation='tokens'`, or one", Words),
+    "token ids, by their dtype": (TOKENS, r"dtype torch\.float32 to `Words\.forward` .*RuntimeError", Words),
+    "numbers as tokens": (
+        FINE,
+        r"must be token ids, integers .*, got torch.float32",
+        Words,
+        {"perturbation": "tokens"},
+    ),
+    "a forward of two tensors": (FINE, r"A `forward` of several tensors \(`input_ids`", Masked),
+    "a forward of another shape": (FINE, r"shape \(120, 4\) .*`OtherShape\.forward`.*RuntimeError", OtherShape),
+    "no pair": (
+        FINE,
+        "cannot use `reference`: .*`inputs` must be a tensor or an array",
+        None,
+        {"reference": (None,) * 2},
+    ),
+    "other lengths": (
+        FINE,
+        "cannot use `reference`: .*`labels` must have one.*120, got 7",
+        None,
+        {"reference": (X, Y[:7])},
+    ),
+    "a short reference": (
+        FINE,
+        "cannot use `reference`: .*it has 7 samples, fewer",
+        None,
+        {"reference": (X[:7], Y[:7])},
+    ),
+    "a narrow reference": (FINE, r"passes inputs of shape \(120, 3\) .*`Lenient", None, {"reference": (X[:, :3], Y)}),
+    "one column": (
+        FINE,
+        "gives one column, and the labels have classes 0, .*For a regression",
+        giving(lambda z: z[:, 0]),
+    ),
+    "columns for some": (
+        FINE,
+        "`forward` gives 2 columns of logits, fewer than .* classes 0, .* Labels count from 0",
+        giving(lambda z: z[:, :2]),
+    ),
+    "one dimension more": (
+        FINE,
+        r"needs logits: .*`logits` must have shape .*got \(1, 120, 3\)",
+        giving(lambda z: z.unsqueeze(0)),
+    ),
+    "more rows": (FINE, "must give one row of logits an input, 120, got 240", giving(lambda z: torch.cat((z, z)))),
+    "no output": (FINE, "`forward` must give a tensor .*got NoneType", giving(lambda z: None)),
+    "an output of two": (FINE, "got tuple of 2.* `output_key=` names the logits in a", giving(lambda z: (z, "words"))),
+    "no such place": (
+        FINE,
+        "must give an output with `output_key=7`, got tuple of 2",
+        giving(lambda z: (z, "words")),
+        {"output_key": 7},
+    ),
+    "no such name": (
+        FINE,
+        "must give an output with `output_key='scores'`, got tuple of 2",
+        giving(lambda z: (z, "words")),
+        {"output_key": "scores"},
+    ),
+    "class weights of two": (FINE, "data: `class_weight` must list", None, {"class_weight": [1.0, 2.0]}),
+    "no such place of labels": (
+        FINE,
+        r"^Training data: `label_key=3` is no place .*`reference=",
+        None,
+        {"input_key": 0, "label_key": 3},
+    ),
+    "a name that is no template": (
+        FINE,
+        r"`filename` must be a template .* got '\{epoch'",
+        None,
+        {"filename": "{epoch"},
+    ),
+    "a format that does not fit": (FINE, "must be a template .* Unknown format", None, {"filename": "{trust_score:d}"}),
 }
 
 
-@pytest.mark.parametrize(("data", "message"), list(REFUSED.values()), ids=list(REFUSED))
-def test_what_is_no_classification_is_refused_before_it_trains(tmp_path, data, message):
-    module = Lenient()
+@pytest.mark.parametrize("wrong", list(REFUSED))
+def test_what_cannot_be_measured_is_refused_before_it_trains(tmp_path, log, wrong):
+    data, message, make, settings = (*REFUSED[wrong], *(None, {})[len(REFUSED[wrong]) - 2 :])
+    module = (make or Lenient)()
     with pytest.raises(MisconfigurationException, match=message):
-        fit(tmp_path, data, module)
+        fit(tmp_path, data, module, **settings)
     assert module.trainer.global_step == 0
+    assert "looks at" not in log.text or not wrong.startswith("too few")
 
 
-def test_too_few_samples_are_refused_before_a_line_tells_what_is_looked_at(tmp_path, log):
-    with pytest.raises(MisconfigurationException, match="pass more samples, or a smaller `n_neighbors`"):
-        fit(tmp_path, loader(X[:9], Y[:9]))
-    assert "looks at" not in log.text
+BOTH = (BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping)
+STOPPING = (BoundaryUncertaintyStopping,)
+# By argument: values that it does not take, and what is said of them.
+ARGUMENTS = [
+    (BOTH, {"cache": 3}, "`cache` must be a path, 'auto' or None, got 3"),
+    (BOTH, {"output_key": True}, "`output_key` must be a name, a place or None, got True"),
+    (BOTH, {"class_weight": "equal"}, "`class_weight` must be 'balanced'"),
+    (BOTH, {"perturbation": "words"}, "`perturbation` must be one of"),
+    (BOTH, {"every_n_train_steps": 0}, "`every_n_train_steps` must be an integer >= 1, got 0"),
+    (BOTH, {"every_n_train_steps": 2.5}, "`every_n_train_steps` must be an integer >= 1, got 2.5"),
+    (BOTH, {"every_n_train_steps": 5, "every_n_epochs": 2}, "exclude each other"),
+    *((STOPPING, {"averaging": value}, "`averaging` must be") for value in (-0.1, 1.0, "x", float("nan"))),
+    (STOPPING, {"averaging_device": "nowhere"}, "`averaging_device` must be a device"),
+    (STOPPING, {"filename": ""}, "`filename` must not be empty"),
+    (STOPPING, {"filename": 3}, "`filename` must be a str or None, got int"),
+    (STOPPING, {"dirpath": 3}, "`dirpath` must be a path or None, got int"),
+    (STOPPING, {"verbose": "yes"}, "`verbose` must be True or False, got 'yes'"),
+    (STOPPING, {"save_weights_only": 1}, "`save_weights_only` must be True or False, got 1"),
+    # Arguments of Lightning's callbacks, and what there is instead.
+    (BOTH, {"mode": "max"}, "has no `mode`: "),
+    (BOTH, {"log_rank_zero_only": True}, "has no `log_rank_zero_only`: with `verbose=True` each process"),
+    (BOTH, {"save_top_k": 3}, "one checkpoint is kept, the best"),
+    (BOTH, {"class_weights": [1.0]}, "`class_weight=`"),
+    (BOTH, {"nothing": 1}, "unexpected keyword argument 'nothing'"),
+    (STOPPING, {"monitor": "val_loss"}, "has no `monitor`: .*`rule=` chooses what decides"),
+    (BOTH[:1], {"monitor": "val_loss"}, "has no `monitor`: .*EarlyStopping"),
+]
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [(kind, given, message) for kinds, given, message in ARGUMENTS for kind in kinds],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_bad_argument_is_refused_by_name(kind, given, message):
+    with pytest.raises((MisconfigurationException, TypeError), match=message) as raised:
+        kind(**given)
+    is_missing = not given.keys() <= inspect.signature(kind).parameters.keys()
+    assert isinstance(raised.value, TypeError) == is_missing
+    assert not is_missing or str(raised.value).startswith(kind.__name__)
+
+
+def test_what_is_no_trainer_of_lightnings_is_refused():
+    class Trainer:
+        pass
+
+    with pytest.raises(MisconfigurationException, match=r"pytorch` or `pytorch_lightning`, got .*test_"):
+        BoundaryUncertaintyStopping().setup(Trainer(), Classifier(), "fit")
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_signature_shows_the_arguments(kind):
+    parameters = inspect.signature(kind).parameters
+    assert {"class_weight", "output_key", "n_neighbors"} <= set(parameters)
+    assert not {"monitor", "mode", "args", "kwargs"} & set(parameters)
+    assert type("Own", (kind,), {})(n_neighbors=7).n_neighbors == 7
+
+
+def test_the_command_line_reads_the_signature():
+    jsonargparse = pytest.importorskip("jsonargparse")
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(BoundaryUncertaintyStopping, "stopping")
+    for given, expected in (("balanced", "balanced"), ('{"0": 2.0}', {0: 2.0}), ("[1.0, 2.0]", [1.0, 2.0])):
+        parsed = parser.parse_args([f"--stopping.class_weight={given}", "--stopping.output_key=1"])
+        instantiate = getattr(parser, "instantiate", parser.instantiate_classes)  # its name in older versions
+        made = instantiate(parsed).stopping
+        assert (made.class_weight, made.output_key) in ((expected, 1), (expected, "1"))
+    for name in ("monitor", "mode"):
+        with pytest.raises(jsonargparse.ArgumentError):
+            parser.parse_args([f"--stopping.{name}=val_loss"])
+
+
+class Fixed(pl.LightningModule):
+    """Has no parameters."""
+
+    def forward(self, x):
+        return x[:, :3]
+
+    def training_step(self, batch, batch_idx):
+        return None
+
+    def configure_optimizers(self):
+        return None
+
+
+def swapped(inputs, nearest_distance, generator):
+    return torch.where(torch.rand(inputs.shape, generator=generator) < 0.3, inputs.roll(1, dims=0), inputs)
+
+
+# By what is odd: the training data, and the module.
 HANDLED = {
-    "true and false": loader(X, Y > 0),
-    "a column of float labels": loader(X, Y.float().unsqueeze(1)),
-    "pictures of bytes": loader((X * 20 + 100).clamp(0, 255).byte().reshape(120, 1, 2, 2), Y),
-    "large integers": loader((X * 100).long() + 10**12, Y),
-    "huge": loader(X * 1e30, Y),
-    "one distinct sample a class": loader(torch.eye(4)[Y], Y),
-    "with a gradient": of(lambda i: (X[i].clone().requires_grad_(), Y[i])),
-    "transposed": collated(lambda x, y: (x.T.contiguous().T, y)),
-    "a stream of a wrong length": DataLoader(Stream(), batch_size=32),
-    "one loader in a combined one": CombinedLoader(loader(X, Y), "min_size"),
+    "true and false": (loader(X, Y > 0),),
+    "a column of float labels": (loader(X, Y.float().unsqueeze(1)),),
+    "pictures of bytes": (loader((X * 20 + 100).clamp(0, 255).byte().reshape(120, 1, 2, 2), Y),),
+    "large integers": (loader((X * 100).long() + 10**12, Y),),
+    "huge": (loader(X * 1e30, Y),),
+    "one distinct sample a class": (loader(torch.eye(4)[Y], Y),),
+    "absent classes": (loader(X, (Y > 0).long() * 7), lambda: Lenient(n_outputs=8)),
+    "with a gradient": (of(lambda i: (X[i].clone().requires_grad_(), Y[i])),),
+    "transposed": (collated(lambda x, y: (x.T.contiguous().T, y)),),
+    "a stream of a wrong length": (DataLoader(Stream(), batch_size=32),),
+    "one loader in a combined one": (CombinedLoader(loader(X, Y), "min_size"),),
+    "token ids, exchanged": (TOKENS, Words, {"perturbation": swapped}),
+    "half precision": (FINE, giving(lambda z: z.half())),
+    "tiny logits": (FINE, giving(lambda z: z * 1e-42)),
+    "an array of logits": (FINE, giving(lambda z: z.detach().numpy())),
+    "logits by name": (FINE, giving(lambda z: {"logits": z})),
+    "logits in an attribute": (FINE, giving(lambda z: type("Output", (), {"logits": z})())),
+    "more columns than labels": (FINE, giving(lambda z: nn.functional.pad(z, (0, 4)))),
+    "logits in a tuple": (FINE, giving(lambda z: (z.sum(), z)), {"output_key": 1}),
+    "logits in a list": (FINE, giving(lambda z: [z.sum(), z]), {"output_key": -1}),
+    "logits in a dict": (FINE, giving(lambda z: {"first": z.sum(), "second": z}), {"output_key": "second"}),
+    "logits as scores": (FINE, giving(lambda z: type("Output", (), {"scores": z})()), {"output_key": "scores"}),
+    "no parameters": (FINE, Fixed),
+    "no parameters, in float64": (loader(X.double(), Y), Fixed),
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
-@pytest.mark.filterwarnings("ignore:The network gives 3 columns")
-@pytest.mark.parametrize("data", list(HANDLED.values()), ids=list(HANDLED))
-def test_odd_samples_are_measured(tmp_path, data):
-    assert is_measured(fit(tmp_path, data))
-
-
-def test_absent_classes_are_measured(tmp_path):
-    assert is_measured(fit(tmp_path, loader(X, (Y > 0).long() * 7), Lenient(n_outputs=8)))
+@pytest.mark.filterwarnings("ignore:The network gives [37] columns")
+@pytest.mark.parametrize("odd", list(HANDLED))
+def test_what_is_odd_is_measured(tmp_path, odd):
+    data, make, settings = (*HANDLED[odd], *(Lenient, {})[len(HANDLED[odd]) - 1 :])
+    assert is_measured(fit(tmp_path, data, make(), **settings))
 
 
 def test_a_dataset_that_grows_and_moves_is_read_once(tmp_path):
@@ -168,43 +377,8 @@ class TestReference:
             histories.append(callback.history)
         assert histories[0] == histories[1]
 
-    @pytest.mark.parametrize(
-        ("reference", "message"),
-        [
-            ((None, None), "`inputs` must be a tensor or an array of numbers, got NoneType"),
-            ((X, Y[:7]), "`labels` must have one entry a sample, 120, got 7"),
-            ((X[:7], Y[:7]), "it has 7 samples, fewer than a cluster of `n_neighbors=10`"),
-        ],
-    )
-    def test_that_does_not_fit_is_refused(self, tmp_path, reference, message):
-        with pytest.raises(MisconfigurationException, match=f"cannot use `reference`: .*{message}"):
-            fit(tmp_path, loader(X, Y), reference=reference)
-
-    def test_of_another_shape_than_the_network_takes_is_said(self, tmp_path):
-        with pytest.raises(MisconfigurationException, match=r"passes inputs of shape \(120, 3\) .*`Lenient\.forward`"):
-            fit(tmp_path, loader(X, Y), reference=(X[:, :3], Y))
-
 
 class TestOutputs:
-    @pytest.mark.parametrize(
-        ("output", "message"),
-        [
-            (lambda z: z[:, 0], "`forward` gives one column, and the labels have classes 0, .*For a regression"),
-            (
-                lambda z: z[:, :2],
-                "`forward` gives 2 columns of logits, fewer than .* classes 0, .* Labels count from 0",
-            ),
-            (lambda z: z.unsqueeze(0), r"needs logits: .*`logits` must have shape .*got \(1, 120, 3\)"),
-            (lambda z: torch.cat((z, z)), "`forward` must give one row of logits an input, 120, got 240"),
-            (lambda z: None, "`forward` must give a tensor .*got NoneType"),
-        ],
-    )
-    def test_what_is_no_logits_is_refused(self, tmp_path, output, message):
-        module = Lenient(output)
-        with pytest.raises(MisconfigurationException, match=message):
-            fit(tmp_path, loader(X, Y), module)
-        assert module.trainer.global_step == 0
-
     def test_a_few_that_are_not_finite_end_the_training(self, tmp_path):
         def output(z):
             return torch.where(torch.arange(len(z)).unsqueeze(1) % 50 == 0, -torch.inf, z)
@@ -214,22 +388,6 @@ class TestOutputs:
         what = "expected accuracy and boundary uncertainty gave a score that is not finite (nan)."
         assert callback.stopping_reason == f"Stopped in epoch 0: {what}"
         assert callback.best_epoch is None
-
-    @pytest.mark.parametrize(
-        "output",
-        [
-            lambda z: z.half(),
-            lambda z: z * 1e-42,
-            lambda z: z.detach().numpy(),
-            lambda z: {"logits": z},
-            lambda z: type("Output", (), {"logits": z})(),
-            lambda z: nn.functional.pad(z, (0, 4)),
-        ],
-        ids=["half", "tiny", "an array", "by name", "an attribute", "wider than the labels"],
-    )
-    @pytest.mark.filterwarnings("ignore:The network gives 7 columns")
-    def test_odd_logits_are_measured(self, tmp_path, output):
-        assert is_measured(fit(tmp_path, loader(X, Y), Lenient(output)))
 
     @pytest.mark.parametrize("n_classes", [2, 3])
     def test_a_last_batch_of_one_may_lose_its_dimension(self, tmp_path, n_classes):
@@ -247,38 +405,3 @@ class TestOutputs:
             values.append(monitor.history)
         assert values[0] == values[1]
         assert is_measured(monitor)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_a_module_without_parameters(self, tmp_path, dtype):
-        class Fixed(pl.LightningModule):
-            def forward(self, x):
-                return x[:, :3]
-
-            def training_step(self, batch, batch_idx):
-                return None
-
-            def configure_optimizers(self):
-                return None
-
-        monitor = BoundaryUncertaintyMonitor(n_neighbors=10, n_draws=1)
-        trainer(tmp_path, monitor, max_epochs=1).fit(Fixed(), loader(X.to(dtype), Y))
-        assert is_measured(monitor)
-
-    def test_token_ids_need_a_perturbation(self, tmp_path):
-        class Words(Lenient):
-            def __init__(self):
-                super().__init__()
-                self.words = nn.Embedding(50, 4)
-
-            def forward(self, x):
-                return self.net(self.words(x).mean(dim=1))
-
-        tokens = (X.abs() * 5).long()
-        with pytest.raises(MisconfigurationException, match=r"dtype torch\.float32 to `Words\.forward` .*RuntimeError"):
-            fit(tmp_path, loader(tokens, Y), Words())
-
-        def swapped(inputs, nearest_distance, generator):
-            place = torch.rand(inputs.shape, generator=generator) < 0.3
-            return torch.where(place, inputs.roll(1, dims=0), inputs)
-
-        assert is_measured(fit(tmp_path, loader(tokens, Y), Words(), perturbation=swapped))

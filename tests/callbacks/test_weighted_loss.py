@@ -5,12 +5,12 @@ import re
 import lightning.pytorch as pl
 import pytest
 import torch
-from problems import Classifier, blobs, loader, same, trainer, weights_of
+from problems import Classifier, blobs, loader, trainer, weights_of
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks._loss_weights import weights_in_graph, weights_of_losses
+from bu_torch.callbacks.loss_weights import weights_in_graph, weights_of_losses
 
 X, Y = blobs()
 WEIGHTS = [1.0, 4.0, 2.0]
@@ -72,20 +72,29 @@ class TestTheLossOfTheModule:
         plain, _ = fit(tmp_path, Wider, BoundaryUncertaintyMonitor(**FEW, class_weight=[1.0] * 3))
         assert found.history == plain.history
 
-    @pytest.mark.parametrize("weights", [WEIGHTS, [1.0, 1.0, 3.0]])
-    def test_is_that_of_the_checkpoint_when_a_run_resumes(self, tmp_path, log, recwarn, weights):
+    def test_is_that_of_the_checkpoint_when_a_run_resumes(self, tmp_path, log, recwarn):
         """They are a buffer of the loss, which Lightning loads."""
         first, _ = fit(tmp_path, OfModule, BoundaryUncertaintyStopping(**FEW))
         again = BoundaryUncertaintyStopping(**FEW)
-        trainer(tmp_path, again, max_epochs=4).fit(OfModule(weights), loader(X, Y), ckpt_path=first.best_model_path)
+        trainer(tmp_path, again, max_epochs=4).fit(
+            OfModule([1.0, 1.0, 3.0]), loader(X, Y), ckpt_path=first.best_model_path
+        )
         assert [check["epoch"] for check in again.history] == [0, 1, 2, 3]
         assert again.tracker.checks.n_not_compared == 0
         assert lines(log)[1] == lines(log)[0]
         assert not [one for one in recwarn if "cannot be compared" in str(one.message)]
 
 
-def test_weights_that_only_the_function_gets_are_told_once(tmp_path, log):
-    fit(tmp_path, OfFunction, BoundaryUncertaintyMonitor(**FEW))
+def compiled():
+    torch._dynamo.reset()
+    module = OfFunction()
+    module.net.compile(backend="aot_eager")
+    return module
+
+
+@pytest.mark.parametrize("module", [OfFunction, compiled])
+def test_weights_that_only_the_function_gets_are_told_once(tmp_path, log, module):
+    fit(tmp_path, module, BoundaryUncertaintyMonitor(**FEW))
     assert lines(log) == [
         "The loss weighs the classes by 1, 4, 2, boundary uncertainty by 1, 1, 1. To change it: pass the weights of the"
         " loss as `class_weight=`."
@@ -101,23 +110,6 @@ def test_a_weighted_loss_that_training_does_not_use_is_told(tmp_path, log):
 
     fit(tmp_path, Validates, BoundaryUncertaintyMonitor(**FEW))
     assert re.match("The loss weighs the classes by 1, 1, 1, boundary uncertainty by 1, 4, 2.", lines(log)[1])
-
-
-@pytest.mark.parametrize("module", [OfModule, OfFunction])
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_training_is_the_same_to_the_bit(tmp_path, log, module, is_compiled):
-    def made():
-        one = module()
-        if is_compiled:
-            one.net.compile(backend="aot_eager")
-        return one
-
-    trained = []
-    for callback in (None, BoundaryUncertaintyStopping(**FEW, restore_best_weights=False)):
-        torch._dynamo.reset()
-        trained.append(fit(tmp_path, made, callback)[1])
-    assert same(*trained)
-    assert len(lines(log)) == 1
 
 
 class TestWeightsInTheGraph:

@@ -1,5 +1,6 @@
 """Each recipe of the documentation runs when it is copied alone, and does what its page says."""
 
+import builtins
 import shutil
 from pathlib import Path
 
@@ -50,11 +51,11 @@ def test_skorch_callback(recipe):
     pytest.importorskip("skorch")
     module = recipe("skorch_callback")
     net = module.main(epochs=100)
-    stopper = dict(net.callbacks_)["boundary"].stopper
+    stopper = dict(net.callbacks_)["boundary"].stopper_
     assert len(net.history) == stopper.stopped_epoch + 1 < 100
     assert net.history[:, "boundary_uncertainty"] == [check["boundary_uncertainty"] for check in stopper.history]
     kept = stopper.state_dict()["keeper"]["best_weights"]
-    assert all(torch.equal(value, kept[name]) for name, value in net.module_.state_dict().items())
+    assert all(torch.equal(value, kept[f"network.{name}"]) for name, value in net.module_.state_dict().items())
     assert module.test_error(net.module_) < 0.1
 
 
@@ -112,7 +113,6 @@ def test_lightning_cli(recipe, tmp_path):
 
 
 def test_optuna_pruning(recipe):
-    pytest.importorskip("optuna_integration")
     optuna = pytest.importorskip("optuna")
     study = recipe("optuna_pruning").main(trials=7, epochs=6)
     states = [trial.state for trial in study.trials]
@@ -122,6 +122,16 @@ def test_optuna_pruning(recipe):
     for trial in complete:
         assert any(value == pytest.approx(trial.value) for value in trial.intermediate_values.values())
     assert study.best_params["lr"] > 1e-4
+
+
+def test_ray_tune(recipe, capsys, monkeypatch):
+    cloudpickle = pytest.importorskip("ray.cloudpickle")
+    pytest.importorskip("ray.tune")
+    monkeypatch.setattr(builtins, "print", print)  # which Ray replaces, to be put back
+    module = recipe("ray_tune")
+    cloudpickle.register_pickle_by_value(module)  # as the script that it is
+    assert module.main(epochs=12, patience=3)["lr"] == 0.01
+    assert "<- chosen" in capsys.readouterr().out
 
 
 def test_loggers(recipe, tmp_path):

@@ -153,22 +153,6 @@ def test_pickle_keeps_the_cache():
     assert pickle.loads(pickle.dumps(fitted)).score(linear) == fitted.score(linear)  # noqa: S301
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda f, x: f.score(LogisticRegression()), TypeError, "pass `classifier.decision_function`"),
-        (lambda f, x: f.update(linear(x), torch.arange(1, 401)), ValueError, r"rows in \[0, 400\), got 400"),
-        (lambda f, x: f.update(linear(x), torch.arange(5)), ValueError, "`index` must have one entry a sample, 400"),
-        (lambda f, x: f.score_logits(linear(x[:9])), ValueError, "each of the 1 x 400 perturbed inputs, got 9"),
-        (lambda f, x: f.standardize(x[:, :2]), ValueError, "`inputs` must have 3 features a sample"),
-    ],
-)
-def test_bad_arguments_are_named(make, error, message):
-    features, labels = gaussians()
-    with pytest.raises(error, match=message):
-        make(BoundaryUncertainty().fit(features, labels), features)
-
-
 def images(seed, n=90):
     labels = torch.arange(n) % 3
     noise = torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed))

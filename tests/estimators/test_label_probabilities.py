@@ -128,27 +128,6 @@ class TestProbabilities:
         found = shuffled.predict_proba(perturbed[in_both_draws])
         torch.testing.assert_close(found, expected[in_both_draws], atol=1e-5, rtol=0)
 
-    def test_renaming_the_classes_renames_the_columns(self):
-        features, labels, neighbors, perturbed = noisy_blobs()
-        names = torch.tensor([2, 0, 1])
-        probabilities = LabelProbabilities().fit(features, labels, neighbors)
-        renamed = LabelProbabilities().fit(features, names[labels], neighbors)
-        expected = probabilities.predict_proba(perturbed)
-        torch.testing.assert_close(renamed.predict_proba(perturbed)[:, names], expected, atol=1e-6, rtol=1e-5)
-        predictions = expected.argmax(dim=1)
-        found = renamed.score(perturbed, names[predictions])
-        torch.testing.assert_close(found, probabilities.score(perturbed, predictions), atol=1e-6, rtol=0)
-
-    def test_copies_of_a_draw_change_nothing(self):
-        features, labels, neighbors, perturbed = noisy_blobs(n_draws=1)
-        probabilities = LabelProbabilities().fit(features, labels, neighbors)
-        expected = probabilities.predict_proba(perturbed)
-        found = probabilities.predict_proba(perturbed.repeat(3, 1))
-        torch.testing.assert_close(found, expected.repeat(3, 1), atol=1e-6, rtol=0)
-        predictions = expected.argmin(dim=1)
-        scores = [probabilities.score(perturbed.repeat(n, 1), predictions.repeat(n)) for n in (1, 3)]
-        torch.testing.assert_close(*scores, atol=1e-6, rtol=0)
-
     def test_the_parts_are_those_given(self):
         features, labels, neighbors, _ = noisy_blobs()
         votes, regression = LabelVotes(decays=(1.0,)), LabelRegression(max_samples=30, seed=1)
@@ -158,19 +137,3 @@ class TestProbabilities:
         assert (votes.decay_, len(rows)) == (1.0, 30)
         weight = mixing_weight(votes.left_out[rows], regression.left_out, labels[rows])
         assert probabilities.weight_ == float(weight)
-
-    @pytest.mark.parametrize(
-        ("call", "message"),
-        [
-            (lambda p, x, m: p.predict_proba(x[:59]), "`perturbed` must hold a multiple of the 60 samples"),
-            (lambda p, x, m: p.predict_proba(x / 0), "`perturbed` must be finite"),
-            (lambda p, x, m: p.predict_proba(x[:, :3]), "must have 4 features a sample, as in `fit`, got 3"),
-            (lambda p, x, m: p.score(x, torch.zeros(59)), "`predictions` must have one entry a sample, 60"),
-            (lambda p, x, m: p.fit(x, [0] * 59, m), "`labels` must have one entry a sample, 60"),
-            (lambda p, x, m: p.fit(x[:59], [0] * 60, m), "`labels` must have one entry a sample"),
-        ],
-    )
-    def test_what_does_not_fit_is_named(self, call, message):
-        features, labels, neighbors, _ = noisy_blobs()
-        with pytest.raises(ValueError, match=message):
-            call(LabelProbabilities().fit(features, labels, neighbors), features, neighbors)

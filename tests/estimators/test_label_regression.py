@@ -48,12 +48,6 @@ class TestRegression:
             found.predict_proba(scale * features.double()), expected.predict_proba(features.double())
         )
 
-    def test_renaming_the_classes_renames_the_columns(self):
-        features, labels = blobs(n=80)
-        names = torch.tensor([2, 0, 1])
-        renamed = LabelRegression().fit(features, names[labels]).predict_proba(features)
-        torch.testing.assert_close(renamed[:, names], LabelRegression().fit(features, labels).predict_proba(features))
-
     def test_landmarks_come_near_to_all_samples(self):
         features, labels = blobs(n=400)
         exact = LabelRegression(penalties=(0.1,)).fit(features, labels)
@@ -139,12 +133,3 @@ class TestRegression:
         first = LabelRegression(n_landmarks=20, seed=3).fit(features, labels).left_out
         assert torch.equal(torch.get_rng_state(), state)
         assert torch.equal(LabelRegression(n_landmarks=20, seed=3).fit(features, labels).left_out, first)
-
-    def test_what_does_not_fit_is_named(self):
-        for features, labels in ((torch.ones(3), [0, 1, 0]), ([[float("nan")]], [0])):
-            with pytest.raises(ValueError, match="`features` must"):
-                LabelRegression().fit(features, labels)
-        with pytest.raises(ValueError, match="`labels` must have one entry a sample"):
-            LabelRegression().fit(torch.ones(3, 1), [0, 1])
-        with pytest.raises(ValueError, match="`features` must have 1 features a sample, as in `fit`, got 2"):
-            LabelRegression().fit([[1.0], [2.0]], [0, 1]).predict_proba([[1.0, 2.0]])

@@ -58,11 +58,3 @@ class TestVotes:
         expected = sum(float(votes.votes[i % 4, p]) for i, p in enumerate(predictions.tolist()) if p < 2) / 8
         assert float(votes.score(predictions)) == pytest.approx(expected)
         assert float(votes.score(predictions.numpy())) == pytest.approx(expected)
-
-    def test_what_does_not_fit_is_named(self):
-        neighbors = torch.tensor([[0, 1], [1, 0]])
-        with pytest.raises(ValueError, match="`labels` must have one entry a sample, 2, got 3"):
-            LabelVotes().fit(torch.tensor([0, 1, 1]), neighbors)
-        votes = LabelVotes().fit(torch.tensor([0, 1]), neighbors)
-        with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 2 points, got 3"):
-            votes.score(torch.tensor([0, 1, 1]))

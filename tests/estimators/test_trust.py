@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 from oracles import proposal2
@@ -55,8 +54,6 @@ def test_a_sample_left_out_is_not_found():
     found = trust.class_distances(features, left_out=rows)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
     assert (trust.class_distances(features).gather(1, labels.unsqueeze(1)) == 0).all()
-    with pytest.raises(ValueError, match=r"`left_out` must hold rows in \[0, 40\), got 40"):
-        trust.class_distances(features, left_out=rows + 1)
 
 
 def test_distances_to_ones_own_class_are_as_good_among_very_many(monkeypatch):
@@ -78,7 +75,6 @@ def test_points_too_far_for_float32_find_the_nearest_class(monkeypatch):
     points = features + 0.01
     points[7] = 1e20
     monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PRODUCTS", 1e6)
-    monkeypatch.setattr("bu_torch.neighbors.cells._SAMPLE", 50)  # which leaves it out
     for asked in (points, points[:100]):
         distances = trust.class_distances(asked)
         assert bool(distances.isfinite().all())
@@ -93,9 +89,6 @@ def test_distances_among_very_many_are_nearly_the_true_ones(monkeypatch):
     points, own = features[::3] + 0.01, torch.arange(0, 9000, 3)
     exact = TrustScore().fit(features, labels).class_distances(points, own)
     monkeypatch.setattr("bu_torch.neighbors.search._EXACT_PRODUCTS", 1e6)
-    monkeypatch.setattr(
-        "bu_torch.neighbors.search._LARGE_GROUP", 32
-    )  # groups of few points lie as near each other as among very many
     found = TrustScore().fit(features, labels).class_distances(points, own)
     excess = found / exact - 1
     assert float(excess.min()) >= -1e-6
@@ -181,18 +174,3 @@ def test_neighbors_that_agree_are_counted(dtype, device):
     ]
     assert scores.tolist() == pytest.approx(expected)
     assert (knn.score(features, torch.full((200,), 9)) == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: KNNConfidence().fit(torch.zeros(5, 1), [0] * 5), "at least n_neighbors=10 samples, got 5"),
-        (lambda: KNNConfidence(1).fit(np.eye(2), [0]), "`labels` must have one entry a sample, 2, got 1"),
-        (lambda: TrustScore("disagreement", 0.1).fit(np.eye(10), [0] * 10), "more than n_neighbors=10 samples"),
-        (lambda: TrustScore().fit(np.eye(2), [0, 1]).class_distances(np.eye(3)), "2 features a sample, .* got 3"),
-        (lambda: TrustScore().fit(np.eye(2), [0, 1]).score(np.eye(2), [0]), "`predictions` must have one .* 2, got 1"),
-    ],
-)
-def test_what_does_not_fit_is_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

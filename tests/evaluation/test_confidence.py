@@ -7,8 +7,9 @@ from scipy.special import betainc
 from scipy.stats import norm
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import KFold, cross_val_predict
+from torch import nn
 
-from bu_torch.evaluation import cud_supremum, generalization_interval
+from bu_torch.evaluation import cud_supremum, generalization_interval, network_interval
 from bu_torch.evaluation.confidence import _AS_IF_TESTED
 
 METHODS = ("cud", "bootstrap_quantile", "bootstrap_corrected", "kohavi", "yang", "martin", "langford")
@@ -233,41 +234,46 @@ def test_tensors_of_any_dtype_boolean_labels_and_views_are_taken(dtype):
     assert cud_supremum(x.requires_grad_(), y[:, None], counts.astype(float)) == expected
 
 
-X, Y = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
+def network(width=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"method": "cv"}, "`method` must be one of .*'cud'.*, got 'cv'"),
-        ({"method": []}, r"`method` must be one of .*, got \[\]"),
-        ({"confidence": 1.0}, "0 < confidence < 1, got 1.0"),
-        ({"confidence": float("nan")}, "0 < confidence < 1, got nan"),
-        ({"confidence": "0.9"}, "`confidence` must be a number"),
-        ({"method": "martin", "n_tested": 0}, "`n_tested` must be > 0 and at most 1e.15, got 0"),
-        ({"method": "kohavi", "n_tested": 1e300}, "`n_tested` must be > 0 and at most 1e.15, got 1e.300"),
-        ({"n_tested": float("nan")}, "`n_tested` must be a finite number"),
-        ({"n_bootstrap": 0}, "`n_bootstrap` must be an integer >= 1"),
-        ({"seed": 0.5}, "`seed` must be an integer >= 0"),
-        ({"labels": Y + 1}, "`labels` must hold the classes 0 and 1, got 2"),
-        ({"labels": Y[:5]}, "`labels` must have one entry a sample, 6, got 5"),
-        ({"features": X[:1], "labels": Y[:1]}, "`features` must hold at least 2 samples, got 1"),
-        ({"features": X / 0}, "`features` must be finite"),
-    ],
-)
-def test_bad_arguments_are_named(change, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        generalization_interval(**{"features": X, "labels": Y, **change})
+INPUTS = torch.randn(30, 3, generator=torch.Generator().manual_seed(1))
+CLASSES = (INPUTS[:, 0] + 0.3 * INPUTS[:, 1].square() > 0).long()
 
 
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        (Y, "must sum to the number of samples, 6, got 3"),
-        ([2, -1, 1, 2, 1, 1], "must hold classes"),
-        ([6], "must have one entry a sample, 6, got 1"),
-    ],
-)
-def test_bad_counts_are_named(counts, message):
-    with pytest.raises(ValueError, match=f"`counts` {message}"):
-        cud_supremum(X, Y, counts)
+def test_the_set_is_that_of_the_features_the_last_layer_gets():
+    model = network()
+    model.eval()
+    hidden = model[:-1](INPUTS).detach()
+    columns = torch.cat((torch.ones(30, 1), hidden), dim=1)
+    model.train()
+    found = network_interval(model, INPUTS, CLASSES, n_components=None, n_bootstrap=20)
+    assert found == pytest.approx(generalization_interval(columns, CLASSES, n_bootstrap=20), abs=1e-6)
+    assert found.upper > found.center
+    assert network_interval(model, INPUTS, CLASSES, n_components=6, n_bootstrap=20) == pytest.approx(found, abs=1e-6)
+
+
+def test_two_components_are_a_plane_of_the_features():
+    model = network().eval()
+    hidden = model[:-1](INPUTS).detach().double()
+    _, _, directions = torch.pca_lowrank(hidden, q=6)
+    columns = torch.cat((torch.ones(30, 1, dtype=torch.float64), hidden @ directions[:, :2]), dim=1)
+    expected = generalization_interval(columns, CLASSES, n_bootstrap=20)
+    assert network_interval(model, INPUTS, CLASSES, n_components=2, n_bootstrap=20) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("method", ["cud", "kohavi"])
+def test_the_model_is_left_as_it_was(method, random_states):
+    model = network()
+    before = random_states(), {name: value.clone() for name, value in model.state_dict().items()}
+    network_interval(model, INPUTS, CLASSES, method=method, n_bootstrap=5)
+    assert random_states() == before[0]
+    assert all(torch.equal(value, before[1][name]) for name, value in model.state_dict().items())
+    assert model.training
+    assert not any(module._forward_hooks for module in model.modules())

@@ -52,27 +52,6 @@ def test_takes_any_float_on_any_device_and_plain_numbers(name, dtype, device):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_order_and_batches_do_not_matter(name):
-    predictions, z = sample()
-    value = float(call(name, predictions, z, EDGES, 0.4))
-    order = torch.randperm(60)
-    assert float(call(name, predictions[order], z[order], EDGES, 0.4)) == pytest.approx(value, rel=1e-12)
-    if name != "adjusted_error_count":  # its weights are normalised in each batch
-        halves = [float(call(name, predictions[half], z[half], EDGES, 0.4)) for half in (slice(0, 30), slice(30, 60))]
-        assert sum(halves) / 2 == pytest.approx(value, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_reflection_shift_and_scale_of_the_axis(name):
-    predictions, z = sample()
-    value = float(call(name, predictions, z, EDGES, 0.4))
-    unit = 9.0 if name in SQUARED else 1.0
-    assert float(call(name, 3 - predictions, -z, -EDGES.flip(0), 0.4)) == pytest.approx(value, rel=1e-12)
-    assert float(call(name, predictions, z + 5, EDGES + 5, 0.4)) == pytest.approx(value, rel=1e-9)
-    assert float(call(name, predictions, 3 * z, 3 * EDGES, 1.2)) == pytest.approx(unit * value, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_infinite_edges_only_add_empty_classes(name):
     predictions, z = sample()
     edges = torch.cat((torch.tensor([-math.inf]), EDGES, torch.tensor([math.inf])))
@@ -179,57 +158,6 @@ def test_no_spread_beyond_the_measurement_error_is_no_epsilon():
     assert float(evaluation.sigma_epsilon_of_replicates(z, torch.tensor([0, 0, 1, 1]), 0.5)) == 0
     assert float(evaluation.sigma_epsilon_of_residuals(z, z, 0.5)) == 0
     assert float(evaluation.sigma_epsilon_of_neighbors(z, z.unsqueeze(1), 5.0, n_neighbors=3)) == 0
-
-
-Z, E = torch.tensor([0.0, 1.0]), torch.tensor([0.5])
-
-
-@pytest.mark.parametrize(
-    ("z", "edges", "sigma", "error", "message"),
-    [
-        ("a", E, 1, TypeError, "`z` must be a tensor or an array of numbers"),
-        (Z > 0, E, 1, TypeError, "`z` must be real, got torch.bool"),
-        (Z[:0], E, 1, ValueError, r"`z` must have shape \(n,\) with n >= 1"),
-        (Z / 0, E, 1, ValueError, "`z` must be finite, got NaN or infinity in 2"),
-        (Z, E[:0], 1, ValueError, r"`edges` must have shape \(C - 1,\)"),
-        (Z, E.unsqueeze(0), 1, ValueError, "`edges` must have shape"),
-        (Z, [1.0, 1.0], 1, ValueError, "`edges` must increase"),
-        (Z, [1.0, 1.0 + 1e-9], 1, ValueError, "in the precision of `z`"),
-        (Z, [math.nan], 1, ValueError, "hold no NaN"),
-        (Z, E, -1, ValueError, "`sigma_delta` must be a finite number >= 0, got -1"),
-        (Z, E, math.inf, ValueError, "`sigma_delta` must be a finite number"),
-        (Z, E, math.nan, ValueError, "`sigma_delta` must be a finite number"),
-        (Z, E, "1", TypeError, "`sigma_delta` must be a finite number"),
-        (Z, E, Z, TypeError, "`sigma_delta` must be a finite number"),
-        (Z, E, True, TypeError, "`sigma_delta` must be a finite number"),
-    ],
-)
-def test_bad_measurements_are_named(z, edges, sigma, error, message):
-    with pytest.raises(error, match=message):
-        evaluation.data_error_rate(z, edges, sigma)
-    if "sigma" in message:
-        with pytest.raises(error, match=message.replace("delta", "epsilon")):
-            evaluation.minimal_error_rate(z, edges, sigma)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("error_count", ([0, 2], Z, E), r"`predictions` must hold classes in \[0, 2\), got 2"),
-        ("error_count", ([0, -1], Z, E), "`predictions` must hold classes"),
-        ("error_count", ([0], Z, E), "`predictions` must have one entry a sample, 2, got 1"),
-        ("error_count", ([0.5, 1], Z, E), "`predictions` must hold integer classes"),
-        ("error_count_bounds", (1.5, 0), r"`count` must be a number in \[0, 1\], got 1.5"),
-        ("error_count_bounds", (0, None), "`data_error` must be a number"),
-        ("sigma_epsilon_of_replicates", (Z, [0, 1], 0), "one group of two objects"),
-        ("sigma_epsilon_of_residuals", (Z, [0.0], 0), "`fitted` must have one entry"),
-        ("sigma_epsilon_of_neighbors", (Z, Z[:1].unsqueeze(1), 0), "`features` must have one"),
-        ("sigma_epsilon_of_neighbors", (Z, Z.unsqueeze(1), 0), "`n_neighbors` must be less"),
-    ],
-)
-def test_bad_arguments_are_named(name, arguments, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        getattr(evaluation, name)(*arguments)
 
 
 def test_arrays_may_be_views_and_a_deviation_may_have_a_gradient(recwarn):

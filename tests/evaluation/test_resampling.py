@@ -58,23 +58,6 @@ def test_any_object_with_fit_and_predict_is_taken_and_left_as_it_was(random_stat
     assert random_states() == before
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda x, y: cross_validation_error(Majority, x, y), TypeError, "`estimator` must be an object with `fit`"),
-        (lambda x, y: cross_validation_error(Majority(), x, y, n_folds=1), ValueError, "`n_folds` must be an integer"),
-        (lambda x, y: cross_validation_error(Majority(), x, y, n_repeats=0), ValueError, "`n_repeats` must be an"),
-        (lambda x, y: cross_validation_error(Majority(), x, 0 * y), ValueError, "at least two classes"),
-        (lambda x, y: holdout_error(Majority(), x, y, test_size=1.0), ValueError, "`test_size` must be a share"),
-        (lambda x, y: holdout_error(Majority(), x, y, seed=-1), ValueError, "`seed` must be an integer >= 0, got -1"),
-        (lambda x, y: holdout_error(Majority(), x[:9], y), ValueError, "`labels` must have one entry a sample, 9"),
-    ],
-)
-def test_bad_arguments_are_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call(*blobs())
-
-
 class Failing(Majority):
     def fit(self, features, labels):
         raise ZeroDivisionError("in fit")

@@ -41,30 +41,6 @@ class TestClassUncertainty:
         counts = torch.tensor([[4.0, 3.0, 5.0], [4.0, 4.0, 4.0], [5.0, 4.0, 4.0]])
         assert (class_uncertainty(counts, torch.tensor([[0, 1]] * 3)) > 0).tolist() == [False, True, True]
 
-    def test_names_of_the_classes_and_order_of_a_pair_do_not_matter(self):
-        counts, pairs = made_up_counts()
-        names = torch.tensor([2, 0, 3, 1])
-        renamed = torch.empty_like(counts)
-        renamed[:, names] = counts
-        value = class_uncertainty(counts, pairs)
-        assert torch.equal(class_uncertainty(renamed, names[pairs].flip(1)), value)
-
-    @pytest.mark.parametrize(
-        ("change", "error", "message"),
-        [
-            ({"measure": "gini"}, ValueError, "`measure` must be one of 'entropy', 'triangle', got 'gini'"),
-            ({"counts": torch.zeros(3)}, ValueError, r"`counts` must have shape \(n, J\), got \(3,\)"),
-            ({"pairs": torch.zeros(200, 2)}, TypeError, "`pairs` must have an integer dtype"),
-            ({"counts": torch.zeros(200, 4).long()}, TypeError, "`counts` must be a floating-point tensor"),
-            ({"pairs": torch.full((200, 2), 4)}, ValueError, r"`pairs` must hold classes .* in \[0, 4\), .* 4 to 4"),
-            ({"priors": torch.ones(3)}, ValueError, r"`priors` must have shape \(4,\), got \(3,\)"),
-        ],
-    )
-    def test_bad_arguments_are_named(self, change, error, message):
-        counts, pairs = made_up_counts()
-        with pytest.raises(error, match=message):
-            class_uncertainty(**{"counts": counts, "pairs": pairs, **change})
-
 
 def linear(weights, bias):
     return lambda x: x @ weights.T + bias
@@ -109,17 +85,9 @@ class TestBisectSegments:
         assert len(calls) == 6
         assert abs(float(points) - 1 / 3) <= 2**-5
 
-    @pytest.mark.parametrize(
-        ("start", "end", "options", "message"),
-        [
-            (torch.zeros(2, 1), torch.ones(3, 1), {}, r"same shape \(n, d\), got \(2, 1\) and \(3, 1\)"),
-            (torch.zeros(2, 1), torch.zeros(2, 1), {}, "predicted differently, got 2 segments predicted alike"),
-            (torch.zeros(2, 1), torch.ones(2, 1), {"n_halvings": 0}, "`n_halvings` must be >= 1, got 0"),
-        ],
-    )
-    def test_bad_arguments_are_named(self, start, end, options, message):
-        with pytest.raises(ValueError, match=message):
-            bisect_segments(lambda x: (x[:, 0] > 0.5).long(), start, end, **options)
+    def test_segments_whose_ends_are_predicted_alike_are_refused(self):
+        with pytest.raises(ValueError, match="predicted differently, got 2 segments predicted alike"):
+            bisect_segments(lambda x: (x[:, 0] > 0.5).long(), torch.zeros(2, 1), torch.zeros(2, 1))
 
 
 def anchor_problem(seed=0, n=60, j=3, s=12, m=9, dtype=torch.float64):
@@ -139,11 +107,6 @@ class TestAnchorUncertainty:
         assert value.dtype == dtype
         torch.testing.assert_close(value.cpu().double(), torch.tensor(expected).double(), atol=1e-4, rtol=1e-4)
         assert len({round(v, 6) for v in expected}) == len(expected)
-
-    def test_with_two_classes_the_gap_is_that_of_the_pair(self):
-        arguments = anchor_problem(j=2)
-        own, pair = (anchor_uncertainty(*arguments, gap=gap) for gap in ("own", "pair"))
-        torch.testing.assert_close(own, pair, atol=1e-9, rtol=1e-9)
 
     def test_only_the_two_most_represented_classes_count(self):
         """Five neighbours labelled 0, four labelled 2, three labelled 1 that lie on the boundary."""
@@ -192,21 +155,6 @@ class TestAnchorUncertainty:
         assert int(plain.sum()) > 2
         flipped = anchor_uncertainty(logits, labels, neighbors[plain].flip(1))
         torch.testing.assert_close(flipped, value[plain], atol=1e-9, rtol=1e-6)
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"labels": torch.full((60,), 3)}, r"`labels` must hold classes .* \[0, 3\), got values from 3"),
-            ({"neighbors": torch.full((12, 9), 60)}, "`neighbors` must hold sample indices"),
-            ({"neighbors": torch.zeros(12, 1, dtype=torch.int64)}, "`neighbors` must have shape .* M >= 2"),
-            ({"bandwidth": "scott"}, "`bandwidth` must be one of"),
-            ({"gap": "all"}, "`gap` must be one of 'own', 'pair', got 'all'"),
-        ],
-    )
-    def test_bad_arguments_are_named(self, change, message):
-        arguments = dict(zip(("logits", "labels", "neighbors"), anchor_problem(), strict=True))
-        with pytest.raises(ValueError, match=message):
-            anchor_uncertainty(**{**arguments, **change})
 
     def test_nan_logits_of_a_neighbour_are_told(self):
         logits = torch.linspace(-1, 1, 20, dtype=torch.float64)

@@ -1,59 +1,120 @@
-"""What the formulas refuse beyond what stands in the test of each: by name, expectation and what came."""
+"""Arguments that the formulas refuse: by name, expectation and what came. Weights are in `test_weights.py`."""
 
 import pytest
 import torch
 
 from bu_torch import BoundaryUncertainty, Signals
 from bu_torch import functional as F
-from bu_torch.functional.boundary import uncertainty_ceiling
-from bu_torch.functional.pairs import index_pairs, top_pairs
-from bu_torch.functional.probabilities import brier_score
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 LOGITS = torch.eye(3)[LABELS]
-NEIGHBORS = torch.arange(4) + torch.tensor([[0], [1], [2], [0], [1], [2]])
+NEIGHBORS = (torch.arange(5) + torch.arange(6).unsqueeze(1)) % 6
 PAIRS = torch.tensor([[0, 1]] * 6)
-PROBLEM = LOGITS, LABELS, NEIGHBORS, PAIRS
+SAMPLES = {"logits": LOGITS, "labels": LABELS, "neighbors": NEIGHBORS, "bayes_pairs": PAIRS}
+
+# By function: arguments that fit; and changes of one, the error, and its words.
+BAD = {
+    "boundary_uncertainty": (
+        SAMPLES,
+        ({"logits": LOGITS.long()}, TypeError, "must have a floating-point dtype, got torch.int64"),
+        ({"logits": [[0.0]]}, TypeError, "must be a tensor"),
+        ({"logits": LOGITS.to_sparse()}, TypeError, "must be dense"),
+        ({"logits": LOGITS[:0]}, ValueError, r"must have shape \(N, J\)"),
+        ({"logits": LOGITS.unsqueeze(0)}, ValueError, r"must have shape \(N, J\)"),
+        ({"labels": LABELS[:5]}, ValueError, r"must have shape \(6,\), got \(5,\)"),
+        ({"labels": LABELS.float()}, TypeError, "must have an integer dtype, got torch.float32"),
+        ({"labels": LABELS + 1}, ValueError, r"must hold classes .* \[0, 3\), got values from 1 to 3"),
+        ({"labels": LABELS - 1}, ValueError, "got values from -1 to 1"),
+        ({"neighbors": NEIGHBORS[:, :1]}, ValueError, "must have shape .* M >= 2"),
+        ({"neighbors": NEIGHBORS + 1}, ValueError, "must hold sample indices"),
+        ({"bayes_pairs": 0 * PAIRS}, ValueError, "must have ascending rows"),
+        ({"bayes_pairs": 3 * PAIRS}, ValueError, "must hold classes"),
+        ({"min_weight": -1.0}, ValueError, r"must be >= 0, got -1\.0"),
+        ({"min_weight": "0"}, TypeError, "must be a number >= 0, got '0'"),
+        ({"bandwidth": "scott"}, ValueError, "must be one of 'silverman', 'cvml', got 'scott'"),
+    ),
+    "expected_accuracy": (
+        {"probabilities": LOGITS, "predictions": LABELS},
+        ({"probabilities": [[1.0]]}, TypeError, r"must be .*of shape \(N, J\), got list"),
+        ({"probabilities": LOGITS.long()}, TypeError, r"must be .*got torch\.int64"),
+        ({"probabilities": LOGITS[0]}, ValueError, r"must have shape \(N, J\), got \(3,\)"),
+        ({"probabilities": LOGITS[:, :0]}, ValueError, r"with N, J >= 1, got \(6, 0\)"),
+        ({"probabilities": LOGITS[:0]}, ValueError, r"with N, J >= 1, got \(0, 3\)"),
+        ({"predictions": [0, 1]}, TypeError, r"must be an integer tensor of shape \(D \* N,\), got list"),
+        ({"predictions": LABELS.float()}, TypeError, "must have an integer dtype, got torch.float32"),
+        ({"predictions": LABELS[:5]}, ValueError, "must hold a multiple of the 6 points, got 5"),
+        ({"predictions": LABELS[:0]}, ValueError, "must hold a multiple of the 6 points, got 0"),
+        ({"predictions": LABELS - 1}, ValueError, r"must hold classes 0, 1, \.\.\., got -1"),
+    ),
+    "label_votes": (
+        {"labels": LABELS, "neighbors": NEIGHBORS, "decay": 1.0, "n_classes": 3},
+        ({"labels": LABELS.float()}, TypeError, "must have an integer dtype"),
+        ({"labels": LABELS - 1}, ValueError, r"must hold classes in \[0, 3\)"),
+        ({"labels": LABELS + 1}, ValueError, r"must hold classes in \[0, 3\)"),
+        ({"neighbors": NEIGHBORS[:, :1]}, ValueError, "M >= 2"),
+        ({"neighbors": NEIGHBORS[:5]}, ValueError, r"must have shape \(6, M\)"),
+        ({"neighbors": NEIGHBORS + 1}, ValueError, "must hold rows of `labels`"),
+        ({"decay": -1.0}, ValueError, r"must be >= 0, got -1\.0"),
+        ({"decay": float("nan")}, ValueError, "must be >= 0, got nan"),
+        ({"decay": "1"}, TypeError, "must be a number >= 0, got '1'"),
+        ({"n_classes": 3.0}, TypeError, r"must be an integer >= 1, got 3\.0"),
+        ({"n_classes": 0}, ValueError, "must be >= 1, got 0"),
+    ),
+    "mean_trust_score": (
+        {"scores": LOGITS},
+        ({"scores": [1.0]}, TypeError, "must be a floating-point tensor, got list"),
+        ({"scores": LOGITS[:0]}, ValueError, "must hold at least one"),
+    ),
+    "neighbor_agreement": (
+        {"scores": LOGITS},
+        ({"scores": LABELS}, TypeError, r"must be .*got torch\.int64"),
+        ({"scores": LOGITS[:0]}, ValueError, "must hold at least one"),
+    ),
+    "omission": (
+        {"shares": LOGITS, "predictions": LABELS, "neighbors": NEIGHBORS},
+        ({"shares": LOGITS[0]}, ValueError, r"must have shape \(N, J\), got \(3,\)"),
+        ({"shares": LOGITS[:, :1]}, ValueError, r"J >= 2, got \(6, 1\)"),
+        ({"shares": [[0.5, 0.5]]}, TypeError, "must be a floating-point tensor"),
+        ({"shares": LOGITS / 0}, ValueError, "must be finite"),
+        ({"predictions": LABELS.repeat(2)[:9]}, ValueError, "a multiple of the 6 points, got 9"),
+        ({"predictions": LABELS.float()}, TypeError, "must have an integer dtype"),
+        ({"predictions": LABELS - 1}, ValueError, r"must hold classes 0, 1, \.\.\., got -1"),
+        ({"neighbors": NEIGHBORS[:5]}, ValueError, r"must have shape \(6, M\)"),
+        ({"neighbors": NEIGHBORS + 1}, ValueError, r"must hold sample indices in \[0, 6\)"),
+        ({"significance": "2"}, TypeError, "must be a number, got '2'"),
+        ({"significance": 2.5}, ValueError, r"0 <= z < sqrt\(M\) with M = 5, got 2\.5"),
+    ),
+    "silverman_bandwidth": (
+        {"values": LOGITS},
+        ({"values": LOGITS[0]}, ValueError, r"must have shape \(N, M\), got \(3,\)"),
+        ({"values": LOGITS[:, :1]}, ValueError, r"M >= 2, got \(6, 1\)"),
+        ({"values": LOGITS.long()}, TypeError, "must be a floating-point tensor"),
+    ),
+    "trust_score": (
+        {"class_distances": LOGITS, "predictions": LABELS},
+        ({"class_distances": LOGITS[0]}, ValueError, r"must have shape \(N, J\)"),
+        ({"class_distances": LOGITS.long()}, TypeError, "must be a floating-point tensor"),
+        ({"class_distances": -LOGITS}, ValueError, r"must be >= 0, got -1\.0"),
+        ({"predictions": LABELS + 1}, ValueError, r"must hold classes in \[0, 3\)"),
+        ({"predictions": LABELS[:5]}, ValueError, r"must have shape \(6,\)"),
+        ({"predictions": LABELS.float()}, TypeError, "must have an integer dtype"),
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: top_pairs([[1.0, 2.0]]), TypeError, "`scores` must be a tensor of real numbers .*got list"),
-        (lambda: top_pairs(LOGITS > 0), TypeError, r"`scores` must be .*got torch\.bool"),
-        (lambda: uncertainty_ceiling([1.0], 40), TypeError, "`counts` must be a floating-point tensor, got list"),
-        (lambda: uncertainty_ceiling(LABELS, 40), TypeError, r"`counts` must be .*got torch\.int64"),
-        (lambda: uncertainty_ceiling(LOGITS, 4.5), TypeError, r"`n_neighbors` must be an integer >= 1, got 4\.5"),
-        (lambda: index_pairs(PAIRS[:0]), ValueError, "`bayes_pairs` must hold at least one pair .*got none"),
-        (lambda: index_pairs(-PAIRS), ValueError, r"`bayes_pairs` must hold .*got -1"),
-        (lambda: index_pairs([[0, 1]]), TypeError, "`bayes_pairs` must be an integer tensor .*got list"),
-        (lambda: brier_score([[0.5]], LABELS), TypeError, r"`probabilities` must be .*of shape \(N, J\), got list"),
-        (lambda: brier_score(LOGITS[:, 0], LABELS), ValueError, r"must have shape \(N, J\), got \(6,\)"),
-        (lambda: brier_score(LOGITS[:0], LABELS[:0]), ValueError, "`probabilities` must have shape .*got no row"),
-        (lambda: F.expected_accuracy(LOGITS.long(), LABELS), TypeError, r"`probabilities` must be .*got torch\.int64"),
-        (lambda: F.expected_accuracy(LOGITS[:0], LABELS), ValueError, r"with N, J >= 1, got \(0, "),
-        (
-            lambda: F.expected_accuracy(LOGITS, LABELS - 1),
-            ValueError,
-            "`predictions` must hold classes 0, 1, ..., got -1",
-        ),
-        (lambda: F.label_votes(LABELS, NEIGHBORS, "1"), TypeError, "`decay` must be a number >= 0, got '1'"),
-        (lambda: F.label_votes(LABELS, NEIGHBORS, 0.0, 3.0), TypeError, "`n_classes` must be an integer >= 1, got 3.0"),
-        (lambda: F.mean_trust_score([1.0]), TypeError, "`scores` must be a floating-point tensor, got list"),
-        (lambda: F.neighbor_agreement(LABELS), TypeError, r"`scores` must be .*got torch\.int64"),
-        (lambda: F.trust_score(-LOGITS, LABELS), ValueError, r"`class_distances` must be >= 0, got -1\.0"),
-        (lambda: F.omission(LOGITS / 0, LABELS, NEIGHBORS), ValueError, "`shares` must be finite"),
-        (lambda: F.boundary_uncertainty(LOGITS.to_sparse(), *PROBLEM[1:]), TypeError, "`logits` must be dense"),
-        (
-            lambda: F.boundary_uncertainty(*PROBLEM, min_weight="0"),
-            TypeError,
-            "`min_weight` must be a number >= 0, got '0'",
-        ),
-    ],
+    ("name", "change", "error", "message"), [(name, *row) for name, (_, *rows) in BAD.items() for row in rows]
 )
-def test_bad_arguments_are_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+def test_bad_arguments_are_named(name, change, error, message):
+    arguments, *_ = BAD[name]
+    (argument,) = change
+    with pytest.raises(error, match=f"`{argument}` {message}" if message.startswith("must") else message):
+        getattr(F, name)(**{**arguments, **change})
+
+
+@pytest.mark.parametrize(("name", "arguments"), [(name, arguments) for name, (arguments, *_) in BAD.items()])
+def test_the_arguments_that_were_changed_are_taken(name, arguments):
+    assert getattr(F, name)(**arguments).isfinite().any()
 
 
 def test_nan_distances_give_nan():

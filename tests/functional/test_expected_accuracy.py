@@ -11,15 +11,6 @@ def problem(n=40, j=3, seed=0):
     return probabilities, torch.randint(j, (n,), generator=generator)
 
 
-def test_agrees_with_the_definition(device, dtype):
-    probabilities, predictions = problem()
-    predictions[:5] = torch.tensor([3, 7, 100, 3, 4])  # classes without samples
-    total = sum(float(row[p]) if p < 3 else 0.0 for row, p in zip(probabilities, predictions.tolist(), strict=True))
-    found = expected_accuracy(probabilities.to(device, dtype), predictions.to(device))
-    assert (found.dtype, found.device.type, found.shape) == (torch.float64, device.type, ())
-    assert float(found) == pytest.approx(total / 40, abs=1e-6)
-
-
 def test_any_integers_are_taken_and_the_mean_is_of_double_precision():
     probabilities, predictions = problem()
     expected = expected_accuracy(probabilities, predictions)
@@ -28,47 +19,6 @@ def test_any_integers_are_taken_and_the_mean_is_of_double_precision():
     for kind in (torch.float16, torch.bfloat16):
         halves = torch.full((5000, 2), 0.5, dtype=kind)
         assert float(expected_accuracy(halves, torch.zeros(5000, dtype=torch.int64))) == 0.5
-
-
-def test_order_names_and_copies_do_not_matter():
-    probabilities, predictions = problem()
-    expected = expected_accuracy(probabilities, predictions)
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(expected_accuracy(probabilities[order], predictions[order]), expected)
-    names = torch.tensor([2, 0, 1])
-    torch.testing.assert_close(expected_accuracy(probabilities[:, names.argsort()], names[predictions]), expected)
-    torch.testing.assert_close(expected_accuracy(probabilities.repeat(3, 1), predictions.repeat(3)), expected)
-
-
-def test_values_are_checked_unless_told_otherwise():
-    probabilities, predictions = problem()
-    expected = expected_accuracy(probabilities, predictions)
-    assert expected_accuracy(probabilities, predictions, validate_args=False) == expected
-    with pytest.raises(ValueError, match=r"`predictions` must hold classes 0, 1, \.\.\., got -1"):
-        expected_accuracy(probabilities, predictions - 1)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"probabilities": [[1.0]]}, TypeError, r"`probabilities` must be .*of shape \(N, J\), got list"),
-        ({"probabilities": torch.ones(2, 2).long()}, TypeError, r"`probabilities` must be .*got torch\.int64"),
-        ({"probabilities": torch.ones(2)}, ValueError, r"`probabilities` must have shape \(N, J\), got \(2,\)"),
-        ({"probabilities": torch.ones(2, 0)}, ValueError, r"\(N, J\) with N, J >= 1, got \(2, 0\)"),
-        (
-            {"probabilities": torch.ones(0, 2), "predictions": torch.ones(0).long()},
-            ValueError,
-            r"N, J >= 1, got \(0, 2\)",
-        ),
-        ({"predictions": [0, 1]}, TypeError, r"`predictions` must be an integer tensor of shape \(D \* N,\), got list"),
-        ({"predictions": torch.ones(2)}, TypeError, "`predictions` must have an integer dtype, got torch.float32"),
-        ({"predictions": torch.ones(3).long()}, ValueError, "a multiple of the 2 points, got 3"),
-    ],
-)
-def test_bad_arguments_are_named(change, error, message):
-    arguments = {"probabilities": torch.full((2, 2), 0.5), "predictions": torch.tensor([0, 1])}
-    with pytest.raises(error, match=message):
-        expected_accuracy(**{**arguments, **change})
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor([3.0, 1.0, 0.5, 0.5, 0.5, 0.5])], ids=["alike", "weighted"])
@@ -106,13 +56,11 @@ def test_the_standard_error_of_a_gain_is_the_spread_of_gains_over_draws_of_sampl
     assert sum(errors) / 100 == pytest.approx(float(torch.tensor(gains).std()), rel=0.2)
 
 
-def test_copies_of_the_points_share_their_probabilities(device):
-    probabilities = torch.rand(6, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
+def test_copies_of_the_points_share_their_probabilities(device, dtype):
+    probabilities = torch.rand(6, 3, generator=torch.Generator().manual_seed(0)).softmax(dim=1).to(dtype)
     predictions = torch.tensor([0, 1, 2, 2, 1, 0, 3, 0, 0, 1, 7, 2])
     expected = sum(float(probabilities[i % 6, p]) if p < 3 else 0.0 for i, p in enumerate(predictions.tolist())) / 12
     found = expected_accuracy(probabilities.to(device), predictions.to(device))
-    assert found.dtype == torch.float64
+    assert (found.dtype, found.device.type, found.shape) == (torch.float64, device.type, ())
     assert float(found) == pytest.approx(expected, abs=1e-6)
-    for n in (0, 5):
-        with pytest.raises(ValueError, match="`predictions` must hold a multiple of the 6 points"):
-            expected_accuracy(probabilities, predictions[:n])
+    assert expected_accuracy(probabilities, predictions, validate_args=False) == pytest.approx(expected, abs=1e-6)

@@ -1,7 +1,11 @@
+from typing import ClassVar
+
+import problems
 import pytest
 import torch
+from torch import nn
 
-from bu_torch import perturb
+from bu_torch import BoundaryUncertainty, BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, perturb
 from bu_torch.perturbation.moves import exchange_tokens, keeps_integers, perturb_toward_neighbors
 
 
@@ -87,20 +91,6 @@ class TestTowardNeighbors:
         torch.testing.assert_close(perturb_toward_neighbors(inputs.double(), clusters).float(), moved)
         assert torch.equal(perturb_toward_neighbors(inputs, clusters), moved)
 
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"neighbors": torch.zeros(9, 1, dtype=torch.int64)}, r"`neighbors` must have shape \(N, M\) with M >= 2"),
-            ({"neighbors": torch.full((9, 3), 9)}, r"`neighbors` must hold rows of `inputs` in \[0, 9\)"),
-            ({"n_nearest": 0}, "`n_nearest` must be an integer >= 1"),
-            ({"low": 0.8}, "`low` and `high` must be parts of the way"),
-        ],
-    )
-    def test_what_it_must_be_given(self, change, message):
-        given = {"inputs": torch.randn(9, 2), "neighbors": torch.zeros(9, 3, dtype=torch.int64)} | change
-        with pytest.raises(ValueError, match=message):
-            perturb_toward_neighbors(**given)
-
 
 def of_text(moved):
     """Which text each token is of, where text n holds n * 100 + place."""
@@ -162,22 +152,28 @@ def test_renaming_tokens_and_what_stands_beside_them():
     assert torch.equal(both[:, 1], both[:, 0] + 50)
 
 
+@pytest.mark.parametrize("move", [perturb_toward_neighbors, exchange_tokens])
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        ({"tokens": torch.ones(60, 10)}, TypeError, "`tokens` must be token ids, integers .*, got torch.float32"),
-        ({"tokens": torch.arange(60)}, ValueError, r"`tokens` must have shape \(N, d\)"),
-        ({"neighbors": ring()[:, :1]}, ValueError, r"`neighbors` must have shape \(N, M\) with M >= 2"),
-        ({"neighbors": ring() + 60}, ValueError, "`neighbors` must"),
-        ({"neighbors": ring()[:3]}, ValueError, "`neighbors` must"),
-        ({"n_nearest": 0}, ValueError, "`n_nearest` must"),
-        ({"low": 0.8}, ValueError, "`low` and `high` must be parts of the way"),
-        ({"high": 1.5}, ValueError, "`low` and `high` must be parts of the way"),
+        ({"neighbors": ring()[:, :1]}, r"`neighbors` must have shape \(N, M\) with M >= 2"),
+        ({"neighbors": ring() + 60}, r"`neighbors` must hold rows of `inputs` in \[0, 60\)"),
+        ({"neighbors": ring()[:3]}, "`neighbors` must"),
+        ({"n_nearest": 0}, "`n_nearest` must be an integer >= 1"),
+        ({"low": 0.8}, "`low` and `high` must be parts of the way"),
+        ({"high": 1.5}, "`low` and `high` must be parts of the way"),
     ],
 )
-def test_exchanges_that_cannot_be_made(changes, error, message):
-    with pytest.raises(error, match=message):
-        exchange_tokens(**{"tokens": numbered(), "neighbors": ring(), **changes})
+def test_moves_toward_others_that_cannot_be_made(move, changes, message):
+    with pytest.raises(ValueError, match=message):
+        move(numbered(), **{"neighbors": ring()} | changes)
+
+
+def test_only_rows_of_token_ids_are_exchanged():
+    with pytest.raises(TypeError, match=r"`tokens` must be token ids, integers .*, got torch.float32"):
+        exchange_tokens(torch.ones(60, 10), ring())
+    with pytest.raises(ValueError, match=r"`tokens` must have shape \(N, d\)"):
+        exchange_tokens(torch.arange(60), ring())
 
 
 def test_which_samples_stay_integers():
@@ -197,3 +193,73 @@ def test_padding_changes_nothing(sides):
 def test_copies_stay_as_they_are():
     tokens = torch.ones(60, 10, dtype=torch.int64)
     assert torch.equal(exchange_tokens(tokens, ring()), tokens)
+
+
+N_TOKENS, LENGTH = 30, 8
+
+
+def sentences(n=240):
+    """Sentences of two subjects: tokens of the first half of the vocabulary mostly, or of the second."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % 2
+    tokens = torch.randint(0, N_TOKENS // 2, (n, LENGTH), generator=g)
+    return tokens + (N_TOKENS // 2) * (torch.rand(n, LENGTH, generator=g) < 0.2 + 0.6 * labels.unsqueeze(1)), labels
+
+
+def swap_one(inputs, nearest_distance, generator):
+    """Put a random token in one place; `nearest_distance` says how far, which one token does not follow."""
+    assert nearest_distance.shape == inputs.shape[:1]
+    places = torch.randint(0, LENGTH, (len(inputs), 1), generator=generator)
+    return inputs.scatter(1, places, torch.randint(0, N_TOKENS, (len(inputs), 1), generator=generator))
+
+
+def share_of_tokens(inputs):
+    assert inputs.dtype == torch.int64
+    return nn.functional.one_hot(inputs, N_TOKENS).float().mean(dim=1)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.EmbeddingBag(N_TOKENS, 4), nn.Linear(4, 2))
+
+
+class TestOfOnesOwn:
+    """Token ids that the user's own operation moves."""
+
+    given: ClassVar = {"feature_extractor": share_of_tokens, "perturbation": swap_one}
+
+    def test_token_ids_stay_integers_and_change_in_one_place_at_most(self):
+        tokens, labels = sentences()
+        uncertainty, again = (
+            BoundaryUncertainty(20, n_draws=3, seed=5, **self.given).fit(tokens, labels) for _ in range(2)
+        )
+        moved = uncertainty.perturbed_inputs
+        assert moved.dtype == torch.int64
+        assert moved.shape == (3, *tokens.shape)
+        assert int((moved != tokens).sum(dim=2).max()) == 1
+        assert not torch.equal(moved[0], moved[1])
+        assert torch.equal(again.perturbed_inputs, moved)
+        assert 0 <= float(uncertainty.score(network())) <= 1
+
+    def test_the_callback_and_the_loop_take_it(self, tmp_path):
+        tokens, labels = sentences()
+        module = problems.Classifier(lr=1.0)
+        module.net = network()
+        monitor = BoundaryUncertaintyMonitor(n_neighbors=20, **self.given)
+        problems.trainer(tmp_path, monitor, max_epochs=4).fit(module, problems.loader(tokens, labels))
+        assert len(monitor.history) == 4
+        assert monitor.history[-1]["label_agreement"] > 0.6
+        stopper = BoundaryUncertaintyStopper(tokens, labels, n_neighbors=20, **self.given)
+        assert not stopper.check(network())
+
+    @pytest.mark.parametrize(
+        ("perturbation", "message"),
+        [
+            (lambda x, d, g: x[:, :2], r"`perturbation` must give .* \(240, 8\), got \(240, 2\)"),
+            (lambda x, d, g: None, "`perturbation` must give .* got NoneType"),
+            (lambda x, d, g: x * torch.nan, "`perturbation` must give finite inputs"),
+        ],
+    )
+    def test_what_it_must_give(self, perturbation, message):
+        with pytest.raises(ValueError, match=message):
+            BoundaryUncertainty(20, perturbation=perturbation).fit(*sentences())

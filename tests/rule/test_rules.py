@@ -10,10 +10,8 @@ from bu_torch.signals.catalogue import SIGNALS
 
 
 def checks(**columns):
-    length = len(next(iter(columns.values())))
-    return [
-        {"epoch": epoch, **{name: float(values[epoch]) for name, values in columns.items()}} for epoch in range(length)
-    ]
+    rows = zip(*columns.values(), strict=True)
+    return [{"epoch": epoch, **dict(zip(columns, map(float, row), strict=True))} for epoch, row in enumerate(rows)]
 
 
 class Product(Rule):
@@ -190,7 +188,7 @@ def test_each_signal_has_one_entry_with_its_range():
     for name, signal in SIGNALS.items():
         assert signal.name == name
         assert signal.low < signal.high
-    assert [name for name, signal in SIGNALS.items() if not signal.is_larger_better] == [
+    assert {name for name, signal in SIGNALS.items() if not signal.is_larger_better} == {
         "prediction_changes",
         "omission",
-    ]
+    }

@@ -67,9 +67,7 @@ class TestClassWeight:
             np.testing.assert_allclose(weights_of(RARE, class_weight, own * scale), expected, rtol=1e-9)
 
     def test_the_order_of_a_dict_does_not_matter(self):
-        assert (
-            repr(check_class_weight({2: 1.0, 0: 3})) == repr(check_class_weight({0: 3.0, 2: 1})) == "{0: 3.0, 2: 1.0}"
-        )
+        assert {repr(check_class_weight(given)) for given in ({2: 1.0, 0: 3}, {0: 3.0, 2: 1})} == {"{0: 3.0, 2: 1.0}"}
 
     @pytest.mark.parametrize(
         ("given", "error", "message"),
@@ -229,18 +227,13 @@ class TestRegression:
     def test_the_penalty_predicts_left_out_labels_best(self):
         features, labels, _, weights = noisy()
         fitted = LabelRegression().fit(features, labels, weights)
-        scores = {
-            penalty: brier(by_refitting(features, labels, penalty, weights).numpy(), labels, weights)
-            for penalty in fitted.penalties
-        }
+        left_out = {penalty: by_refitting(features, labels, penalty, weights).numpy() for penalty in fitted.penalties}
+        scores = {penalty: brier(found, labels, weights) for penalty, found in left_out.items()}
         assert scores[fitted.penalty_] == pytest.approx(min(scores.values()), abs=1e-6)
 
     def test_equal_weights_are_none(self):
         features, labels, _, _ = noisy()
-        one, other = (
-            LabelRegression().fit(features, labels),
-            LabelRegression().fit(features, labels, torch.ones(60) * 7),
-        )
+        one, other = (LabelRegression().fit(features, labels, weights) for weights in (None, torch.ones(60) * 7))
         assert torch.equal(one.left_out, other.left_out)
 
     def test_of_many_samples_the_weights_stay_with_theirs(self):
@@ -287,13 +280,8 @@ class TestBoundaryUncertainty:
         found = fitted.omission(lambda x: torch.tensor([1.0, 0.0, 0.0]).repeat(len(x), 1))
         torch.testing.assert_close(found, expected)
 
-    def test_a_second_fit_forgets_the_weights_of_the_first(self):
-        features, labels, _, weights = noisy()
-        boundary = BoundaryUncertainty(n_neighbors=10, n_draws=1).fit(features, labels, weights)
-        assert boundary.weights is not None
-        assert boundary.fit(features, labels).weights is None
-
-    def test_weights_go_where_it_goes(self, device):
+    def test_weights_go_where_it_goes_and_a_second_fit_forgets_them(self, device):
         features, labels, _, weights = noisy()
         fitted = BoundaryUncertainty(n_neighbors=10, n_draws=1).fit(features, labels, weights).to(device)
         assert fitted.weights.device.type == device.type
+        assert fitted.fit(features, labels).weights is None

@@ -32,7 +32,7 @@ X, Y = problems.blobs(120)
 WHOLE = TensorDataset(X, Y)
 PAIRS = list(zip(X, Y, strict=True))
 DICTS = [{"id": i, "image": X[i], "target": Y[i]} for i in range(120)]
-BY_NAME = ("image", "target")
+BY_NAME = {"input_key": "image", "label_key": "target"}
 
 
 class Made(problems.Made):
@@ -116,29 +116,20 @@ SOURCES = {
     "a pair of tensors": ((X, Y), {}),
     "a list of an array and a list": ([X.numpy(), Y.tolist()], {}),
     "three arrays by place": ((torch.rand(120), X, Y), {"input_key": 1, "label_key": -1}),
-    "arrays by name": (
-        {"id": np.arange(120), "image": X.numpy(), "target": Y.tolist()},
-        {"input_key": BY_NAME[0], "label_key": BY_NAME[1]},
-    ),
+    "arrays by name": ({"id": np.arange(120), "image": X.numpy(), "target": Y.tolist()}, BY_NAME),
     "a tensor dataset": (WHOLE, {}),
     "a tensor dataset of three": (TensorDataset(torch.rand(120), X, Y), {"input_key": 1, "label_key": 2}),
     "a dataset": (Made(), {}),
     "a list of pairs": (PAIRS, {}),
-    "a list of dicts": (DICTS, {"input_key": BY_NAME[0], "label_key": BY_NAME[1]}),
+    "a list of dicts": (DICTS, BY_NAME),
     "a subset": (Subset(WHOLE, range(120)), {}),
     "datasets in a row": (ConcatDataset([Subset(WHOLE, range(50)), Subset(Made(), range(50, 120))]), {}),
     "a stream": (Stream(), {}),
     "a data module": (DataModule(), {}),
     "a shuffled loader that drops the last": (DataLoader(WHOLE, batch_size=32, shuffle=True, drop_last=True), {}),
     "a loader with workers that stay": (DataLoader(Made(), batch_size=11, num_workers=2, persistent_workers=True), {}),
-    "a loader of dicts": (
-        DataLoader(DICTS, batch_size=7, shuffle=True),
-        {"input_key": BY_NAME[0], "label_key": BY_NAME[1]},
-    ),
-    "a loader of triples": (
-        DataLoader(TensorDataset(Y, torch.rand(120), X), batch_size=7),
-        {"input_key": -1, "label_key": 0},
-    ),
+    "a loader of dicts": (DataLoader(DICTS, batch_size=7, shuffle=True), BY_NAME),
+    "a loader of triples": (DataLoader(TensorDataset(Y, torch.rand(120), X)), {"input_key": -1, "label_key": 0}),
     "a loader of lists": (collated(lambda x, y: [x, y]), {}),
     "a loader of a stream": (DataLoader(Stream(), batch_size=32), {}),
     "a stream of a wrong length": (DataLoader(Stream(length=1000), batch_size=32), {}),
@@ -178,15 +169,9 @@ VISITED = {
     "an array": ({"sampler": np.arange(94, 4, -1), "batch_size": 30}, range(5, 95)),
     "a tensor": ({"sampler": torch.arange(94, 4, -1), "batch_size": 30}, range(5, 95)),
     "weights, some 0": ({"sampler": WeightedRandomSampler([1.0] * 70 + [0.0] * 50, 99), "batch_size": 30}, range(70)),
-    "a batch sampler that leaves out": (
-        {"batch_sampler": FirstBatches(SequentialSampler(WHOLE), 30, False)},
-        range(100),
-    ),
+    "a batch sampler that leaves out": ({"batch_sampler": FirstBatches(range(120), 30, False)}, range(100)),
     "batches that overlap": ({"batch_sampler": [[7, 3, 6] * 4, list(range(5, 50))]}, [3, *range(5, 50)]),
-    "tuples and tensors as batches": (
-        {"batch_sampler": Own([(0, 3), torch.tensor([3, 8]), np.array([9])])},
-        [0, 3, 8, 9],
-    ),
+    "tuples and tensors": ({"batch_sampler": Own([(0, 3), torch.tensor([3, 8]), np.array([9])])}, [0, 3, 8, 9]),
     "a sampler of lists": ({"sampler": Own([[2, 1], [0, 1]]), "batch_size": None}, range(3)),
     "a sampler of tensors": ({"sampler": Own([torch.tensor([2, 1]), torch.tensor([0])]), "batch_size": None}, range(3)),
 }
@@ -303,15 +288,10 @@ class TestNoTrace:
         assert (dataset.rng.bit_generator.state, dataset.random.getstate()) == states
 
     def test_what_a_dataset_closes_in_the_end_stays_open(self):
-        class File(Dataset):
+        class File(Made):
             def __init__(self):
+                super().__init__()
                 self.closed = []
-
-            def __len__(self):
-                return 120
-
-            def __getitem__(self, i):
-                return PAIRS[i]
 
             def __del__(self):
                 self.closed.append(True)
@@ -425,18 +405,19 @@ class TestSubset:
         assert stratified_rows(5, 9, 0).tolist() == list(range(5))
 
     @pytest.mark.parametrize(
-        ("dataset", "keys"),
+        "dataset",
         [
-            (WHOLE, (None, None)),
-            (TensorDataset(Y, X, torch.rand(120)), (1, 0)),
-            (Named(), (None, None)),
-            (Subset(Named(), range(120)), (None, None)),
-            (Subset(Subset(WHOLE, range(119, -1, -1)), range(119, -1, -1)), (None, None)),
-            (TensorDataset(X, Y.float()), (None, None)),
-            (TensorDataset(X, Y.byte()), (None, None)),
+            WHOLE,
+            TensorDataset(Y, X, torch.rand(120)),
+            Named(),
+            Subset(Named(), range(120)),
+            Subset(Subset(WHOLE, range(119, -1, -1)), range(119, -1, -1)),
+            TensorDataset(X, Y.float()),
+            TensorDataset(X, Y.byte()),
         ],
     )
-    def test_labels_may_be_known_without_reading(self, dataset, keys):
+    def test_labels_may_be_known_without_reading(self, dataset):
+        keys = (1, 0) if len(getattr(dataset, "tensors", ())) == 3 else (None, None)
         assert known_labels(dataset, keys[1]).tolist() == Y.tolist()
         samples = read_samples(dataset, 50, input_key=keys[0], label_key=keys[1])
         assert samples.is_stratified
@@ -576,12 +557,13 @@ class Stuck(Own):
         raise RuntimeError("no copy")
 
 
-PAIR = r"Pass a pair \(inputs, labels\) of tensors or arrays\.$"
+NO_SAMPLE = "there must be at least one sample, got none."
+ALONE = "the inputs of a batch must be a tensor, got "
 REFUSED = {
-    "words": (Made(lambda i: ("word", 0)), "the inputs of a batch must be a tensor, got tuple"),
+    "words": (Made(lambda i: ("word", 0)), ALONE + "tuple"),
     "words as labels": (Made(lambda i: (X[i], "word")), "the labels of a batch must be a tensor, got tuple"),
-    "several inputs": (Made(lambda i: ((X[i], X[i]), 0)), "the inputs of a batch must be a tensor, got list"),
-    "inputs by name": (Made(lambda i: ({"x": X[i]}, 0)), "the inputs of a batch must be a tensor, got dict"),
+    "several inputs": (Made(lambda i: ((X[i], X[i]), 0)), ALONE + "list"),
+    "inputs by name": (Made(lambda i: ({"x": X[i]}, 0)), ALONE + "dict"),
     "inputs alone": (Made(X.__getitem__), r"batches must be \(inputs, labels\), .*got a Tensor"),
     "one tensor": (TensorDataset(X), "batches must be .*got a list of 1"),
     "three tensors": (TensorDataset(X, Y, Y), "batches must be .*`input_key=` and `label_key=`, got a list of 3"),
@@ -590,55 +572,47 @@ REFUSED = {
     "arrays without names": ({"image": X, "target": Y}, "batches are dicts with the keys 'image', 'target': name two"),
     "dicts without names": (DICTS, "batches are dicts with the keys 'id', 'image', 'target': name two of them by"),
     "no batch": (collated(lambda x, y: None), "batches must be .*got a NoneType"),
-    "lengths that differ": (collated(lambda x, y: (x, y[1:])), r"be equally long, got \(30, 4\) and \(29,\)"),
-    "one label a batch": (collated(lambda x, y: (x, y[0])), r"be equally long, got \(30, 4\) and \(\)"),
+    "lengths that differ": (collated(lambda x, y: (x, y[1:])), r".*be equally long, got \(30, 4\) and \(29,\)"),
+    "one label a batch": (collated(lambda x, y: (x, y[0])), r".*be equally long, got \(30, 4\) and \(\)"),
     "shapes of inputs": (
         DataLoader(Made(lambda i: (X[i, : 2 + i // 60], 0)), batch_size=30),
-        r"inputs must have one shape, got \(2,\), \(3,\)",
+        r"all inputs must have one shape, got \(2,\), \(3,\)",
     ),
     "shapes of labels": (
         DataLoader(Made(lambda i: (X[i], Y[i].expand(1 + i // 60))), batch_size=30),
-        r"labels must have one shape, got \(1,\), \(2,\)",
+        r"all labels must have one shape, got \(1,\), \(2,\)",
     ),
-    "an empty dataset": (TensorDataset(X[:0], Y[:0]), "at least one sample, got none"),
-    "empty arrays": ((X[:0], Y[:0]), "at least one sample, got none"),
-    "an empty list": ([], "at least one sample, got none"),
-    "an empty stream": (Stream([]), "at least one sample, got none"),
-    "a sampler of nothing": (DataLoader(WHOLE, sampler=SubsetRandomSampler([])), "at least one sample, got none"),
-    "batches that are all dropped": (
-        DataLoader(WHOLE, batch_size=500, drop_last=True),
-        "at least one sample, got none",
-    ),
-    "no batches": (DataLoader(Made(length=0), sampler=[], batch_size=None), "at least one sample, got none"),
-    "nothing left": (collated(lambda x, y: (x[:0], y[:0])), "at least one sample, got none"),
-    "a sampler that cannot be copied": (
-        DataLoader(WHOLE, sampler=Stuck(range(60))),
-        "Stuck cannot be copied to see which .*: no copy",
-    ),
+    "an empty dataset": (TensorDataset(X[:0], Y[:0]), NO_SAMPLE),
+    "empty arrays": ((X[:0], Y[:0]), NO_SAMPLE),
+    "an empty list": ([], NO_SAMPLE),
+    "an empty stream": (Stream([]), NO_SAMPLE),
+    "a sampler of nothing": (DataLoader(WHOLE, sampler=SubsetRandomSampler([])), NO_SAMPLE),
+    "batches that are all dropped": (DataLoader(WHOLE, batch_size=500, drop_last=True), NO_SAMPLE),
+    "no batches": (DataLoader(Made(length=0), sampler=[], batch_size=None), NO_SAMPLE),
+    "nothing left": (collated(lambda x, y: (x[:0], y[:0])), NO_SAMPLE),
+    "a sampler without a copy": (DataLoader(WHOLE, sampler=Stuck([0])), "Stuck cannot be copied to see .*: no copy"),
     "a sampler that ends": (DataLoader(WHOLE, sampler=(i for i in range(60))), "generator cannot be copied to see"),
+    "no such input": (
+        DICTS,
+        "`input_key='x'` is not among the keys of a batch: 'id', 'image', 'target'",
+        "x",
+        "target",
+    ),
+    "no such label": (DICTS, "`label_key='y'` is not among the keys of a batch", "image", "y"),
+    "one key": (DICTS, "batches are dicts with .*: name two of them by `input_key=` and `label_key=`", "image"),
+    "no such place": (TensorDataset(X, Y, Y), "`label_key=3` is no place in a batch of 3", 0, 3),
+    "a place before the first": ((X, Y), "`input_key=-3` is no place in a batch of 2", -3, 0),
+    "one place": (WHOLE, "`input_key=` and `label_key=` go together, got one of them", 1),
 }
 
 
-@pytest.mark.parametrize(("source", "message"), list(REFUSED.values()), ids=list(REFUSED))
-def test_what_cannot_be_read_is_refused_with_the_way_out(source, message):
-    with pytest.raises(ValueError, match=f"^`dataset`: .*{message}.*{PAIR}"):
-        read_samples(source)
-
-
-@pytest.mark.parametrize(
-    ("source", "keys", "message"),
-    [
-        (DICTS, ("x", "target"), "`input_key='x'` is not among the keys of a batch: 'id', 'image', 'target'"),
-        (DICTS, ("image", "y"), "`label_key='y'` is not among the keys of a batch"),
-        (DICTS, ("image", None), "batches are dicts with .*: name two of them by `input_key=` and `label_key=`"),
-        (TensorDataset(X, Y, Y), (0, 3), "`label_key=3` is no place in a batch of 3"),
-        ((X, Y), (-3, 0), "`input_key=-3` is no place in a batch of 2"),
-        (WHOLE, (1, None), "`input_key=` and `label_key=` go together, got one of them"),
-    ],
-)
-def test_keys_that_are_not_there_are_named(source, keys, message):
-    with pytest.raises(ValueError, match=f"^`dataset`: {message}.*{PAIR}"):
-        read_samples(source, input_key=keys[0], label_key=keys[1])
+@pytest.mark.parametrize("case", list(REFUSED.values()), ids=list(REFUSED))
+def test_what_cannot_be_read_is_refused_with_the_way_out(case):
+    source, message, *keys = case
+    with pytest.raises(
+        ValueError, match=rf"^`dataset`: {message}.*Pass a pair \(inputs, labels\) of tensors or arrays\.$"
+    ):
+        read_samples(source, **dict(zip(("input_key", "label_key"), keys, strict=False)))
 
 
 @pytest.mark.parametrize(
@@ -646,7 +620,7 @@ def test_keys_that_are_not_there_are_named(source, keys, message):
     [
         (3, TypeError, "`dataset` must be a Dataset or DataLoader .* or a pair .*got int"),
         (iter(PAIRS), TypeError, "`dataset` must be a Dataset or DataLoader .*got list_iterator"),
-        ([DataLoader(WHOLE), DataLoader(WHOLE)], TypeError, f"must be a single DataLoader, got a list of them. {PAIR}"),
+        ([DataLoader(WHOLE)] * 2, TypeError, "must be a single DataLoader, got a list of them. Pass a pair"),
         ({"a": DataLoader(WHOLE)}, TypeError, "must be a single DataLoader, got a dict of them"),
         ((X, Y[1:]), ValueError, r"inputs and labels of one length, got \(120, 4\) and \(119,\)"),
         ((X, Y[0]), ValueError, r"inputs and labels of one length, got \(120, 4\) and \(\)"),

@@ -16,10 +16,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bu_torch.callbacks._training_data import users_sampler
+from bu_torch.callbacks.training_data import users_sampler
 from bu_torch.samples.balance import weights_of
 from bu_torch.samples.reading import read_loader, read_samples
-from bu_torch.samples.samples import choose_among, choose_among_whole, whole_samples
+from bu_torch.samples.samples import choose_among, fewer_of, whole_samples
 
 N = 240
 Y = (torch.arange(N) % 12 == 0).long() + (torch.arange(N) % 4 == 1).long() * 2  # classes of 160, 20 and 60
@@ -65,9 +65,6 @@ class TestWeightedRandomSampler:
         torch.testing.assert_close(relative(samples.weights), relative(OF_CLASS[Y]))
         assert torch.equal(samples.inputs, X)
 
-    def test_equal_weights_are_none(self):
-        assert read(sampler=WeightedRandomSampler(torch.full((N,), 0.3), N)).weights is None
-
     @pytest.mark.parametrize("replacement", [True, False])
     def test_samples_of_weight_zero_are_left_out(self, replacement):
         weights = torch.arange(N) * (torch.arange(N) % 3 > 0)
@@ -90,9 +87,6 @@ class TestWeightedRandomSampler:
         assert float(found.sum()) == pytest.approx(num_samples, rel=1e-6)  # they are shares of the passes
         np.testing.assert_allclose(found, counts / 4000, atol=0.045)  # four standard deviations and a bit
         assert abs(float((found - counts / 4000).mean())) < 0.003
-
-    def test_without_replacement_all_is_all_alike(self):
-        assert read(sampler=WeightedRandomSampler(OF_CLASS[Y], N, replacement=False)).weights is None
 
     def test_of_batches(self):
         sampler = WeightedRandomSampler(OF_CLASS[Y], N)
@@ -159,13 +153,6 @@ class TestOfOnesOwn:
         samples = read(sampler=[*range(N), *range(20), *range(20)])
         torch.testing.assert_close(relative(samples.weights), relative([3.0] * 20 + [1.0] * 220))
 
-    def test_one_that_draws_each_twice(self):
-        assert read(sampler=[*range(N), *range(N)]).weights is None
-
-    @pytest.mark.parametrize("seed", range(10))
-    def test_one_that_repeats_by_chance_has_no_preference(self, seed):
-        assert read(sampler=Own(without_preference, seed)).weights is None
-
     def test_one_that_draws_anew_in_each_epoch_has_no_preference(self):
         """As trainers call `set_epoch`, so do the passes that are counted."""
 
@@ -207,9 +194,45 @@ class TestOfOnesOwn:
         assert read(sampler=Own(counting)).weights is not None
         assert len(passes) == 2
 
-    def test_of_torchs_own_there_are_none(self):
-        assert read(sampler=RandomSampler(WHOLE, replacement=True, num_samples=1000)).weights is None
-        assert read(shuffle=True).weights is None
+    def test_a_part_anew_each_time_is_read_as_a_whole(self):
+        found = read(sampler=Own(lambda g: torch.randperm(N, generator=g)[: N // 5].tolist()))
+        assert len(found.rows) > 0.9 * N
+        assert found.weights is None
+
+    def test_all_rare_ones_and_a_part_of_the_others(self):
+        found = read(sampler=Own(lambda g: [*range(10), *(10 + torch.randperm(N - 10, generator=g)[:10]).tolist()]))
+        rare = found.rows < 10
+        assert int(rare.sum()) == 10
+        assert float(found.weights[rare].sum() / found.weights.sum()) == pytest.approx(0.5, abs=1e-9)
+
+    @pytest.mark.parametrize("has_length", [True, False])
+    def test_one_without_an_end_is_read_for_an_epoch(self, has_length):
+        class Endless(Sampler):
+            def __iter__(self):
+                while True:
+                    yield from torch.randperm(N).tolist()
+
+        if has_length:
+            Endless.__len__ = lambda self: N
+            assert len(read(sampler=Endless()).rows) == N
+        else:
+            loader = DataLoader(WHOLE, batch_size=10, sampler=Endless())
+            assert len(read_loader(loader, lambda n: n, n_batches=3).rows) >= 30
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        RandomSampler(WHOLE),
+        RandomSampler(WHOLE, replacement=True, num_samples=1000),
+        WeightedRandomSampler(torch.full((N,), 0.3), N),
+        WeightedRandomSampler(OF_CLASS[Y], N, replacement=False),
+        [*range(N), *range(N)],
+        *(Own(without_preference, seed) for seed in range(10)),
+    ],
+)
+def test_samplers_that_prefer_no_sample_give_no_weights(sampler):
+    assert read(sampler=sampler).weights is None
 
 
 class Marked(Dataset):
@@ -282,7 +305,7 @@ class TestIgnoredLabels:
         whole = whole_samples(X.numpy(), MARKED.numpy(), weights.numpy())
         assert (whole.n_training, whole.n_ignored) == (len(KEPT), 48)
         for n_samples in (N, 50):
-            samples = choose_among_whole(whole, lambda n, most=n_samples: min(n, most), 1)
+            samples = fewer_of(whole, n_samples, 1)
             assert samples.n_ignored == 48
             assert torch.equal(samples.inputs[:, 0].long(), samples.rows)
             assert torch.equal(samples.weights, weights[samples.rows])
@@ -313,27 +336,20 @@ class TestTransform:
         ],
         ids=["at once", "one by one", "a stream"],
     )
-    def test_each_batch_passes_once(self, source):
-        seen = []
+    @pytest.mark.parametrize("n_wanted", [N, 50])
+    def test_each_batch_passes_once(self, source, n_wanted):
+        n_seen = 0
 
         def transform(batch):
-            seen.append(len(batch[0]))
+            nonlocal n_seen
+            n_seen += len(batch[0])
             return batch[0] / 255, batch[1]
 
-        samples = read_loader(source, lambda n: n, transform=transform)
-        torch.testing.assert_close(samples.inputs, X / 255)
-        assert torch.equal(samples.labels, Y)
-        assert sum(seen) == N
-
-    def test_a_subset_passes_alone(self):
-        seen = []
-
-        def transform(batch):
-            seen.append(len(batch[0]))
-            return batch
-
-        read_loader(DataLoader(WHOLE, batch_size=30), lambda n: 50, transform=transform)
-        assert sum(seen) == 50
+        samples = read_loader(source, lambda n: n_wanted, transform=transform)
+        torch.testing.assert_close(samples.inputs, X[samples.rows] / 255)
+        assert torch.equal(samples.labels, Y[samples.rows])
+        assert len(samples.rows) == n_wanted
+        assert n_seen == (N if isinstance(source.dataset, IterableDataset) else n_wanted)
 
     def test_what_needs_a_gradient_loses_it(self):
         scale = torch.ones(1, requires_grad=True)
@@ -341,48 +357,3 @@ class TestTransform:
             DataLoader(WHOLE, batch_size=30), lambda n: n, transform=lambda batch: (batch[0] * scale, batch[1])
         )
         assert not samples.inputs.requires_grad
-
-
-class TestSamplersInTraining:
-    def test_a_part_anew_each_time_is_read_as_a_whole(self):
-        class Part(Sampler):
-            def __init__(self):
-                self.generator = torch.Generator().manual_seed(0)
-
-            def __iter__(self):
-                return iter(torch.randperm(N, generator=self.generator)[: N // 5].tolist())
-
-            def __len__(self):
-                return N // 5
-
-        found = read(sampler=Part())
-        assert len(found.rows) > 0.9 * N
-        assert found.weights is None
-
-    def test_all_rare_ones_and_a_part_of_the_others(self):
-        class Undersampler(Sampler):
-            def __iter__(self):
-                return iter([*range(10), *(10 + torch.randperm(N - 10)[:10]).tolist()])
-
-            def __len__(self):
-                return 20
-
-        found = read(sampler=Undersampler())
-        rare = found.rows < 10
-        assert int(rare.sum()) == 10
-        share = float(found.weights[rare].sum() / found.weights.sum())
-        assert share == pytest.approx(0.5, abs=1e-9)
-
-    @pytest.mark.parametrize("has_length", [True, False])
-    def test_one_without_an_end_is_read_for_an_epoch(self, has_length):
-        class Endless(Sampler):
-            def __iter__(self):
-                while True:
-                    yield from torch.randperm(N).tolist()
-
-        if has_length:
-            Endless.__len__ = lambda self: N
-            assert len(read(sampler=Endless()).rows) == N
-        else:
-            loader = DataLoader(TensorDataset(X, Y), batch_size=10, sampler=Endless())
-            assert len(read_loader(loader, lambda n: n, n_batches=3).rows) >= 30

@@ -35,12 +35,8 @@ def by_hand(model, inputs):
     with torch.no_grad():
         first = model.first(inputs)
         hidden = model.body(first)
-        found = {
-            "logits": model.head(hidden),
-            "penultimate": hidden,
-            "first": first,
-            "body.1": model.body[1](model.body[0](first)),
-        }
+        normed = model.body[1](model.body[0](first))
+        found = {"logits": model.head(hidden), "penultimate": hidden, "first": first, "body.1": normed}
     model.train()
     return found
 

@@ -1,0 +1,59 @@
+"""Pruning of Optuna's trials without validation data."""
+
+from typing import Any
+
+from bu_torch.callbacks._lightning import Callback
+from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
+from bu_torch.functional.checks import check_choice
+from bu_torch.integrations.network import missing
+from bu_torch.signals.catalogue import SIGNALS
+
+try:
+    from optuna import TrialPruned
+    from optuna.study import StudyDirection
+except ImportError as error:
+    raise missing("optuna", "optuna") from error
+
+_COMPARABLE = tuple(name for name, signal in SIGNALS.items() if signal.is_larger_better)
+
+
+class BoundaryUncertaintyPruningCallback(Callback):
+    """Report each check to a trial of Optuna, and prune the trial if its pruner says so.
+
+    For a Lightning trainer, listed behind `BoundaryUncertaintyStopping` or `BoundaryUncertaintyMonitor`. In any other
+    training call `report` after each check. Trials that train on the same data are read at the same perturbed samples,
+    so that their values can be compared. The number of a check, from 0, is the step that Optuna knows.
+
+    Args:
+        trial: The trial, of a study with one objective that is maximised.
+        monitor: Signal to report, larger is better: `"expected_accuracy"`, `"boundary_uncertainty"`, ...
+
+    Raises:
+        ValueError: If the study minimises, or `monitor` is no such signal.
+    """
+
+    def __init__(self, trial: Any, monitor: str = "expected_accuracy") -> None:
+        self.monitor = check_choice("monitor", monitor, _COMPARABLE)
+        if getattr(getattr(trial, "study", None), "direction", None) == StudyDirection.MINIMIZE:
+            raise ValueError(f'`trial` must be of a study with `direction="maximize"`: a larger `{monitor}` is better.')
+        self.trial, self._n_reported = trial, 0
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        for callback in trainer.callbacks:
+            if isinstance(callback, BoundaryUncertaintyMonitor):
+                self.report(callback)
+
+    def report(self, watched: Any) -> None:
+        """Report the last check, if it has not been reported.
+
+        Args:
+            watched: What holds the `history` of checks: a callback, or a `BoundaryUncertaintyStopper`.
+
+        Raises:
+            optuna.TrialPruned: If the trial's pruner says so.
+        """
+        if len(watched.history) > self._n_reported:
+            self._n_reported = len(watched.history)
+            self.trial.report(watched.history[-1][self.monitor], self._n_reported - 1)
+            if self.trial.should_prune():
+                raise TrialPruned(f"Pruned after {self._n_reported} checks by `{self.monitor}`.")

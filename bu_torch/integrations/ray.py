@@ -1,0 +1,70 @@
+"""Early stopping of Ray Tune's trials without validation data."""
+
+from typing import Any
+
+from bu_torch.integrations.network import missing
+from bu_torch.run.history import History
+from bu_torch.run.settings import Settings
+
+try:
+    from ray.tune import Stopper
+except ImportError as error:
+    raise missing("ray", '"ray[tune]"') from error
+
+
+class BoundaryUncertaintyTrialStopper(Stopper):
+    """Stop each trial of Ray Tune by the scores that it reports, with the rule and patience of the callbacks.
+
+    A trial reports its checks, `tune.report(stopper.history[-1])`, and leaves the decision to Tune: patience stands in
+    one place for all trials, whatever trains them, and other stoppers and schedulers see the same results.
+
+    Args:
+        **settings: `patience`, `min_delta`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`, as for
+            `bu_torch.BoundaryUncertaintyStopper`; `rule` as in the trials.
+
+    Raises:
+        ValueError: If an argument is out of range, or a result lacks the score.
+        TypeError: If an argument is unknown or of the wrong type.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = Settings(**settings)
+        self._trials: dict[str, History] = {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Decide after a result.
+
+        Args:
+            trial_id: Of which trial; each is decided on its own.
+            result: A check, with `epoch`, the rule's signals and score; other entries do not count.
+
+        Returns:
+            True if the trial should stop.
+        """
+        checks = self._trials.setdefault(trial_id, History(self._settings))
+        name = checks.score_name
+        if name not in result or "epoch" not in result:
+            raise ValueError(f"A result must be a check with `epoch` and `{name}`, got {', '.join(result)}.")
+        # A trial that goes on from a checkpoint reports some checks again.
+        before = [one for one in checks.entries if _place(one) < _place(result)]
+        checks.load([*before, result], 0, {})
+        return checks.verdict.should_stop
+
+    def stop_all(self) -> bool:
+        """Never end the whole search."""
+        return False
+
+    def best_result(self, trial_id: str) -> dict[str, Any] | None:
+        """Give the result of a trial whose weights are the best: the last one within the rule's margin.
+
+        Args:
+            trial_id: Of which trial.
+
+        Returns:
+            The result as it was reported, with Tune's `checkpoint_dir_name`; None if none counts.
+        """
+        return self._trials[trial_id].kept if trial_id in self._trials else None
+
+
+def _place(check: dict[str, Any]) -> tuple[int, int]:
+    return check["epoch"], check.get("step", -1)

@@ -1,0 +1,71 @@
+"""Early stopping and the best weights for skorch, without a validation split."""
+
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch.integrations.network import OneTensorNetwork, make_stopper, missing
+from bu_torch.rule.rules import as_rule
+from bu_torch.run.settings import Settings
+
+try:
+    from skorch.callbacks import Callback
+except ImportError as error:
+    raise missing("skorch", "skorch") from error
+
+_OPTIONS = {field.name: field.default for field in fields(Settings)} | {"folder": None}
+
+
+class BoundaryUncertaintyEarlyStopping(Callback):
+    """Stop a net when its decision boundary gets no better, and load the best weights; for `train_split=None`.
+
+    It records the rule's score and `boundary_uncertainty` in the net's history. With the criterion `NLLLoss`, skorch's
+    default, the module gives probabilities, and their logarithm is read.
+
+    Args:
+        load_best: Load the weights of the best epoch when training ends.
+        **settings: As for `bu_torch.BoundaryUncertaintyStopper`, `folder` among them. All of them are parameters, for
+            searches of scikit-learn too: `callbacks__boundary__patience`.
+
+    Attributes:
+        stopper_: The `BoundaryUncertaintyStopper` of the training: `history`, `best_epoch`, `stopping_reason`, ...
+
+    Raises:
+        ValueError: If an argument is out of range, or samples cannot be read when the first epoch begins.
+        TypeError: If an argument is unknown or of the wrong type.
+    """
+
+    def __init__(self, load_best: bool = True, folder: str | Path | None = None, **settings: Any) -> None:
+        Settings(**settings)  # which refuses what is wrong
+        self.__dict__.update(_OPTIONS, load_best=load_best, folder=folder, **settings)
+
+    def on_train_begin(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
+        self.stopper_: Any = None
+        self.network_: Any = None
+
+    def on_epoch_begin(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
+        if self.stopper_ is None:
+            options = {name: getattr(self, name) for name in _OPTIONS}
+            call = partial(_call, isinstance(net.criterion_, nn.NLLLoss))
+            self.network_ = OneTensorNetwork(net.module_, call, 4096, self.output_key)
+            self.stopper_ = make_stopper(self.network_, net.get_iterator(dataset_train, training=True), options)
+
+    def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
+        should_stop = self.stopper_.check(self.network_)
+        for name in ("boundary_uncertainty", as_rule(self.rule).name):
+            net.history.record(name, self.stopper_.history[-1][name])
+        if should_stop:
+            raise KeyboardInterrupt  # which is how skorch's callbacks end a training
+
+    def on_train_end(self, net: Any, X: Any = None, y: Any = None, **kwargs: Any) -> None:
+        if self.load_best and self.stopper_ is not None and self.stopper_.best_epoch is not None:
+            self.stopper_.restore(self.network_)
+
+
+def _call(gives_probabilities: bool, module: Any, inputs: Tensor) -> Any:
+    output = module(inputs)
+    return (output + torch.finfo(output.dtype).eps).log() if gives_probabilities else output  # as skorch's loss

@@ -1,0 +1,100 @@
+"""Early stopping and the best model for Hugging Face's `Trainer`, without an evaluation set."""
+
+import math
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from bu_torch.integrations.network import OneTensorNetwork, call_by_key, make_stopper, missing
+from bu_torch.internal.inputs import check_integer
+from bu_torch.run.settings import Settings
+
+try:
+    from accelerate.utils import broadcast_object_list
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise missing("transformers", "transformers accelerate") from error
+
+
+class BoundaryUncertaintyCallback(TrainerCallback):
+    """Stop a `Trainer` when the decision boundary gets no better, and load the best model at the end.
+
+    It reads training samples once, with the `Trainer`'s own collator, and calls the model in eval mode with
+    `input_ids` and the `attention_mask` that leaves out padding, or with other inputs alone. Each checkpoint holds its
+    state, so that `train(resume_from_checkpoint=True)` goes on. Its numbers are in the `Trainer`'s `log_history`.
+
+    Args:
+        load_best_model_at_end: Load the weights of the best check when training ends.
+        check_steps: Check after every so many optimiser steps; None for the end of each epoch.
+        input_key: Key of the inputs in a batch; None for the model's `main_input_name`.
+        label_key: Key of the classes.
+        forward: Given the model and inputs (n, ...), its output; None for a call as above.
+        folder: Where to leave the record of the checks; None for none.
+        **settings: As for `bu_torch.BoundaryUncertaintyStopper`: `patience`, `rule`, ...
+
+    Attributes:
+        stopper: The `BoundaryUncertaintyStopper` of the training: `history`, `best_epoch`, `stopping_reason`, ...
+
+    Raises:
+        ValueError: If an argument is out of range, or samples or weights cannot be read when training begins.
+    """
+
+    def __init__(
+        self,
+        *,
+        load_best_model_at_end: bool = True,
+        check_steps: int | None = None,
+        input_key: str | None = None,
+        label_key: str = "labels",
+        forward: Callable[[Any, Tensor], Any] | None = None,
+        folder: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        self.load_best_model_at_end, self.forward = load_best_model_at_end, forward
+        self.input_key, self.label_key = input_key, label_key
+        self.check_steps = None if check_steps is None else check_integer("check_steps", check_steps, 1)
+        self.options = vars(Settings(**settings)) | {"folder": folder}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        model, loader = kwargs["model"], kwargs["train_dataloader"]
+        if args.fsdp or args.deepspeed or not hasattr(loader.dataset, "__len__"):
+            raise ValueError("`Trainer` must have whole weights (no FSDP, no DeepSpeed) and a dataset with a length.")
+        key = self.input_key or str(getattr(model, "main_input_name", "inputs"))
+        pad = getattr(getattr(model, "config", None), "pad_token_id", None)
+        call = self.forward or partial(call_by_key, key, pad)
+        self._network = OneTensorNetwork(model, call, args.eval_batch_size, self.options["output_key"])
+        n_samples, sampler, collate = len(loader.dataset), loader.get_sampler(), loader.collate_fn
+        in_one_batch = DataLoader(loader.dataset, n_samples, sampler=sampler, collate_fn=collate)  # of one length
+        self.stopper = make_stopper(self._network, in_one_batch, self.options, (key, self.label_key))
+        if (file := _file(args, state)).is_file():
+            self.stopper.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        elif state.global_step:
+            warnings.warn(f"There is no {file} to resume from: patience and the best epoch start anew.", stacklevel=2)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.check_steps is None:
+            is_due, step = state.epoch.is_integer(), None
+        else:
+            is_due, step = state.global_step % self.check_steps == 0, state.global_step
+        if is_due:
+            should_stop = self.stopper.check(self._network, math.ceil(state.epoch) - 1, step)
+            state.log_history.append({**self.stopper.history[-1], "epoch": state.epoch, "step": state.global_step})
+            (control.should_training_stop,) = broadcast_object_list([should_stop or control.should_training_stop])
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and (file := _file(args, state)).parent.is_dir():
+            torch.save(self.stopper.state_dict(), file)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.load_best_model_at_end and self.stopper.best_epoch is not None:
+            self.stopper.restore(self._network)
+
+
+def _file(args: Any, state: Any) -> Path:
+    return Path(args.output_dir, f"checkpoint-{state.global_step}", "boundary_uncertainty.pt")

@@ -1,0 +1,247 @@
+"""The weights of the best check: in a checkpoint, or in memory for a trainer that writes none."""
+
+import copy
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from bu_torch.callbacks.best_file import OwnFiles, absolute, is_named_in_folder, is_whole, may_be_read
+from bu_torch.callbacks.companion import KeepingCompanion
+from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, measured_module
+from bu_torch.callbacks.optimizers import TrainingWeights, evaluation_weights
+from bu_torch.internal.printing import cleaned
+from bu_torch.run.best_weights import BestWeights
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+    from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
+else:  # the bases are the trainer's own: `installation` adds them
+    Checkpoint = ModelCheckpoint = object
+
+
+_BEST = (
+    "best_k_models",
+    "kth_best_model_path",
+    "kth_value",
+    "best_model_path",
+    "best_model_score",
+    "current_score",
+    "best_epoch",
+    "best_step",
+)
+_OWN_FILES = OwnFiles()  # of all fits of this process
+
+
+class KeeperMixin(KeepingCompanion, ModelCheckpoint):
+    """Lightning's `ModelCheckpoint` on the score of each check; one file, with a name of its own."""
+
+    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
+        super().__init__(
+            monitor=owner.tracker.checks.score_name,
+            mode="max",
+            dirpath=owner.dirpath,
+            filename=owner.filename or "boundary-{epoch}-{step}",
+            save_weights_only=owner.save_weights_only,
+            verbose=owner.verbose,
+            save_on_train_epoch_end=True,
+        )
+        self.owner = owner
+        self.best_epoch = self.best_step = None
+        self._before: dict[str, Any] | None = None  # what was the best before the newest file was written
+        self._obsolete: str | None = None  # its file, once the newest is written
+        self._resumed_path = ""  # the best file that the resumed state names
+        self._replaced: list[str] = []  # best files to delete as soon as the newest other checkpoint names none of them
+        self._named_elsewhere = ""  # the best file by the newest checkpoint that another callback has saved
+        self._of_training: TrainingWeights | None = None  # while a file is written
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self in trainer.callbacks:  # not one that an earlier fit left behind
+            super().setup(trainer, pl_module, stage)
+            self.dirpath: Any = absolute(self.dirpath)  # Lightning leaves it relative where a logger or the user does
+
+    def keep_if_best(self, trainer: Trainer) -> None:
+        score = self.new_score(trainer)
+        # Without Lightning's comparison of step counts, which stand still if a module steps its optimiser itself.
+        if score is not None and math.isfinite(score):
+            with self.owner.tracker.account.saving():
+                self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Tell if the last check is the one to keep, in any process."""
+        is_new = self.owner.tracker.checks.is_kept_new
+        return bool(trainer.strategy.reduce_boolean_decision(is_new, all=False))
+
+    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
+        candidates = super()._monitor_candidates(trainer)
+        if self.new_score(trainer) is not None:
+            own = {name: value for name, value in self.owner.history[-1].items() if name not in ("epoch", "step")}
+            candidates |= {name: torch.tensor(value, dtype=torch.float64) for name, value in own.items()}
+        return candidates
+
+    def _get_metric_interpolated_filepath_name(
+        self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
+    ) -> str:
+        # Never over the best so far, whose name a template without the epoch gives again: checkpoints name that file.
+        return super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
+
+    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        self._before = {name: copy.copy(getattr(self, name)) for name in _BEST}
+        self._obsolete = None
+        self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
+        try:
+            super()._update_best_and_save(current, trainer, monitor_candidates)
+        except OSError as error:
+            if trainer.world_size > 1:  # the others wait for this one within Lightning
+                raise
+            self._take_back()
+            rank_zero_warn(
+                f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training goes on, and the"
+                f" best one before stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
+            )
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        try:
+            module = trainer.lightning_module
+            with evaluation_weights(trainer) as self._of_training:
+                self.owner.after_check.compare(module)
+                with self.owner.tracker.averaged(module):
+                    super()._save_checkpoint(trainer, filepath)
+        finally:
+            self._of_training = None
+        _OWN_FILES.add(filepath)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._of_training is None:
+            self._named_elsewhere = self.best_model_path
+        else:
+            self._of_training.save(pl_module, checkpoint)
+
+    def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
+        return previous != current  # `settle` looks closer
+
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        # Not yet: checkpoints that others save after this check must not name a file that is gone.
+        self._obsolete = filepath
+
+    def settle(self, trainer: Trainer, is_in_all: bool = True) -> None:
+        """Delete the best file before the newest, or take the newest back if it is not whole."""
+        if self._before is not None:
+            self._settle_newest(trainer, is_in_all)
+        # A run that resumes from the newest checkpoint that another callback has saved, perhaps in the middle of an
+        # epoch, needs the file that was best then.
+        for path in [path for path in self._replaced if path != self._named_elsewhere]:
+            self._replaced.remove(path)
+            if self._may_remove(trainer, path):  # still: another file may have taken its place
+                super()._remove_checkpoint(trainer, path)
+
+    def _settle_newest(self, trainer: Trainer, is_in_all: bool) -> None:
+        is_sound = is_whole(self.best_model_path)
+        if is_in_all:  # after an exception the other processes may not be here
+            is_sound = trainer.strategy.broadcast(is_sound)
+        if not is_sound:
+            damaged = cleaned(self.best_model_path)
+            rank_zero_warn(f"The checkpoint {damaged} is damaged: the best one before is kept instead.")
+            self._take_back()
+        elif self._obsolete is not None and self._may_remove(trainer, self._obsolete):
+            self._replaced.append(self._obsolete)
+        elif self._obsolete is not None:
+            left = cleaned(self._obsolete)
+            rank_zero_info(f"Boundary uncertainty leaves the best checkpoint of before where it is: {left}")
+        self._before = self._obsolete = None
+
+    def _may_remove(self, trainer: Trainer, path: str) -> bool:
+        """True if `path` is this callback's to delete. A resumed state may come from anywhere and name any path."""
+        is_ours = path in _OWN_FILES or (
+            # Others may be named by a template of the user's, too.
+            self.owner.filename is None and path == self._resumed_path and is_named_in_folder(path, str(self.dirpath))
+        )
+        return is_ours and super()._should_remove_checkpoint(trainer, path, self.best_model_path)
+
+    @property
+    def is_best_there(self) -> bool:
+        """True if the best checkpoint can be read, without waiting for a pipe that took its place."""
+        return may_be_read(self.best_model_path, str(self.dirpath))
+
+    @property
+    def is_best_own(self) -> bool:
+        """True if this process has written the best checkpoint."""
+        return self.best_model_path in _OWN_FILES
+
+    def _take_back(self) -> None:
+        for name, value in (self._before or {}).items():
+            setattr(self, name, value)
+        self._before = self._obsolete = None
+        self.owner.tracker.checks.fall_back(self.best_epoch, self.best_step)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not (self.owner.is_fitting and self.owner.is_comparable):
+            return
+        path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
+        epoch, step = state_dict.get("best_epoch"), state_dict.get("best_step")
+        if not path or score is None or not isinstance(epoch, int):
+            return
+        if not (may_be_read(path, str(self.dirpath)) and self._fs.exists(path) and is_whole(path)):
+            rank_zero_warn(
+                f"The checkpoint of the best epoch so far is gone or damaged: {cleaned(path)}."
+                " The best of the epochs to come is kept instead."
+            )
+            return
+        self._resumed_path = self._named_elsewhere = path
+        # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
+        # is needed, and nothing else is believed.
+        score = torch.tensor(float(score), dtype=torch.float64)
+        super().load_state_dict(
+            {
+                "dirpath": self.dirpath,
+                "best_model_path": path,
+                "best_model_score": score,
+                "best_k_models": {path: score},
+                "kth_best_model_path": path,
+                "kth_value": score,
+            }
+        )
+        self.best_epoch, self.best_step = epoch, step if isinstance(step, int) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "best_epoch": self.best_epoch, "best_step": self.best_step}
+
+
+class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
+    """Keeps the best weights in memory, for a trainer that writes no checkpoints."""
+
+    best_model_path = ""
+    is_best_there = True
+
+    def __init__(self, owner: "BoundaryUncertaintyStopping") -> None:
+        self.owner = owner
+        self.best = BestWeights()
+        self.best_epoch = self.best_step = None
+        self._resumed_weights: dict[str, Any] | None = None
+
+    def keep_if_best(self, trainer: Trainer) -> None:
+        if self.new_score(trainer) is None or not self.owner.tracker.checks.is_kept_new:
+            return
+        module = trainer.lightning_module
+        with self.owner.tracker.account.saving(), evaluation_weights(trainer):
+            self.owner.after_check.compare(module)
+            with self.owner.tracker.averaged(module):
+                self.best.keep(measured_module(trainer, module), trainer.current_epoch, trainer.global_step)
+        self.best_epoch, self.best_step = self.best.epoch, self.best.step
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.best.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.owner.is_fitting and self.owner.is_comparable:
+            self.best.load_state_dict(state_dict)
+            self.best_epoch, self.best_step = self.best.epoch, self.best.step
+            self._resumed_weights = self.best.weights
+
+    @property
+    def is_best_own(self) -> bool:
+        """True if the best weights are of this fit, not of a resumed state."""
+        return self.best.weights is not self._resumed_weights

@@ -1,0 +1,143 @@
+"""Lightning goes by two names, `lightning.pytorch` and `pytorch_lightning`, each with a class tree of its own.
+
+Both are often installed, and importing the second has side effects on the log of the first. So what a user's code asks
+`isinstance(..., Callback)` belongs to the trees that this process has imported, whichever came first, and what must be
+the trainer's own (an `EarlyStopping`, which Lightning calls after all other callbacks) is found by the trainer.
+"""
+
+import sys
+from functools import cache
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from packaging.version import Version
+
+_TREES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
+FITTING = "fit"  # `TrainerFn.FITTING`, in either tree
+# Of `lightning` the requirements of this package say so; `pytorch_lightning` comes without being asked for.
+_OLDEST = "2.6.6"
+
+
+def refuse_old(package: str) -> None:
+    """Raise an ImportError if the installed version of a package has known holes."""
+    name = package.replace("_", "-")
+    try:
+        found = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return  # part of another package, whose requirements hold
+    if Version(found) < Version(_OLDEST):
+        raise ImportError(
+            f"`{package}` must be {_OLDEST} or newer, got {found}: older versions can run code from a checkpoint"
+            " (GHSA-qqmf-gpg7-g8gw), and 2.6.2 and 2.6.3 carried malware (GHSA-w37p-236h-pfx3). Install it by"
+            f" `pip install --upgrade {name}`."
+        )
+
+
+def _imported() -> list[str]:
+    return [tree for tree in _TREES if tree in sys.modules]
+
+
+if not _imported():
+    installed = [tree for tree in _TREES if find_spec(tree.split(".")[0]) is not None]
+    if not installed:
+        raise ImportError("The callbacks need Lightning: `pip install lightning`.")
+    refuse_old(installed[0].split(".")[0])  # before any of it runs
+    import_module(installed[0])
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback as Callback
+    from lightning.pytorch import LightningModule as LightningModule
+    from lightning.pytorch import Trainer as Trainer
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException as MisconfigurationException
+else:
+    LightningModule = Trainer = Any  # of either tree
+
+    class Callback(*(sys.modules[tree].Callback for tree in _imported())):
+        """A callback of each tree that is imported."""
+
+    class MisconfigurationException(
+        *(import_module(f"{tree}.utilities.exceptions").MisconfigurationException for tree in _imported())
+    ):
+        """The exception of each tree that is imported."""
+
+
+def adopt_imported_trees() -> None:
+    """Make `Callback` and `MisconfigurationException` those of a tree that was imported after this module, too."""
+    for tree in _imported():
+        exceptions = import_module(f"{tree}.utilities.exceptions")
+        for own, base in (
+            (Callback, sys.modules[tree].Callback),
+            (MisconfigurationException, exceptions.MisconfigurationException),
+        ):
+            if not issubclass(own, base):
+                own.__bases__ += (base,)
+
+
+class Library(NamedTuple):
+    """The classes of one tree that are subclassed, or asked for by `isinstance`."""
+
+    lightning_module: Any
+    callback: Any
+    checkpoint: Any
+    early_stopping: Any
+    model_checkpoint: Any
+    timer: Any
+    stochastic_weight_averaging: Any
+    weight_averaging: Any
+    dummy_logger: Any  # which takes all that a logger is told, and writes nothing
+    async_checkpoint_io: Any
+    distributed_sampler_wrapper: Any  # which Lightning puts around a user's sampler to share it out
+
+
+def library_of(trainer: Any) -> Library:
+    """The tree of a trainer, unless it is no trainer of Lightning's, or of a version with known holes."""
+    for cls in type(trainer).__mro__:
+        for tree in _TREES:
+            if cls.__name__ == "Trainer" and cls.__module__.startswith(f"{tree}."):
+                return _library(tree)
+    raise MisconfigurationException(
+        f"This callback works with a `Trainer` of {' or '.join(f'`{tree}`' for tree in _TREES)}, got"
+        f" {type(trainer).__module__}.{type(trainer).__qualname__}."
+    )
+
+
+def measured_module(trainer: Any, pl_module: Any) -> Any:
+    """The weights that a checkpoint of this moment would hold: the average, where `WeightAveraging` keeps one."""
+    average = _average_model(trainer)
+    return pl_module if average is None else average.module
+
+
+def is_average_untouched(trainer: Any) -> bool:
+    """Tell if `WeightAveraging` has not updated its average yet, which then is the network before training."""
+    average = _average_model(trainer)
+    return average is not None and int(average.n_averaged) == 0
+
+
+def _average_model(trainer: Any) -> Any:
+    """The `AveragedModel` of the first `WeightAveraging` that has one; None where there is none."""
+    weight_averaging = library_of(trainer).weight_averaging
+    found = (one._average_model for one in trainer.callbacks if isinstance(one, weight_averaging))
+    return next((average for average in found if average is not None), None)
+
+
+@cache
+def _library(tree: str) -> Library:
+    try:
+        refuse_old(tree.split(".")[0])
+    except ImportError as error:
+        raise MisconfigurationException(str(error)) from error
+    callbacks = import_module(f"{tree}.callbacks")
+    return Library(
+        lightning_module=sys.modules[tree].LightningModule,
+        callback=callbacks.Callback,
+        checkpoint=callbacks.Checkpoint,
+        early_stopping=callbacks.EarlyStopping,
+        model_checkpoint=callbacks.ModelCheckpoint,
+        timer=callbacks.Timer,
+        stochastic_weight_averaging=callbacks.StochasticWeightAveraging,
+        weight_averaging=callbacks.WeightAveraging,
+        dummy_logger=import_module(f"{tree}.loggers.logger").DummyLogger,
+        async_checkpoint_io=import_module(f"{tree}.plugins.io").AsyncCheckpointIO,
+        distributed_sampler_wrapper=import_module(f"{_TREES[tree]}.utilities.distributed").DistributedSamplerWrapper,
+    )

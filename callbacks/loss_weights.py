@@ -1,0 +1,120 @@
+"""Weights of classes in the loss: read from the module before training, and from the first loss."""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_MOST_NODES = 1000  # of the graph, from the loss downwards: the node with weights is near its top
+_CLOSE = 1e-4
+
+
+class LossWeights:
+    """Weights of classes to measure with, which are those of the loss, if the user gives none."""
+
+    def __init__(self) -> None:
+        self.found: list[float] | None = None  # of the module's loss, one for each class
+        self._has_compared = False
+
+    def find(self, module: nn.Module, n_classes: int) -> str:
+        """Search the module; what was found, in words, or ""."""
+        self.found = weights_of_losses(module, n_classes)
+        if self.found is None:
+            return ""
+        return (
+            f"Boundary uncertainty weighs the classes by {_listed(self.found)}, as the module's loss does. To change"
+            f" it: `class_weight=[1.0] * {n_classes}` counts all samples alike."
+        )
+
+    def compare(self, loss: Tensor, n_classes: Callable[[], int]) -> str:
+        """Look at the first loss of training; how it differs from what was found, in words, or ""."""
+        if self._has_compared:
+            return ""
+        self._has_compared = True
+        of_loss = weights_in_graph(loss, n_classes())
+        measured = self.found or [1.0] * n_classes()
+        if of_loss is None or _are_alike(of_loss, measured):
+            return ""
+        return (
+            f"The loss weighs the classes by {_listed(of_loss)}, boundary uncertainty by {_listed(measured)}. To change"
+            " it: pass the weights of the loss as `class_weight=`."
+        )
+
+
+def weights_of_losses(module: nn.Module, n_classes: int) -> list[float] | None:
+    """Weights of classes that the losses of a module have, one for each of so many classes.
+
+    None if no loss has different weights for its classes, if two losses disagree, or if a weight is not positive.
+    """
+    found: list[list[float]] = []
+    for part in module.modules():
+        of_part = None
+        if isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss):
+            of_part = _by_class(part.weight, n_classes)
+        elif isinstance(part, nn.BCEWithLogitsLoss):
+            of_part = _of_two(part.pos_weight, n_classes)
+        if of_part is not None and len(set(of_part)) > 1:
+            found.append(of_part)
+    return found[0] if found and all(_are_alike(found[0], other) for other in found) else None
+
+
+def weights_in_graph(loss: Tensor, n_classes: int) -> list[float] | None:
+    """Weights of classes that a loss was computed with; all 1 if it has none, None if it cannot be read.
+
+    Reads the graph of autograd before the backward pass. A compiled or hand-written loss cannot be read.
+    """
+    nodes, n_seen = deque([loss.grad_fn]), 0
+    found: list[list[float]] = []
+    while nodes and n_seen < _MOST_NODES:
+        node = nodes.popleft()
+        n_seen += 1
+        if node is None:
+            continue
+        name = node.name()
+        if name in ("NllLossBackward0", "BinaryCrossEntropyWithLogitsBackward0"):
+            weights = _read(node, n_classes, is_of_two=name.startswith("Binary"))
+            if weights is None:
+                return None
+            found.append(weights)
+        else:
+            nodes.extend(following for following, _ in node.next_functions)
+    return found[0] if found and all(_are_alike(found[0], other) for other in found) else None
+
+
+def _are_alike(first: list[float], second: list[float]) -> bool:
+    """Compare weights, whatever their scale."""
+    one, other = (torch.tensor(weights, dtype=torch.float64) for weights in (first, second))
+    return torch.allclose(one / one.mean(), other / other.mean(), rtol=_CLOSE)
+
+
+def _listed(weights: list[float]) -> str:
+    """Weights in words, the first few of many."""
+    few = ", ".join(f"{weight:.4g}" for weight in weights[:10])
+    return few if len(weights) <= 10 else f"{few}, ..."
+
+
+def _read(node: Any, n_classes: int, *, is_of_two: bool) -> list[float] | None:
+    """Weights that a node of the graph has saved; None if they are of other classes, or were changed since."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        weights = node._saved_pos_weight if is_of_two else node._saved_weight
+        if weights is None:
+            return [1.0] * n_classes
+        return _of_two(weights, n_classes) if is_of_two else _by_class(weights, n_classes)
+    return None
+
+
+def _of_two(pos_weight: Tensor | None, n_classes: int) -> list[float] | None:
+    """Weights of two classes that share one logit."""
+    if pos_weight is None or pos_weight.numel() != 1 or n_classes != 2:
+        return None
+    return _by_class(torch.cat((pos_weight.new_ones(1), pos_weight.detach().flatten())), n_classes)
+
+
+def _by_class(weights: Tensor | None, n_classes: int) -> list[float] | None:
+    if weights is None or weights.shape != (n_classes,) or weights.is_meta:
+        return None
+    weights = weights.detach().cpu().double()
+    return weights.tolist() if bool(((weights > 0) & weights.isfinite()).all()) else None

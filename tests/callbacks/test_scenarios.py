@@ -1,0 +1,95 @@
+"""What holds of every training: no trace of the callback, none of a kill, the best check's weights, in any loop."""
+
+import pytest
+import torch
+from problems import same
+from scenarios import N_EPOCHS, SCENARIOS, Case
+
+from bu_torch import BoundaryUncertaintyMonitor
+
+
+def cases(condition=lambda scenario: True):
+    """All scenarios of a kind, whose trainings the tests share."""
+    names = [name for name, scenario in SCENARIOS.items() if condition(scenario)]
+    return pytest.mark.parametrize("case", names, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def case(request, tmp_path_factory):
+    return Case(SCENARIOS[request.param], tmp_path_factory.mktemp("case"))
+
+
+def assert_same_epochs(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            assert same(value, other[name]) if name == "weights" else value == other[name], name
+
+
+@cases()
+def test_weights_modes_random_states_and_hooks_are_those_of_a_training_without(case):
+    _, seen, _, made = case.whole
+    assert made.current_epoch == len(seen) >= 1
+    assert_same_epochs(seen, case.plain[0][: len(seen)])
+
+
+@pytest.mark.parametrize("case", ["dropout", "noise in hook and step", "tokens", "LoRA"], indirect=True, scope="module")
+def test_the_monitor_leaves_no_trace_either(case):
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1, **case.scenario.settings)
+    seen, _, _ = case.scenario.train(case.folder / "monitored", monitor)
+    assert len(monitor.history) == len(seen) == N_EPOCHS
+    assert_same_epochs(seen, case.plain[0])
+
+
+@cases()
+def test_the_best_check_is_kept_and_put_back(case):
+    stopping, _, module, _ = case.whole
+    (best,) = [entry for entry in stopping.history if entry["step"] == stopping.best_step]
+    assert (best["epoch"], best[stopping.score_name]) == (stopping.best_epoch, stopping.best_score)
+    assert bool(stopping.best_model_path) != bool(case.scenario.options.keys() & {"enable_checkpointing", "barebones"})
+    if stopping.best_model_path:
+        kept = torch.load(stopping.best_model_path, weights_only=True)
+        assert (kept["epoch"], kept["global_step"]) == (stopping.best_epoch, stopping.best_step)
+        assert same(kept["state_dict"], module.state_dict())
+
+
+@cases(lambda scenario: scenario.is_measured_alone)
+def test_the_kept_weights_are_those_that_were_measured(case):
+    stopping, _, module, _ = case.whole
+    again = case.scenario.stopper(averaging=None)
+    again.check(module)
+    (best,) = [entry for entry in stopping.history if entry["step"] == stopping.best_step]
+    for name in ("boundary_uncertainty", "trust_score", "expected_accuracy", "neighbor_agreement"):
+        assert again.history[0][name] == pytest.approx(best[name], abs=1e-5), name
+
+
+@cases(lambda scenario: scenario.resumes)
+@pytest.mark.parametrize("place", ["last", "kept"])
+def test_a_killed_run_goes_on_as_if_it_had_not_been(case, place):
+    whole, seen, module, _ = case.whole
+    first, last = case.killed
+    resumed, seen_again, again, _ = case.resumed(last if place == "last" else first.best_model_path)
+    # Lightning loads all precisions into a module of 32 bits, which it then converts.
+    tolerance = 1e-5 if case.scenario.options.get("precision") == "64-true" else 0
+    assert len(resumed.history) == len(whole.history)
+    for one, other in zip(resumed.history, whole.history, strict=True):
+        assert one == pytest.approx(other, rel=0, abs=tolerance)
+    for name in ("best_epoch", "stopped_epoch", "stopping_reason"):
+        assert getattr(resumed, name) == getattr(whole, name), name
+    assert resumed.tracker.checks.n_not_compared == whole.tracker.checks.n_not_compared
+    for one, other in zip(seen_again, seen[-len(seen_again) :], strict=True):
+        assert (one["modes"], one["optimisers"]) == (other["modes"], other["optimisers"])
+        torch.testing.assert_close(one["weights"], other["weights"], rtol=0, atol=tolerance)
+    torch.testing.assert_close(again.state_dict(), module.state_dict(), rtol=0, atol=tolerance)
+
+
+@cases(lambda scenario: scenario.loops)
+def test_a_loop_of_ones_own_is_the_same_training(case):
+    stopping, _, module, _ = case.whole
+    stopper, again = case.scenario.loop()
+    assert len(stopper.history) == len(stopping.history)
+    for one, other in zip(stopper.history, stopping.history, strict=True):
+        assert {name: one[name] for name in one} == pytest.approx({name: other[name] for name in one}, abs=1e-6)
+    for name in ("best_epoch", "stopped_epoch"):
+        assert getattr(stopper, name) == getattr(stopping, name), name
+    assert same(again.state_dict(), module.state_dict())

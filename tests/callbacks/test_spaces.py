@@ -1,0 +1,287 @@
+"""Images and token ids: perturbed along the data, in a space that is chosen before training and kept in a resume."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from problems import Classifier, trainer
+from scenarios import images, tokens
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping, Signals
+from bu_torch.report import read_record
+
+N_TOKENS = 60
+
+
+class Module(pl.LightningModule):
+    """What goes into its last layer tells the classes apart before training, and no more after a while."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(36, 4)
+        with torch.no_grad():
+            self.body.weight[0] = torch.tensor([1.0, 1, 1, -1, -1, -1]).repeat(6) / 6
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+class Plain(Module):
+    """What goes into its last layer tells nothing before training."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.body.weight.zero_()
+
+
+class OfTokens(Classifier):
+    """What goes into its last layer is the subject, where it is pretrained, or nothing."""
+
+    def __init__(self, is_pretrained=False):
+        super().__init__(lr=0.5)
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(N_TOKENS, 4)
+        self.net = nn.Linear(4, 2)
+        with torch.no_grad():
+            self.embedding.weight.zero_()
+            if is_pretrained:
+                self.embedding.weight[N_TOKENS // 2 :, 0] = 1.0
+
+    def forward(self, x):
+        assert not x.is_floating_point()
+        return self.net(self.embedding(x).mean(dim=1))
+
+
+class Body(nn.Module):
+    """An extractor that is a part of the module, and is trained with it."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.body = module.body
+
+    def forward(self, x):
+        return self.body(x.flatten(1))
+
+
+def pretrained():
+    return OfTokens(is_pretrained=True)
+
+
+TOKENS = {"n_neighbors": 20, "n_draws": 2, "perturbation": "tokens"}
+# By the module: samples, and settings.
+KINDS = {
+    Module: (images, {"n_neighbors": 20, "n_draws": 2}),
+    Plain: (images, {"n_neighbors": 20, "n_draws": 2}),
+    OfTokens: (tokens, TOKENS),
+    pretrained: (tokens, TOKENS),
+}
+
+
+def fit(folder, callback, module=Module, epochs=4, ckpt_path=None, data=None):
+    saver = ModelCheckpoint(folder, save_last=True)
+    made, module_of_run = trainer(folder, callback, saver, max_epochs=epochs), module()
+    if callback.feature_extractor == "body":
+        callback.feature_extractor = Body(module_of_run)
+    loader = DataLoader(TensorDataset(*(data or KINDS[module][0](160))), batch_size=40)
+    made.fit(module_of_run, loader, ckpt_path=ckpt_path)
+    return callback
+
+
+def stopping(module, space=None, **settings):
+    callback = BoundaryUncertaintyStopping(**KINDS[module][1], **settings)
+    callback.feature_extractor = space
+    return callback
+
+
+@pytest.mark.parametrize(
+    ("module", "space"),
+    [
+        (Module, None),
+        (Module, "module"),
+        (Module, "body"),
+        (OfTokens, None),
+        (pretrained, None),
+        (pretrained, "module"),
+    ],
+)
+def test_a_resumed_run_measures_in_the_space_that_was_chosen(tmp_path, module, space):
+    """By then the network has been trained, and its features are others."""
+    whole = fit(tmp_path / "whole", stopping(module, space), module)
+    fit(tmp_path / "part", stopping(module, space), module, epochs=2)
+    resumed = fit(tmp_path / "rest", stopping(module, space), module, ckpt_path=tmp_path / "part" / "last.ckpt")
+    assert resumed.history == whole.history
+    assert resumed.best_epoch == whole.best_epoch
+    assert resumed.tracker.checks.n_not_compared == 0
+
+
+@pytest.mark.parametrize("with_cache", [False, True])
+@pytest.mark.parametrize("module", [Plain, OfTokens])
+def test_a_space_that_is_none_of_the_networks_is_kept_through_two_resumes(tmp_path, module, with_cache):
+    """The network knows the labels by then, and must not be chosen."""
+
+    def part(folder, epochs, ckpt_path=None):
+        callback = stopping(module, cache=tmp_path / "cache.npz" if with_cache else None)
+        return fit(tmp_path / folder, callback, module, epochs, ckpt_path)
+
+    whole = part("whole", 6)
+    part("first", 2)
+    part("second", 4, tmp_path / "first" / "last.ckpt")
+    resumed = part("third", 6, tmp_path / "second" / "last.ckpt")
+    assert resumed.history == whole.history
+    assert resumed.best_epoch == whole.best_epoch
+    assert resumed.tracker.checks.n_not_compared == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "found", "expected"),
+    [
+        (Module, "the network's own features", ("module", "neighbors")),
+        (OfTokens, "counts of tokens", ("tokens", "tokens")),
+        (pretrained, "the network's own features", ("module", "tokens")),
+    ],
+)
+def test_the_log_and_the_record_say_what_was_chosen(tmp_path, log, module, found, expected):
+    callback = fit(tmp_path, BoundaryUncertaintyMonitor(**KINDS[module][1]), module, epochs=1)
+    assert f"Neighbours are found among {found}: left-out labels are predicted best" in log.text
+    data = read_record(callback.record_path).data
+    assert (data["space"], data["perturbation"]) == expected
+
+
+def test_the_loop_looks_at_no_network_that_may_have_learnt_the_labels():
+    stopper = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, n_draws=1)
+    stopper.check(Module())
+    assert list(stopper._tracker.groundwork.signals.boundary.skills_) == ["inputs", "patches"]
+    asked = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, n_draws=1, feature_extractor="module")
+    asked.check(Module())
+    again = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, n_draws=1, feature_extractor="module")
+    again.load_state_dict(asked.state_dict())
+    again.check(Plain())
+    assert torch.equal(again._tracker.groundwork.perturbed_inputs, asked._tracker.groundwork.perturbed_inputs)
+    assert again._tracker.checks.is_comparable
+
+
+def test_features_of_a_network_are_not_cached(tmp_path):
+    settings = {"feature_extractor": "module", "cache": tmp_path / "cache.npz"}
+    with pytest.warns(UserWarning, match="differ from run to run: they are not kept in the cache"):
+        fit(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, **settings), epochs=1)
+    assert not (tmp_path / "cache.npz").exists()
+
+
+def test_a_state_of_others_is_refused_or_left():
+    stopper = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, feature_extractor="module", n_draws=2)
+    stopper.check(Module())
+    state = stopper.state_dict()
+    byte = torch.ones(1, dtype=torch.uint8)
+    for wrong in ("many", {"votes": byte}, torch.ones(2), byte.view(1, 1), byte.expand(2**40), byte.to("meta")):
+        with pytest.raises(ValueError, match="holds no state that this package wrote: expected `prepared`"):
+            stopper.load_state_dict({**state, "checks": {**state["checks"], "prepared": wrong}})
+    with pytest.raises(ValueError, match="expected `space`"):
+        stopper.load_state_dict({**state, "checks": {**state["checks"], "space": "outer"}})
+    whole = state["checks"]["prepared"]
+    for crooked in (whole[:-100], whole[:0], torch.cat((whole[:5000], whole[5000:] ^ 1))):
+        other = BoundaryUncertaintyStopper(*images(160), n_neighbors=20, feature_extractor="module", n_draws=2)
+        other.load_state_dict({**state, "checks": {**state["checks"], "prepared": crooked}})
+        with pytest.warns(UserWarning, match="patience and the best epoch start anew"):
+            other.check(Module())
+
+
+def test_signals_of_images_are_moved_toward_their_neighbors():
+    inputs, labels = images(160)
+    signals = Signals(20, 2).fit(inputs, labels)
+    steps = signals.perturbed_inputs.view(2, *inputs.shape) - inputs
+    neighbors = signals.boundary.neighbors
+    ways = inputs[neighbors[:, 1:6]] - inputs.unsqueeze(1)
+    ratio = (steps[0].unsqueeze(1) / ways).flatten(2)
+    assert ((ratio.amax(dim=2) - ratio.amin(dim=2)) < 1e-3).any(dim=1).all()
+
+
+class Shifted(torch.utils.data.Dataset):
+    """Images that are shifted at random each time they are read."""
+
+    def __init__(self, reach):
+        self.reach = reach
+
+    def __len__(self):
+        return 160
+
+    def __getitem__(self, index):
+        inputs, labels = images(160)
+        return inputs[index].roll(int(torch.randint(-self.reach, self.reach + 1, ())), dims=1), labels[index]
+
+
+@pytest.mark.parametrize("reach", [0, 2])
+def test_random_augmentation_is_noticed_and_said_once(tmp_path, log, reach):
+    made = trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), max_epochs=1)
+    made.fit(Module(), DataLoader(Shifted(reach), batch_size=40))
+    assert log.text.count("a sample is another each time it is read (random augmentation)") == (reach > 0)
+
+
+@pytest.mark.parametrize("kind", ["method", "function"])
+def test_an_extractor_that_calls_the_module_leaves_it_as_it_was(tmp_path, kind):
+    """In training mode, its batch norm would count the samples that are read."""
+
+    class Normed(Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(36)
+
+        def features(self, x):
+            return self.norm(x.flatten(1))
+
+        def forward(self, x):
+            return self.head(self.body(self.features(x)))
+
+    module = Normed()
+    extractor = module.features if kind == "method" else lambda x: module.features(x)
+    monitor = BoundaryUncertaintyMonitor(n_neighbors=20, feature_extractor=extractor)
+    made = trainer(tmp_path, monitor, max_epochs=1)
+    made.fit(module, DataLoader(TensorDataset(*images(160)), batch_size=40))
+    assert int(module.norm.num_batches_tracked) == 4
+
+
+def test_what_is_learnt_is_measured(tmp_path):
+    """The subject is learnt, and expected accuracy rises from chance."""
+    callback = fit(tmp_path, BoundaryUncertaintyMonitor(**TOKENS), OfTokens, epochs=15)
+    assert callback.history[-1]["expected_accuracy"] > callback.history[0]["expected_accuracy"] + 0.1
+    assert callback.history[-1]["label_agreement"] > 0.7
+
+
+def test_a_reference_stays_integers(tmp_path):
+    read = fit(tmp_path / "read", BoundaryUncertaintyMonitor(**TOKENS), OfTokens)
+    given = fit(tmp_path / "given", BoundaryUncertaintyMonitor(reference=tokens(160), **TOKENS), OfTokens)
+    assert given.history == read.history
+
+
+def test_the_loop_measures_and_goes_on_alike():
+    module = pretrained()
+    stopper = BoundaryUncertaintyStopper(*tokens(160), **TOKENS)
+    stopper.check(module)
+    again = BoundaryUncertaintyStopper(*tokens(160), **TOKENS)
+    again.load_state_dict(stopper.state_dict())
+    again.check(module)
+    assert again.history[0] == stopper.history[0]
+    assert again._tracker.checks.is_comparable
+    assert torch.equal(again._tracker.groundwork.perturbed_inputs, stopper._tracker.groundwork.perturbed_inputs)
+
+
+def test_token_ids_that_are_moved_as_numbers_are_said(tmp_path):
+    """A `forward` that rounds them would hide it."""
+
+    class Rounding(OfTokens):
+        def forward(self, x):
+            return super().forward(x.long().clamp(0, N_TOKENS - 1))
+
+    loader = DataLoader(TensorDataset(*tokens(160)), batch_size=40)
+    with pytest.warns(UserWarning, match="an `nn.Embedding`. If they are token ids, pass `perturbation='tokens'`"):
+        trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20), max_epochs=1).fit(Rounding(), loader)

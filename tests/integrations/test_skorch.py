@@ -1,0 +1,108 @@
+"""skorch's own nets."""
+
+import pickle
+
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from torch import nn
+
+skorch = pytest.importorskip("skorch")
+
+from problems import blobs  # noqa: E402
+
+from bu_torch.integrations.skorch import BoundaryUncertaintyEarlyStopping  # noqa: E402
+
+INPUTS, LABELS = (part.numpy() for part in blobs())
+
+
+def stopping(**options):
+    return BoundaryUncertaintyEarlyStopping(**{"n_draws": 1, "averaging": None, "rule": "expected_accuracy", **options})
+
+
+def net(callback=None, *, is_softmax=False, epochs=60, **options):
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3)]
+    return skorch.NeuralNetClassifier(
+        nn.Sequential(*layers, *([nn.Softmax(dim=1)] if is_softmax else [])),
+        **{
+            "criterion": nn.NLLLoss if is_softmax else nn.CrossEntropyLoss,
+            "optimizer": torch.optim.Adam,
+            "lr": 0.05,
+            "max_epochs": epochs,
+            "batch_size": 30,
+            "train_split": None,
+            "callbacks": [("boundary", callback)] if callback else None,
+            "verbose": 0,
+            **options,
+        },
+    )
+
+
+def fit(callback=None, **options):
+    made = net(callback, **options)
+    torch.manual_seed(1)
+    return made.fit(INPUTS, LABELS)
+
+
+def of(made):
+    return dict(made.callbacks_)["boundary"].stopper_
+
+
+def test_it_stops_and_loads_the_best_epoch_and_training_before_is_the_same_to_the_bit():
+    stopped = fit(stopping(patience=3))
+    stopper = of(stopped)
+    assert len(stopped.history) == stopper.stopped_epoch + 1 == stopper.best_epoch + 4 < 60
+    plain = fit(epochs=len(stopped.history))
+    assert stopped.history[:, "train_loss"] == plain.history[:, "train_loss"]
+    best = fit(epochs=stopper.best_epoch + 1)
+    assert all(torch.equal(a, b) for a, b in zip(stopped.module_.parameters(), best.module_.parameters(), strict=True))
+
+
+def test_the_score_and_boundary_uncertainty_are_in_the_history_of_the_net():
+    made = fit(stopping(rule="accuracy_and_uncertainty"), epochs=3)
+    for name in ("accuracy_and_uncertainty", "boundary_uncertainty"):
+        assert made.history[:, name] == [check[name] for check in of(made).history]
+
+
+def test_with_load_best_false_the_last_weights_stay():
+    made, plain = fit(stopping(load_best=False), epochs=4), fit(epochs=4)
+    assert all(torch.equal(a, b) for a, b in zip(made.module_.parameters(), plain.module_.parameters(), strict=True))
+
+
+def test_probabilities_of_skorch_s_default_criterion_are_read_as_their_logarithm(recwarn):
+    made = fit(stopping(), is_softmax=True, epochs=2)
+    with torch.no_grad():
+        read = dict(made.callbacks_)["boundary"].network_.eval()(torch.from_numpy(INPUTS))
+        expected = made.module_.eval()[:-1](torch.from_numpy(INPUTS)).log_softmax(dim=1)
+    assert torch.allclose(read, expected, rtol=1e-3)
+    assert not [one for one in recwarn if "probabilities" in str(one.message)]
+
+
+def test_samples_that_are_held_out_are_not_read():
+    made = fit(stopping(), epochs=1, train_split=skorch.dataset.ValidSplit(4, stratified=False))
+    assert len(of(made).inputs) == 90
+
+
+def test_options_are_parameters_that_survive_a_copy_and_a_search():
+    made = clone(net(stopping(patience=7))).initialize()
+    assert made.get_params()["callbacks__boundary__patience"] == 7
+    search = GridSearchCV(
+        net(stopping(), epochs=4), {"callbacks__boundary__patience": [1, 9]}, cv=2, scoring="accuracy"
+    )
+    search.fit(INPUTS, LABELS)
+    best = search.best_params_["callbacks__boundary__patience"]
+    assert of(search.best_estimator_).patience == best
+
+
+def test_a_net_is_pickled_with_the_callback_after_training():
+    made = pickle.loads(pickle.dumps(fit(stopping(), epochs=2)))  # noqa: S301
+    assert of(made).best_epoch is not None
+
+
+def test_arguments_are_refused_before_training():
+    with pytest.raises(ValueError, match="`patience` must be"):
+        stopping(patience=-1)
+    with pytest.raises(TypeError, match="patients"):
+        stopping(patients=3)

@@ -1,0 +1,267 @@
+"""Hugging Face's own `Trainer`, with small networks that are made here."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+
+from bu_torch.integrations import transformers as integration  # noqa: E402
+from bu_torch.integrations.transformers import BoundaryUncertaintyCallback  # noqa: E402
+
+PAD, LENGTH = 0, 8
+
+
+def texts(n=120):
+    """Texts of 5 to 8 tokens; those of the second half of the vocabulary are more frequent in class 1."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for i in range(n):
+        tokens = torch.randint(1, 10, (5 + i % 4,), generator=generator)
+        is_second = torch.rand(len(tokens), generator=generator) < 0.3 + 0.4 * (i % 2)
+        found.append({"input_ids": (tokens + 10 * is_second).tolist(), "labels": i % 2})
+    return found
+
+
+def pad_to_longest(samples):
+    length = max(len(one["input_ids"]) for one in samples)
+    ids = torch.tensor([one["input_ids"] + [PAD] * (length - len(one["input_ids"])) for one in samples])
+    labels = torch.tensor([one["labels"] for one in samples])
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long(), "labels": labels}
+
+
+def bert():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=LENGTH,
+        pad_token_id=PAD,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+class CountingTrainer(transformers.Trainer):
+    """Counts the calls of `compute_loss`."""
+
+    n_losses = 0
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        self.n_losses += model.training
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def trainer(folder, *callbacks, model=None, samples=None, collate=pad_to_longest, epochs=4, **options):
+    options = {"save_strategy": "no", "learning_rate": 0.01, "lr_scheduler_type": "constant", **options}
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        num_train_epochs=epochs,
+        per_device_train_batch_size=20,
+        per_device_eval_batch_size=500,
+        logging_steps=1,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        **options,
+    )
+    return CountingTrainer(
+        model or bert(),
+        arguments,
+        train_dataset=samples or texts(),
+        data_collator=collate,
+        callbacks=list(callbacks),
+    )
+
+
+def losses(run):
+    return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def are_equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def callback(**options):
+    return BoundaryUncertaintyCallback(**{"n_draws": 1, "n_neighbors": 10, **options})
+
+
+def test_training_is_the_same_to_the_bit_with_the_callback_as_without(tmp_path):
+    ours, runs = callback(load_best_model_at_end=False), []
+    for callbacks in ([], [ours]):
+        runs.append(trainer(tmp_path, *callbacks))  # which seeds all random numbers
+        runs[-1].train()
+        assert runs[-1].n_losses == 4 * 6
+    plain, watched = runs
+    assert losses(watched) == losses(plain)
+    assert are_equal(weights(watched.model), weights(plain.model))
+    logged = [entry for entry in watched.state.log_history if "expected_accuracy" in entry]
+    assert [entry["epoch"] for entry in logged] == [1, 2, 3, 4]
+    assert [check["epoch"] for check in ours.stopper.history] == [0, 1, 2, 3]
+    assert max(check["expected_accuracy"] for check in ours.stopper.history) > 0.55
+
+
+def test_it_stops_without_an_evaluation_and_loads_the_best_model(tmp_path):
+    run = trainer(tmp_path, ours := callback(patience=2, rule="expected_accuracy", averaging=None), epochs=40)
+    run.train()
+    stopper = ours.stopper
+    assert stopper.stopped_epoch == stopper.best_epoch + 2 == run.state.epoch - 1 < 39
+    again = trainer(tmp_path, epochs=40, max_steps=6 * (stopper.best_epoch + 1))
+    again.train()
+    assert are_equal(weights(run.model), weights(again.model))
+
+
+def test_of_several_processes_the_first_decides(tmp_path, monkeypatch):
+    monkeypatch.setattr(integration, "broadcast_object_list", lambda decisions: [True for _ in decisions])
+    run = trainer(tmp_path, ours := callback())
+    run.train()
+    assert ours.stopper.stopped_epoch is None
+    assert (run.state.epoch, len(ours.stopper.history)) == (1, 1)
+
+
+def test_the_model_is_called_with_a_mask_that_leaves_out_padding(tmp_path):
+    run = trainer(tmp_path, ours := callback(), epochs=1)
+    run.train()
+    assert ours.stopper.inputs.shape == (120, LENGTH)
+    batch = pad_to_longest(texts()[:4])
+    run.model.eval()
+    with torch.no_grad():
+        expected = run.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        assert torch.equal(ours._network(batch["input_ids"]), expected)
+        assert not torch.equal(run.model(input_ids=batch["input_ids"]).logits, expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"save_strategy": "epoch"}, id="epoch"),
+        pytest.param({"save_strategy": "steps", "save_steps": 9}, id="within an epoch"),
+        pytest.param({"save_strategy": "steps", "save_steps": 18, "check_steps": 4}, id="checks by steps"),
+    ],
+)
+def test_a_resumed_training_keeps_the_epoch_that_one_in_one_piece_keeps(tmp_path, options):
+    class Crash(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 22:
+                raise RuntimeError("crash")
+
+    check_steps = options.pop("check_steps", None)
+    whole = trainer(tmp_path / "whole", in_one_piece := callback(check_steps=check_steps), epochs=6, **options)
+    whole.train()
+    with pytest.raises(RuntimeError, match="crash"):
+        trainer(tmp_path / "parts", callback(check_steps=check_steps), Crash(), epochs=6, **options).train()
+    resumed = trainer(tmp_path / "parts", in_parts := callback(check_steps=check_steps), epochs=6, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert in_parts.stopper.history == in_one_piece.stopper.history
+    assert in_parts.stopper.best_epoch == in_one_piece.stopper.best_epoch
+    assert are_equal(weights(resumed.model), weights(whole.model))
+
+
+def test_a_checkpoint_without_a_state_is_resumed_with_a_warning(tmp_path):
+    trainer(tmp_path, epochs=1, save_strategy="epoch").train()
+    run = trainer(tmp_path, ours := callback(), epochs=2, save_strategy="epoch")
+    with pytest.warns(UserWarning, match=r"There is no .*checkpoint-6/boundary_uncertainty.pt to resume from"):
+        run.train(resume_from_checkpoint=True)
+    assert [check["epoch"] for check in ours.stopper.history] == [1]
+
+
+def images(n=80):
+    generator = torch.Generator().manual_seed(0)
+    return [{"pixel_values": torch.randn(1, 8, 8, generator=generator) + i % 2, "labels": i % 2} for i in range(n)]
+
+
+def vit():
+    config = transformers.ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        image_size=8,
+        patch_size=4,
+        num_channels=1,
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+class Table(nn.Module):
+    """A model that has nothing of transformers but its output, and whose inputs have another name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, values, scale=2.0, target=None):
+        logits = scale * self.layer(values)
+        loss = None if target is None else nn.functional.cross_entropy(logits, target)
+        return {"loss": loss, "logits": logits}
+
+
+def rows(n=80):
+    generator = torch.Generator().manual_seed(0)
+    return [{"values": torch.randn(3, generator=generator) + i % 2, "target": i % 2} for i in range(n)]
+
+
+def test_images_are_read_as_pixel_values(tmp_path):
+    trainer(tmp_path, ours := callback(), model=vit(), samples=images(), collate=None, epochs=2).train()
+    assert ours.stopper.inputs.shape == (80, 1, 8, 8)
+    assert len(ours.stopper.history) == 2
+
+
+def test_keys_and_the_call_may_be_the_user_s(tmp_path):
+    def call(model, inputs):
+        return model(values=inputs, scale=1.0)
+
+    ours = callback(input_key="values", label_key="target", forward=call, folder=tmp_path / "record")
+    trainer(tmp_path, ours, model=Table(), samples=rows(), collate=None, epochs=2, label_names=["target"]).train()
+    assert ours.stopper.inputs.shape == (80, 3)
+    assert all(math.isfinite(check["trust_score"]) for check in ours.stopper.history)
+    assert (tmp_path / "record" / "boundary_uncertainty.csv").is_file()
+
+
+def test_samples_count_as_often_as_a_sampler_draws_them(tmp_path, monkeypatch):
+    sampler = torch.utils.data.WeightedRandomSampler([1.0, 3.0] * 60, 120)
+    monkeypatch.setattr(CountingTrainer, "_get_train_sampler", lambda *args: sampler)
+    trainer(tmp_path, ours := callback(), epochs=1).train()
+    assert ours.stopper.sample_weight.unique().tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({}, "`input_key='inputs'` is not among the keys"), ({"input_key": "values"}, "`label_key='labels'`")],
+)
+def test_a_wrong_key_is_named(tmp_path, options, words):
+    run = trainer(tmp_path, callback(**options), model=Table(), samples=rows(), collate=None, label_names=["target"])
+    with pytest.raises(ValueError, match=words):
+        run.train()
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(texts())
+
+
+@pytest.mark.parametrize("refused", [{"samples": Stream(), "max_steps": 6}, {"is_sharded": True}])
+def test_streams_and_sharded_weights_are_refused(tmp_path, refused):
+    is_sharded = refused.pop("is_sharded", False)
+    run = trainer(tmp_path, callback(), **refused)
+    run.args.fsdp = ["full_shard"] if is_sharded else []
+    with pytest.raises(ValueError, match=r"must have whole weights .* and a dataset with a length"):
+        run.train()
+
+
+def test_arguments_are_refused_before_training():
+    with pytest.raises(ValueError, match="`patience` must be"):
+        callback(patience=-1)
+    with pytest.raises(ValueError, match="`check_steps` must be"):
+        callback(check_steps=0)
+    with pytest.raises(TypeError, match="patients"):
+        callback(patients=3)

@@ -1,0 +1,349 @@
+"""Trainings that differ in data, module, settings and what stands beside: what holds of one must hold of all."""
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import lightning.pytorch as pl
+import loralib
+import numpy as np
+import pytest
+import schedulefree
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from problems import Classifier, Gain, blobs, trainer, weights_of
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from bu_torch import BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
+
+N_EPOCHS = 5
+KILLED_IN = 2
+FEW = {"n_neighbors": 20, "n_draws": 2, "patience": 2}
+
+
+# Data.
+
+
+def imbalanced():
+    """One sample in ten is of the second class."""
+    labels = (torch.arange(120) % 10 == 0).long()
+    return blobs()[0] + 2 * labels.unsqueeze(1), labels
+
+
+def images(n=120):
+    """Bright on the left or on the right, in noise."""
+    labels = torch.arange(n) % 2
+    sides = torch.zeros(n, 1, 6, 6)
+    sides[labels == 0, :, :, :3] = 1
+    sides[labels == 1, :, :, 3:] = 1
+    return sides + torch.randn(n, 1, 6, 6, generator=torch.Generator().manual_seed(0)), labels
+
+
+def tokens(n=120):
+    """Two subjects: tokens of the first half of the vocabulary mostly, or of the second."""
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % 2
+    is_of_second = torch.rand(n, 12, generator=g) < 0.25 + 0.5 * labels.unsqueeze(1)
+    return torch.randint(0, 30, (n, 12), generator=g) + 30 * is_of_second, labels
+
+
+# Modules.
+
+
+class Model(pl.LightningModule):
+    """A network, its loss and its optimiser."""
+
+    def __init__(self, net, loss=None):
+        super().__init__()
+        self.net, self.loss = net, loss or nn.CrossEntropyLoss()
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW([one for one in self.parameters() if one.requires_grad], lr=0.05)
+
+
+def perceptron(layer=nn.Linear, n_outputs=3, **options):
+    return nn.Sequential(layer(4, 16, **options), nn.ReLU(), layer(16, n_outputs, **options))
+
+
+def normed(n_outputs=3):
+    return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, n_outputs))
+
+
+def conv():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+
+
+class OneLogit(Model):
+    def training_step(self, batch, batch_idx):
+        return nn.functional.binary_cross_entropy_with_logits(self(batch[0]).squeeze(1), batch[1].float())
+
+
+class TwoOptimizers(Model):
+    automatic_optimization = False
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net[:2], self.net[2:])]
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        for one in self.optimizers():
+            one.zero_grad()
+        self.manual_backward(loss)
+        for one in self.optimizers():
+            one.step()
+
+
+class ScheduleFree(Model):
+    """Has an optimiser with modes."""
+
+    def configure_optimizers(self):
+        return schedulefree.AdamWScheduleFree(self.parameters(), lr=0.05)
+
+    def on_train_epoch_start(self):
+        self.optimizers().optimizer.train()
+
+
+class Wrapped(nn.Module):
+    """A layer of LoRA around a layer as it is, whose weight it merges into."""
+
+    def __init__(self, *size):
+        super().__init__()
+        self.base = nn.Linear(*size)
+        self.down, self.up = nn.Linear(size[0], 2, bias=False), nn.Linear(2, size[1], bias=False)
+        nn.init.zeros_(self.up.weight)
+        self.base.requires_grad_(False)
+        self.is_merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.is_merged:
+            self.base.weight.data += (-1 if mode else 1) * (self.up.weight @ self.down.weight).data
+            self.is_merged = not mode
+        return self
+
+    def forward(self, x):
+        return self.base(x) if self.is_merged else self.base(x) + self.up(self.down(x))
+
+
+class Renormalised(nn.Module):
+    """An embedding whose rows `forward` shortens; at first none is too long."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(60, 8, max_norm=1.0)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(self.embedding(x).mean(dim=1))
+
+
+class Noisy(Model):
+    """Draws random numbers and changes buffers in the hook of a batch, and draws more in the step."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.mean = 0.9 * self.mean + 0.1 * batch[0].mean(dim=0)
+        return batch[0] + 0.1 * torch.randn_like(batch[0]) - self.mean, batch[1]
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]), batch_idx)
+
+
+class Compiled(Model):
+    """Gives its loss weights of classes, which are no part of the module."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        torch._dynamo.reset()
+        self.net.compile(backend="eager")
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1], weight=torch.tensor(CLASS_WEIGHTS))
+
+
+CLASS_WEIGHTS = [1.0, 4.0, 2.0]
+
+
+def weighted_loss():
+    return nn.CrossEntropyLoss(torch.tensor(CLASS_WEIGHTS))
+
+
+class Fed(Model):
+    """Takes inputs of any precision."""
+
+    def forward(self, x):
+        return super().forward(x.to(next(self.parameters()).dtype))
+
+
+# Trainings.
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One kind of training: its samples, its module, and options of the callback and of the trainer."""
+
+    samples: Callable[[], tuple] = blobs
+    module: Callable[[], pl.LightningModule] = lambda: Model(normed())
+    settings: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    others: Callable[[], list[Callback]] = list
+    weights: Any = None  # by which a sampler draws
+    resumes: bool = True  # to the bit; random numbers of a module are in no checkpoint
+    loops: bool = True  # is the same training in a loop of one's own
+    is_measured_alone: bool = True  # by the samples and the settings, without what the module says of them
+
+    def all_settings(self, **others):
+        return {**FEW, **copy.deepcopy(self.settings), **others}
+
+    def stopping(self):
+        return BoundaryUncertaintyStopping(**self.all_settings())
+
+    def batches(self):
+        sampler = None
+        if self.weights is not None:
+            sampler = WeightedRandomSampler(self.weights, 120, generator=torch.Generator().manual_seed(0))
+        return DataLoader(TensorDataset(*self.samples()), batch_size=30, sampler=sampler)
+
+    def stopper(self, **others):
+        settings = {k: v for k, v in self.all_settings(**others).items() if not k.startswith("every_n_")}
+        return BoundaryUncertaintyStopper(*self.samples(), sample_weight=self.weights, **settings)
+
+    def train(self, folder, *callbacks, has_others=True, ckpt_path=None):
+        """Train from the same weights in the same order each time; what was seen, the module and the trainer."""
+        pl.seed_everything(3, verbose=False)
+        look, module = Look(), self.module()
+        others = self.others() if has_others else []
+        made = trainer(folder, *callbacks, *others, look, **{"max_epochs": N_EPOCHS, **self.options})
+        made.fit(module, self.batches(), ckpt_path=ckpt_path)
+        return look.seen, module, made
+
+    def loop(self):
+        """Train as `train` does, without a trainer; the stopper and the module."""
+        pl.seed_everything(3, verbose=False)
+        module = self.module()
+        optimizer = module.configure_optimizers()
+        stopper, batches = self.stopper(), self.batches()
+        for _ in range(N_EPOCHS):
+            for batch in batches:
+                optimizer.zero_grad()
+                module.training_step(batch, 0).backward()
+                optimizer.step()
+            if stopper.check(module):
+                break
+        stopper.restore(module)
+        return stopper, module
+
+
+class Look(Callback):
+    """Remembers what training has at the end of each epoch: weights, modes, random states and hooks."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.seen.append(
+            {
+                "weights": weights_of(pl_module),
+                "modes": [part.training for part in pl_module.modules()],
+                "optimisers": [one.param_groups[0].get("train_mode") for one in trainer.optimizers],
+                "random": [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()],
+                "hooks": sum(len(part._forward_pre_hooks) for part in pl_module.modules()),
+            }
+        )
+
+
+class Killer(Callback):
+    """Ends the training within an epoch."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if (trainer.current_epoch, batch_idx) == (KILLED_IN, 1):
+            raise RuntimeError("killed")
+
+
+@dataclass
+class Case:
+    """The trainings of a scenario, each made when it is first asked for."""
+
+    scenario: Scenario
+    folder: Any
+
+    @cached_property
+    def plain(self):
+        return self.scenario.train(self.folder / "plain", has_others=False)
+
+    @cached_property
+    def whole(self):
+        stopping = self.scenario.stopping()
+        return stopping, *self.scenario.train(self.folder / "whole", stopping)
+
+    @cached_property
+    def killed(self):
+        stopping, last = self.scenario.stopping(), ModelCheckpoint(self.folder / "user", save_last=True)
+        with pytest.raises(RuntimeError, match="killed"):
+            self.scenario.train(self.folder / "killed", Killer(), stopping, last)
+        return stopping, last.last_model_path
+
+    def resumed(self, path):
+        stopping = self.scenario.stopping()
+        return stopping, *self.scenario.train(self.folder / "resumed", stopping, ckpt_path=path)
+
+
+def ema():
+    return [EMAWeightAveraging(decay=0.5)]
+
+
+def users_stopper():
+    return [EarlyStopping(monitor="trust_score", mode="max", patience=9)]
+
+
+TRACELESS = {"resumes": False, "loops": False}
+NO_LOOP = {"loops": False}
+OF_MODULE = {"loops": False, "is_measured_alone": False}
+TOKENS = {"perturbation": "tokens"}
+SCENARIOS = {
+    "a table": Scenario(settings={"patience": 50}),
+    "weights as they are": Scenario(settings={"averaging": None}),
+    "imbalanced": Scenario(imbalanced, lambda: Model(normed(2)), {"class_weight": "balanced"}),
+    "a weighted sampler": Scenario(weights=1.0 + torch.arange(120.0), resumes=False),
+    "images": Scenario(images, lambda: Model(conv()), **OF_MODULE),
+    "images among patches": Scenario(images, lambda: Model(conv()), {"feature_extractor": "patches"}),
+    "tokens": Scenario(tokens, lambda: Model(Renormalised()), TOKENS, **OF_MODULE),
+    "tokens by their counts": Scenario(tokens, lambda: Model(Renormalised()), TOKENS | {"feature_extractor": "tokens"}),
+    "one logit": Scenario(imbalanced, lambda: OneLogit(normed(1)), {"averaging": None}),
+    "a rule that remembers": Scenario(settings={"rule": Gain(), "averaging": None}),
+    "a late start": Scenario(settings={"start_from_epoch": 1, "rule": "trust_score"}),
+    "improvements of some size": Scenario(settings={"min_delta": 0.05, "averaging": 0.3}),
+    "no patience": Scenario(settings={"patience": 0, "rule": "trust_score"}, resumes=False),
+    "every second epoch": Scenario(settings={"every_n_epochs": 2, "patience": 1}, **NO_LOOP),
+    "checks within epochs": Scenario(settings={"every_n_train_steps": 2, "patience": 20}, **TRACELESS),
+    "two optimisers": Scenario(module=lambda: TwoOptimizers(normed()), **NO_LOOP),
+    "gradients of two batches": Scenario(options={"accumulate_grad_batches": 2}, **NO_LOOP),
+    "a weighted loss": Scenario(module=lambda: Model(normed(), weighted_loss()), **OF_MODULE),
+    "autocast": Scenario(options={"precision": "bf16-mixed"}, **OF_MODULE),
+    "bfloat16": Scenario(module=lambda: Fed(normed()), options={"precision": "bf16-true"}, **OF_MODULE),
+    "float64": Scenario(module=lambda: Fed(normed()), options={"precision": "64-true"}, **OF_MODULE),
+    "an average of Lightning's beside": Scenario(others=ema, **NO_LOOP),
+    "an early stopping beside": Scenario(others=users_stopper, **NO_LOOP),
+    "no files": Scenario(options={"enable_checkpointing": False}, resumes=False),
+    "barebones": Scenario(options={"barebones": True}, resumes=False),
+    "a schedule-free optimiser": Scenario(module=lambda: ScheduleFree(perceptron()), **NO_LOOP),
+    "LoRA": Scenario(module=lambda: Model(perceptron(loralib.Linear, r=2))),
+    "a wrapper that merges": Scenario(module=lambda: Model(perceptron(Wrapped))),
+    "dropout": Scenario(module=Classifier, **TRACELESS),
+    "noise in hook and step": Scenario(module=lambda: Noisy(normed()), resumes=False, **OF_MODULE),
+    "compiled": Scenario(module=lambda: Compiled(normed()), **TRACELESS),
+}
