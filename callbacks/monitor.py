@@ -77,7 +77,7 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
             two.
         label_key: Likewise of the labels.
         **settings: `bu_torch.run.settings.MeasurementSettings` says what each is: `n_neighbors`, `n_draws`,
-            `max_samples`, `budget`, `seed`, `cache`, `feature_extractor`, `perturbation`, `class_weight`,
+            `max_samples`, `max_bytes`, `budget`, `seed`, `cache`, `feature_extractor`, `perturbation`, `class_weight`,
             `averaging` (None: the network is measured as each check finds it), `averaging_device`,
             `output_key`.
 

@@ -18,6 +18,7 @@ from bu_torch.callbacks.training_data import batch_hooks, describe, is_pair, rea
 from bu_torch.internal.inputs import as_labels
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.run import messages
 from bu_torch.run.budget import Plan, count_operations
 from bu_torch.run.settings import as_file
 from bu_torch.run.tracker import Tracker
@@ -102,7 +103,11 @@ class CheckSamples:
         samples = found.pop()  # which alone holds them, so that those that are left out are free
         with self._explained([samples.labels]):
             if groundwork.plan is None:  # a resumed run has one
-                groundwork.plan = self._planned(trainer, samples.n_training, n_operations)
+                n_bytes = samples.inputs[:1].nbytes
+                groundwork.plan = self._planned(trainer, samples.n_training, n_operations, n_bytes)
+                wanted = self._planned(trainer, samples.n_training, n_operations)
+                if line := messages.bound_in_bytes(wanted, groundwork.plan, self._callback.max_bytes):
+                    rank_zero_info(line)
             samples = fewer_of(samples, groundwork.plan.n_samples, self._callback.seed)
             draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
             rank_zero_info(f"Boundary uncertainty looks at {describe(samples)}, {draws} each, {self._schedule}.")
@@ -139,6 +144,7 @@ class CheckSamples:
             how_many=how_many,
             most=asked.max_samples if trial is None else min(asked.max_samples or trial, trial),
             keys=(asked.input_key, asked.label_key),
+            max_bytes=asked.max_bytes,
             seed=asked.seed,
             reference=asked.reference,
             transform=batch_hooks(trainer, pl_module),
@@ -160,13 +166,17 @@ class CheckSamples:
             )
         return None
 
-    def _planned(self, trainer: Trainer, n_training: int, n_operations: int) -> Plan:
+    def _planned(self, trainer: Trainer, n_training: int, n_operations: int, n_bytes: int = 0) -> Plan:
         takes_all = self._callback.max_samples is None and is_pair(self._callback.reference)
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Different samples that all processes train on between two checks.
         n_visited = int(min(n_training, self._schedule.n_batches(trainer) * batch_size * trainer.world_size))
         return self._tracker.groundwork.planned(
-            n_training, n_visited, n_operations, max_samples=n_training if takes_all else None
+            n_training,
+            n_visited,
+            n_operations,
+            n_bytes=n_bytes,
+            max_samples=n_training if takes_all else None,
         )
 
 

@@ -27,6 +27,7 @@ def read_training_data(
     *,
     how_many: Callable[[int], int],
     most: int | None,
+    max_bytes: int | None,
     keys: Keys,
     seed: int,
     reference: Any = None,
@@ -56,9 +57,11 @@ def read_training_data(
             keys=keys,
             n_batches=n_batches,
             stream_limit=limit,
+            max_bytes=max_bytes,
             unwrap=lambda sampler: users_sampler(sampler, trainer),
             transform=transform,
             looks_for_augmentation=reference is None,
+            has_progress_bar=trainer.progress_bar_callback is not None,
         )
     except UnreadableError as error:
         raise MisconfigurationException(f"{name}: {error} {_WAY_OUT}") from error

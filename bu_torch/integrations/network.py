@@ -73,7 +73,8 @@ def make_stopper(
         options = options | {"perturbation": "tokens"}
     settings = Settings(**{name: value for name, value in options.items() if name != "folder"})
     n_operations = count_operations(network, partial(read_logits, network, first.inputs, check_finite=False))
-    plan = Groundwork(settings).planned(first.n_training, first.n_training, n_operations)
+    n_bytes, n_training = first.inputs.nbytes, first.n_training
+    plan = Groundwork(settings).planned(n_training, n_training, n_operations, n_bytes=n_bytes)
     samples = read(lambda n: plan.n_samples)
     if samples.n_ignored:
         warnings.warn(messages.ignored(samples.n_ignored), stacklevel=2)

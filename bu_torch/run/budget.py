@@ -46,14 +46,17 @@ def plan(
     n_draws: int | None,
     max_samples: int | None,
     n_neighbors: int,
+    n_fitting: float = math.inf,
 ) -> Plan:
     """Bound the forward passes of one check by a share of those that an epoch visits.
 
     Another sample says more than another draw of the same one, so further draws are made where all samples are in:
     small data, where single predictions make the signals jump, has the most. An epoch of one process visits `n_visited`
     of `n_training` samples; a forward pass of one takes `n_operations`. None for `n_draws` or `max_samples` chooses.
+    `n_fitting` samples fit in memory.
     """
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
+    n_samples = int(min(n_samples, max(n_fitting, n_neighbors)))
     if budget is None:
         return Plan(n_samples, n_draws or min(MAX_DRAWS, max(_UNBOUNDED_DRAWS, _MOST_FLOOR // n_samples)))
     affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)

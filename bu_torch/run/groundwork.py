@@ -1,6 +1,7 @@
 """The samples that checks look at, and the preparation of them."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -51,8 +52,14 @@ class Groundwork:
         self._packed: Tensor | None = None
         self._space: SpaceName | None = None
 
-    def planned(self, n_training: int, n_visited: int, n_operations: int, *, max_samples: int | None = None) -> Plan:
-        """Plan by the settings alone, as `bu_torch.run.budget.plan` does; `max_samples` takes the setting's place."""
+    def planned(
+        self, n_training: int, n_visited: int, n_operations: int, *, n_bytes: int = 0, max_samples: int | None = None
+    ) -> Plan:
+        """Plan by the settings alone, as `bu_torch.run.budget.plan` does; `max_samples` takes the setting's place.
+
+        A sample takes `n_bytes`; 0 if that is not known.
+        """
+        most = self.settings.max_bytes
         return plan(
             n_training,
             n_visited,
@@ -61,11 +68,12 @@ class Groundwork:
             n_draws=self.settings.n_draws,
             max_samples=self.settings.max_samples if max_samples is None else max_samples,
             n_neighbors=self.settings.n_neighbors,
+            n_fitting=math.inf if most is None or not n_bytes else most // n_bytes,
         )
 
-    def plan_checks(self, n_training: int, n_visited: int, n_operations: int) -> Plan:
+    def plan_checks(self, n_training: int, n_visited: int, n_operations: int, n_bytes: int = 0) -> Plan:
         """Plan as `planned` does; a training that is resumed, or has decided, keeps its plan."""
-        self.plan = self.plan or self.planned(n_training, n_visited, n_operations)
+        self.plan = self.plan or self.planned(n_training, n_visited, n_operations, n_bytes=n_bytes)
         return self.plan
 
     def prepare(

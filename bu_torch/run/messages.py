@@ -135,6 +135,16 @@ def little_memory(plan: Plan, made: Plan) -> str:
     )
 
 
+def bound_in_bytes(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
+    """Tell that fewer samples are looked at because all would take more than `max_bytes`; "" if they do not."""
+    if made.n_samples >= wanted.n_samples:
+        return ""
+    return (
+        f"Boundary uncertainty holds {made.n_samples} samples and not {wanted.n_samples}, to take no more than"
+        f" {max_bytes} bytes. To change it: `max_bytes`."
+    )
+
+
 def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     """Tell which settings of a run that resumes are others than before."""
     was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in now)

@@ -17,6 +17,7 @@ from bu_torch.samples.balance import ClassWeight
 from bu_torch.signals.measuring import Signals
 
 AUTO: Literal["auto"] = "auto"
+MAX_BYTES = 2**30
 AVERAGING = 0.7  # about the last three checks
 
 
@@ -40,6 +41,9 @@ class MeasurementSettings:
         max_samples: Look at no more than so many training samples, a subset drawn with `seed`, stratified where labels
             can be told without reading the samples; at least `n_neighbors`. None chooses within the budget. (Of an
             `IterableDataset` the first `max_samples` are read, or 10,000.)
+        max_bytes: Look at no more samples than take so many bytes, as the dataset gives them, but at no fewer than a
+            cluster; >= 1. The default is a GiB, 1783 images of 3 x 224 x 224 in float32. Their perturbed copies are
+            made batch by batch and not kept. None for no bound.
         budget: Price of a check in forward passes, which several processes share. `"auto"` is at most 0.15 of the
             training samples that an epoch visits, but no fewer than a cluster. It bounds what `n_draws` and
             `max_samples` choose by themselves. To train on a sample costs two to three forward passes, so that this is
@@ -84,6 +88,7 @@ class MeasurementSettings:
     n_neighbors: int = 40
     n_draws: int | None = None
     max_samples: int | None = None
+    max_bytes: int | None = MAX_BYTES
     budget: Literal["auto"] | None = AUTO
     seed: int = 0
     cache: str | Path | None = "auto"
@@ -102,6 +107,7 @@ class MeasurementSettings:
         self.n_draws = None if self.n_draws is None else check_integer("n_draws", self.n_draws, 1)
         if self.max_samples is not None:
             self.max_samples = check_integer("max_samples", self.max_samples, self.n_neighbors)
+        self.max_bytes = None if self.max_bytes is None else check_integer("max_bytes", self.max_bytes, 1)
         self.budget = check_choice("budget", self.budget, (AUTO, None))
         self.seed = check_seed(self.seed)
         if self.cache is not None:

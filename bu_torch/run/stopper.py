@@ -40,7 +40,7 @@ class BoundaryUncertaintyStopper(Settings):
             draws all alike.
         folder: Where to leave the record of the checks; None for none.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
-            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; `n_neighbors`, `n_draws`, `max_samples`,
+            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; `n_neighbors`, `n_draws`, `max_samples`, `max_bytes`,
             `budget` (an epoch is taken to visit each of the N samples once), `seed`, `cache`, `feature_extractor`,
             `perturbation`, `class_weight`, `averaging` (0.7), `averaging_device`, `output_key`.
 
@@ -224,7 +224,10 @@ class BoundaryUncertaintyStopper(Settings):
         if groundwork.plan is None and isinstance(model, nn.Module):
             forward = partial(read_logits, model, one, check_finite=False, output_key=self.output_key)
             n_operations = count_operations(model, forward)
-        made = groundwork.plan_checks(n_training, n_training, n_operations)
+        wanted = groundwork.planned(n_training, n_training, n_operations)
+        made = groundwork.plan_checks(n_training, n_training, n_operations, one.nbytes)
+        if line := messages.bound_in_bytes(wanted, made, self.max_bytes):
+            self._tell(line)
         samples = fewer_of(self._samples, made.n_samples, self.seed)
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
 
 from bu_torch.internal.inputs import as_tensor
 from bu_torch.samples.samples import UnreadableError
@@ -49,32 +50,70 @@ def as_tensors(inputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
     return inputs, labels
 
 
+class TooManyBytesError(Exception):
+    """The samples to read take more bytes than may be held, which `n_fitting` of them do not."""
+
+    def __init__(self, n_fitting: int) -> None:
+        self.n_fitting = n_fitting
+
+
+def check_bytes(inputs: Tensor, n_wanted: int, max_bytes: int | None) -> None:
+    """Raise if so many samples like the first of `inputs` take more than `max_bytes`."""
+    if max_bytes is not None and (n_bytes := inputs[:1].nbytes) * n_wanted > max_bytes:
+        raise TooManyBytesError(max(1, max_bytes // n_bytes))
+
+
 def concatenate(
-    batches: Iterable[Any], keys: Keys, transform: Callable[[Any], Any] | None, limit: int | None = None
+    batches: Iterable[Any],
+    keys: Keys,
+    transform: Callable[[Any], Any] | None,
+    limit: int | None = None,
+    *,
+    n_expected: int = 0,
+    max_bytes: int | None = None,
+    has_progress_bar: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of all batches, up to `limit` samples."""
+    """Inputs and labels of all batches, up to `limit` samples; `n_expected` may be more than `max_bytes` allow."""
     if transform is not None:
         batches = map(transform, batches)
     n_left = sys.maxsize if limit is None else limit
     read: list[tuple[Tensor, Tensor]] = []
-    for inputs, labels in (split_batch(batch, keys) for batch in batches):
+    shown = tqdm(batches, "Boundary uncertainty reads", delay=3, disable=not has_progress_bar, leave=False)
+    for inputs, labels in (split_batch(batch, keys) for batch in shown):
         if len(inputs):
             if transform is not None:  # which has moved them to where the network is
                 inputs, labels = inputs.detach().cpu(), labels.detach().cpu()
+            if not read:
+                check_bytes(inputs, n_expected, max_bytes)
             read.append((inputs[:n_left], labels[:n_left]))
             n_left -= len(read[-1][0])
         if not n_left:
             break
     if not read:
         raise UnreadableError(NO_SAMPLE)
-    joined = dict(zip(_PARTS, zip(*read, strict=True), strict=True))
+    joined = dict(zip(_PARTS, map(list, zip(*read, strict=True)), strict=True))
+    read.clear()
     for name, tensors in joined.items():
         shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
         if len(shapes) > 1:
             found = ", ".join(map(str, sorted(shapes)[:3]))
             raise UnreadableError(f"all {name} must have one shape, got {found}.")
-    inputs, labels = (torch.cat(tensors) for tensors in joined.values())
+    inputs, labels = (_cat(tensors) for tensors in joined.values())
     return inputs, labels
+
+
+def _cat(tensors: list[Tensor]) -> Tensor:
+    """Concatenate, and free each tensor once it is copied, so that hardly more than the result is held."""
+    first = tensors[0]
+    if any(tensor.dtype != first.dtype for tensor in tensors):
+        return torch.cat(tensors)
+    joined, start = first.new_empty((sum(map(len, tensors)), *first.shape[1:])), 0
+    tensors.reverse()
+    while tensors:
+        tensor = tensors.pop()
+        joined[start : start + len(tensor)] = tensor
+        start += len(tensor)
+    return joined
 
 
 def split_batch(batch: Any, keys: Keys) -> tuple[Tensor, Tensor]:

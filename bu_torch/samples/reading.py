@@ -29,7 +29,17 @@ from torch.utils.data import (
 
 from bu_torch.internal.inputs import check_integer, scikit_learn_seed
 from bu_torch.internal.traces import preserved_random_state
-from bu_torch.samples.batches import NO_KEYS, WAY_OUT, Keys, as_tensors, concatenate, split_batch, whole_pair
+from bu_torch.samples.batches import (
+    NO_KEYS,
+    WAY_OUT,
+    Keys,
+    TooManyBytesError,
+    as_tensors,
+    check_bytes,
+    concatenate,
+    split_batch,
+    whole_pair,
+)
 from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, without_ignored
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.samples.visits import visited_by
@@ -94,9 +104,11 @@ def read_loader(
     keys: Keys = NO_KEYS,
     n_batches: float = math.inf,
     stream_limit: int | None = None,
+    max_bytes: int | None = None,
     unwrap: Callable[[Any], Any] = lambda sampler: sampler,
     transform: Callable[[Any], Any] | None = None,
     looks_for_augmentation: bool = False,
+    has_progress_bar: bool = False,
 ) -> Samples:
     """Read the samples that a loader visits, each once, in ascending order of their indices.
 
@@ -108,25 +120,65 @@ def read_loader(
 
     Args:
         loader: Any DataLoader. Its `collate_fn` makes the batches; its workers are not used.
-        how_many: Given the number of samples, the number wanted, >= 1. Called once.
+        how_many: Given the number of samples, the number wanted, >= 1.
         seed: Seed of the subset and of global random states.
         keys: Keys or places of inputs and labels in a batch.
         n_batches: Batches in a training epoch; only a loader in order leaves out the same samples in every epoch.
         stream_limit: Samples to read at most from an `IterableDataset`; None reads all.
+        max_bytes: Read no more samples than take so many bytes, as the first batch shows; None for no bound. (Items
+            that are batches are read first.)
         unwrap: Takes a sampler and gives the user's own, if a trainer has wrapped it to share it among processes.
         transform: What a trainer does to each batch before the network gets it; the samples are then on the CPU.
         looks_for_augmentation: True to read a few samples a second time, to see if they are others then.
+        has_progress_bar: Show a progress bar after a few seconds.
 
     Raises:
         UnreadableError: If `read_samples` would raise a ValueError.
         TypeError: If a batch holds tensors that are not dense.
+    """
+    options: dict[str, Any] = {"seed": seed, "keys": keys, "n_batches": n_batches, "unwrap": unwrap}
+    options |= {"transform": transform, "looks_for_augmentation": looks_for_augmentation}
+    options["has_progress_bar"] = has_progress_bar
+    try:
+        return _read_loader(loader, how_many, **options, stream_limit=stream_limit, max_bytes=max_bytes)
+    except TooManyBytesError as error:
+        n_fitting = error.n_fitting
+    return _read_loader(
+        loader,
+        lambda n_training: min(how_many(n_training), n_fitting),
+        **options,
+        stream_limit=min(stream_limit or n_fitting, n_fitting),
+        max_bytes=None,
+    )
+
+
+def _read_loader(
+    loader: DataLoader[Any],
+    how_many: Callable[[int], int],
+    *,
+    seed: int,
+    keys: Keys,
+    n_batches: float,
+    stream_limit: int | None,
+    max_bytes: int | None,
+    unwrap: Callable[[Any], Any],
+    transform: Callable[[Any], Any] | None,
+    looks_for_augmentation: bool,
+    has_progress_bar: bool,
+) -> Samples:
+    """Read as `read_loader` does, in one go.
+
+    Raises:
+        TooManyBytesError: If the samples take more than `max_bytes`.
     """
     with seeded(seed):
         dataset = _reading_copy(loader.dataset)
         classes = _class_names(dataset)
         if isinstance(dataset, IterableDataset):
             _check_restarts(dataset)
-            read = concatenate(_own_loader(loader, dataset), keys, transform, stream_limit)
+            own = _own_loader(loader, dataset)
+            bound: dict[str, Any] = {"n_expected": stream_limit or 0, "max_bytes": max_bytes}
+            read = concatenate(own, keys, transform, stream_limit, **bound, has_progress_bar=has_progress_bar)
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         indices, are_lists, weights = visited_by(loader, dataset, n_batches, unwrap)
         if loader.batch_sampler is None and not are_lists:
@@ -140,7 +192,9 @@ def read_loader(
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
-        inputs, labels = _read_at(loader, dataset, indices, are_lists, keys, transform)
+        inputs, labels = _read_at(
+            loader, dataset, indices, are_lists, keys, transform, max_bytes, has_progress_bar=has_progress_bar
+        )
         is_random = False
         if len(inputs) != len(indices):
             are_places, weights = False, None
@@ -234,16 +288,23 @@ def _read_at(
     are_lists: bool,
     keys: Keys,
     transform: Callable[[Any], Any] | None,
+    max_bytes: int | None = None,
+    *,
+    has_progress_bar: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a map-style dataset at these indices, in batches as the loader makes them."""
     if type(dataset) is TensorDataset and loader.collate_fn is default_collate and transform is None:  # all at once
         inputs, labels = split_batch(list(dataset.tensors), keys)
-        return inputs[torch.as_tensor(indices)], labels[torch.as_tensor(indices)]
+        check_bytes(inputs, len(indices), max_bytes)
+        places = torch.as_tensor(indices)
+        is_whole = torch.equal(places, torch.arange(len(inputs)))  # held once, as the dataset has them
+        return inputs if is_whole else inputs[places], labels[places]
     if loader.batch_sampler is None and are_lists:
         own = _own_loader(loader, dataset, BatchSampler(indices, READ_BATCH, drop_last=False))
     else:
         own = _own_loader(loader, Subset(dataset, indices))
-    inputs, labels = concatenate(own, keys, transform)
+    bound: dict[str, Any] = {"n_expected": len(indices), "max_bytes": max_bytes}
+    inputs, labels = concatenate(own, keys, transform, **bound, has_progress_bar=has_progress_bar)
     if len(inputs) < len(indices):
         warnings.warn(
             f"The loader's batches hold {len(inputs)} of the {len(indices)} samples that were read: only those are"
