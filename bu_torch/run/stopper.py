@@ -40,8 +40,8 @@ class BoundaryUncertaintyStopper(Settings):
             draws all alike.
         folder: Where to leave the record of the checks; None for none.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
-            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; `n_neighbors`, `n_draws`, `max_samples`, `max_bytes`,
-            `budget` (an epoch is taken to visit each of the N samples once), `seed`, `cache`, `feature_extractor`,
+            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; `n_neighbors`, `n_draws`, `max_samples`,
+            `max_bytes`, `budget` (an epoch visits each of the N samples once), `seed`, `cache`, `feature_extractor`,
             `perturbation`, `class_weight`, `averaging` (0.7), `averaging_device`, `output_key`.
 
     Attributes:
