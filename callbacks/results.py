@@ -57,8 +57,12 @@ class StoppingResults(MonitorResults):
         return None if self._kept is None else self._kept.get("step")
 
     @property
+    def score_name(self) -> str:
+        return self.tracker.checks.score_name
+
+    @property
     def best_score(self) -> float | None:
-        return None if self._kept is None else self._kept[self.tracker.checks.score_name]
+        return None if self._kept is None else self._kept[self.score_name]
 
     @property
     def best_model_path(self) -> str:

@@ -8,10 +8,10 @@ from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import TensorDataset
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.callbacks.samples import CheckSamples
 from bu_torch.run import budget
 from bu_torch.run.budget import Plan, count_operations, describe_slow_check, plan
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
+from bu_torch.samples.samples import fewer_of
 
 ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 40}
 
@@ -207,14 +207,12 @@ def weighted(data):
 @pytest.mark.parametrize("kind", ["part of the places", "weighted", "reference"])
 def test_samples_that_cannot_be_afforded_are_left_out_by_their_own_places(tmp_path, monkeypatch, kind):
     data, seen = Told(), {}
-    own = CheckSamples._plan
 
-    def plan_and_look(reading, made, samples, n_operations):
-        seen["before"] = samples
-        seen["after"], n_draws = own(reading, made, samples, n_operations)
-        return seen["after"], n_draws
+    def look(samples, n_wanted, seed):
+        seen.update(before=samples, after=fewer_of(samples, n_wanted, seed))
+        return seen["after"]
 
-    monkeypatch.setattr(CheckSamples, "_plan", plan_and_look)
+    monkeypatch.setattr("bu_torch.callbacks.samples.fewer_of", look)
     monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs", reference=data if kind == "reference" else None)
     sampler = None
     if kind == "part of the places":
