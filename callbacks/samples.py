@@ -145,6 +145,7 @@ class CheckSamples:
             most=asked.max_samples if trial is None else min(asked.max_samples or trial, trial),
             keys=(asked.input_key, asked.label_key),
             max_bytes=asked.max_bytes,
+            n_least=asked.n_neighbors,
             seed=asked.seed,
             reference=asked.reference,
             transform=batch_hooks(trainer, pl_module),

@@ -19,6 +19,7 @@ FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any]
 
 _log = logging.getLogger(__name__)
 _COMPARED = 1500  # samples
+_ALL_COMPARED = 2000  # up to here all are, and no copy of most of them is made
 _MOST_CHANNELS = 16  # more are feature maps, and patches of them are too many numbers to whiten
 _MODULE_BATCH = 64  # no more than a training batch mostly is: a network needs more memory for more
 
@@ -108,8 +109,11 @@ def choose_space(
     skill of each candidate, and all samples as points of the chosen space, which is fitted to them, or None if only a
     part of the samples was compared.
     """
-    rows = stratified_rows(len(inputs), _COMPARED, seed, labels).to(inputs.device)
-    part, of_part = inputs[rows], labels[rows]
+    if len(inputs) <= _ALL_COMPARED:
+        rows, part, of_part = slice(None), inputs, labels
+    else:
+        rows = stratified_rows(len(inputs), _COMPARED, seed, labels).to(inputs.device)
+        part, of_part = inputs[rows], labels[rows]
     columns = torch.unique(of_part, return_inverse=True)[1]
     of_rows = None if weights is None else weights[rows]
     skills: dict[str, float] = {}

@@ -105,6 +105,7 @@ def read_loader(
     n_batches: float = math.inf,
     stream_limit: int | None = None,
     max_bytes: int | None = None,
+    n_least: int = 1,
     unwrap: Callable[[Any], Any] = lambda sampler: sampler,
     transform: Callable[[Any], Any] | None = None,
     looks_for_augmentation: bool = False,
@@ -127,6 +128,7 @@ def read_loader(
         stream_limit: Samples to read at most from an `IterableDataset`; None reads all.
         max_bytes: Read no more samples than take so many bytes, as the first batch shows; None for no bound. (Items
             that are batches are read first.)
+        n_least: So many samples are read whatever they take.
         unwrap: Takes a sampler and gives the user's own, if a trainer has wrapped it to share it among processes.
         transform: What a trainer does to each batch before the network gets it; the samples are then on the CPU.
         looks_for_augmentation: True to read a few samples a second time, to see if they are others then.
@@ -142,7 +144,7 @@ def read_loader(
     try:
         return _read_loader(loader, how_many, **options, stream_limit=stream_limit, max_bytes=max_bytes)
     except TooManyBytesError as error:
-        n_fitting = error.n_fitting
+        n_fitting = max(error.n_fitting, n_least)
     return _read_loader(
         loader,
         lambda n_training: min(how_many(n_training), n_fitting),

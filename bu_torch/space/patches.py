@@ -31,7 +31,7 @@ def pooled(images: Tensor) -> Tensor:
         return as_floats(images)
     height, width = images.shape[2:]
     factor = (height * width / MOST_PIXELS) ** 0.5
-    size = max(1, round(height / factor)), max(1, round(width / factor))
+    size = max(1, int(height / factor)), max(1, int(width / factor))
     blocks = images.split(max(1, _BLOCK_ELEMENTS // images[0].numel()))
     return torch.cat([torch.nn.functional.adaptive_avg_pool2d(as_floats(block), size) for block in blocks])
 

@@ -1,0 +1,47 @@
+"""Perturbed inputs that are made batch by batch are those that would be held."""
+
+import pytest
+import torch
+
+from bu_torch import BoundaryUncertainty, exchange_tokens, perturb_toward_neighbors
+
+GENERATOR = torch.Generator().manual_seed(0)
+IMAGES = torch.rand(60, 2, 7, 5, generator=GENERATOR)
+TOKENS = torch.randint(9, (60, 12), generator=GENERATOR)
+LABELS = torch.arange(60) % 2
+
+
+def fitted(inputs, perturbation=None):
+    return BoundaryUncertainty(10, n_draws=3, perturbation=perturbation, feature_extractor="inputs").fit(inputs, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "perturbation"),
+    [(IMAGES, None), (IMAGES.double(), None), (IMAGES.flatten(1), None), (TOKENS, "tokens"), (IMAGES, "random")],
+    ids=["images", "float64", "vectors", "tokens", "held"],
+)
+def test_batches_of_any_size_and_parts_equal_the_whole(inputs, perturbation):
+    perturbed = fitted(inputs, perturbation).perturbed
+    whole = perturbed.whole()
+    assert (len(perturbed), perturbed.shape, perturbed.dtype) == (len(whole), whole.shape, whole.dtype)
+    for size in (1, 7, 64, 1000):
+        assert torch.equal(torch.cat(list(perturbed.split(size))), whole)
+    assert torch.equal(torch.cat(list(perturbed.blocks())), whole)
+    rows = torch.tensor([179, 3, 3, 61])
+    assert torch.equal(perturbed[rows].whole(), whole[rows])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "perturbation", "move"),
+    [(IMAGES, None, perturb_toward_neighbors), (TOKENS, "tokens", exchange_tokens)],
+    ids=["images", "tokens"],
+)
+def test_draws_are_those_of_the_public_functions(inputs, perturbation, move):
+    uncertainty, generator = fitted(inputs, perturbation), torch.Generator().manual_seed(0)
+    expected = torch.stack([move(inputs, uncertainty.neighbors, generator) for _ in range(3)])
+    assert torch.equal(uncertainty.perturbed_inputs, expected)
+
+
+def test_a_part_holds_only_the_samples_that_it_needs():
+    part = fitted(IMAGES).perturbed[torch.tensor([5])]
+    assert len(part._samples) == 2  # a sample and its neighbour
