@@ -57,6 +57,7 @@ SIZES = (
 )
 MANY = (1_000_000, 16, 26)  # for a check alone
 WHOLE = ((5_000, 32, 10), (50_000, 32, 10), (200_000, 32, 10), (200_000, 64, 10))
+OF_IMAGES = ((200, 64), (200, 128), (200, 224), (2000, 224))  # images and pixels a side
 LARGE = (1_000_000, 64, 10, 10)
 
 
@@ -142,6 +143,49 @@ def setup_stages(n_samples: int, n_features: int, n_classes: int) -> dict[str, f
     row["regression"], regression = once(lambda: LabelRegression().fit(features, labels))
     row["expected"], _ = once(lambda: regression.predict_proba(moved))
     return row
+
+
+class SmallConvNet(L.LightningModule):
+    """Two layers and a linear one, for images of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = (nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4))
+        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 4))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+def of_images(n_images: int, side: int) -> dict[str, float]:
+    """Seconds and memory of the default in three epochs of a small conv net, in a process of its own."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (n_images,), generator=generator)
+    coarse = 0.7 * torch.randn(n_images, 3, 8, 8, generator=generator)
+    coarse += torch.randn(4, 3, 8, 8, generator=generator)[labels]
+    data = TensorDataset(nn.functional.interpolate(coarse, size=side, mode="bilinear"), labels)
+    row: dict[str, float] = {"images": n_images, "pixels a side": side, "MiB of data": data.tensors[0].nbytes / 2**20}
+    stopping = BoundaryUncertaintyStopping(cache=None)
+    for name, callbacks in (("without", []), ("with", [stopping])):
+        trainer = L.Trainer(
+            max_epochs=3,
+            callbacks=callbacks,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        before = peak_mib()
+        row[f"{name}, s"], _ = once(lambda run=trainer: run.fit(SmallConvNet(), DataLoader(data, 32, shuffle=True)))
+        row[f"{name}, MiB more"] = peak_mib() - before
+    return row | {"prepared, s": stopping.setup_seconds, "checks, s": stopping.check_seconds}
 
 
 @torch.no_grad()
@@ -414,7 +458,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--parts",
         nargs="+",
-        choices=("setup", "check", "epoch", "whole", "process", "average", "others", "large"),
+        choices=("setup", "check", "epoch", "whole", "process", "average", "others", "images", "large"),
         help="these alone, the rest of the results as it was; large, 1,000,000 samples, runs only where it is named",
     )
     parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
@@ -453,6 +497,10 @@ def main(arguments: list[str] | None = None) -> None:
             ),
         ),
         "others": ("Other ways", lambda: pd.DataFrame([other_ways(*size, repeats) for size in others])),
+        "images": (
+            "The default on images, three epochs of a small conv net",
+            lambda: pd.DataFrame([in_a_process_of_its_own(of_images, *size) for size in OF_IMAGES]),
+        ),
         "large": (
             "The same of a million samples, of ten factors",
             lambda: pd.DataFrame([in_a_process_of_its_own(whole, *(WHOLE[0] if options.quick else LARGE))]),
