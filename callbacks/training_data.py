@@ -67,7 +67,14 @@ def read_training_data(
         )
     except UnreadableError as error:
         raise MisconfigurationException(f"{name}: {error} {_WAY_OUT}") from error
-    if isinstance(loader.dataset, IterableDataset) and samples.n_training >= limit:
+    n_read = samples.n_training
+    if isinstance(loader.dataset, IterableDataset) and n_read < limit:
+        if max_bytes is not None and (n_read + 1) * samples.inputs[:1].nbytes > max_bytes:
+            rank_zero_info(
+                f"Boundary uncertainty reads the first {n_read} samples of {type(loader.dataset).__name__}, to take no"
+                f" more than {max_bytes} bytes. To change it: `max_bytes`."
+            )
+    elif isinstance(loader.dataset, IterableDataset):
         rank_zero_info(
             f"Boundary uncertainty reads the first {limit} samples of {type(loader.dataset).__name__}"
             f"{'' if most else '; `max_samples` sets another number'}."

@@ -109,11 +109,9 @@ def choose_space(
     skill of each candidate, and all samples as points of the chosen space, which is fitted to them, or None if only a
     part of the samples was compared.
     """
-    if len(inputs) <= _ALL_COMPARED:
-        rows, part, of_part = slice(None), inputs, labels
-    else:
-        rows = stratified_rows(len(inputs), _COMPARED, seed, labels).to(inputs.device)
-        part, of_part = inputs[rows], labels[rows]
+    n_compared = len(inputs) if len(inputs) <= _ALL_COMPARED else _COMPARED
+    rows = stratified_rows(len(inputs), n_compared, seed, labels).to(inputs.device)
+    part, of_part = inputs if len(rows) == len(inputs) else inputs[rows], labels[rows]
     columns = torch.unique(of_part, return_inverse=True)[1]
     of_rows = None if weights is None else weights[rows]
     skills: dict[str, float] = {}

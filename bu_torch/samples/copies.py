@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 
-from torch import Tensor, arange
+import torch
+from torch import Tensor
+
+_BLOCK_ELEMENTS = 2**22  # of the samples that are compared at once
 
 
 def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -10,9 +13,10 @@ def copies(features: Tensor, neighbors: Tensor) -> Iterator[tuple[Tensor, Tensor
 
     `neighbors` (N, M) are those of `NeighborGraph`. Each yield holds only rows that the one before held, R >= 1.
     """
-    rows = arange(len(features), device=features.device)
+    rows = torch.arange(len(features), device=features.device)
     for others in neighbors[:, 1:].unbind(dim=1):
-        rows = rows[(features[others[rows]] == features[rows]).flatten(1).all(dim=1)]
+        blocks = rows.split(max(1, _BLOCK_ELEMENTS // features[0].numel()))
+        rows = torch.cat([part[(features[others[part]] == features[part]).flatten(1).all(dim=1)] for part in blocks])
         if not len(rows):
             return
         yield rows, others[rows].long()

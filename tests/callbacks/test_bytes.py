@@ -61,7 +61,9 @@ def test_no_more_samples_are_looked_at_and_the_log_and_the_record_say_so(tmp_pat
         monitor = monitored(tmp_path, data, max_bytes=BOUND)
     assert monitor.tracker.groundwork.plan.n_samples == FITTING
     assert read_record(monitor.record_path).data["n_samples"] == FITTING
-    if not isinstance(data, Stream):  # of which the number is not known before it is read
+    if isinstance(data, Stream):
+        assert f"reads the first {FITTING} samples of Stream, to take no more than {BOUND} bytes" in caplog.text
+    else:
         assert f"holds {FITTING} samples and not {N}, to take no more than {BOUND} bytes" in caplog.text
     if isinstance(data, Read):
         assert len(WAS_READ) <= N + 50 + FITTING + 50  # training, the first batch, the samples, and a look for noise

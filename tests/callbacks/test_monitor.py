@@ -100,6 +100,7 @@ class Endless(IterableDataset):
 
 
 READ_ALL = {"how_many": lambda n_training: n_training, "most": None, "keys": (None, None), "seed": 0}
+READ_ALL |= {"max_bytes": None, "n_least": 1}
 
 
 class TestFindingTheData:

@@ -122,6 +122,7 @@ def test_patches_are_extracted_once_where_all_samples_are_compared(monkeypatch):
     assert seen == [120]
     assert torch.equal(again.neighbors, once.neighbors)
     monkeypatch.setattr("bu_torch.estimators.space_choice._COMPARED", 119)
+    monkeypatch.setattr("bu_torch.estimators.space_choice._ALL_COMPARED", 119)
     part = BoundaryUncertainty(20).fit(images, labels)
     assert seen == [120, 119, 120]
     assert part.space_name_ == once.space_name_ == "patches"
