@@ -13,7 +13,7 @@ RuleName = Literal["accuracy_and_uncertainty", "expected_accuracy", "boundary_un
 DEFAULT_RULE: RuleName = "accuracy_and_uncertainty"
 RANKING_RULE: RuleName = "expected_accuracy"  # of single checkpoints, whose weights are no average
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
-History = Sequence[dict[str, Any]]
+Checks = Sequence[dict[str, Any]]
 _LARGEST_CLUSTER = 0.05  # of all samples
 STANDARD_ERROR = "standard_error"  # entry of a check: of its expected accuracy less the highest before
 # Columns of a history or a record that no rule may be named after, beside the signals.
@@ -223,7 +223,7 @@ class SelectionRule:
         """Entries that `complete` adds to a check."""
         return [] if self.rule.name in SIGNALS else [self.rule.name]
 
-    def complete(self, history: History) -> None:
+    def complete(self, history: Checks) -> None:
         """Add the score to the last check, unless it is a signal; NaN if a signal is not finite.
 
         Checks are in order of their epochs, each with `epoch` and the signals looked at, all but the last completed.
@@ -239,7 +239,7 @@ class SelectionRule:
         """The score of a completed check; None if its epoch is too early to count."""
         return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
 
-    def kept(self, history: History) -> dict[str, Any] | None:
+    def kept(self, history: Checks) -> dict[str, Any] | None:
         """The check whose epoch is kept among completed ones; None if none counts."""
         kept, highest = None, -math.inf
         for entry in history:
@@ -247,7 +247,7 @@ class SelectionRule:
                 kept, highest = entry, max(entry[self.score_name], highest)
         return kept
 
-    def highest(self, history: History) -> dict[str, Any] | None:
+    def highest(self, history: Checks) -> dict[str, Any] | None:
         """The first completed check of the highest score, which may not be the kept one; None if none counts."""
         counted = [entry for entry in history if _is_finite(self.score(entry))]
         return max(counted, key=lambda entry: entry[self.score_name], default=None)
@@ -264,14 +264,14 @@ class SelectionRule:
         margin = self._number("margin", {name: entry[name] for name in self.rule.signals}, entry[STANDARD_ERROR])
         return margin > 0 and score >= highest - margin
 
-    def replay(self, history: History) -> dict[str, Any] | None:
+    def replay(self, history: Checks) -> dict[str, Any] | None:
         """Replay the rule on checks that another rule, or none, has judged; they are left as they are.
 
         A completed copy of the check whose epoch is kept; None if none counts. Raises as `complete`.
         """
         return self.kept(self.judged(history))
 
-    def judged(self, history: History) -> list[dict[str, Any]]:
+    def judged(self, history: Checks) -> list[dict[str, Any]]:
         """Completed copies of all checks, as for `replay`."""
         judged = [dict(entry) for entry in history]
         if self.rule.name not in SIGNALS:
