@@ -247,11 +247,6 @@ class SelectionRule:
                 kept, highest = entry, max(entry[self.score_name], highest)
         return kept
 
-    def highest(self, history: Checks) -> dict[str, Any] | None:
-        """The first completed check of the highest score, which may not be the kept one; None if none counts."""
-        counted = [entry for entry in history if _is_finite(self.score(entry))]
-        return max(counted, key=lambda entry: entry[self.score_name], default=None)
-
     def takes_place(self, entry: Mapping[str, Any], highest: float) -> bool:
         """True if a completed check counts, and is higher than `highest` before it or within the rule's margin."""
         score = self.score(entry)
@@ -296,7 +291,3 @@ class SelectionRule:
         if isinstance(found, bool) or not isinstance(found, Real):
             raise TypeError(f"{name} must give a number, got {type(found).__name__}.")
         return float(found)
-
-
-def _is_finite(score: float | None) -> bool:
-    return score is not None and math.isfinite(score)
