@@ -8,7 +8,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
-from bu_torch.callbacks.dashboards import TensorBoard, dashboards
+from bu_torch.callbacks.dashboards import Dashboard, dashboards
 from bu_torch.callbacks.lightning_trees import Callback, LightningModule, Trainer
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.settings import MeasurementSettings
@@ -39,7 +39,7 @@ class Board:
         for dashboard in dashboards(trainer):
             dashboard.lay_out()
 
-    def dashboards(self, trainer: Trainer) -> list[TensorBoard]:
+    def dashboards(self, trainer: Trainer) -> list[Dashboard]:
         """Loggers that show more than scalars."""
         return [] if self._suffix else dashboards(trainer)
 

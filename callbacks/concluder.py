@@ -25,7 +25,7 @@ class ConcluderMixin(Companion):
     Lightning has added: `ckpt_path="best"` would warn of two checkpoint callbacks, or of one whose state is missing.
     """
 
-    def __init__(self, owner: "BoundaryUncertaintyStopping", default_checkpoint: Any = None) -> None:
+    def __init__(self, owner: "BoundaryUncertaintyStopping", default_checkpoint: Any) -> None:
         self.owner = owner
         self.default_checkpoint = default_checkpoint
         self._is_standing_in = False

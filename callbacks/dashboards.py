@@ -1,6 +1,7 @@
 """Dashboards of loggers that show more than scalars: one class each, and its logger's name in `_BY_LOGGER`."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from bu_torch.callbacks.lightning_trees import Trainer
 from bu_torch.run.record import HISTOGRAMS
@@ -15,6 +16,16 @@ _LAYOUT = {
         "expected accuracy and agreement": ["Multiline", _SHARES],
     }
 }
+
+
+class Dashboard(Protocol):
+    """What a logger can show beside scalars."""
+
+    def lay_out(self) -> None:
+        """Arrange the curves, once, before training."""
+
+    def show(self, details: Details, step: int) -> None:
+        """Show what is behind the numbers of a check, at the step of its epoch's scalars."""
 
 
 class TensorBoard:
@@ -41,10 +52,10 @@ class TensorBoard:
         self._writer.add_text("boundary/pairs", "\n".join(head + rows), step)
 
 
-_BY_LOGGER = {"TensorBoardLogger": TensorBoard}
+_BY_LOGGER: dict[str, Callable[[Any], Dashboard]] = {"TensorBoardLogger": TensorBoard}
 
 
-def dashboards(trainer: Trainer) -> list[TensorBoard]:
+def dashboards(trainer: Trainer) -> list[Dashboard]:
     """Those of the trainer's loggers, in the process that writes."""
     if trainer.fast_dev_run or not trainer.is_global_zero:
         return []

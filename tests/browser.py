@@ -65,9 +65,6 @@ class Browser:
     def evaluate(self, expression):
         return self.page.evaluate(expression)
 
-    def screenshot(self, path, whole=True):
-        self.page.screenshot(path=path, full_page=whole)
-
 
 def _scheme(dark):
     return "dark" if dark else "light"

@@ -13,7 +13,7 @@ from bu_torch.report.figures import with_fewer_checks, with_room
 from bu_torch.report.page import Content, page, write_page
 from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import contents, figure_section, header, section, shown_value, table
-from bu_torch.report.text import duration, escaped, figure
+from bu_torch.report.text import duration, escaped, shown_number
 from bu_torch.report.verdict import RunVerdict, headline, scores
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -156,7 +156,7 @@ def _kept(runs: Sequence[_Run]) -> str:
     rows, endings = [], []
     for record, verdict, name, _ in runs:
         check = record.check_at(verdict.kept) or {}
-        values = (figure(check.get(signal, math.nan)) for signal in _PANELS)
+        values = (shown_number(check.get(signal, math.nan)) for signal in _PANELS)
         last = f"{record.axis} {record.checks[-1][record.axis]}" if record.checks else "no check"
         kept = "none" if verdict.kept is None else f"{record.axis} {verdict.kept}"
         rows.append([name, kept, last, *values])
@@ -171,7 +171,7 @@ def _costs(runs: Sequence[_Run]) -> str:
     rows = []
     for record, _, name, _ in runs:
         spent, total = (record.values(column)[-1] if record.checks else math.nan for column in _SECONDS)
-        share = f"{spent / total:.1%}" if total > 0 and math.isfinite(spent) else figure(math.nan)
+        share = f"{spent / total:.1%}" if total > 0 and math.isfinite(spent) else shown_number(math.nan)
         times = (duration(seconds) for seconds in (record.setup_seconds, spent, total))
         rows.append([name, str(len(record.checks)), *times, share])
     head = ("run", "checks", "preparation", "checks took", "of", "share")

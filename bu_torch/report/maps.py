@@ -8,7 +8,7 @@ import numpy as np
 
 from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, axis, plotly_drawing, thinned, within_reach
 from bu_torch.report.record import RunRecord
-from bu_torch.report.text import escaped, figure, shortened
+from bu_torch.report.text import escaped, shortened, shown_number
 from bu_torch.report.verdict import RunVerdict, shown_details
 from bu_torch.signals.details import Pair
 
@@ -120,7 +120,7 @@ def _pair_grids(
         if weight >= _BLANK_WEIGHT:
             near = f"{shortened(f'{weight:.1f}', 12)} effective samples near the boundary"
         names = " | ".join(class_name(record, index, 40) for index in (first, second))
-        note = f"{names}<br>U {figure(value)}, {shortened(f'{share:.2%}', 12)} of the samples<br>{near}"
+        note = f"{names}<br>U {shown_number(value)}, {shortened(f'{share:.2%}', 12)} of the samples<br>{near}"
         for row, column in ((places[first], places[second]), (places[second], places[first])):
             values[row][column] = value if math.isfinite(value) else None
             notes[row][column] = note

@@ -13,7 +13,7 @@ from bu_torch.report.drawing import Figure
 from bu_torch.report.figures import drawing_step
 from bu_torch.report.maps import class_name
 from bu_torch.report.record import RunRecord
-from bu_torch.report.text import duration, escaped, figure, shortened
+from bu_torch.report.text import duration, escaped, shortened, shown_number
 from bu_torch.report.verdict import RunVerdict, headline, level, rule_label, scores, shown_details
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.signals.catalogue import SIGNALS
@@ -93,18 +93,18 @@ def _tiles(record: RunRecord, verdict: RunVerdict) -> str:
     if check is not None:
         shown = record.details.get(check[axis])
         within = f" (epoch {check['epoch']})" if axis == "step" else ""
-        ceiling = f"ceiling {figure(shown.ceiling)}" if shown and math.isfinite(shown.ceiling) else "of at most 1"
+        ceiling = f"ceiling {shown_number(shown.ceiling)}" if shown and math.isfinite(shown.ceiling) else "of at most 1"
         tiles = [
             (f"kept {axis}" if verdict.rule else "would be kept", str(check[axis]), f"of {last[axis]}{within}"),
-            ("boundary uncertainty", figure(check["boundary_uncertainty"]), ceiling),
-            ("trust score", figure(check["trust_score"]), "above 1: agrees with the nearest class"),
+            ("boundary uncertainty", shown_number(check["boundary_uncertainty"]), ceiling),
+            ("trust score", shown_number(check["trust_score"]), "above 1: agrees with the nearest class"),
             *tiles,
         ]
         label, places, values = scores(record, verdict)
         if check[axis] in places and verdict.rule not in SIGNALS:
-            tiles.insert(1, ("score", figure(values[places.index(check[axis])]), label))
+            tiles.insert(1, ("score", shown_number(values[places.index(check[axis])]), label))
         if "expected_accuracy" in check:
-            tiles.insert(1, ("expected accuracy", figure(check["expected_accuracy"]), "at the perturbed samples"))
+            tiles.insert(1, ("expected accuracy", shown_number(check["expected_accuracy"]), "at the perturbed samples"))
     spent, total = last.get("check_seconds", math.nan), last.get("seconds", math.nan)
     if total > 0 and math.isfinite(spent):
         tiles.append(("checks took", f"{spent / total:.1%}", f"{duration(spent)} of {duration(total)}"))
@@ -150,7 +150,7 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> str:
             rows.append([name, why, "", "", "", ""])
             continue
         names = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
-        rows.append([name, str(check[record.axis]), *(figure(check.get(column, math.nan)) for column in names)])
+        rows.append([name, str(check[record.axis]), *(shown_number(check.get(column, math.nan)) for column in names)])
     note = "Each rule replayed on the checks of this run, patience aside, with its first epoch."
     kept_by_rule = verdict.by_rule.get(verdict.rule or "")
     if record.end and kept_by_rule and kept_by_rule[record.axis] != verdict.kept:
@@ -171,7 +171,7 @@ def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> str:
         [
             class_name(record, first),
             class_name(record, second),
-            figure(value),
+            shown_number(value),
             shortened(f"{share:.2%}", 12) if math.isfinite(share) else "",
             shortened(f"{weight:.1f}", 12) if math.isfinite(weight) else "",
         ]
@@ -196,7 +196,7 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
         [
             str(doubt.row),
             *(class_name(record, index) for index in (doubt.label, doubt.prediction, doubt.nearest_class)),
-            figure(doubt.trust),
+            shown_number(doubt.trust),
             f"{times[doubt.row]} of {len(record.details)}",
             _suspicion(doubt),
         ]

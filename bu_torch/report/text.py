@@ -17,15 +17,15 @@ def shortened(value: str, most: int) -> str:
     return value if len(value) <= most else f"{value[: most - 1]}…"
 
 
-def figure(value: float, digits: int = 3) -> str:
+def shown_number(value: float) -> str:
     """A number for people; a dash where it is not finite."""
     if not math.isfinite(value):
         return "–"  # noqa: RUF001
-    if 0 < value < 0.5 * 10**-digits:
-        return f"below {10**-digits:.{digits}f}"
+    if 0 < value < 0.0005:
+        return "below 0.001"
     if abs(value) >= 1e15:
-        return f"{value:.{digits}g}"
-    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.{digits}f}"
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.3f}"
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ RuleName = Literal["accuracy_and_uncertainty", "expected_accuracy", "boundary_un
 DEFAULT_RULE: RuleName = "accuracy_and_uncertainty"
 RANKING_RULE: RuleName = "expected_accuracy"  # of single checkpoints, whose weights are no average
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
-History = Sequence[dict[str, Any]]
+Checks = Sequence[dict[str, Any]]
 _LARGEST_CLUSTER = 0.05  # of all samples
 STANDARD_ERROR = "standard_error"  # entry of a check: of its expected accuracy less the highest before
 # Columns of a history or a record that no rule may be named after, beside the signals.
@@ -223,7 +223,7 @@ class SelectionRule:
         """Entries that `complete` adds to a check."""
         return [] if self.rule.name in SIGNALS else [self.rule.name]
 
-    def complete(self, history: History) -> None:
+    def complete(self, history: Checks) -> None:
         """Add the score to the last check, unless it is a signal; NaN if a signal is not finite.
 
         Checks are in order of their epochs, each with `epoch` and the signals looked at, all but the last completed.
@@ -239,18 +239,13 @@ class SelectionRule:
         """The score of a completed check; None if its epoch is too early to count."""
         return None if entry["epoch"] < self.start_from_epoch else entry[self.score_name]
 
-    def kept(self, history: History) -> dict[str, Any] | None:
+    def kept(self, history: Checks) -> dict[str, Any] | None:
         """The check whose epoch is kept among completed ones; None if none counts."""
         kept, highest = None, -math.inf
         for entry in history:
             if self.takes_place(entry, highest):
                 kept, highest = entry, max(entry[self.score_name], highest)
         return kept
-
-    def highest(self, history: History) -> dict[str, Any] | None:
-        """The first completed check of the highest score, which may not be the kept one; None if none counts."""
-        counted = [entry for entry in history if _is_finite(self.score(entry))]
-        return max(counted, key=lambda entry: entry[self.score_name], default=None)
 
     def takes_place(self, entry: Mapping[str, Any], highest: float) -> bool:
         """True if a completed check counts, and is higher than `highest` before it or within the rule's margin."""
@@ -264,14 +259,14 @@ class SelectionRule:
         margin = self._number("margin", {name: entry[name] for name in self.rule.signals}, entry[STANDARD_ERROR])
         return margin > 0 and score >= highest - margin
 
-    def replay(self, history: History) -> dict[str, Any] | None:
+    def replay(self, history: Checks) -> dict[str, Any] | None:
         """Replay the rule on checks that another rule, or none, has judged; they are left as they are.
 
         A completed copy of the check whose epoch is kept; None if none counts. Raises as `complete`.
         """
         return self.kept(self.judged(history))
 
-    def judged(self, history: History) -> list[dict[str, Any]]:
+    def judged(self, history: Checks) -> list[dict[str, Any]]:
         """Completed copies of all checks, as for `replay`."""
         judged = [dict(entry) for entry in history]
         if self.rule.name not in SIGNALS:
@@ -296,7 +291,3 @@ class SelectionRule:
         if isinstance(found, bool) or not isinstance(found, Real):
             raise TypeError(f"{name} must give a number, got {type(found).__name__}.")
         return float(found)
-
-
-def _is_finite(score: float | None) -> bool:
-    return score is not None and math.isfinite(score)

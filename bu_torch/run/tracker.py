@@ -31,6 +31,7 @@ class Tracker:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
     Whoever trains drives it in this order; a record and a resume need `begin`, `end_check`, `end` and `go_on` besides.
+    `read_logits` (`bu_torch.internal.network`) reads the network in eval mode and without gradient.
 
         tracker = Tracker(Settings(patience=10))
         plan = tracker.groundwork.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
@@ -39,7 +40,8 @@ class Tracker:
             train_one_epoch(model)
             tracker.update_average(model, epoch)
             with tracker.averaged(model):
-                tracker.add(epoch, tracker.measure(model(tracker.groundwork.signals.perturbed_inputs)))
+                logits = read_logits(model, tracker.groundwork.perturbed_inputs, check_finite=False)
+                tracker.add(epoch, tracker.measure(logits))
                 if tracker.checks.is_kept_new:
                     save(model)
             if tracker.verdict.should_stop:

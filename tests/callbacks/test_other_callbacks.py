@@ -177,7 +177,7 @@ class TestWeightAveraging:
     def averaging(self, which):
         return EMAWeightAveraging(decay=0.5, **AVERAGES[which])
 
-    @pytest.mark.parametrize(("which", "checkpoints"), zip(AVERAGES, (True, False, False, True), strict=True))
+    @pytest.mark.parametrize(("which", "checkpoints"), list(zip(AVERAGES, (True, False, False, True), strict=True)))
     def test_the_order_in_the_list_does_not_matter_and_what_was_measured_is_kept(self, tmp_path, which, checkpoints):
         found = []
         for is_first in (True, False):

@@ -15,6 +15,8 @@ import bu_torch.callbacks
 import bu_torch.evaluation
 import bu_torch.functional
 import bu_torch.report
+from bu_torch.rule.rules import RULE_NAMES
+from bu_torch.run.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -71,6 +73,13 @@ def test_every_argument_is_among_the_options():
     options = (DOCS / "options.md").read_text()
     for name in inspect.signature(bu_torch.BoundaryUncertaintyStopping).parameters:
         assert re.search(rf"^\|[^|]*`{name}`[^|]*\|", options, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("name", RULE_NAMES)
+def test_each_rule_that_goes_by_a_name_is_among_the_options_and_in_the_docstrings(name):
+    assert f'`"{name}"`' in (DOCS / "options.md").read_text()
+    for place in (Settings, bu_torch.SelectionRule, bu_torch.rank_checkpoints):
+        assert f'`"{name}"`' in place.__doc__, place.__name__
 
 
 def test_readme_is_short_and_has_one_script_whose_output_it_promises():

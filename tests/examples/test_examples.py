@@ -190,7 +190,7 @@ def test_confidence_tables_compare_widths_with_the_printed_ones(load, capsys):
     assert "K: width by how many samples count as tested, and printed; coverage" in capsys.readouterr().out
 
 
-def test_c_is_chosen_by_cross_validation(load, capsys):
+def test_c_is_chosen_by_cross_validation(load):
     svms = load("svms")
     features, labels = svms.read("GMM_separable", 60)
     assert svms.choose_c(features, labels, 2) == svms.C_GRID[0]  # all are right: the smallest

@@ -191,7 +191,7 @@ def test_as_a_command_it_imports_nothing_else_from_here_and_prints_no_escapes(pr
     assert {candidate["name"] for candidate in candidates} == set(map(str, files))
 
 
-def test_the_folder_is_on_the_path_last_and_only_while_the_user_s_module_is_imported(project, monkeypatch):
+def test_the_folder_is_on_the_path_last_and_only_while_the_user_s_module_is_imported(project):
     (project / "sibling.py").write_text("import sys\npath = list(sys.path)\n")
     (project / "ranked_project.py").write_text(f"{CODE}\nimport sibling\n")
     (project / "json.py").write_text("raise ImportError")

@@ -20,7 +20,7 @@ from bu_torch.cli import main
 from bu_torch.report import drawing as drawing_module
 from bu_torch.report import figures, maps, read_record, render, sections, write_report
 from bu_torch.report.page import content
-from bu_torch.report.text import cleaned, duration, escaped, figure
+from bu_torch.report.text import cleaned, duration, escaped, shown_number
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -399,6 +399,6 @@ def test_text_for_people():
     assert escaped("x" * 50, 10) == "x" * 9 + "…"
     assert cleaned("a\nb\x1b[31m\u202e\u200d") == "a b\ufffd[31m\ufffd\u200d"
     numbers = {0.25: "0.250", 1234567.0: "1,234,567", 5.7e-09: "below 0.001", 0.0: "0.000", 1e20: "1e+20"}
-    assert [figure(value) for value in (*numbers, -2.5)] == [*numbers.values(), "-2.500"]
-    assert figure(math.nan) == duration(math.nan) == "–"  # noqa: RUF001
+    assert [shown_number(value) for value in (*numbers, -2.5)] == [*numbers.values(), "-2.500"]
+    assert shown_number(math.nan) == duration(math.nan) == "–"  # noqa: RUF001
     assert [duration(s) for s in (0.0123, 59.0, 600.0, 7300.0)] == ["12 ms", "59.0 s", "10 min", "2 h 2 min"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from problems import Gain
 
-from bu_torch import Rule, SelectionRule, Signals
+from bu_torch import Rule, SelectionRule
 from bu_torch.rule.rules import RULE_NAMES, AccuracyAndUncertainty, as_rule
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -181,14 +181,3 @@ def made(**attributes):
 def test_what_is_no_rule_is_refused(rule, error, message):
     with pytest.raises(error, match=message):
         as_rule(rule)
-
-
-def test_each_signal_has_one_entry_with_its_range():
-    assert tuple(SIGNALS) == Signals.NAMES
-    for name, signal in SIGNALS.items():
-        assert signal.name == name
-        assert signal.low < signal.high
-    assert {name for name, signal in SIGNALS.items() if not signal.is_larger_better} == {
-        "prediction_changes",
-        "omission",
-    }

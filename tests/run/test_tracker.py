@@ -77,11 +77,11 @@ def test_it_is_a_small_facade():
     assert len(methods) <= 15
 
 
-def prepared(settings=None, n=120):
-    inputs, labels = blobs(n=n)
-    tracker = Tracker(settings or Settings(n_neighbors=20, n_draws=2))
-    tracker.groundwork.plan_checks(n, n, 0)
-    fingerprint = tracker.prepare(Samples(inputs, labels, torch.arange(n), n))
+def prepared():
+    inputs, labels = blobs(n=120)
+    tracker = Tracker(Settings(n_neighbors=20, n_draws=2))
+    tracker.groundwork.plan_checks(120, 120, 0)
+    fingerprint = tracker.prepare(Samples(inputs, labels, torch.arange(120), 120))
     return tracker, fingerprint
 
 

@@ -15,6 +15,7 @@ from bu_torch import (
     functional,
 )
 from bu_torch.internal.progress import shown_on
+from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.preparation import n_comparisons
 
 
@@ -54,11 +55,24 @@ def test_measures_what_the_estimators_say():
             functional.label_votes(labels, boundary.neighbors, 0.0), predictions, boundary.neighbors
         ),
     }
-    assert tuple(values) == Signals.NAMES
+    assert set(expected) == set(values), "a signal has no oracle here"
     for name, value in expected.items():
         assert values[name].dtype == torch.float64
         assert float(values[name]) == pytest.approx(float(value), rel=1e-5), name
     assert float(first["prediction_changes"]) == 1.0
+
+
+def test_each_signal_has_one_entry_with_its_range():
+    signals, _, _ = fitted()
+    assert tuple(signals.measure(read(signals)).values) == tuple(SIGNALS) == Signals.NAMES
+    for name, signal in SIGNALS.items():
+        assert signal.name == name
+        assert signal.low < signal.high
+        assert signal.panel != "shares" or (signal.low, signal.high) == (0, 1), f"{name} is no share"
+    assert {name for name, signal in SIGNALS.items() if not signal.is_larger_better} == {
+        "prediction_changes",
+        "omission",
+    }
 
 
 @pytest.mark.parametrize("shape", ["(n, 1)", "(n,)"])
