@@ -141,8 +141,8 @@ class Fit:
         has_waited, self.waits_for_average = self.waits_for_average, is_average_untouched(trainer)
         if self.waits_for_average and not has_waited:
             rank_zero_info(
-                "Boundary uncertainty measures the average of WeightAveraging, which a checkpoint would hold. Checks"
-                " before its first update neither count nor are kept."
+                "Boundary uncertainty measures the average of WeightAveraging, as checkpoints hold it. Checks before"
+                " its first update do not count and are not kept."
             )
         with evaluation_weights(trainer):
             if self._callback.keeps_weights:

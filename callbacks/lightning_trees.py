@@ -29,7 +29,7 @@ def refuse_old(package: str) -> None:
     if Version(found) < Version(_OLDEST):
         raise ImportError(
             f"`{package}` must be {_OLDEST} or newer, got {found}: older versions can run code from a checkpoint"
-            " (GHSA-qqmf-gpg7-g8gw), and 2.6.2 and 2.6.3 carried malware (GHSA-w37p-236h-pfx3). Install it by"
+            " (GHSA-qqmf-gpg7-g8gw), and 2.6.2 and 2.6.3 carried malware (GHSA-w37p-236h-pfx3). Install it with"
             f" `pip install --upgrade {name}`."
         )
 

@@ -131,14 +131,14 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
             if self.restore_best_weights and any(isinstance(one, averaging) for one in trainer.callbacks):
                 rank_zero_warn(
                     "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
-                    " the kept epoch are put back over it: `restore_best_weights=False` leaves the average."
+                    " the kept epoch then replace it. To change it: `restore_best_weights=False` leaves the average."
                 )
             restoring = [c for c in trainer.callbacks if isinstance(c, type(self)) and c.restore_best_weights]
             if len(restoring) > 1 and self is restoring[0]:
                 rank_zero_warn(
-                    f"{len(restoring)} callbacks put the weights of the epoch they keep back into the module when"
-                    " training ends, and the first one's checkpoint is `ckpt_path='best'`: `restore_best_weights=False`"
-                    " for all but one."
+                    f"{len(restoring)} callbacks restore the weights of their kept epoch when training ends, and the"
+                    " first one's checkpoint is `ckpt_path='best'`. To change it: `restore_best_weights=False` for all"
+                    " but one."
                 )
             bring_default_checkpoints_back(trainer, pl_module)
             self._install(trainer, pl_module)
@@ -161,8 +161,8 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         averaging = library_of(trainer).weight_averaging
         if self.save_weights_only and any(isinstance(one, averaging) for one in trainer.callbacks):
             raise MisconfigurationException(
-                "`save_weights_only=True` cannot be used beside WeightAveraging: Lightning leaves its average, which is"
-                " what is measured, out of such a checkpoint."
+                "`save_weights_only=True` cannot be used beside WeightAveraging: such a checkpoint lacks the average,"
+                " which is measured."
             )
         if self._keeper is not None and self.filename is not None:
             try:

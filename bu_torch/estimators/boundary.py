@@ -116,7 +116,7 @@ class BoundaryUncertainty(ClusterScores):
         self.perturbation = check_perturbation(perturbation)
         if isinstance(feature_extractor, str) and feature_extractor == "tokens" and not keeps_integers(perturbation):
             raise ValueError(
-                "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable, with which token ids stay"
+                "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable that keeps token ids"
                 f" integers, got {perturbation!r}."
             )
         self.class_weight = check_class_weight(class_weight)

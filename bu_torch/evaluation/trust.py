@@ -116,7 +116,7 @@ def select_alpha(
     if len(alphas) == 0:
         raise ValueError("`alphas` must hold at least one fraction, got none.")
     if bool(is_correct.all()):
-        raise ValueError("`predictions` must hold at least one wrong one to choose by, got none.")
+        raise ValueError("`predictions` must hold at least one wrong prediction to choose by, got none.")
     scorers = [TrustScore(filtering, alpha, n_neighbors) for alpha in alphas]
     folds = StratifiedKFold(check_integer("n_folds", n_folds, 2), shuffle=True, random_state=scikit_learn_seed(seed))
     found = torch.zeros(len(scorers), dtype=torch.float64, device=features.device)

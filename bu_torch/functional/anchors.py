@@ -43,7 +43,7 @@ def bisect_segments(
     first, second = classify(start), classify(end)
     n_alike = int((first == second).sum())
     if n_alike:
-        raise ValueError(f"`start` and `end` must be predicted differently, got {n_alike} segments predicted alike.")
+        raise ValueError(f"`start` and `end` must have different predictions, got {n_alike} segments with equal ones.")
     step = end - start
     low = start.new_zeros(len(start), 1)
     high = start.new_ones(len(start), 1)

@@ -294,4 +294,6 @@ def _check_samples(logits: Tensor, labels: Tensor, neighbors: Tensor, bayes_pair
     check_range("neighbors", neighbors, n_samples, "sample indices")
     check_range("bayes_pairs", bayes_pairs, n_classes, "classes that `logits` has a column for,")
     if not bool((bayes_pairs[:, 0] < bayes_pairs[:, 1]).all()):
-        raise ValueError("`bayes_pairs` must have ascending rows of two different classes, got a row that is not.")
+        raise ValueError(
+            "`bayes_pairs` must hold two different classes in ascending order in each row, got a row that does not."
+        )

@@ -15,7 +15,7 @@ def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: tor
         return None
     check_floating("weights", weights, shape)
     if weights.device != device:
-        raise ValueError(f"`weights` must be on {device}, as the values they belong to are, got {weights.device}.")
+        raise ValueError(f"`weights` must be on {device}, like the values they weigh, got {weights.device}.")
     is_wrong = ~((weights > 0) & weights.isfinite())
     if bool(is_wrong.any()):
         raise ValueError(f"`weights` must be positive and finite, got {float(weights[is_wrong][0])}.")

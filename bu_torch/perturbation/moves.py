@@ -169,7 +169,7 @@ def _choose(
     check_range("neighbors", neighbors, len(inputs), "rows of `inputs`")
     n_nearest = min(check_integer("n_nearest", n_nearest, 1), neighbors.shape[1] - 1)
     if not 0 <= low <= high <= 1:
-        raise ValueError(f"`low` and `high` must be parts of the way, 0 <= low <= high <= 1, got {low} and {high}.")
+        raise ValueError(f"`low` and `high` must be fractions of the way, 0 <= low <= high <= 1, got {low} and {high}.")
     shape, device = (len(inputs),), generator.device
     places = 1 + torch.randint(n_nearest, shape, generator=generator, device=device).to(inputs.device)
     share = torch.rand(shape, generator=generator, device=device).to(inputs.device)

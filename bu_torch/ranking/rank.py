@@ -153,8 +153,8 @@ def find_checkpoints(paths: Paths) -> list[Path]:
             files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
         if not files:
             raise FileNotFoundError(
-                f"There is no checkpoint ({', '.join(SUFFIXES)}) right in the folder `{path}`; folders beneath it are"
-                " named one by one."
+                f"There is no checkpoint ({', '.join(SUFFIXES)}) directly in the folder `{path}`. Subfolders are not"
+                " searched: name each one."
             )
         for file in files:
             if not file.is_file():
@@ -173,7 +173,7 @@ class Judge:
         self.rule = as_rule(rule)
         if _OF_A_RUN in self.rule.signals:
             raise ValueError(
-                f"`rule` must not look at {_OF_A_RUN}, which one classifier has not, got {self.rule.name!r}."
+                f"`rule` must not read {_OF_A_RUN}, which a single classifier does not have, got {self.rule.name!r}."
             )
         self.signals = Signals() if signals is None else signals
         if not isinstance(self.signals, Signals):

@@ -143,7 +143,7 @@ class Ranking(Sequence[Candidate]):
         copies = [(path, Path(folder) / path.resolve().relative_to(common)) for path in self.paths[:n_best]]
         for path, copy in copies:
             if copy.exists() and not (copy.is_file() and filecmp.cmp(path, copy, shallow=False)):
-                raise FileExistsError(f"`{copy}` is there already, and it is not the same as `{path}`.")
+                raise FileExistsError(f"`{copy}` already exists and differs from `{path}`.")
         for path, copy in copies:
             if not copy.exists():
                 with whole_file(copy) as part:

@@ -59,7 +59,7 @@ class Soup(NamedTuple):
         """
         path = Path(path)
         if path.exists():
-            raise FileExistsError(f"`{path}` is there already.")
+            raise FileExistsError(f"`{path}` already exists.")
         if path.suffix == ".safetensors":
             raise ValueError(f"`path` must name a file for `torch.save`, got `{path}`.")
         saved = self.state_dict

@@ -37,10 +37,10 @@ _HEADERS = {
 }
 
 _FORBIDDEN = (
-    "This page answers requests for localhost and 127.0.0.1 alone.\n"
-    "Where it is reached under another name, start it with `bu-torch watch --allow-host NAME`.\n"
+    "This page answers only requests for localhost and 127.0.0.1.\n"
+    "To reach it under another name, start it with `bu-torch watch --allow-host NAME`.\n"
 )
-_NO_PAGE = "Open the whole address that `bu-torch watch` prints: it ends in a token that is new each time.\n"
+_NO_PAGE = "Open the whole address that `bu-torch watch` prints: it ends in a token that changes each time.\n"
 
 
 def watch(

@@ -236,8 +236,8 @@ class BoundaryUncertaintyStopper(Settings):
         if not tracker.go_on(fingerprint, groundwork.is_restored):
             self._best = BestWeights()
             tracker.warn(
-                "The samples are not those that the loaded state was taken with: what is measured now cannot be"
-                " compared with the checks before, so patience and the best epoch start anew."
+                "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
+                " patience and the best epoch start anew."
             )
         settings = {one.name: getattr(self, one.name) for one in fields(Settings)}
         tracker.begin(started, None if self.folder is None else Path(self.folder), settings)
