@@ -61,13 +61,13 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
             first finite check that counts.
-        best_step: `trainer.global_step` of the kept check, equal to `checkpoint["global_step"]`; None likewise.
-        best_score: The rule's score in the kept epoch; None likewise.
+        best_step: `trainer.global_step` of the kept check, equal to `checkpoint["global_step"]`; None before.
+        best_score: The rule's score in the kept epoch; None before.
         best_model_path: Checkpoint of the kept epoch; "" if none was written.
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
-        stopping_reason: Why the training ended, in words; "" while it runs.
-        history: As for `BoundaryUncertaintyMonitor`, and the score of a rule that is no signal under its name.
-        record_path: As for `BoundaryUncertaintyMonitor`.
+        stopping_reason: Reason for the end of training, in words; "" while it runs.
+        history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
+        record_path: As in `BoundaryUncertaintyMonitor`.
 
     Raises:
         MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or

@@ -41,13 +41,13 @@ class BoundaryUncertainty(ClusterScores):
         n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
         n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
         seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
-        feature_extractor: As for `FeatureSpace`: neighbours and likely Bayes pairs are found among the features it
+        feature_extractor: As in `FeatureSpace`: neighbours and likely Bayes pairs are found among the features it
             gives. Samples are perturbed in input space all the same, by the distance there to the nearest of the
             neighbours found. `"module"` takes the features of `module`. None takes the inputs if they are vectors
             (N, d) of numbers. Otherwise it takes the space in which left-out labels are predicted best, among inputs,
             patches and `module` for images, tokens and `module` for token ids that are perturbed as such, inputs and
             `module` for all others.
-        n_components: As for `FeatureSpace`.
+        n_components: As in `FeatureSpace`.
         perturbation: The way samples are perturbed. `"random"` moves each in a random direction by the distance to its
             nearest neighbour, as Algorithm 1 does (`perturb`). `"neighbors"` moves it a part of the way to one of the
             samples nearest to it (`perturb_toward_neighbors`). None takes the first for vectors (N, d) and the second

@@ -29,12 +29,12 @@ def bisect_segments(
 ) -> tuple[Tensor, Tensor]:
     """Points of the decision boundary on segments (n, d) whose ends are predicted differently, and the two classes.
 
-    The dichotomy of Algorithm 2 and the segment rule of Algorithm 4 in one: a segment is halved; if its middle is
-    predicted as its start, the start moves there, else the end does. The ends stay predicted differently, so that the
-    point found lies where the predicted class really changes, as Ha et al. (2021), section 3.3, ask. Where the two top
-    classes at the middle are those of the ends, that is a step of the dichotomy; where a third class lies between, it
-    is Algorithm 4, completed: as printed the end always moves, also to a middle predicted as the start, where no
-    boundary is sure to be left. Of the classes (n, 2) the first is that of `start`, the second the one it changes to.
+    Combines the dichotomy of Algorithm 2 with the segment rule of Algorithm 4. A segment is halved: if its middle is
+    predicted as its start, the start moves there, else the end does. The ends stay predicted differently, so the
+    predicted class really changes at the point found, as Ha et al. (2021), section 3.3, ask. If the two top classes at
+    the middle are those of the ends, this is a step of the dichotomy. If a third class lies between, it is Algorithm 4,
+    completed: as printed the end always moves, also to a middle predicted as the start, and then no boundary need be
+    left. The first of the classes (n, 2) is that of `start`, the second the one it changes to.
 
     Example:
         >>> bisect_segments(lambda x: (x[:, 0] > 1).long(), torch.zeros(1, 2), torch.ones(1, 2) * 4)

@@ -98,11 +98,11 @@ def local_uncertainty(
 ) -> tuple[Tensor, Tensor]:
     """Local uncertainty u of each sample and the effective number k of samples near the boundary around it.
 
-    Eq. 27, 28, 32 and 36 to 38: u is 1 where both classes of the sample's top pair are equally many near the boundary,
-    0 where one is alone, where k = 0, and where the top pair is not the sample's likely Bayes pair.
+    Eq. 27, 28, 32 and 36 to 38: u is 1 if both classes of the sample's top pair are equally many near the boundary.
+    It is 0 if one is alone, if k = 0, or if the top pair is not the sample's likely Bayes pair.
 
     Args:
-        logits: As for `boundary_uncertainty`, and so are all arguments.
+        logits: As in `boundary_uncertainty`, like all arguments.
         labels: Shape (N,).
         neighbors: Shape (N, M).
         bayes_pairs: Shape (N, 2).

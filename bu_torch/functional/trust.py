@@ -85,7 +85,7 @@ def neighbor_agreement(scores: Tensor, weights: Tensor | None = None, *, validat
     nearest other class, 0 where it is infinitely far. Unlike a mean of ratios it needs no clipping.
 
     Args:
-        scores: As for `mean_trust_score`, and so are `weights` and `validate_args`.
+        scores: As in `mean_trust_score`, like `weights` and `validate_args`.
         weights: Of the shape of `scores`, or None.
         validate_args: Check the arguments.
 

@@ -19,7 +19,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
     one place for all trials, whatever trains them, and other stoppers and schedulers see the same results.
 
     Args:
-        **settings: `patience`, `min_delta`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`, as for
+        **settings: `patience`, `min_delta`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`, as in
             `bu_torch.BoundaryUncertaintyStopper`; `rule` as in the trials.
 
     Raises:

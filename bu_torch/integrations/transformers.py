@@ -35,8 +35,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         input_key: Key of the inputs in a batch; None for the model's `main_input_name`.
         label_key: Key of the classes.
         forward: Given the model and inputs (n, ...), its output; None for a call as above.
-        folder: Where to leave the record of the checks; None for none.
-        **settings: As for `bu_torch.BoundaryUncertaintyStopper`: `patience`, `rule`, ...
+        folder: Folder for the record of the checks; None for no record.
+        **settings: As in `bu_torch.BoundaryUncertaintyStopper`: `patience`, `rule`, ...
 
     Attributes:
         stopper: The `BoundaryUncertaintyStopper` of the training: `history`, `best_epoch`, `stopping_reason`, ...

@@ -18,7 +18,7 @@ class NeighborGraph:
     Ha et al. (2021), Eq. 26. A sample is left out of its own list by index, never by distance, so duplicates keep their
     place. FAISS proposes candidates in float32; distances are computed from the vectors in float64, and the search goes
     on until no other sample can be nearer, so the result is exact. Equal distances are ordered by index, except among
-    zero distances, where any of the duplicates may be taken.
+    zero distances: any of the duplicates may be taken.
 
     If that would take longer than about half a minute on two cores (N^2 d above 1e12: 180,000 samples of 32 features),
     samples are put into lists by K-means (FAISS's inverted file), and as many lists around each are searched as it

@@ -35,8 +35,8 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     - A cluster's pair of classes are the two that most of its samples are predicted as; where one class is alone, the
       one that is most often their second. Corrected posteriors are renormalised over the pair.
 
-    A boundary has few nearest samples where there is one feature alone, so that no cluster fills up and the value is 0;
-    two features or more are needed.
+    A boundary has few nearest samples if there is only one feature. No cluster then fills up, and the value is 0: two
+    features or more are needed.
 
     Args:
         measure: Local uncertainty, `"entropy"` (scaled to [0, 1]) as in the sources, or `"triangle"`.
@@ -88,7 +88,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         """Boundary uncertainty of a classifier, any callable that `BoundaryUncertainty.score` takes.
 
         Probabilities do as well as logits. A scalar in [0, 1], on the device of the samples, float64 for float64 logits
-        and float32 for all others; 0, the worst, where all samples are predicted alike or no cluster is large enough.
+        and float32 for all others; 0, the worst, if all samples are predicted alike or no cluster is large enough.
 
         Raises:
             RuntimeError, TypeError, ValueError: As `BoundaryUncertainty.score`.

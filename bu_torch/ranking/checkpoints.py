@@ -31,7 +31,7 @@ class Checkpoint(NamedTuple):
         path: The file.
         state_dict: Weights by name.
         epoch: Epoch of the file; None if it tells none.
-        step: Optimiser steps until then (`global_step`), likewise.
+        step: Optimiser steps until then (`global_step`); None if the file tells none.
         content: All that the file holds, by name, `state_dict` among it.
     """
 

@@ -118,7 +118,7 @@ def _rank(files: list[Path], options: argparse.Namespace) -> tuple[Ranking, Soup
 
 
 def _key(text: str) -> str | int:
-    """A place in a tuple, where it is a number; else a key of a dict."""
+    """A place in a tuple if it is a number, else a key of a dict."""
     try:
         return int(text)
     except ValueError:

@@ -23,8 +23,8 @@ class Candidate(NamedTuple):
         rank: From 1, the best.
         name: Its path as given, its name, or its place and type.
         score: What the rule ranks by, larger is better; NaN if its logits are not finite, which ranks last.
-        epoch: That its checkpoint tells; None if it tells none.
-        step: Optimiser steps until then, likewise.
+        epoch: Epoch of its checkpoint; None if the file tells none.
+        step: Optimiser steps of its checkpoint; None if the file tells none.
         signals: `boundary_uncertainty`, `trust_score` and all else that `Signals` measures of one classifier.
         path: Its file; None if it has none.
     """

@@ -27,7 +27,7 @@ def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) ->
 
     Args:
         records: What `read_record` has read, 2 to 10 different records.
-        path: Where to; folders are made if need be.
+        path: File to write; folders are made if need be.
 
     Returns:
         The path.

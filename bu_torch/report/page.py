@@ -50,7 +50,7 @@ def write_report(record: RunRecord, path: str | PathLike[str], others: Sequence[
 
     Args:
         record: What `read_record` has read.
-        path: Where to; folders are made if need be.
+        path: File to write; folders are made if need be.
         others: Other records nearby, to be listed.
 
     Returns:

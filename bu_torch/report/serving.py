@@ -58,7 +58,7 @@ def watch(
 
     Args:
         folder: Any folder above a record; there may be none in it yet.
-        port: Where to listen; 0 takes one that is free.
+        port: Port to listen on; 0 takes a free one.
         allowed_hosts: Other names under which the page is reached, through a proxy: `host` with any port, or
             `host:port`.
         on_start: Told the address, with the token, once the page can be opened.

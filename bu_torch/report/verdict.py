@@ -93,7 +93,7 @@ def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
 
 
 def level(record: RunRecord, verdict: RunVerdict) -> str:
-    """Boundary uncertainty of what is kept beside what it could reach; in words, "" where there is none."""
+    """Boundary uncertainty of the kept check and its expected maximum, in words; "" if there is none."""
     check = record.check_at(verdict.kept)
     if check is None or not math.isfinite(check["boundary_uncertainty"]):
         return ""
@@ -105,7 +105,7 @@ def level(record: RunRecord, verdict: RunVerdict) -> str:
 
 
 def shown_details(record: RunRecord, verdict: RunVerdict) -> tuple[int, Details] | None:
-    """The details of what is kept, with its epoch or step; where there are none, the last there are."""
+    """The details of the kept check, with its epoch or step; of the last check with details if it has none."""
     if not record.details:
         return None
     place = verdict.kept if verdict.kept in record.details else max(record.details)

@@ -272,7 +272,7 @@ class SelectionRule:
         return self.kept(self.judged(history))
 
     def judged(self, history: History) -> list[dict[str, Any]]:
-        """Completed copies of all checks, as for `replay`."""
+        """Completed copies of all checks, as in `replay`."""
         judged = [dict(entry) for entry in history]
         if self.rule.name not in SIGNALS:
             self.rule.reset()

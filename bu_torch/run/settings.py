@@ -71,9 +71,9 @@ class MeasurementSettings:
         averaging: Largest weight of the past in an exponential moving average of the network's weights at the checks,
             0 <= averaging < 1; at the first checks it is smaller, n / (n + 10) after n. What is measured, and kept, is
             that average, and training goes on without it. None measures the network as each check finds it.
-        averaging_device: Where that average is kept; None for where the network is. It takes as much memory as the
+        averaging_device: Device that holds this average; None takes the network's. It takes as much memory as the
             weights that are trained.
-        output_key: Where the network's output holds its logits: a key or attribute of an output, or a place in a tuple.
+        output_key: Place of the logits in the network's output: a key, an attribute, or an index of a tuple.
             None takes a tensor, or an output with `logits`.
 
     Raises:
@@ -133,7 +133,7 @@ class MeasurementSettings:
     def make_signals(
         self, n_draws: int, module: nn.Module | None = None, class_weight: ClassWeight | None = None
     ) -> Signals:
-        """`Signals` of these settings, still to be fitted; `module` as for `BoundaryUncertainty`.
+        """`Signals` of these settings, still to be fitted; `module` as in `BoundaryUncertainty`.
 
         `class_weight` is taken if the settings have none.
         """
@@ -150,7 +150,7 @@ class MeasurementSettings:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Settings(MeasurementSettings):
-    """Settings of measurement and decision; the first as for `MeasurementSettings`.
+    """Settings of measurement and decision; the first as in `MeasurementSettings`.
 
     Args:
         patience: Stop after so many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0

@@ -36,9 +36,9 @@ class BoundaryUncertaintyStopper(Settings):
         inputs: Training inputs, shape (N, ...) as the model takes them, N >= n_neighbors, tensor or array, finite.
         labels: Their classes, shape (N,), integers >= 0, at least two different ones. Samples with the label -100,
             which torch's losses ignore, are left out with a warning.
-        sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; None where it
+        sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; None if it
             draws all alike.
-        folder: Where to leave the record of the checks; None for none.
+        folder: Folder for the record of the checks; None for no record.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
             `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; `n_neighbors`, `n_draws`, `max_samples`,
             `budget` (an epoch is taken to visit each of the N samples once), `seed`, `cache`, `feature_extractor`,
@@ -46,14 +46,14 @@ class BoundaryUncertaintyStopper(Settings):
 
     Attributes:
         best_epoch: Epoch of the kept check, as `check` is told; None before the first that counts.
-        best_step: Step of the kept check, likewise; None where it is not known.
+        best_step: Step of the kept check, as `check` is told; None if it is not known.
         best_score: The rule's score there.
         stopped_epoch: Epoch of the check that said to stop; None before.
-        stopping_reason: Why, in words; "" before.
-        history: One dict a check, as for `BoundaryUncertaintyStopping`.
+        stopping_reason: Reason to stop, in words; "" before.
+        history: One dict a check, as in `BoundaryUncertaintyStopping`.
         setup_seconds: Time spent before the first check, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
-        record_path: The table of checks; "" where there is none.
+        record_path: The table of checks; "" if there is none.
 
     Raises:
         ValueError: If an argument is out of range or the samples are not fit for the method.

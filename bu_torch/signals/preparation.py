@@ -43,7 +43,7 @@ class Preparation:
     Attributes:
         fingerprint: Digest of samples and settings, 64 hexadecimal digits.
         space: Name of the space of neighbours, as `BoundaryUncertainty.space_name_`.
-        labels: (N,); the next three are likewise those of `BoundaryUncertainty`.
+        labels: (N,); these and the next three are those of `BoundaryUncertainty`.
         neighbors: (N, M).
         nearest_distance: (N,).
         bayes_pairs: (N, 2).

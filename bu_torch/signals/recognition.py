@@ -45,7 +45,7 @@ class Recognition:
 
     Attributes:
         kept: Recall at the kept check; None before the first.
-        balanced: Recall at the check with the largest mean expected recall; None likewise.
+        balanced: Recall at the check with the largest mean expected recall; None before the first.
     """
 
     kept: Recalls | None = None
