@@ -93,7 +93,7 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
             checkpoints nor logs on this machine's disk, `fast_dev_run`, `barebones`, or another process than the first.
 
     Raises:
-        MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
+        MisconfigurationException: On arguments out of range; at the start of training if samples cannot be found or
             are not fit for the method.
     """
 

@@ -33,8 +33,8 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
     `BoundaryUncertaintyMonitor` measures, of a moving average of the weights at the checks (`averaging`). By default
     the score is the expected accuracy at the perturbed samples and a little boundary uncertainty (`rule`). Training
     stops after `patience` checks without a larger score, and the latest epoch within half a standard error of the
-    largest is kept. With `every_n_train_steps` checks are made within epochs, and what is kept is one of those steps.
-    However training ends (patience, `max_epochs`, `max_time`, Ctrl-C) the module then holds the average that was kept
+    largest is kept. With `every_n_train_steps` checks are made within epochs, and one of those steps is kept.
+    Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module then holds the kept average
     and a checkpoint of it lies on disk, with the weights of training under `raw_state_dict`; after any other exception
     the weights stay as they are and a line says where the checkpoint is. Training itself is the same to the bit with
     and without this callback.
@@ -70,7 +70,7 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         record_path: As in `BoundaryUncertaintyMonitor`.
 
     Raises:
-        MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
+        MisconfigurationException: On arguments out of range; at the start of training if samples cannot be found or
             are not fit for the method.
 
     Example:

@@ -60,16 +60,16 @@ def bisect_segments(
 def class_uncertainty(
     counts: Tensor, pairs: Tensor, *, priors: Tensor | None = None, measure: Measure = "triangle"
 ) -> Tensor:
-    """Local uncertainty of groups of samples: 1 where the two classes of a boundary are equally many in them.
+    """Local uncertainty of groups of samples: 1 if the two classes of a boundary are equally many in them.
 
-    Section 2.3.5: where another class is more frequent than one of the two, the boundary does not run between the two
+    Section 2.3.5: if another class is more frequent than one of the two, the boundary does not run between the two
     most likely classes and the value is 0, the worst; else it is the measure of p = P_i / (P_i + P_j). Both measures
     are scaled to [0, 1]: the binary entropy of p over ln 2 (Eq. 2.4), and the triangle 1 - |2 p - 1|, which the thesis
     draws in Fig. 4.6 and calls Gini impurity (that would be the parabola 4 p (1 - p)).
 
     `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the classes on
     the two sides, and `priors` (J,) the shares P(C_j) of the classes to divide posteriors by (section 2.4.4); a class
-    with share 0 must have no counts. The value is 0 where neither class of the pair has counts, NaN where its counts
+    with share 0 must have no counts. The value is 0 if neither class of the pair has counts, NaN if its counts
     are NaN.
 
     Example:
@@ -114,8 +114,8 @@ def anchor_uncertainty(
     boundary runs between i and j, as section 2.3.5 does: a classifier that exchanges classes is not told from the right
     one.
 
-    `neighbors` (S, M), M >= 2, holds the samples around each anchor, nearest first. The value is 0 where all of them
-    are labelled alike, NaN where the logits (N, J) of one are.
+    `neighbors` (S, M), M >= 2, holds the samples around each anchor, nearest first. The value is 0 if all of them
+    are labelled alike, NaN if the logits (N, J) of one are NaN.
 
     Example:
         >>> logits = torch.tensor([-2.0, -1.0, 1.0, 2.0])

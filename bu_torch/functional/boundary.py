@@ -31,7 +31,7 @@ def boundary_uncertainty(
     weights: Tensor | None = None,
     validate_args: bool = True,
 ) -> Tensor:
-    """Boundary uncertainty U of a classifier: 1 where its decision boundary is the Bayes boundary, 0 at worst.
+    """Boundary uncertainty U of a classifier: 1 if its decision boundary is the Bayes boundary, 0 at worst.
 
     Eq. 40, with Eq. 39 for classes that are separable. `logits` are read at the perturbed samples (Algorithm 1 of the
     paper), labels and clusters belong to the samples themselves.
@@ -54,8 +54,8 @@ def boundary_uncertainty(
         bandwidth: Width of the kernel, `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"`
             (`cvml_bandwidth`), where each member of a cluster has its own.
         weights: How often training draws each sample, relative to the others, shape (N,), > 0, floating point, on the
-            same device; None where it draws all alike. They weigh members in k, and u and k in sums over samples; the
-            width h looks at the logits alone.
+            same device; None if it draws all alike. They weigh members in k, and u and k in sums over samples; the
+            width h depends on the logits alone.
         validate_args: Check the values of the index tensors, which waits for the device; shapes and dtypes are always
             checked.
 
@@ -186,7 +186,7 @@ def pair_terms(
 def uncertainty_ceiling(counts: Tensor, n_neighbors: int) -> Tensor:
     """Local uncertainty that a sample with k effective neighbours near the boundary has on average at its best.
 
-    That is, where both classes are equally likely: with n members drawn from two classes of probability 1/2,
+    The best is reached if both classes are equally likely: with n members drawn from two classes of probability 1/2,
     E(1 - |2 n_i / n - 1|) = 1 - 2 ceil(n/2) binom(n, ceil(n/2)) / (n 2^n), for the mean absolute deviation of a
     binomial variable (De Moivre); between whole numbers it is interpolated. It is below 1 because the smaller of two
     small counts is biased down, and says how much of a low U is due to few neighbours. An estimate of this project's

@@ -7,7 +7,7 @@ from bu_torch.functional.checks import check_floating
 
 
 def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
-    """Weights as float64 with mean 1; None for None, and where all are equal.
+    """Weights as float64 with mean 1; None for None, and if all are equal.
 
     Raises `TypeError` or `ValueError` unless they are floating point, of this shape and device, positive and finite.
     """

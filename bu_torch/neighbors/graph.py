@@ -34,11 +34,11 @@ class NeighborGraph:
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
-        nearest_distance: Distance to the nearest sample at a positive distance, (N,), dtype of the features; 0 where no
+        nearest_distance: Distance to the nearest sample at a positive distance, (N,), dtype of the features; 0 if no
             sample is at a positive distance.
         backend_: The backend that was used.
         recall_: Share of the true neighbours that were found, measured on some of the samples; 1 for an exact search.
-            It is a mean: where samples lie apart from the others, fewer may be found.
+            It is a mean: for samples that lie apart from the others, fewer may be found.
 
     Example:
         >>> graph = NeighborGraph(n_neighbors=2).fit(torch.tensor([[0.0], [1.0], [3.0]]))

@@ -27,13 +27,13 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     What the sources leave open, and departures:
 
     - A round takes each sample once as the first end of a segment, the other end at random from its list: those of the
-      mirrored pair of top classes A_ji, else those of any other class with i second (Algorithm 5), else, where that is
+      mirrored pair of top classes A_ji, else those of any other class with i second (Algorithm 5), else, if that is
       empty too, all that are predicted differently. A pair of classes stops when a round brings it no new sample.
     - The sample nearest to an anchor is looked for among all samples, also those predicted as a third class.
     - In Eq. 10 of the paper |P| is the number of samples in the clusters that are kept, so that the weights of a repeat
       add up to 1; the mean over the repeats is that of Eq. 11.
-    - A cluster's pair of classes are the two that most of its samples are predicted as; where one class is alone, the
-      one that is most often their second. Corrected posteriors are renormalised over the pair.
+    - A cluster's pair of classes are the two that most of its samples are predicted as; if one class is alone, the
+      other is that which is most often their second. Corrected posteriors are renormalised over the pair.
 
     A boundary has few nearest samples if there is only one feature. No cluster then fills up, and the value is 0: two
     features or more are needed.
@@ -122,7 +122,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
         """Anchors on the boundary of a classifier, and the sample nearest to each (Algorithms 2, 4 and 5).
 
-        None where all samples are predicted alike; their distinct `samples` are the near-boundary set. Takes and raises
+        None if all samples are predicted alike; their distinct `samples` are the near-boundary set. Takes and raises
         the same as `score`.
         """
         logits, first, second = self._predict(model)

@@ -36,7 +36,7 @@ def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> 
     `decision_function` is read if there is one, else the logarithm of `predict_proba`: the logits of a softmax up to
     a constant. A probability of exactly 0, of trees and neighbours, counts as half the smallest positive one.
 
-    Of a pandas `frame`, on which the estimator was fitted, inputs get the columns again.
+    Inputs get the columns of the pandas `frame` on which the estimator was fitted, if there is one.
 
     Raises:
         ValueError: If the estimator is not fitted.

@@ -33,8 +33,8 @@ class Soup(NamedTuple):
 
     Args:
         state_dict: The averaged weights, of the best checkpoint's dtypes.
-        members: What is averaged, the best first; one alone where no average was at least as good.
-        signals: What `Signals` measures of the average.
+        members: Averaged candidates, the best first; only one if no average was at least as good.
+        signals: Signals of the average, by name.
         gain: By how much the rule scores the average higher than the best checkpoint, >= 0.
         ranking: All candidates.
         content: What the best checkpoint's file tells of its module, to be saved again.

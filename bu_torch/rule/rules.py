@@ -109,19 +109,19 @@ class SignalRule(Rule):
 class AccuracyAndUncertainty(Rule):
     """Expected accuracy, and a little boundary uncertainty.
 
-    Both are largest where the two classes are equally likely along the boundary. Near the largest, expected accuracy is
+    Both are largest if the two classes are equally likely along the boundary. Near the largest, expected accuracy is
     flat, and boundary uncertainty tells which of almost equal epochs has its boundary in the right place; alone, it
     cannot tell that the boundary leaves a part out. It needs clusters of M neighbours that are small parts of the N
     samples, so its weight falls with M / N, to zero if a cluster holds 5 % of all samples: with 40 neighbours, up to
     800 samples expected accuracy decides alone.
 
-    A difference within half a standard error tells nothing, for the samples are a draw. Breiman et al. (1984) take the
-    simplest of models within one; here the latest is taken, which has learnt longest. A whole one is worse on texts and
-    under much label noise (docs/limits.md, "What the margin does").
+    A difference within half a standard error tells nothing, because the samples are a draw. Breiman et al. (1984) take
+    the simplest of models within one standard error; here the latest is taken, which has learnt longest. A whole
+    standard error is worse on texts and under much label noise (docs/limits.md, "What the margin does").
 
     Args:
-        weight: Of the boundary uncertainty, if clusters are very small.
-        n_standard_errors: A check within so many standard errors of the highest score is its equal, >= 0.
+        weight: Weight of the boundary uncertainty if clusters are very small.
+        n_standard_errors: A check within this many standard errors of the highest score is its equal, >= 0.
     """
 
     name = "accuracy_and_uncertainty"

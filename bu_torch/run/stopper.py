@@ -108,11 +108,11 @@ class BoundaryUncertaintyStopper(Settings):
                 averaged and kept of a `torch.nn.Module` alone; it holds its own again when the check is over.
             epoch: Number of this epoch, larger than the last one's; None counts on from it.
             step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch: then
-                `epoch` may be that of the last check, and None stands for it. None where checks are known by their
+                `epoch` may be that of the last check, and None stands for it. None if checks are known by their
                 epochs.
 
         Returns:
-            True where training may end: no score was higher than the highest for `patience` checks, or a threshold or
+            True if training may end: no score was higher than the highest for `patience` checks, or a threshold or
             a value that is not finite ends it. Each later call says so again, until one finds a higher score.
 
         Raises:

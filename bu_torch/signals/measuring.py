@@ -32,7 +32,7 @@ class Measurement:
     Attributes:
         values: Scalars by the names of `Signals.NAMES`, float64, on the device of the logits.
         predictions: Predicted classes at the perturbed inputs, (n_draws * N,) int64.
-        standard_error: Of the difference between the expected accuracy and that of the predictions `best`, float64; 0
+        standard_error: Standard error of the gain in expected accuracy over the predictions `best`, float64; 0
             without `best`.
     """
 
