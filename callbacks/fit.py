@@ -35,9 +35,9 @@ class Fit:
     """One training: prepared, checked when that is due, and ended.
 
     Attributes:
-        tracker: What was measured, and the verdict.
-        has_checked: Whether a check was made in the hook that runs.
-        waits_for_average: Whether `WeightAveraging` had not updated its average at the last check.
+        tracker: Measurements, and the verdict.
+        has_checked: True if a check was made in the hook that runs.
+        waits_for_average: True if `WeightAveraging` had not updated its average at the last check.
         after_check: Watches the weights from a check to its checkpoint.
     """
 

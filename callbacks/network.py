@@ -40,9 +40,9 @@ class NetworkReader:
     """Reads the logits of a trainer's network.
 
     Attributes:
-        takes_integers: Whether the samples are integers, before they are perturbed.
-        passes_alone: Whether this process may call `forward` without the others.
-        is_tried: Whether a batch was read as a check reads it.
+        takes_integers: True if the samples are integers, before they are perturbed.
+        passes_alone: True if this process may call `forward` without the others.
+        is_tried: True if a batch was read as a check reads it.
     """
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:

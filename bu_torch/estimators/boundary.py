@@ -59,7 +59,7 @@ class BoundaryUncertainty(ClusterScores):
             `"tokens"` and a callable. (Ha et al., section 4.2.2, leave the operation open if inputs are no vectors.)
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
-        class_weight: How often samples of each class count, in scikit-learn's words: `"balanced"` for all classes
+        class_weight: Weight of each class, in scikit-learn's words: `"balanced"` for all classes
             alike, a dict of weights by class (1 for those that are not in it), or one weight for each class; positive.
             None takes samples as they are. For losses with weights; the weights of a sampler are given to `fit`.
         module: A network whose own features, the inputs of the `nn.Linear` that runs last, are a space to choose. They
@@ -129,7 +129,7 @@ class BoundaryUncertainty(ClusterScores):
                 Inputs of more dimensions (images) are flattened for distances. Integers beyond 2^24 are computed in
                 float64, half precision and all other integers in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
-            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; None
+            sample_weight: Relative frequency of each sample in training, shape (N,), positive; None
                 if it draws all alike. `class_weight` multiplies it.
 
         Returns:

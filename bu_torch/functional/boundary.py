@@ -53,7 +53,7 @@ def boundary_uncertainty(
         min_weight: Effective number of samples near the boundary of a pair under which it is separable, >= 0.
         bandwidth: Width of the kernel, `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"`
             (`cvml_bandwidth`), where each member of a cluster has its own.
-        weights: How often training draws each sample, relative to the others, shape (N,), > 0, floating point, on the
+        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point, on the
             same device; None if it draws all alike. They weigh members in k, and u and k in sums over samples; the
             width h depends on the logits alone.
         validate_args: Check the values of the index tensors, which waits for the device; shapes and dtypes are always

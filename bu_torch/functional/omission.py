@@ -35,7 +35,7 @@ def omission(
         neighbors: Clusters, shape (N, M), integer, values in [0, N): row n is n itself and then its M - 1 nearest other
             samples (`NeighborGraph.neighbors`).
         significance: z, 0 <= z < sqrt(M), because beyond it no cluster can count.
-        weights: How often training draws each sample, relative to the others, shape (N,), > 0, floating point, on the
+        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point, on the
             same device; None if it draws all alike. A cluster counts as so many members of equal weight as its mean
             is as sure as (Kish's effective sample size).
 

@@ -57,7 +57,7 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_
 
     Args:
         scores: Trust scores, floating point, any shape with at least one entry, in [0, inf].
-        weights: How often each score counts, relative to the others, of the shape of `scores`, > 0, floating point, on
+        weights: Relative weight of each score, of the shape of `scores`, > 0, floating point, on
             the same device; None if all count alike.
         validate_args: Check the arguments and scale the weights to a mean of 1, which waits for the device. False takes
             weights that have this mean.

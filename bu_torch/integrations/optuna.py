@@ -47,7 +47,7 @@ class BoundaryUncertaintyPruningCallback(Callback):
         """Report the last check, if it has not been reported.
 
         Args:
-            watched: What holds the `history` of checks: a callback, or a `BoundaryUncertaintyStopper`.
+            watched: Holder of the `history` of checks: a callback, or a `BoundaryUncertaintyStopper`.
 
         Raises:
             optuna.TrialPruned: If the trial's pruner says so.

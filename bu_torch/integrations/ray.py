@@ -35,7 +35,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         """Decide after a result.
 
         Args:
-            trial_id: Of which trial; each is decided on its own.
+            trial_id: Name of the trial; each is decided on its own.
             result: A check, with `epoch`, the rule's signals and score; other entries do not count.
 
         Returns:
@@ -58,7 +58,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         """Give the result of a trial whose weights are the best: the last one within the rule's margin.
 
         Args:
-            trial_id: Of which trial.
+            trial_id: Name of the trial.
 
         Returns:
             The result as it was reported, with Tune's `checkpoint_dir_name`; None if none counts.

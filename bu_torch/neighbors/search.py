@@ -144,7 +144,7 @@ class _Rounding(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """Which rows of a base are nearest to each query, without the excluded one; a query is named by its row."""
+    """Search for the rows of a base nearest to each query, without the excluded one; a query is named by its row."""
 
     base: Tensor
     queries: Tensor

@@ -59,7 +59,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         inputs: The samples, (N, ...).
         labels: (N,) int64.
         neighbors: (N, n_neighbors) int64.
-        mean_, scale_: Of the standardisation, (d,) float64; a constant feature has scale 1.
+        mean_, scale_: Mean and scale of the standardisation, (d,) float64; a constant feature has scale 1.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)

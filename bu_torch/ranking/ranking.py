@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
     Args:
         rank: From 1, the best.
         name: Its path as given, its name, or its place and type.
-        score: What the rule ranks by, larger is better; NaN if its logits are not finite, which ranks last.
+        score: Score of the rule, larger is better; NaN if its logits are not finite, which ranks last.
         epoch: Epoch of its checkpoint; None if the file tells none.
         step: Optimiser steps of its checkpoint; None if the file tells none.
         signals: `boundary_uncertainty`, `trust_score` and all else that `Signals` measures of one classifier.
@@ -48,7 +48,7 @@ class Ranking(Sequence[Candidate]):
     """Classifiers in order, the best first; printed, it is a table.
 
     Args:
-        rule: What ranked them; see `rank_checkpoints`.
+        rule: Rule that ranked them; see `rank_checkpoints`.
         candidates: In order.
 
     Raises:

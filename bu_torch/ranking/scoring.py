@@ -29,10 +29,10 @@ class BoundaryUncertaintyScorer:
     of X. Labels may be of any kind.
 
     Args:
-        signal: What to score by, larger is better: `"boundary_uncertainty"`, `"trust_score"`, `"expected_accuracy"`, or
-            another that `Signals` measures of one classifier (`"omission"` is negated, for there less is better). None
+        signal: Signal to score by, larger is better: `"boundary_uncertainty"`, `"trust_score"`, `"expected_accuracy"`,
+            or another that `Signals` measures of one classifier (`"omission"` is negated, because less is better). None
             gives all of them in a dict, for a search with several metrics (`refit="expected_accuracy"`).
-        signals: Settings other than those of `Signals()`; it stays as it is, for copies of it are fitted.
+        signals: Settings other than those of `Signals()`; it stays as it is, because copies of it are fitted.
         max_samples: Look at a stratified subset of so many samples; None for all.
 
     Raises:

@@ -35,9 +35,9 @@ class Soup(NamedTuple):
         state_dict: The averaged weights, of the best checkpoint's dtypes.
         members: Averaged candidates, the best first; only one if no average was at least as good.
         signals: Signals of the average, by name.
-        gain: By how much the rule scores the average higher than the best checkpoint, >= 0.
+        gain: Gain in the rule's score over the best checkpoint, >= 0.
         ranking: All candidates.
-        content: What the best checkpoint's file tells of its module, to be saved again.
+        content: Facts about the module in the best checkpoint's file, to be saved again.
     """
 
     state_dict: dict[str, Any]

@@ -26,7 +26,7 @@ def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) ->
     """Write a page with several runs side by side; a file that is there is replaced as a whole or not at all.
 
     Args:
-        records: What `read_record` has read, 2 to 10 different records.
+        records: 2 to 10 different records from `read_record`.
         path: File to write; folders are made if need be.
 
     Returns:

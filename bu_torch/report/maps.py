@@ -28,8 +28,8 @@ SPREADS = {
     "local_uncertainty": (
         "Local uncertainty",
         "u",
-        "How evenly both classes mix around each sample, by check: at the top both are equally likely there, at the"
-        " bottom one of them is alone, or the boundary is too far to tell.",
+        "Each column is a check: the mix of both classes around each sample. At the top both are equally likely; at the"
+        " bottom one is alone, or the boundary is too far to tell.",
     ),
     "log_trust": (
         "Trust of single samples",

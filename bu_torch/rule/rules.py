@@ -23,17 +23,17 @@ _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD
 class Rule:
     """Scores a check by some of its signals; the epoch with the largest score is kept, or the latest of its equals.
 
-    An instance of a subclass goes where a rule's name goes (`rule=`). It sets `name` and `signals`, and defines
+    Pass an instance of a subclass in place of a rule's name (`rule=`). It sets `name` and `signals`, and defines
     `score`; `margin` if it keeps the latest of equal epochs, `settings` if it has parameters, `adapt` if it depends on
     the number of samples. A rule that remembers something also defines `reset`, `state_dict` and `load_state_dict`, and
     serves one callback only.
 
     Attributes:
-        name: What checkpoints, records and messages call the rule. Two callbacks of one trainer must have rules of
+        name: Name of the rule in checkpoints, records and messages. Two callbacks of one trainer must have rules of
             different names, and a rule may not have the name of a signal or of another column of a record.
-        signals: Names of the signals that `score` looks at (`bu_torch.Signals.NAMES`).
+        signals: Names of the signals that `score` reads (`bu_torch.Signals.NAMES`).
         title: The rule's name in words, for plots and pages; by default its name with spaces.
-        unit: What a score is measured in, and so `min_delta` and `stopping_threshold`; "" for a plain number.
+        unit: Unit of the score, `min_delta` and `stopping_threshold`; "" for a plain number.
 
     Example:
         >>> class Cautious(Rule):

@@ -47,7 +47,7 @@ class MeasurementSettings:
             pass takes more than 60,000 floating-point operations, and 500 from 1,160,000 on. None for no bound.
             Counted, not timed: runs repeat.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
-        cache: What is computed before the first epoch is kept for the next run on the same samples. `"auto"` keeps it
+        cache: File of the preparation, kept for the next run on the same samples. `"auto"` keeps it
             in the user's cache folder, or in that which the environment variable `BU_TORCH_CACHE` names (`off` for
             none), unless a callable of yours or features of the network are part of it. It takes at most a GiB, and
             what was used longest ago, or not for 30 days, goes first. No inputs are among it. A path is a file (npz) of

@@ -36,7 +36,7 @@ class BoundaryUncertaintyStopper(Settings):
         inputs: Training inputs, shape (N, ...) as the model takes them, N >= n_neighbors, tensor or array, finite.
         labels: Their classes, shape (N,), integers >= 0, at least two different ones. Samples with the label -100,
             which torch's losses ignore, are left out with a warning.
-        sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; None if it
+        sample_weight: Relative frequency of each sample in training, shape (N,), positive; None if it
             draws all alike.
         folder: Folder for the record of the checks; None for no record.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
