@@ -68,8 +68,8 @@ class Signal:
         low: Smallest value.
         high: Largest value.
         is_larger_better: True if a better network has a larger value.
-        panel: Figure in which pages and dashboards draw it: all `"shares"` in one figure; `"uncertainty"` and `"trust"` are
-            drawn by hand in a figure of their own.
+        panel: Figure in which pages and dashboards draw it: all `"shares"` in one figure; `"uncertainty"` and `"trust"`
+            are drawn by hand in a figure of their own.
         formula: From what was read to a scalar, float64.
         is_in_progress_bar: True if the progress bar shows it.
     """
