@@ -58,8 +58,8 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
     if not put_back(pl_module, raw, may_lack=not pl_module.strict_loading):
         average = {}
         rank_zero_warn(
-            "The weights of training in the checkpoint, beside their average, do not fit the module: training goes on"
-            " from the average, and another average begins."
+            "The checkpoint holds training weights beside their average, and they do not fit the module: training"
+            " continues from the average, and a new average begins."
         )
     for state in (checkpoint.get("callbacks") or {}).values():
         own = state.get("average") if isinstance(state, dict) else None

@@ -32,8 +32,8 @@ class Board:
         self._suffix = suffix_of(callback, monitors)
         if self._suffix:
             rank_zero_info(
-                f"The names that {type(callback).__name__} logs end in {self._suffix}: another callback before it"
-                " measures with other settings."
+                f"The names that {type(callback).__name__} logs end in {self._suffix}, because an earlier"
+                " callback measures with other settings."
             )
             return
         for dashboard in dashboards(trainer):

@@ -1,4 +1,4 @@
-"""What the companions of a stopping callback have in common.
+"""Common base of the companions of a stopping callback.
 
 They are thin subclasses of Lightning's own classes, which fall short behind a callback that checks now and then: they
 read `callback_metrics`, which keeps a stale value between checks; they share one state key with the user's own; and

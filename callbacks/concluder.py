@@ -125,7 +125,7 @@ def _describe_kept(owner: "BoundaryUncertaintyStopping", kept: dict[str, Any], h
     title, unit = tracker.checks.selection.title, as_rule(owner.rule).unit
     where = f", its checkpoint is {cleaned(path)}" if path else ""
     is_last = kept is owner.history[-1] and owner.stopped_epoch is None and not has_failed
-    longer = " That was the last check: longer training may be better." if is_last else ""
+    longer = " That was the last check: longer training may help." if is_last else ""
     highest, equal = tracker.checks.highest, ""
     if highest is not None and highest[name] > kept[name]:
         equal = f", half a standard error or less below the {highest[name]:.4f} of {_place(owner, highest)}"
@@ -161,4 +161,4 @@ def why_ended(trainer: Trainer, exception: BaseException | None, bearer: Verdict
         return f"Training ran until `max_epochs={trainer.max_epochs}`."
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return f"Training ran until `max_steps={trainer.max_steps}`."
-    return "Training was stopped from elsewhere (`trainer.should_stop`)."
+    return "Other code stopped training (`trainer.should_stop`)."

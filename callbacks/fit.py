@@ -35,9 +35,9 @@ class Fit:
     """One training: prepared, checked when that is due, and ended.
 
     Attributes:
-        tracker: What was measured, and the verdict.
-        has_checked: Whether a check was made in the hook that runs.
-        waits_for_average: Whether `WeightAveraging` had not updated its average at the last check.
+        tracker: Measurements, and the verdict.
+        has_checked: True if a check was made in the hook that runs.
+        waits_for_average: True if `WeightAveraging` had not updated its average at the last check.
         after_check: Watches the weights from a check to its checkpoint.
     """
 
@@ -141,8 +141,8 @@ class Fit:
         has_waited, self.waits_for_average = self.waits_for_average, is_average_untouched(trainer)
         if self.waits_for_average and not has_waited:
             rank_zero_info(
-                "Boundary uncertainty measures the average of WeightAveraging, which a checkpoint would hold. Checks"
-                " before its first update neither count nor are kept."
+                "Boundary uncertainty measures the average of WeightAveraging, as checkpoints hold it. Checks before"
+                " its first update do not count and are not kept."
             )
         with evaluation_weights(trainer):
             if self._callback.keeps_weights:

@@ -99,8 +99,8 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
                 raise
             self._take_back()
             rank_zero_warn(
-                f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training goes on, and the"
-                f" best one before stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
+                f"The checkpoint of epoch {trainer.current_epoch} cannot be written: {error}. Training continues, and"
+                f" the best earlier one stays{f': {cleaned(self.best_model_path)}' if self.best_model_path else ''}."
             )
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
@@ -144,13 +144,15 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
             is_sound = trainer.strategy.broadcast(is_sound)
         if not is_sound:
             damaged = cleaned(self.best_model_path)
-            rank_zero_warn(f"The checkpoint {damaged} is damaged: the best one before is kept instead.")
+            rank_zero_warn(f"The checkpoint {damaged} is damaged: the best earlier one is kept instead.")
             self._take_back()
         elif self._obsolete is not None and self._may_remove(trainer, self._obsolete):
             self._replaced.append(self._obsolete)
         elif self._obsolete is not None:
             left = cleaned(self._obsolete)
-            rank_zero_info(f"Boundary uncertainty leaves the best checkpoint of before where it is: {left}")
+            rank_zero_info(
+                f"Boundary uncertainty does not delete the earlier best checkpoint, which may not be this run's: {left}"
+            )
         self._before = self._obsolete = None
 
     def _may_remove(self, trainer: Trainer, path: str) -> bool:
@@ -186,8 +188,8 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
             return
         if not (may_be_read(path, str(self.dirpath)) and self._fs.exists(path) and is_whole(path)):
             rank_zero_warn(
-                f"The checkpoint of the best epoch so far is gone or damaged: {cleaned(path)}."
-                " The best of the epochs to come is kept instead."
+                f"The checkpoint of the best epoch so far is missing or damaged: {cleaned(path)}."
+                " The best of the coming epochs is kept instead."
             )
             return
         self._resumed_path = self._named_elsewhere = path

@@ -29,7 +29,7 @@ def refuse_old(package: str) -> None:
     if Version(found) < Version(_OLDEST):
         raise ImportError(
             f"`{package}` must be {_OLDEST} or newer, got {found}: older versions can run code from a checkpoint"
-            " (GHSA-qqmf-gpg7-g8gw), and 2.6.2 and 2.6.3 carried malware (GHSA-w37p-236h-pfx3). Install it by"
+            " (GHSA-qqmf-gpg7-g8gw), and 2.6.2 and 2.6.3 carried malware (GHSA-w37p-236h-pfx3). Install it with"
             f" `pip install --upgrade {name}`."
         )
 
@@ -103,7 +103,7 @@ def library_of(trainer: Any) -> Library:
 
 
 def measured_module(trainer: Any, pl_module: Any) -> Any:
-    """The weights that a checkpoint of this moment would hold: the average, where `WeightAveraging` keeps one."""
+    """The weights that a checkpoint of this moment would hold: the average, if `WeightAveraging` keeps one."""
     average = _average_model(trainer)
     return pl_module if average is None else average.module
 
@@ -115,7 +115,7 @@ def is_average_untouched(trainer: Any) -> bool:
 
 
 def _average_model(trainer: Any) -> Any:
-    """The `AveragedModel` of the first `WeightAveraging` that has one; None where there is none."""
+    """The `AveragedModel` of the first `WeightAveraging` that has one; None if there is none."""
     weight_averaging = library_of(trainer).weight_averaging
     found = (one._average_model for one in trainer.callbacks if isinstance(one, weight_averaging))
     return next((average for average in found if average is not None), None)

@@ -55,8 +55,8 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
     `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may.
 
-    Where several of these callbacks in one trainer measure with different settings, the names of the second in the
-    list end in `_2`, and so on.
+    If several of these callbacks in one trainer measure with different settings, the names of the second in the list
+    end in `_2`, and so on.
 
     `forward` must give logits (n, J), or one logit (n, 1) or (n,) for two classes; an output with a `logits` entry or
     attribute is understood too. Samples pass the hooks that transform batches (`on_before_batch_transfer`,
@@ -70,12 +70,11 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
         every_n_train_steps: Check after every n-th optimiser step (`trainer.global_step`) instead, >= 1, for trainings
             of few epochs. The budget of a check is then a share of the samples that n steps visit. The names above are
             in `trainer.callback_metrics` until the next batch begins, and again when the epoch ends.
-        reference: The samples to use instead of those found in the trainer's loader, without random augmentation say:
+        reference: The samples to use instead of those in the trainer's loader, for example without random augmentation:
             a pair of inputs (N, ...) as `forward` takes them and labels (N,), all of them unless `max_samples` says
             otherwise; or a Dataset or DataLoader, of which as many are read as of the trainer's.
-        input_key: Key of the inputs where a batch is a dict; their place, an integer, where it is a tuple of more than
-            two.
-        label_key: Likewise of the labels.
+        input_key: Key of the inputs if a batch is a dict; their place, an integer, if it is a tuple of more than two.
+        label_key: Key or place of the labels.
         **settings: `bu_torch.run.settings.MeasurementSettings` says what each is: `n_neighbors`, `n_draws`,
             `max_samples`, `max_bytes`, `budget`, `seed`, `cache`, `feature_extractor`, `perturbation`, `class_weight`,
             `averaging` (None: the network is measured as each check finds it), `averaging_device`,
@@ -87,14 +86,14 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
             highest before; floats, NaN if a logit was not finite.
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
-        record_path: CSV file beside the checkpoints (or the logs, where there are none) with a row for each check,
+        record_path: CSV file beside the checkpoints (or the logs, if there are none) with a row for each check,
             written as soon as it is measured: `epoch`, `step`, `seconds` since training began (without the checks of
             other such callbacks), `check_seconds`, `train_loss` if `training_step` logs it (or `training_loss`,
-            `train/loss`, `loss/train`, `loss`), and what `history` has. "" where nothing is written: neither
+            `train/loss`, `loss/train`, `loss`), and what `history` has. "" if nothing is written: neither
             checkpoints nor logs on this machine's disk, `fast_dev_run`, `barebones`, or another process than the first.
 
     Raises:
-        MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
+        MisconfigurationException: On arguments out of range; at the start of training if samples cannot be found or
             are not fit for the method.
     """
 

@@ -28,12 +28,12 @@ from bu_torch.samples.samples import IGNORED
 
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 CHANGE_INPUTS = (
-    "Move what prepares the inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
-    " samples as the network gets them: `reference=(inputs, labels)`."
+    "Move the preparation of inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
+    " samples as the network takes them: `reference=(inputs, labels)`."
 )
 ONE_TENSOR = (
-    "A `forward` of several tensors (`input_ids`, `attention_mask`) must take them as one, say"
-    " `torch.stack((input_ids, attention_mask), dim=1)`, and take it apart itself."
+    "A `forward` of several tensors (`input_ids`, `attention_mask`) must take them as one tensor, say"
+    " `torch.stack((input_ids, attention_mask), dim=1)`, and split it itself."
 )
 
 
@@ -41,9 +41,9 @@ class NetworkReader:
     """Reads the logits of a trainer's network.
 
     Attributes:
-        takes_integers: Whether the samples are integers, before they are perturbed.
-        passes_alone: Whether this process may call `forward` without the others.
-        is_tried: Whether a batch was read as a check reads it.
+        takes_integers: True if the samples are integers, before they are perturbed.
+        passes_alone: True if this process may call `forward` without the others.
+        is_tried: True if a batch was read as a check reads it.
     """
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
@@ -84,7 +84,7 @@ class NetworkReader:
         if self.takes_integers and self._perturbation is None and _embeds(pl_module):  # and its `forward` rounds
             rank_zero_warn(
                 "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
-                " `perturbation='tokens'`: as numbers they are moved to ids that mean something else."
+                " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
             )
 
     def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor | None) -> int:
@@ -155,11 +155,13 @@ class NetworkReader:
         if self.takes_integers and not keeps_integers(self._perturbation):
             return (
                 ". The samples are integers: token ids cannot be moved along a line, so pass"
-                " `perturbation='tokens'`, or one of your own that exchanges some of them."
+                " `perturbation='tokens'`, or a callable that replaces some of them."
             )
         if self._output_key is None and "or an output with `logits`" in str(error):
             return ". `output_key=` names the logits in a tuple or a dict."
-        return f". A check calls `forward` with one tensor, as batches hold it, and gets logits (n, J). {CHANGE_INPUTS}"
+        return (
+            f". A check calls `forward` with one tensor, as batches hold it, and needs logits (n, J). {CHANGE_INPUTS}"
+        )
 
 
 def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:
@@ -179,14 +181,14 @@ def _embeds(module: nn.Module) -> bool:
 def _check_columns(logits: Tensor, n_classes: int) -> None:
     if n_classes > 2 == logits.shape[1] and not bool(logits[:, 0].any()):
         raise MisconfigurationException(
-            f"The module's `forward` gives one column, and the labels have classes 0, ..., {n_classes - 1}. For a"
-            " regression there is no decision boundary to measure: this callback is for classifiers. If"
-            " `training_step` makes two classes of the labels, do so in the dataset or `on_after_batch_transfer`."
+            f"The module's `forward` gives one column, but the labels have classes 0, ..., {n_classes - 1}. A"
+            " regression has no decision boundary to measure: this callback is for classifiers. If `training_step`"
+            " turns the labels into two classes, do so in the dataset or `on_after_batch_transfer` instead."
         )
     if logits.shape[1] < n_classes:
         raise MisconfigurationException(
             f"The module's `forward` gives {logits.shape[1]} columns of logits, fewer than the labels have classes"
-            f" 0, ..., {n_classes - 1}. Labels count from 0: subtract 1 if they begin with 1. Change labels in the"
+            f" 0, ..., {n_classes - 1}. Labels count from 0: subtract 1 if they start at 1. Change labels in the"
             f" dataset or `on_after_batch_transfer`, not in `training_step`; samples to ignore have the label"
             f" {IGNORED}."
         )

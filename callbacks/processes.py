@@ -77,7 +77,7 @@ class Collectives(TorchDispatchMode):
     """Within, notices what only several processes together can compute.
 
     Attributes:
-        are_seen: Whether there was such an operation.
+        are_seen: True if there was such an operation.
     """
 
     supports_higher_order_operators = True  # as the mode that counts operations does

@@ -24,12 +24,12 @@ def restore(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin | None) ->
     path = "" if keeper is None else cleaned(keeper.best_model_path)
     if type(trainer.strategy).__name__ in SHARDED:
         rank_zero_warn(
-            f"{type(trainer.strategy).__name__} shards the weights, which are not put back into such a module: the"
-            f" kept epoch is in {path}."
+            f"{type(trainer.strategy).__name__} shards the weights, so those of the kept epoch are not restored: they"
+            f" are in {path}."
         )
         return "not "
     if keeper is None or not keeper.is_best_there:
-        rank_zero_warn(f"The checkpoint of the kept epoch is gone: {path}.")
+        rank_zero_warn(f"The checkpoint of the kept epoch is missing: {path}.")
         return "not "
     leave_training(trainer)
     is_in_memory = isinstance(keeper, MemoryKeeperMixin)
@@ -47,8 +47,8 @@ def restore(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin | None) ->
                 " data"
             )
             remedy = (
-                " If you trust the file, read it by `torch.load(path, weights_only=False)`, or allow its classes before"
-                " the next `fit` by `torch.serialization.add_safe_globals`."
+                " If you trust the file, read it with `torch.load(path, weights_only=False)`, or allow its classes"
+                " before the next `fit` with `torch.serialization.add_safe_globals`."
             )
         why = cleaned(why_unreadable(error))
         rank_zero_warn(f"{refusal}: {why}. The weights stay as training left them.{remedy}")
@@ -69,12 +69,12 @@ def _load(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin) -> str:
     changed = changed_by_training(module, missing)
     wrong = [*changed, *unexpected]
     if wrong and module.strict_loading and not is_own:
-        raise ValueError(f"it lacks weights, or holds others, than the module has: {listed(wrong)}")
+        raise ValueError(f"it lacks weights of the module, or holds others: {listed(wrong)}")
     where = f" Its checkpoint is {cleaned(path)}." if path else ""
     if changed:
         rank_zero_warn(
             f"The saved weights of the kept epoch leave out {len(changed)} that training changes:"
-            f" {listed(changed)}. Those stay as the last epoch left them; all others are put back.{where}"
+            f" {listed(changed)}. Those stay as the last epoch left them; all others are restored.{where}"
         )
     elif missing:
         rank_zero_info(

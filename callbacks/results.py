@@ -38,7 +38,7 @@ class MonitorResults:
 
 
 class StoppingResults(MonitorResults):
-    """What was kept, and when training was stopped."""
+    """Results of the kept check and of stopping."""
 
     _bearer: "VerdictBearerMixin | None"
     _keeper: "KeeperMixin | MemoryKeeperMixin | None"

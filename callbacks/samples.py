@@ -51,7 +51,7 @@ class CheckSamples:
     def prepare(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Compute all that does not depend on the network; False if a run resumes with other samples than before."""
         if trainer.reload_dataloaders_every_n_epochs and self._callback.reference is None:
-            rank_zero_warn("Boundary uncertainty uses the training data as loaded first; reloads do not reach it.")
+            rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
         found: list[Samples] = []  # in the first process alone
         one = in_first(trainer, lambda: self._read_here(trainer, pl_module, found))
         n_operations = self._network.count_operations(trainer, pl_module, one)
@@ -66,8 +66,8 @@ class CheckSamples:
         is_comparable = self._tracker.go_on(*compared)
         if not is_comparable:
             rank_zero_warn(
-                "The run resumes with other training samples than it began with, or with another version of bu_torch:"
-                " what is measured now cannot be compared with the checks before."
+                "The run resumes with different training samples, or with another version of bu_torch: scores cannot be"
+                " compared with earlier checks."
             )
         return is_comparable
 
@@ -110,7 +110,7 @@ class CheckSamples:
                     rank_zero_info(line)
             samples = fewer_of(samples, groundwork.plan.n_samples, self._callback.seed)
             draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
-            rank_zero_info(f"Boundary uncertainty looks at {describe(samples)}, {draws} each, {self._schedule}.")
+            rank_zero_info(f"Boundary uncertainty measures at {describe(samples)}, {draws} each, {self._schedule}.")
             if self._callback.class_weight is None:
                 labels = as_labels(samples.labels, len(samples.inputs))
                 if line := self.loss_weights.find(pl_module, int(labels.max()) + 1):
@@ -161,7 +161,7 @@ class CheckSamples:
         if is_asked_for:
             raise MisconfigurationException(
                 "`feature_extractor='module'` needs features of the network before training, which one process reads"
-                " alone. It cannot if weights are sharded, if a layer is lazy, or if `forward` speaks to the other"
+                " alone. That fails if weights are sharded, if a layer is lazy, or if `forward` communicates with other"
                 " processes or fails for a single sample. Pass `feature_extractor='inputs'` or 'patches', or a"
                 " callable."
             )
@@ -186,6 +186,6 @@ def _way_out_of_labels(labels: Tensor) -> str:
     if labels.ndim != 2 or labels.shape[1] < 2:
         return ""
     return (
-        " If `collate_fn` or a hook mixes samples (mixup, CutMix), pass those that are not mixed as a pair,"
+        " If `collate_fn` or a hook mixes samples (mixup, CutMix), pass unmixed samples as a pair,"
         " `reference=(inputs, labels)`."
     )

@@ -65,8 +65,8 @@ class Schedule:
         is_uncounted = self.is_by_steps and trainer.global_step == 0 and trainer.current_epoch == 0
         if is_uncounted and not trainer.fast_dev_run:
             rank_zero_warn(
-                "An epoch has ended, and `trainer.global_step` is 0: no check is made by steps. Lightning counts those"
-                " of `self.optimizers()` alone; `every_n_epochs=` needs no count."
+                "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
+                " steps of `self.optimizers()`. To change it: `every_n_epochs=` needs no count."
             )
 
     def _warn_of_late_epochs(self, trainer: Trainer) -> None:
@@ -95,11 +95,11 @@ class Schedule:
         if self._steps is not None:
             due = trainer.global_step // self._steps * self._steps
             if history[-1].get("step", due) < due:
-                rank_zero_warn(f"The run resumes after step {due} without a check of it: that step cannot be kept.")
+                rank_zero_warn(f"The run resumes after step {due}, which was not checked: that step cannot be kept.")
             return
         due = trainer.current_epoch // self._epochs * self._epochs - 1
         if history[-1]["epoch"] < due:
             rank_zero_warn(
-                f"The run resumes after epoch {due} without the check of that epoch: the checkpoint was saved before"
-                " it, and Lightning does not end the epoch again. That epoch cannot be kept."
+                f"The run resumes after epoch {due}, which was not checked: the checkpoint was saved before the check,"
+                " and Lightning does not end the epoch again. That epoch cannot be kept."
             )

@@ -33,8 +33,8 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
     `BoundaryUncertaintyMonitor` measures, of a moving average of the weights at the checks (`averaging`). By default
     the score is the expected accuracy at the perturbed samples and a little boundary uncertainty (`rule`). Training
     stops after `patience` checks without a larger score, and the latest epoch within half a standard error of the
-    largest is kept. With `every_n_train_steps` checks are made within epochs, and what is kept is one of those steps.
-    However training ends (patience, `max_epochs`, `max_time`, Ctrl-C) the module then holds the average that was kept
+    largest is kept. With `every_n_train_steps` checks are made within epochs, and one of those steps is kept.
+    Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module then holds the kept average
     and a checkpoint of it lies on disk, with the weights of training under `raw_state_dict`; after any other exception
     the weights stay as they are and a line says where the checkpoint is. Training itself is the same to the bit with
     and without this callback.
@@ -61,16 +61,16 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
             first finite check that counts.
-        best_step: `trainer.global_step` of the kept check, equal to `checkpoint["global_step"]`; None likewise.
-        best_score: The rule's score in the kept epoch; None likewise.
+        best_step: `trainer.global_step` of the kept check, equal to `checkpoint["global_step"]`; None before.
+        best_score: The rule's score in the kept epoch; None before.
         best_model_path: Checkpoint of the kept epoch; "" if none was written.
         stopped_epoch: Epoch in which this callback stopped the training; None if it did not.
-        stopping_reason: Why the training ended, in words; "" while it runs.
-        history: As for `BoundaryUncertaintyMonitor`, and the score of a rule that is no signal under its name.
-        record_path: As for `BoundaryUncertaintyMonitor`.
+        stopping_reason: Reason for the end of training, in words; "" while it runs.
+        history: As in `BoundaryUncertaintyMonitor`, and the score of a rule that is not a signal, under its name.
+        record_path: As in `BoundaryUncertaintyMonitor`.
 
     Raises:
-        MisconfigurationException: On arguments out of range; at the start of training where samples cannot be found or
+        MisconfigurationException: On arguments out of range; at the start of training if samples cannot be found or
             are not fit for the method.
 
     Example:
@@ -131,14 +131,14 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
             if self.restore_best_weights and any(isinstance(one, averaging) for one in trainer.callbacks):
                 rank_zero_warn(
                     "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
-                    " the kept epoch are put back over it: `restore_best_weights=False` leaves the average."
+                    " the kept epoch then replace it. To change it: `restore_best_weights=False` leaves the average."
                 )
             restoring = [c for c in trainer.callbacks if isinstance(c, type(self)) and c.restore_best_weights]
             if len(restoring) > 1 and self is restoring[0]:
                 rank_zero_warn(
-                    f"{len(restoring)} callbacks put the weights of the epoch they keep back into the module when"
-                    " training ends, and the first one's checkpoint is `ckpt_path='best'`: `restore_best_weights=False`"
-                    " for all but one."
+                    f"{len(restoring)} callbacks restore the weights of their kept epoch when training ends, and the"
+                    " first one's checkpoint is `ckpt_path='best'`. To change it: `restore_best_weights=False` for all"
+                    " but one."
                 )
             bring_default_checkpoints_back(trainer, pl_module)
             self._install(trainer, pl_module)
@@ -161,8 +161,8 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         averaging = library_of(trainer).weight_averaging
         if self.save_weights_only and any(isinstance(one, averaging) for one in trainer.callbacks):
             raise MisconfigurationException(
-                "`save_weights_only=True` cannot be used beside WeightAveraging: Lightning leaves its average, which is"
-                " what is measured, out of such a checkpoint."
+                "`save_weights_only=True` cannot be used beside WeightAveraging: such a checkpoint lacks the average,"
+                " which is measured."
             )
         if self._keeper is not None and self.filename is not None:
             try:

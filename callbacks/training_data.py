@@ -81,8 +81,8 @@ def read_training_data(
         )
     if samples.is_random:
         rank_zero_info(
-            f"{name}: a sample is another each time it is read (random augmentation). Boundary uncertainty reads each"
-            " once, at one draw, and perturbs what it got; `reference=` takes other samples."
+            f"{name}: a sample differs each time it is read (random augmentation). Boundary uncertainty reads each"
+            " sample once and perturbs that draw. To change it: `reference=` takes other samples."
         )
     return samples
 

@@ -21,7 +21,7 @@ from bu_torch.samples.samples import UnreadableError
 
 _MOST_BATCHES = 5  # until the network has been called
 _OF_BYTES = (
-    "A check calls `forward` with floating-point numbers: let it scale them as it does bytes, or scale them in"
+    "A check calls `forward` with floating-point numbers: let it scale them as it scales bytes, or scale them in"
     " `on_after_batch_transfer`."
 )
 _CLOSE = 1e-3  # relative to the spread of the values, in which autocast may round them
@@ -80,17 +80,17 @@ class Watch:
         if trainer.strategy.reduce_boolean_decision(bool(objection), all=False):
             self.end()
             raise MisconfigurationException(
-                "In training the network gets other inputs than batches hold"
-                f"{f': {objection}' if objection else ', in another process'}. Boundary uncertainty reads what batches"
-                " hold, and would measure where the network never is."
+                "In training, the network gets inputs that differ from those of the batches"
+                f"{f': {objection}' if objection else ', in another process'}. Boundary uncertainty reads the batches,"
+                " so it would measure at inputs that the network never gets."
                 f" {ONE_TENSOR if 'tensors' in objection else _OF_BYTES if AFTER_BYTES in objection else CHANGE_INPUTS}"
             )
         has_seen = trainer.strategy.reduce_boolean_decision(bool(witness.got), all=False)
         is_enough = has_seen or self._n_batches == _MOST_BATCHES or trainer.is_last_batch
         if is_enough and not has_seen and witness.expected:
             rank_zero_warn(
-                f"Training has not called `{type(pl_module).__name__}`, nor its first layers, as a check does: by"
-                " `forward`. If `training_step` goes another way through the network, the scores do not describe the"
+                f"Training has not called `{type(pl_module).__name__}` or its first layers, but a check calls"
+                " `forward`. If `training_step` takes another path through the network, the scores do not describe the"
                 " trained network."
             )
         if is_enough:
@@ -218,7 +218,7 @@ def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], 
         return ""
     if len(got) > len(expected):
         names = ", ".join(str(name) if isinstance(name, str) else f"argument {name}" for name in got)
-        return f"{len(got)} tensors ({names}), of which a check has one"
+        return f"{len(got)} tensors ({names}), but a check passes one"
     pairs = zip(expected.values(), got.values(), strict=False)
     return next((found for first, second in pairs if (found := _difference(first, second))), "")
 
@@ -227,7 +227,7 @@ def _difference(expected: Tensor, got: Tensor) -> str:
     if expected.numel() == got.numel() and _is_close(expected.flatten(), got.flatten()):
         return ""
     if expected.shape[1:] != got.shape[1:]:
-        return f"shape {tuple(got.shape)} in place of {tuple(expected.shape)}"
+        return f"shape {tuple(got.shape)} instead of {tuple(expected.shape)}"
     if not expected.is_floating_point() and not got.is_floating_point():
         return ""  # numbers of tokens have no units
     if expected.shape == got.shape and _is_close(expected.double().mean(dim=0), got.double().mean(dim=0)):
@@ -242,7 +242,7 @@ def _difference(expected: Tensor, got: Tensor) -> str:
     if not (is_shifted or is_stretched):
         return ""
     return (
-        f"values of mean {float(after.mean()):.3g} and standard deviation {found:.3g} in place of"
+        f"values of mean {float(after.mean()):.3g} and standard deviation {found:.3g} instead of"
         f" {float(before.mean()):.3g} and {spread:.3g}"
     )
 

@@ -32,7 +32,7 @@ class WeightsAfterCheck:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             rank_zero_warn(
                 f"`{names[0]}`{more} changed between a check and the end of its epoch or batch, in a hook of the module"
-                " or of a callback that is listed behind this one. The kept weights are not those that were measured."
+                " or of a callback listed after this one. The kept weights are not the measured ones."
                 " Change weights in `on_train_epoch_start`, or list that callback first."
             )
 

@@ -203,23 +203,26 @@ class TestDegenerateSamples:
 
 
 BAD_LABELS = {
-    "negative": (Y - 1, r"classes 0, 1, ..., got -1: number them by `torch\.unique\("),
+    "negative": (Y - 1, r"classes 0, 1, ..., got -1: if they are classes, number them"),
     "fractional": (Y + 0.5, r"integer classes, got fractional torch\.float32 values \(a regression\?\)"),
     "NaN": (torch.where(Y == 1, torch.nan, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
     "infinite": (torch.where(Y == 1, torch.inf, Y.float()), "integer classes, got NaN or infinity in 40 of 120"),
     "missing in a column": (pd.Series([0, 1, None] * 40, dtype="Int64"), "NaN or infinity in 40 of 120|got Series"),
-    "numbers that are no classes": (Y * 10**9, "below 100000, got 2000000000: number them by `torch.unique"),
-    "floats beyond int64": (Y.float() * 1e30, r"below 100000, got 2e\+30: number them by `torch.unique"),
-    "the first float beyond int64": (torch.where(Y == 1, 2.0**63, 0.0), r"below 100000, got 9\.22337e\+18: number"),
-    "large floats": (Y.double() * 1e18, r"below 100000, got 2e\+18: number them by `torch.unique"),
-    "whole floats that can be told apart": (Y.double() * 1e9, "below 100000, got 2000000000: number them"),
+    "numbers that are no classes": (Y * 10**9, "below 100000, got 2000000000: if they are classes, number them"),
+    "floats beyond int64": (Y.float() * 1e30, r"below 100000, got 2e\+30: if they are classes, number them"),
+    "the first float beyond int64": (torch.where(Y == 1, 2.0**63, 0.0), r"below 100000, got 9\.22337e\+18: if they"),
+    "large floats": (Y.double() * 1e18, r"below 100000, got 2e\+18: if they are classes, number them"),
+    "whole floats that can be told apart": (Y.double() * 1e9, "below 100000, got 2000000000: if they are classes"),
     "unsigned beyond int64": (Y.numpy().astype("u8") * (2**63 - 1), "below 100000, got 18446744073709551614"),
-    "far below 0": (Y * -1e30, r"classes 0, 1, ..., got -2e\+30: number them by `torch.unique"),
+    "far below 0": (Y * -1e30, r"classes 0, 1, ..., got -2e\+30: if they are classes, number them"),
     "integers of more than 64 bits": ([2**64] * 120, "hold numbers of at most 64 bits, got a larger one"),
-    "one-hot": (torch.eye(3)[Y].long(), r"got \(120, 3\)\. One-hot labels: pass `labels.argmax"),
-    "smoothed": (torch.eye(3)[Y] * 0.9 + 0.1 / 3, r"One-hot labels: pass `labels.argmax\(dim=1\)`, and so for prob"),
-    "several a sample": (torch.ones(120, 3).long(), r"got \(120, 3\)\. Several labels or targets a sample are not"),
-    "several targets": (X[:, :2], r"got \(120, 2\)\. Several labels or targets a sample are not"),
+    "one-hot": (torch.eye(3)[Y].long(), r"got \(120, 3\)\. For one-hot labels or probabilities, pass `labels.argmax"),
+    "smoothed": (
+        torch.eye(3)[Y] * 0.9 + 0.1 / 3,
+        r"For one-hot labels or probabilities, pass `labels.argmax\(dim=1\)`",
+    ),
+    "several a sample": (torch.ones(120, 3).long(), r"got \(120, 3\)\. A sample must have one label"),
+    "several targets": (X[:, :2], r"got \(120, 2\)\. A sample must have one label"),
     "one a pixel": (Y.view(-1, 1, 1).expand(-1, 2, 2), r"one class a sample, shape \(N,\), got \(120, 2, 2\)"),
     "complex": (Y.to(torch.complex64), r"integer classes, got torch\.complex64"),
     "too few": (Y[:-5], "one entry a sample, 120, got 115"),
@@ -240,7 +243,7 @@ def test_labels_that_are_no_classes_are_refused(labels, message):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (Y * 0 + 4, "`labels` must hold at least two classes, got class 4 alone"),
+        (Y * 0 + 4, "`labels` must hold at least two classes, got only class 4"),
         (Y[:-5], r"must have one entry a sample, 120, got 115|of one length, got \(120, 4\) and \(115,\)"),
         BAD_LABELS["fractional"],
     ],
@@ -353,7 +356,9 @@ class TestOutputs:
         def model(x):
             return linear(X)[: len(x)] if len(x) == 119 else torch.zeros(len(x), 5)
 
-        with pytest.raises(ValueError, match=r"`model` must give equally many logits for each input, got \[3, 5\]"):
+        with pytest.raises(
+            ValueError, match=r"`model` must give the same number of logits for each input, got \[3, 5\]"
+        ):
             rank_models([model], X, Y, signals=Signals(M, 1), batch_size=119)
 
     @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -42,13 +42,13 @@ class BoundaryUncertainty(ClusterScores):
         n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
         n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
         seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
-        feature_extractor: As for `FeatureSpace`: neighbours and likely Bayes pairs are found among the features it
+        feature_extractor: As in `FeatureSpace`: neighbours and likely Bayes pairs are found among the features it
             gives. Samples are perturbed in input space all the same, by the distance there to the nearest of the
             neighbours found. `"module"` takes the features of `module`. None takes the inputs if they are vectors
             (N, d) of numbers. Otherwise it takes the space in which left-out labels are predicted best, among inputs,
             patches and `module` for images, tokens and `module` for token ids that are perturbed as such, inputs and
             `module` for all others.
-        n_components: As for `FeatureSpace`.
+        n_components: As in `FeatureSpace`.
         perturbation: The way samples are perturbed. `"random"` moves each in a random direction by the distance to its
             nearest neighbour, as Algorithm 1 does (`perturb`). `"neighbors"` moves it a part of the way to one of the
             samples nearest to it (`perturb_toward_neighbors`). None takes the first for vectors (N, d) and the second
@@ -60,7 +60,7 @@ class BoundaryUncertainty(ClusterScores):
             `"tokens"` and a callable. (Ha et al., section 4.2.2, leave the operation open if inputs are no vectors.)
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
-        class_weight: How often samples of each class count, in scikit-learn's words: `"balanced"` for all classes
+        class_weight: Weight of each class, in scikit-learn's words: `"balanced"` for all classes
             alike, a dict of weights by class (1 for those that are not in it), or one weight for each class; positive.
             None takes samples as they are. For losses with weights; the weights of a sampler are given to `fit`.
         module: A network whose own features, the inputs of the `nn.Linear` that runs last, are a space to choose. They
@@ -117,7 +117,7 @@ class BoundaryUncertainty(ClusterScores):
         self.perturbation = check_perturbation(perturbation)
         if isinstance(feature_extractor, str) and feature_extractor == "tokens" and not keeps_integers(perturbation):
             raise ValueError(
-                "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable, with which token ids stay"
+                "`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable that keeps token ids"
                 f" integers, got {perturbation!r}."
             )
         self.class_weight = check_class_weight(class_weight)
@@ -130,7 +130,7 @@ class BoundaryUncertainty(ClusterScores):
                 Inputs of more dimensions (images) are flattened for distances. Integers beyond 2^24 are computed in
                 float64, half precision and all other integers in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
-            sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; None
+            sample_weight: Relative frequency of each sample in training, shape (N,), positive; None
                 if it draws all alike. `class_weight` multiplies it.
 
         Returns:

@@ -106,7 +106,7 @@ class LabelRegression:
         return self
 
     def predict_proba(self, features: Any) -> Tensor:
-        """Class probabilities (P, J), float32, rows sum to 1, at points (P, d) or (P, ...), as for `fit`.
+        """Class probabilities (P, J), float32, rows sum to 1, at points (P, d) or (P, ...), as in `fit`.
 
         Raises:
             RuntimeError: If `fit` has not been called.

@@ -52,8 +52,8 @@ class LabelVotes:
         Args:
             labels: Classes, shape (N,), integers >= 0.
             neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`).
-            sample_weight: How often training draws each sample, shape (N,), positive: a vote counts by it; None if
-                alike.
+            sample_weight: Relative frequency of each sample in training, shape (N,), positive: a vote counts by it;
+                None if alike.
 
         Raises:
             TypeError, ValueError: If an argument is not made of integers, or shapes do not fit.

@@ -179,7 +179,7 @@ def cud_supremum(features: Any, labels: Any, counts: Any) -> float:
     Args:
         features: Columns the classifier is linear in, shape (n, p), n >= 2, tensor or array of numbers, finite.
         labels: Classes, shape (n,), 0 or 1.
-        counts: How often the draw holds each sample, shape (n,), integers >= 0 with sum n.
+        counts: Number of times that the draw holds each sample, shape (n,), integers >= 0 with sum n.
 
     Returns:
         Q, in [0, 1].
@@ -223,7 +223,7 @@ def _draws(n_samples: int, n_draws: int, generator: torch.Generator) -> Tensor:
 
 
 def _wrong(sample: _Sample, counts: Tensor) -> Tensor:
-    """Which samples the fits to draws get wrong, (n_draws, n) bool; of several fits that with the smallest scores."""
+    """Errors of the fits to draws, (n_draws, n) bool; of several fits, those of the one with the smallest scores."""
     root = counts.double().sqrt().unsqueeze(-1)
     fits = torch.linalg.lstsq(root * sample.design, root * sample.targets.unsqueeze(-1), driver="gelsd").solution
     scores = (sample.design @ fits).squeeze(-1)

@@ -70,7 +70,7 @@ def holdout_error(
     """Error rate on a stratified part of the data that is held out, by scikit-learn's `StratifiedShuffleSplit`.
 
     Args:
-        estimator: As for `cross_validation_error`, and so are `features` and `labels`.
+        estimator: Classifier as in `cross_validation_error`, like `features` and `labels`.
         features: Inputs, shape (N, d) or (N, ...).
         labels: Classes, shape (N,).
         test_size: Share of the samples that is held out, 0 < test_size < 1.

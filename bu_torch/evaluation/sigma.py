@@ -21,7 +21,7 @@ def sigma_epsilon_of_replicates(z: Any, groups: Any, sigma_delta: Any) -> Tensor
         sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
 
     Returns:
-        Scalar >= 0, float64, on the device of z; 0 where the measurement error alone explains the spread.
+        Scalar >= 0, float64, on the device of z; 0 if the measurement error alone explains the spread.
 
     Raises:
         TypeError, ValueError: If an argument is not real or does not fit, or no group has two objects.
@@ -46,11 +46,11 @@ def sigma_epsilon_of_residuals(z: Any, fitted: Any, sigma_delta: Any, *, n_param
         z: Measurements, shape (n,), finite.
         fitted: The regression's values for the same objects, shape (n,), finite.
         sigma_delta: Standard deviation of the measurement error, >= 0, in units of z.
-        n_parameters: Parameters fitted on these objects, the intercept included, >= 0 and < n; 0 where `fitted` comes
+        n_parameters: Parameters fitted on these objects, the intercept included, >= 0 and < n; 0 if `fitted` comes
             from cross-validation.
 
     Returns:
-        Scalar >= 0, float64, on the device of z; 0 where the measurement error alone explains the residuals.
+        Scalar >= 0, float64, on the device of z; 0 if the measurement error alone explains the residuals.
 
     Raises:
         TypeError, ValueError: If an argument is not real or does not fit.
@@ -70,7 +70,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
 
     Mevik (2003), section 8.1, names a weighted local estimate and leaves it open. Here each sample and its nearest
     others give a variance with tricube weights (1 - (r / r_k)^3)^3 of the distances r, r_k that of the farthest, with
-    the divisor that makes it unbiased where f is constant; the variances are averaged. The slope of f makes it too
+    the divisor that makes it unbiased if f is constant; the variances are averaged. The slope of f makes it too
     large, the more so the larger the neighbourhoods are.
 
     Args:
@@ -80,7 +80,7 @@ def sigma_epsilon_of_neighbors(z: Any, features: Any, sigma_delta: Any, *, n_nei
         n_neighbors: Other samples in a neighbourhood, >= 2 and < n.
 
     Returns:
-        Scalar >= 0, float64, on the device of z; 0 where the measurement error alone explains the spread.
+        Scalar >= 0, float64, on the device of z; 0 if the measurement error alone explains the spread.
 
     Raises:
         TypeError, ValueError: If an argument is not real or does not fit.

@@ -56,7 +56,7 @@ def suspicious_precision(scores: Any, is_correct: Any, percentiles: Any = None) 
     accuracy on.
 
     Args:
-        scores: As for `trustworthy_precision`, shape (n,).
+        scores: As in `trustworthy_precision`, shape (n,).
         is_correct: True where the prediction is right, shape (n,), bool.
         percentiles: Shape (P,), in [0, 100); None for 0, 1, ..., 99.
 
@@ -88,11 +88,12 @@ def select_alpha(
     errors in a fold, the share that are errors (pooled over the folds). Of equally good fractions the first is taken.
 
     Args:
-        features: Labelled samples, shape (N, d), as for `TrustScore.fit`.
+        features: Labelled samples, shape (N, d), as in `TrustScore.fit`.
         labels: Classes, shape (N,), integers >= 0.
         predictions: Predictions of the classifier for each sample when trained without it, shape (N,), integers >= 0,
-            as `sklearn.model_selection.cross_val_predict` gives them. One trained on these samples hardly errs there.
-        filtering: As for `TrustScore`, and so is `n_neighbors`.
+            as `sklearn.model_selection.cross_val_predict` gives them. A classifier trained on these samples hardly
+            errs there.
+        filtering: As in `TrustScore`, like `n_neighbors`.
         alphas: Candidates, each in [0, 1); by default 0 and 2^-7 to 2^-1.
         n_neighbors: k of the filters, >= 1.
         n_folds: Stratified folds, >= 2; the trust score is fitted on the others and scores the one.
@@ -116,7 +117,7 @@ def select_alpha(
     if len(alphas) == 0:
         raise ValueError("`alphas` must hold at least one fraction, got none.")
     if bool(is_correct.all()):
-        raise ValueError("`predictions` must hold at least one wrong one to choose by, got none.")
+        raise ValueError("`predictions` must hold at least one wrong prediction to choose by, got none.")
     scorers = [TrustScore(filtering, alpha, n_neighbors) for alpha in alphas]
     folds = StratifiedKFold(check_integer("n_folds", n_folds, 2), shuffle=True, random_state=scikit_learn_seed(seed))
     found = torch.zeros(len(scorers), dtype=torch.float64, device=features.device)

@@ -29,12 +29,12 @@ def bisect_segments(
 ) -> tuple[Tensor, Tensor]:
     """Points of the decision boundary on segments (n, d) whose ends are predicted differently, and the two classes.
 
-    The dichotomy of Algorithm 2 and the segment rule of Algorithm 4 in one: a segment is halved; if its middle is
-    predicted as its start, the start moves there, else the end does. The ends stay predicted differently, so that the
-    point found lies where the predicted class really changes, as Ha et al. (2021), section 3.3, ask. Where the two top
-    classes at the middle are those of the ends, that is a step of the dichotomy; where a third class lies between, it
-    is Algorithm 4, completed: as printed the end always moves, also to a middle predicted as the start, where no
-    boundary is sure to be left. Of the classes (n, 2) the first is that of `start`, the second the one it changes to.
+    Combines the dichotomy of Algorithm 2 with the segment rule of Algorithm 4. A segment is halved: if its middle is
+    predicted as its start, the start moves there, else the end does. The ends stay predicted differently, so the
+    predicted class really changes at the point found, as Ha et al. (2021), section 3.3, ask. If the two top classes at
+    the middle are those of the ends, this is a step of the dichotomy. If a third class lies between, it is Algorithm 4,
+    completed: as printed the end always moves, also to a middle predicted as the start, and then no boundary need be
+    left. The first of the classes (n, 2) is that of `start`, the second the one it changes to.
 
     Example:
         >>> bisect_segments(lambda x: (x[:, 0] > 1).long(), torch.zeros(1, 2), torch.ones(1, 2) * 4)
@@ -43,7 +43,7 @@ def bisect_segments(
     first, second = classify(start), classify(end)
     n_alike = int((first == second).sum())
     if n_alike:
-        raise ValueError(f"`start` and `end` must be predicted differently, got {n_alike} segments predicted alike.")
+        raise ValueError(f"`start` and `end` must have different predictions, got {n_alike} segments with equal ones.")
     step = end - start
     low = start.new_zeros(len(start), 1)
     high = start.new_ones(len(start), 1)
@@ -60,16 +60,16 @@ def bisect_segments(
 def class_uncertainty(
     counts: Tensor, pairs: Tensor, *, priors: Tensor | None = None, measure: Measure = "triangle"
 ) -> Tensor:
-    """Local uncertainty of groups of samples: 1 where the two classes of a boundary are equally many in them.
+    """Local uncertainty of groups of samples: 1 if the two classes of a boundary are equally many in them.
 
-    Section 2.3.5: where another class is more frequent than one of the two, the boundary does not run between the two
+    Section 2.3.5: if another class is more frequent than one of the two, the boundary does not run between the two
     most likely classes and the value is 0, the worst; else it is the measure of p = P_i / (P_i + P_j). Both measures
     are scaled to [0, 1]: the binary entropy of p over ln 2 (Eq. 2.4), and the triangle 1 - |2 p - 1|, which the thesis
     draws in Fig. 4.6 and calls Gini impurity (that would be the parabola 4 p (1 - p)).
 
     `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the classes on
     the two sides, and `priors` (J,) the shares P(C_j) of the classes to divide posteriors by (section 2.4.4); a class
-    with share 0 must have no counts. The value is 0 where neither class of the pair has counts, NaN where its counts
+    with share 0 must have no counts. The value is 0 if neither class of the pair has counts, NaN if its counts
     are NaN.
 
     Example:
@@ -114,8 +114,8 @@ def anchor_uncertainty(
     boundary runs between i and j, as section 2.3.5 does: a classifier that exchanges classes is not told from the right
     one.
 
-    `neighbors` (S, M), M >= 2, holds the samples around each anchor, nearest first. The value is 0 where all of them
-    are labelled alike, NaN where the logits (N, J) of one are.
+    `neighbors` (S, M), M >= 2, holds the samples around each anchor, nearest first. The value is 0 if all of them
+    are labelled alike, NaN if the logits (N, J) of one are NaN.
 
     Example:
         >>> logits = torch.tensor([-2.0, -1.0, 1.0, 2.0])

@@ -31,7 +31,7 @@ def boundary_uncertainty(
     weights: Tensor | None = None,
     validate_args: bool = True,
 ) -> Tensor:
-    """Boundary uncertainty U of a classifier: 1 where its decision boundary is the Bayes boundary, 0 at worst.
+    """Boundary uncertainty U of a classifier: 1 if its decision boundary is the Bayes boundary, 0 at worst.
 
     Eq. 40, with Eq. 39 for classes that are separable. `logits` are read at the perturbed samples (Algorithm 1 of the
     paper), labels and clusters belong to the samples themselves.
@@ -53,9 +53,9 @@ def boundary_uncertainty(
         min_weight: Effective number of samples near the boundary of a pair under which it is separable, >= 0.
         bandwidth: Width of the kernel, `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"`
             (`cvml_bandwidth`), where each member of a cluster has its own.
-        weights: How often training draws each sample, relative to the others, shape (N,), > 0, floating point, on the
-            same device; None where it draws all alike. They weigh members in k, and u and k in sums over samples; the
-            width h looks at the logits alone.
+        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point, on the
+            same device; None if it draws all alike. They weigh members in k, and u and k in sums over samples; the
+            width h depends on the logits alone.
         validate_args: Check the values of the index tensors, which waits for the device; shapes and dtypes are always
             checked.
 
@@ -98,11 +98,11 @@ def local_uncertainty(
 ) -> tuple[Tensor, Tensor]:
     """Local uncertainty u of each sample and the effective number k of samples near the boundary around it.
 
-    Eq. 27, 28, 32 and 36 to 38: u is 1 where both classes of the sample's top pair are equally many near the boundary,
-    0 where one is alone, where k = 0, and where the top pair is not the sample's likely Bayes pair.
+    Eq. 27, 28, 32 and 36 to 38: u is 1 if both classes of the sample's top pair are equally many near the boundary.
+    It is 0 if one is alone, if k = 0, or if the top pair is not the sample's likely Bayes pair.
 
     Args:
-        logits: As for `boundary_uncertainty`, and so are all arguments.
+        logits: As in `boundary_uncertainty`, like all arguments.
         labels: Shape (N,).
         neighbors: Shape (N, M).
         bayes_pairs: Shape (N, 2).
@@ -186,7 +186,7 @@ def pair_terms(
 def uncertainty_ceiling(counts: Tensor, n_neighbors: int) -> Tensor:
     """Local uncertainty that a sample with k effective neighbours near the boundary has on average at its best.
 
-    That is, where both classes are equally likely: with n members drawn from two classes of probability 1/2,
+    The best is reached if both classes are equally likely: with n members drawn from two classes of probability 1/2,
     E(1 - |2 n_i / n - 1|) = 1 - 2 ceil(n/2) binom(n, ceil(n/2)) / (n 2^n), for the mean absolute deviation of a
     binomial variable (De Moivre); between whole numbers it is interpolated. It is below 1 because the smaller of two
     small counts is biased down, and says how much of a low U is due to few neighbours. An estimate of this project's
@@ -294,4 +294,6 @@ def _check_samples(logits: Tensor, labels: Tensor, neighbors: Tensor, bayes_pair
     check_range("neighbors", neighbors, n_samples, "sample indices")
     check_range("bayes_pairs", bayes_pairs, n_classes, "classes that `logits` has a column for,")
     if not bool((bayes_pairs[:, 0] < bayes_pairs[:, 1]).all()):
-        raise ValueError("`bayes_pairs` must have ascending rows of two different classes, got a row that is not.")
+        raise ValueError(
+            "`bayes_pairs` must hold two different classes in ascending order in each row, got a row that does not."
+        )

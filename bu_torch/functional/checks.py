@@ -63,7 +63,7 @@ def check_index(name: str, value: Tensor, shape: tuple[int | str, ...], device: 
     if not _fits(value, shape):
         raise ValueError(f"`{name}` must have shape {_show(shape)}, got {tuple(value.shape)}.")
     if value.device != device:
-        raise ValueError(f"`{name}` must be on {device}, as the values it indexes are, got {value.device}.")
+        raise ValueError(f"`{name}` must be on {device}, like the values it indexes, got {value.device}.")
 
 
 def check_range(name: str, value: Tensor, stop: int, meaning: str) -> None:

@@ -19,7 +19,7 @@ def expected_accuracy(
         probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
         predictions: Predicted classes at the same points, shape (N,), integer, >= 0, on the same device. A class from J
             on has probability 0. Shape (D * N,) holds those of D copies of the points, one copy of all after another.
-        weights: How often each point counts, relative to the others, shape (N,), > 0, floating point, on the same
+        weights: Relative weight of each point, shape (N,), > 0, floating point, on the same
             device; None if all count alike. Points of rare classes that weigh more make it a balanced accuracy.
         validate_args: Check the values of `predictions` and scale the weights to a mean of 1, which waits for the
             device; shapes and dtypes are always checked. False takes weights that have this mean.

@@ -34,9 +34,9 @@ def omission(
             integer, >= 0, on the same device. A class from J on has no labels.
         neighbors: Clusters, shape (N, M), integer, values in [0, N): row n is n itself and then its M - 1 nearest other
             samples (`NeighborGraph.neighbors`).
-        significance: z, 0 <= z < sqrt(M), for beyond no cluster can count.
-        weights: How often training draws each sample, relative to the others, shape (N,), > 0, floating point, on the
-            same device; None where it draws all alike. A cluster counts as so many members of equal weight as its mean
+        significance: z, 0 <= z < sqrt(M), because beyond it no cluster can count.
+        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point, on the
+            same device; None if it draws all alike. A cluster counts as so many members of equal weight as its mean
             is as sure as (Kish's effective sample size).
 
     Returns:

@@ -72,7 +72,7 @@ def cvml_bandwidth(values: Tensor) -> Tensor:
     which depends on the unit of the values; h is at least 1e-3 of the range of the row, for ties drive it to 0.
 
     Args:
-        values: As for `silverman_bandwidth`, shape (N, M).
+        values: As in `silverman_bandwidth`, shape (N, M).
 
     Returns:
         The widths h w_m, shape (N, M), >= 0, in the units of `values`, on their device; float64 for float64 values and

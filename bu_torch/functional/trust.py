@@ -57,7 +57,7 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_
 
     Args:
         scores: Trust scores, floating point, any shape with at least one entry, in [0, inf].
-        weights: How often each score counts, relative to the others, of the shape of `scores`, > 0, floating point, on
+        weights: Relative weight of each score, of the shape of `scores`, > 0, floating point, on
             the same device; None if all count alike.
         validate_args: Check the arguments and scale the weights to a mean of 1, which waits for the device. False takes
             weights that have this mean.
@@ -81,12 +81,12 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_
 def neighbor_agreement(scores: Tensor, weights: Tensor | None = None, *, validate_args: bool = True) -> Tensor:
     """Trust scores on a bounded scale: the mean of s / (1 + s), which is d_other / (d_other + d_predicted).
 
-    1 where the predicted class is there and all others are infinitely far in comparison, 1/2 where it is as near as the
-    nearest other class, 0 where it is infinitely far. Unlike a mean of ratios it needs no clipping.
+    A score is 1 if all other classes are infinitely far in comparison with the predicted one, 1/2 if that is as near
+    as the nearest other class, 0 if it is infinitely far. Unlike a mean of ratios it needs no clipping.
 
     Args:
-        scores: As for `mean_trust_score`, and so are `weights` and `validate_args`.
-        weights: Of the shape of `scores`, or None.
+        scores: As in `mean_trust_score`, like `weights` and `validate_args`.
+        weights: Weights of the shape of `scores`, or None.
         validate_args: Check the arguments.
 
     Returns:

@@ -28,8 +28,8 @@ def label_votes(
         decay: Exponent of the rank, >= 0.
         n_classes: J; None for the largest label + 1.
         leave_one_out: Leave the sample's own vote out; its nearest other sample then ranks first.
-        weights: How often training draws each sample, relative to the others, shape (N,), > 0, floating point, on the
-            same device; a member's vote counts by it. None where all count alike.
+        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point, on the
+            same device; a member's vote counts by it. None if all count alike.
 
     Returns:
         Shape (N, J), in [0, 1], rows sum to 1, float32, device of the labels.

@@ -7,7 +7,7 @@ from bu_torch.functional.checks import check_floating
 
 
 def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
-    """Weights as float64 with mean 1; None for None, and where all are equal.
+    """Weights as float64 with mean 1; None for None, and if all are equal.
 
     Raises `TypeError` or `ValueError` unless they are floating point, of this shape and device, positive and finite.
     """
@@ -15,7 +15,7 @@ def relative_weights(weights: Tensor | None, shape: tuple[int, ...], device: tor
         return None
     check_floating("weights", weights, shape)
     if weights.device != device:
-        raise ValueError(f"`weights` must be on {device}, as the values they belong to are, got {weights.device}.")
+        raise ValueError(f"`weights` must be on {device}, like the values they weigh, got {weights.device}.")
     is_wrong = ~((weights > 0) & weights.isfinite())
     if bool(is_wrong.any()):
         raise ValueError(f"`weights` must be positive and finite, got {float(weights[is_wrong][0])}.")

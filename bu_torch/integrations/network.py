@@ -1,4 +1,4 @@
-"""What the integrations share: the network and the samples of a training, as the plain loop's stopper takes them."""
+"""Network and samples of a training, as the plain loop's stopper takes them: what the integrations share."""
 
 import warnings
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class OneTensorNetwork(nn.Module):
         network: The network in training.
         call: Given the network and inputs (n, ...), its output.
         batch_size: Samples in a call at most.
-        output_key: As for `MeasurementSettings`.
+        output_key: As in `MeasurementSettings`.
     """
 
     def __init__(

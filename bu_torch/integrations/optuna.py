@@ -35,7 +35,7 @@ class BoundaryUncertaintyPruningCallback(Callback):
     def __init__(self, trial: Any, monitor: str = "expected_accuracy") -> None:
         self.monitor = check_choice("monitor", monitor, _COMPARABLE)
         if getattr(getattr(trial, "study", None), "direction", None) == StudyDirection.MINIMIZE:
-            raise ValueError(f'`trial` must be of a study with `direction="maximize"`: a larger `{monitor}` is better.')
+            raise ValueError(f'`trial` must belong to a `direction="maximize"` study: a larger `{monitor}` is better.')
         self.trial, self._n_reported = trial, 0
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -47,7 +47,7 @@ class BoundaryUncertaintyPruningCallback(Callback):
         """Report the last check, if it has not been reported.
 
         Args:
-            watched: What holds the `history` of checks: a callback, or a `BoundaryUncertaintyStopper`.
+            watched: Holder of the `history` of checks: a callback, or a `BoundaryUncertaintyStopper`.
 
         Raises:
             optuna.TrialPruned: If the trial's pruner says so.

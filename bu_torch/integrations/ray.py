@@ -19,7 +19,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
     one place for all trials, whatever trains them, and other stoppers and schedulers see the same results.
 
     Args:
-        **settings: `patience`, `min_delta`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`, as for
+        **settings: `patience`, `min_delta`, `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`, as in
             `bu_torch.BoundaryUncertaintyStopper`; `rule` as in the trials.
 
     Raises:
@@ -35,7 +35,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         """Decide after a result.
 
         Args:
-            trial_id: Of which trial; each is decided on its own.
+            trial_id: Name of the trial; each is decided on its own.
             result: A check, with `epoch`, the rule's signals and score; other entries do not count.
 
         Returns:
@@ -58,7 +58,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         """Give the result of a trial whose weights are the best: the last one within the rule's margin.
 
         Args:
-            trial_id: Of which trial.
+            trial_id: Name of the trial.
 
         Returns:
             The result as it was reported, with Tune's `checkpoint_dir_name`; None if none counts.

@@ -28,7 +28,7 @@ class BoundaryUncertaintyEarlyStopping(Callback):
 
     Args:
         load_best: Load the weights of the best epoch when training ends.
-        **settings: As for `bu_torch.BoundaryUncertaintyStopper`, `folder` among them. All of them are parameters, for
+        **settings: As in `bu_torch.BoundaryUncertaintyStopper`, `folder` among them. All of them are parameters, for
             searches of scikit-learn too: `callbacks__boundary__patience`.
 
     Attributes:

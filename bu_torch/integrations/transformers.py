@@ -35,8 +35,8 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         input_key: Key of the inputs in a batch; None for the model's `main_input_name`.
         label_key: Key of the classes.
         forward: Given the model and inputs (n, ...), its output; None for a call as above.
-        folder: Where to leave the record of the checks; None for none.
-        **settings: As for `bu_torch.BoundaryUncertaintyStopper`: `patience`, `rule`, ...
+        folder: Folder for the record of the checks; None for no record.
+        **settings: As in `bu_torch.BoundaryUncertaintyStopper`: `patience`, `rule`, ...
 
     Attributes:
         stopper: The `BoundaryUncertaintyStopper` of the training: `history`, `best_epoch`, `stopping_reason`, ...
@@ -64,7 +64,9 @@ class BoundaryUncertaintyCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model, loader = kwargs["model"], kwargs["train_dataloader"]
         if args.fsdp or args.deepspeed or not hasattr(loader.dataset, "__len__"):
-            raise ValueError("`Trainer` must have whole weights (no FSDP, no DeepSpeed) and a dataset with a length.")
+            raise ValueError(
+                "`Trainer` must have unsharded weights (no FSDP, no DeepSpeed) and a dataset with a length."
+            )
         key = self.input_key or str(getattr(model, "main_input_name", "inputs"))
         pad = getattr(getattr(model, "config", None), "pad_token_id", None)
         call = self.forward or partial(call_by_key, key, pad)
@@ -75,7 +77,10 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         if (file := _file(args, state)).is_file():
             self.stopper.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
         elif state.global_step:
-            warnings.warn(f"There is no {file} to resume from: patience and the best epoch start anew.", stacklevel=2)
+            warnings.warn(
+                f"{file} does not exist, so this run cannot resume from it: patience and the best epoch start anew.",
+                stacklevel=2,
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.check_steps is None:

@@ -13,7 +13,7 @@ _EXACT_DOUBLE = 2**53  # up to here float64 has all integers
 _MOST_CLASSES = 100_000
 _MOST_ROWS = 2**63  # int64 ends before
 _MOST_SEEDS = 2**64  # what a `torch.Generator` takes
-_NUMBER_THEM = "number them by `torch.unique(labels, return_inverse=True)[1]`, if they are classes"
+_NUMBER_THEM = "if they are classes, number them with `torch.unique(labels, return_inverse=True)[1]`"
 
 
 def as_features(features: Any, name: str = "features", *, keep_integers: bool = False) -> Tensor:
@@ -26,7 +26,7 @@ def as_features(features: Any, name: str = "features", *, keep_integers: bool = 
     if features.is_complex():
         raise TypeError(f"`{name}` must be real, got {features.dtype}.")
     if features.ndim < 2 or features.shape[0] == 0 or features[0].numel() == 0:
-        way_out = " One feature a sample is a column, (N, 1)." if features.ndim == 1 else ""
+        way_out = " Pass a single feature as a column, (N, 1)." if features.ndim == 1 else ""
         raise ValueError(
             f"`{name}` must have shape (N, d), or (N, ...) with at least one value a sample,"
             f" got {tuple(features.shape)}.{way_out}"
@@ -133,7 +133,7 @@ def scikit_learn_seed(seed: Any) -> int:
 def check_two_classes(labels: Tensor) -> None:
     """Raise unless `labels` holds at least two different classes."""
     if bool((labels == labels[0]).all()):
-        raise ValueError(f"`labels` must hold at least two classes, got class {int(labels[0])} alone.")
+        raise ValueError(f"`labels` must hold at least two classes, got only class {int(labels[0])}.")
 
 
 def check_fitted(estimator: object, attribute: str) -> None:
@@ -160,7 +160,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
             raise ValueError(f"`{name}` must hold numbers of at most 64 bits, got a larger one.") from error
         dtype = f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
         is_text = isinstance(value, list | tuple | np.ndarray) and len(value) > 0 and isinstance(value[0], str)
-        advice = " Number them, by `numpy.unique(..., return_inverse=True)[1]`." if is_text else ""
+        advice = " Number them with `numpy.unique(..., return_inverse=True)[1]`." if is_text else ""
         raise TypeError(
             f"`{name}` must be a tensor or an array of numbers, got {type(value).__name__}{dtype}.{advice}"
         ) from error
@@ -213,5 +213,5 @@ def _hint(labels: Tensor) -> str:
     values = labels.double()
     is_share = bool(((values >= 0) & (values <= 1)).all())
     if is_share and bool(((values.sum(dim=1) - 1).abs() < 1e-2).all()):
-        return " One-hot labels: pass `labels.argmax(dim=1)`, and so for probabilities."
-    return " Several labels or targets a sample are not a classification with one label."
+        return " For one-hot labels or probabilities, pass `labels.argmax(dim=1)`."
+    return " A sample must have one label: multi-label classification and several targets are not supported."

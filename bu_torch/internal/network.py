@@ -99,7 +99,7 @@ def joined(parts: list[Tensor], name: str = "`model`") -> Tensor:
     """Logits (n, J) of all batches."""
     columns = sorted({part.shape[1] for part in parts})
     if len(columns) > 1:
-        raise ValueError(f"{name} must give equally many logits for each input, got {columns} in one pass.")
+        raise ValueError(f"{name} must give the same number of logits for each input, got {columns} in one pass.")
     return torch.cat(parts)
 
 
@@ -118,10 +118,10 @@ def warn_of_probabilities(logits: Tensor, name: str = "`model`", warn: Callable[
         return
     is_one_column = logits.shape[1] == 2 and not bool(logits[:, 0].any()) and bool(logits[:, 1].any())
     if is_one_column or bool(((logits.sum(dim=1) - 1).abs() < _ROUNDING).all()):
-        what = "one column, so that class 1 is predicted everywhere" if is_one_column else "rows that sum to 1"
+        what = "in one column, so class 1 is predicted everywhere" if is_one_column else "in rows that sum to 1"
         warn(
-            f"{name} gives numbers in [0, 1], {what}. These look like probabilities: what is measured is wrong unless"
-            " they are logits, as they are before a sigmoid or softmax."
+            f"{name} gives numbers in [0, 1] {what}. These look like probabilities: the scores are wrong unless they"
+            " are logits, the values before a sigmoid or softmax."
         )
 
 

@@ -84,7 +84,7 @@ def preserved_attributes(model: object) -> Iterator[None]:
                 stack.callback(_Attributes(module).put_back)
             for name, buffer in module._buffers.items():
                 if buffer is not None and not _is_without_values(buffer) and not is_expanded(buffer):
-                    stack.callback(_Values(buffer, f"buffer `{name}` of its {type(module).__name__}").put_back)
+                    stack.callback(_Values(buffer, f"buffer `{name}` in {type(module).__name__}").put_back)
         yield
 
 
@@ -103,7 +103,7 @@ class _Attributes:
             if type(value) in _CONTAINERS and len(value) <= _LONGEST:
                 self._entries.append((value, value.copy() if value else ()))  # most, of hooks, are empty
             elif _is_plain(value) and value.numel() <= _LARGEST and not value.requires_grad:
-                self._tensors.append(_Values(value, f"tensor `{name}` of its {type(module).__name__}"))
+                self._tensors.append(_Values(value, f"tensor `{name}` in {type(module).__name__}"))
 
     def put_back(self) -> None:
         now, before = vars(self._module), self._values
@@ -144,7 +144,7 @@ def _restoring(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise RestoringError(
-            f"A look at the network has changed the {name}, which cannot be put back: {type(error).__name__}: {error}"
+            f"A check has changed the network, and its {name} cannot be restored: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -195,8 +195,8 @@ def _put_parameter_back(
     if before is None:
         if is_touched:
             warnings.warn(
-                f"A look at the network has changed its parameter `{name}`, which the looks before left alone: training"
-                " goes on from the changed values. From the next look on it is put back.",
+                f"A check has changed the parameter `{name}` of the network, which earlier checks did not: training"
+                " continues from the changed values. From the next check on, the parameter is restored.",
                 stacklevel=3,
             )
         return

@@ -18,7 +18,7 @@ class NeighborGraph:
     Ha et al. (2021), Eq. 26. A sample is left out of its own list by index, never by distance, so duplicates keep their
     place. FAISS proposes candidates in float32; distances are computed from the vectors in float64, and the search goes
     on until no other sample can be nearer, so the result is exact. Equal distances are ordered by index, except among
-    zero distances, where any of the duplicates may be taken.
+    zero distances: any of the duplicates may be taken.
 
     If that would take longer than about half a minute on two cores (N^2 d above 1e12: 180,000 samples of 32 features),
     samples are put into lists by K-means (FAISS's inverted file), and as many lists around each are searched as it
@@ -34,11 +34,11 @@ class NeighborGraph:
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
-        nearest_distance: Distance to the nearest sample at a positive distance, (N,), dtype of the features; 0 where no
+        nearest_distance: Distance to the nearest sample at a positive distance, (N,), dtype of the features; 0 if no
             sample is at a positive distance.
         backend_: The backend that was used.
         recall_: Share of the true neighbours that were found, measured on some of the samples; 1 for an exact search.
-            It is a mean: where samples lie apart from the others, fewer may be found.
+            It is a mean: for samples that lie apart from the others, fewer may be found.
 
     Example:
         >>> graph = NeighborGraph(n_neighbors=2).fit(torch.tensor([[0.0], [1.0], [3.0]]))

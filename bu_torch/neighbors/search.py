@@ -76,7 +76,7 @@ def nearest(
         k: 1 <= k <= B.
         exclude: Row of `base` that a query must not find (itself), -1 for none, shape (Q,), or None. If that leaves
             fewer than k, the last distances are inf.
-        backend: As for `NeighborGraph`.
+        backend: As in `NeighborGraph`.
         exact: False allows the `"faiss"` backend to miss some; None does if B x Q x d is large (`is_large`).
         tolerance: If some may be missed, what is to be found: None for rows as near as the k-th nearest, a number
             for a nearest row at most (1 + tolerance) times as far as the true one.
@@ -144,7 +144,7 @@ class _Rounding(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """Which rows of a base are nearest to each query, without the excluded one; a query is named by its row."""
+    """Search for the rows of a base nearest to each query, without the excluded one; a query is named by its row."""
 
     base: Tensor
     queries: Tensor

@@ -27,16 +27,16 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     What the sources leave open, and departures:
 
     - A round takes each sample once as the first end of a segment, the other end at random from its list: those of the
-      mirrored pair of top classes A_ji, else those of any other class with i second (Algorithm 5), else, where that is
+      mirrored pair of top classes A_ji, else those of any other class with i second (Algorithm 5), else, if that is
       empty too, all that are predicted differently. A pair of classes stops when a round brings it no new sample.
     - The sample nearest to an anchor is looked for among all samples, also those predicted as a third class.
     - In Eq. 10 of the paper |P| is the number of samples in the clusters that are kept, so that the weights of a repeat
       add up to 1; the mean over the repeats is that of Eq. 11.
-    - A cluster's pair of classes are the two that most of its samples are predicted as; where one class is alone, the
-      one that is most often their second. Corrected posteriors are renormalised over the pair.
+    - A cluster's pair of classes are the two that most of its samples are predicted as; if one class is alone, the
+      other is that which is most often their second. Corrected posteriors are renormalised over the pair.
 
-    A boundary has few nearest samples where there is one feature alone, so that no cluster fills up and the value is 0;
-    two features or more are needed.
+    A boundary has few nearest samples if there is only one feature. No cluster then fills up, and the value is 0: two
+    features or more are needed.
 
     Args:
         measure: Local uncertainty, `"entropy"` (scaled to [0, 1]) as in the sources, or `"triangle"`.
@@ -52,7 +52,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     Attributes:
         inputs: The samples, (N, ...).
         labels: (N,) int64.
-        mean_, scale_: Of the standardisation, (d,) float64; a constant feature has scale 1.
+        mean_, scale_: Mean and scale of the standardisation, (d,) float64; a constant feature has scale 1.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -88,7 +88,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         """Boundary uncertainty of a classifier, any callable that `BoundaryUncertainty.score` takes.
 
         Probabilities do as well as logits. A scalar in [0, 1], on the device of the samples, float64 for float64 logits
-        and float32 for all others; 0, the worst, where all samples are predicted alike or no cluster is large enough.
+        and float32 for all others; 0, the worst, if all samples are predicted alike or no cluster is large enough.
 
         Raises:
             RuntimeError, TypeError, ValueError: As `BoundaryUncertainty.score`.
@@ -122,7 +122,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
         """Anchors on the boundary of a classifier, and the sample nearest to each (Algorithms 2, 4 and 5).
 
-        None where all samples are predicted alike; their distinct `samples` are the near-boundary set. Takes and raises
+        None if all samples are predicted alike; their distinct `samples` are the near-boundary set. Takes and raises
         the same as `score`.
         """
         logits, first, second = self._predict(model)

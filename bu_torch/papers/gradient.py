@@ -40,7 +40,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
     - Steps are in standard deviations of the features, from 2^-10 to 2^5 (20 bisections), and leave a constant feature
       as it is. Samples whose gradient is 0 or not finite have no direction and get no anchor.
     - The number of anchors may be off by 10, as in the source, but by no more than a tenth: to a class that should have
-      ten, none would do. Where no step comes so near, the nearest is taken.
+      ten, none would do. If no step comes so near, the nearest is taken.
     - The anchor is found by bisection (`bisect_segments`). Its `pairs` are the classes predicted on its two sides; as
       in the thesis the value does not depend on them, but on the two classes that most neighbours are labelled as. A
       classifier that exchanges classes is therefore not told from the right one.
@@ -59,7 +59,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         inputs: The samples, (N, ...).
         labels: (N,) int64.
         neighbors: (N, n_neighbors) int64.
-        mean_, scale_: Of the standardisation, (d,) float64; a constant feature has scale 1.
+        mean_, scale_: Mean and scale of the standardisation, (d,) float64; a constant feature has scale 1.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -90,9 +90,9 @@ class GradientAnchorUncertainty(AnchorEstimator):
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Boundary uncertainty of a classifier that treats samples one by one, by differentiable torch operations.
 
-        Else it is as for `BoundaryUncertainty.score`, or gives probabilities; its parameters' gradients stay as they
+        Else it is as in `BoundaryUncertainty.score`, or gives probabilities; its parameters' gradients stay as they
         are. A scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0,
-        the worst, where all samples are predicted alike or there is no anchor.
+        the worst, if all samples are predicted alike or there is no anchor.
 
         Raises:
             RuntimeError, TypeError, ValueError: As `BoundaryUncertainty.score`, or if the model is not differentiable.

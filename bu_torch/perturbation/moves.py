@@ -176,7 +176,7 @@ def move_toward(inputs: Tensor, others: Tensor, part: Tensor) -> Tensor:
 def between(low: float, high: float, share: Tensor) -> Tensor:
     """Spread `share` (n,) in [0, 1) over the range from `low` to `high`."""
     if not 0 <= low <= high <= 1:
-        raise ValueError(f"`low` and `high` must be parts of the way, 0 <= low <= high <= 1, got {low} and {high}.")
+        raise ValueError(f"`low` and `high` must be fractions of the way, 0 <= low <= high <= 1, got {low} and {high}.")
     return low + (high - low) * share
 
 

@@ -21,7 +21,7 @@ SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # what is looked for in a f
 _STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's
 _UNQUESTIONED = 2**28  # bytes that a file may claim beyond what it holds
 _LEAST_BYTES = 4  # of an element, in arithmetic
-_WAY_OUT = "Pass a module instance, or a function of no argument that gives one."
+_WAY_OUT = "Pass a module instance, or a function without arguments that returns one."
 
 
 class Checkpoint(NamedTuple):
@@ -31,7 +31,7 @@ class Checkpoint(NamedTuple):
         path: The file.
         state_dict: Weights by name.
         epoch: Epoch of the file; None if it tells none.
-        step: Optimiser steps until then (`global_step`), likewise.
+        step: Optimiser steps until then (`global_step`); None if the file tells none.
         content: All that the file holds, by name, `state_dict` among it.
     """
 
@@ -64,7 +64,9 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"There is no checkpoint `{path}`{' but a folder' if path.is_dir() else ''}.")
+        raise FileNotFoundError(
+            f"`{path}` is a folder, not a checkpoint." if path.is_dir() else f"There is no checkpoint `{path}`."
+        )
     content = _read_safetensors(path) if path.suffix == ".safetensors" else _read(path, weights_only)
     if not isinstance(content, Mapping):
         raise ValueError(f"`{path}` must hold a checkpoint or a state_dict, got {type(content).__name__}.")
@@ -72,10 +74,10 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
     names = [name for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)]
     extra = [name for name in found if name not in names and not str(name).endswith("_extra_state")]
     if not names or extra:
-        what = f"the entry {extra[0]!r}, which is no tensor" if extra else "no tensor"
+        what = f"the entry {extra[0]!r}, which is not a tensor" if extra else "no tensor"
         raise ValueError(
-            f"`{path}` must hold weights by name, under `state_dict` or one of {', '.join(_STATES[1:])} or as the file"
-            f" itself, got {what}."
+            f"`{path}` must hold weights by name, under `state_dict`, {' or '.join(_STATES[1:])} or at the top level,"
+            f" got {what}."
         )
     _check_values(path, {name: value for name, value in found.items() if type(value) in (Tensor, nn.Parameter)})
     counts = (content.get(name) for name in ("epoch", "global_step"))
@@ -97,7 +99,7 @@ def module_with_weights(
         return
     if not callable(module):
         raise TypeError(
-            "`module` must be a torch.nn.Module, a class of them, or a callable of no argument,"
+            "`module` must be a torch.nn.Module, a class of them, or a callable without arguments,"
             f" got {type(module).__name__}."
         )
     with preserved_random_state():
@@ -120,14 +122,14 @@ def _read(path: Path, weights_only: bool) -> Any:
             raise
         if weights_only and (foreign := _foreign_class(error)):
             raise ValueError(
-                f"`{path}` holds an object of {foreign}, which is not read, for unpickling it can run any code. If"
-                " you trust the file, pass `weights_only=False` (on the command line `--no-weights-only`); if you"
-                " trust the class alone, allow it by `torch.serialization.add_safe_globals`."
+                f"`{path}` holds an object of {foreign}, which is not read, because unpickling it can run any code. If"
+                " you trust the file, pass `weights_only=False` (on the command line `--no-weights-only`); if you only"
+                " trust the class, allow it with `torch.serialization.add_safe_globals`."
             ) from error
         if "TorchScript" in str(error):
-            raise ValueError(f"`{path}` is a TorchScript archive, that is a program: save its state_dict.") from error
+            raise ValueError(f"`{path}` is a TorchScript archive, which is a program: save its state_dict.") from error
         raise ValueError(
-            f"`{path}` is no file that `torch.save` wrote, or it is damaged or holds more than weights:"
+            f"`{path}` was not written by `torch.save`, or is damaged, or holds more than weights:"
             f" {why_unreadable(error)}."
         ) from error
 
@@ -157,7 +159,7 @@ def _refuse_compressed(path: Path) -> None:
         return  # of another kind, or damaged, which torch says
     if is_compressed:
         raise ValueError(
-            f"`{path}` is compressed, as no file of `torch.save` is: unpack it, and save its content anew."
+            f"`{path}` is compressed, which `torch.save` never does: unpack it and save its content again."
         )
 
 
@@ -171,7 +173,7 @@ def _read_safetensors(path: Path) -> Any:
     except OSError:
         raise
     except Exception as error:
-        raise ValueError(f"`{path}` is no safetensors file, or it is damaged: {error}.") from error
+        raise ValueError(f"`{path}` is not a safetensors file, or is damaged: {error}.") from error
 
 
 def _check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -182,7 +184,9 @@ def _check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
     excess, seen = {}, set()
     for name, value in tensors.items():
         if value.is_meta:
-            raise ValueError(f"`{path}` must hold the values of its weights, got {name!r} without, on the meta device.")
+            raise ValueError(
+                f"`{path}` must hold the values of its weights, got {name!r} on the meta device, without values."
+            )
         if value.layout == torch.strided and not value.is_nested:
             storage = value.untyped_storage()
             n_held = 0 if storage.data_ptr() in seen else storage.nbytes() // value.element_size()
@@ -202,7 +206,7 @@ def _build(build: Callable[..., Any], checkpoint: Checkpoint) -> Any:
     saved = checkpoint.content.get("hyper_parameters") or {}
     if not isinstance(saved, Mapping) or "_instantiator" in saved:
         # Lightning's command line saves import paths, which a crafted file could choose.
-        raise ValueError(f"`{checkpoint.path}` tells no plain hyperparameters to build the module from. {_WAY_OUT}")
+        raise ValueError(f"`{checkpoint.path}` holds no plain hyperparameters to build the module from. {_WAY_OUT}")
     kinds = {name: parameter.kind for name, parameter in inspect.signature(build).parameters.items()}
     takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
     name = str(checkpoint.content.get("hparams_name"))

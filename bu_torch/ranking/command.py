@@ -32,37 +32,46 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CKPT", help="a file, or a folder of them")
     parser.add_argument(
-        "--module", required=True, metavar=_PLACE, help="a module, a class of them, or a function that gives one"
+        "--module", required=True, metavar=_PLACE, help="a module, a class of them, or a function that returns one"
     )
     parser.add_argument(
         "--data",
         required=True,
         metavar=_PLACE,
         help="the training samples: a Dataset, DataLoader, LightningDataModule or pair (inputs, labels), or a class or"
-        " function that gives one",
+        " function that returns one",
     )
     parser.add_argument("--rule", choices=RULE_NAMES, default=RANKING_RULE, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the ranking to this file")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
     parser.add_argument("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="where --keep copies to; nothing there is overwritten")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="folder that --keep copies to; no file is overwritten")
     parser.add_argument(
-        "--soup", type=Path, metavar="FILE", help="average the best as far as that is better, and write it to this file"
+        "--soup",
+        type=Path,
+        metavar="FILE",
+        help="average the best as long as the score gains, and write the average to this file",
     )
-    parser.add_argument("--input-key", type=_key, metavar="KEY", help="where dict or tuple samples hold their input")
-    parser.add_argument("--label-key", type=_key, metavar="KEY", help="likewise of the label")
-    parser.add_argument("--max-samples", type=int, metavar="N", help="look at a random subset of so many samples")
+    parser.add_argument(
+        "--input-key", type=_key, metavar="KEY", help="key or place of the input in dict or tuple samples"
+    )
+    parser.add_argument("--label-key", type=_key, metavar="KEY", help="key or place of the label")
+    parser.add_argument("--max-samples", type=int, metavar="N", help="measure at a random subset of N samples")
     parser.add_argument("--n-neighbors", type=int, default=40, metavar="M", help="samples in a cluster (%(default)s)")
-    parser.add_argument("--n-draws", type=int, default=4, metavar="N", help="moves of each sample (%(default)s)")
-    parser.add_argument("--n-components", type=int, metavar="N", help="find neighbours among so many components")
-    parser.add_argument("--seed", type=int, default=0, help="of all random choices (%(default)s)")
-    parser.add_argument("--batch-size", type=int, default=4096, metavar="N", help="of a forward pass (%(default)s)")
-    parser.add_argument("--device", help="where the module runs, such as cuda (where it is)")
-    parser.add_argument("--cache", type=Path, metavar="FILE", help="keep what is computed once in this file (npz)")
+    parser.add_argument(
+        "--n-draws", type=int, default=4, metavar="N", help="perturbed copies of each sample (%(default)s)"
+    )
+    parser.add_argument("--n-components", type=int, metavar="N", help="find neighbours in N principal components")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (%(default)s)")
+    parser.add_argument(
+        "--batch-size", type=int, default=4096, metavar="N", help="samples in a forward pass (%(default)s)"
+    )
+    parser.add_argument("--device", help="device to run the module on, such as cuda (its own)")
+    parser.add_argument("--cache", type=Path, metavar="FILE", help="cache the preparation in this file (npz)")
     parser.add_argument(
         "--no-weights-only",
         action="store_true",
-        help="unpickle whatever the checkpoints hold, which can run any code: for files you trust",
+        help="unpickle whatever the checkpoints hold, which can run any code: only for files you trust",
     )
     parser.set_defaults(run=_run)
 
@@ -71,7 +80,7 @@ def _run(options: argparse.Namespace) -> None:
     if (options.keep is None) != (options.to is None):
         raise ValueError("`--keep N` and `--to DIR` go together, got one of them.")
     if options.soup is not None and options.soup.exists():
-        raise FileExistsError(f"`{options.soup}` is there already.")
+        raise FileExistsError(f"`{options.soup}` already exists.")
     files = find_checkpoints(options.checkpoints)
     if options.keep is not None and not 1 <= options.keep <= len(files):
         raise ValueError(f"`--keep` must be from 1 to the number of checkpoints, {len(files)}, got {options.keep}.")
@@ -109,7 +118,7 @@ def _rank(files: list[Path], options: argparse.Namespace) -> tuple[Ranking, Soup
 
 
 def _key(text: str) -> str | int:
-    """A place in a tuple, where it is a number; else a key of a dict."""
+    """A place in a tuple if it is a number, else a key of a dict."""
     try:
         return int(text)
     except ValueError:
@@ -136,7 +145,7 @@ def _import(name: str) -> Any:
     checkpoints, and what this package imports must not come from it.
     """
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"`{name}` is no name of a module.")
+        raise ValueError(f"`{name}` is not the name of a module.")
     package = name.partition(".")[0]
     if package in sys.modules or find_spec(package) is not None:
         return import_module(name)

@@ -33,10 +33,10 @@ def encode(labels: Any) -> tuple[np.ndarray, Tensor]:
 def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> Callable[[Tensor], Tensor]:
     """A callable (n, d) -> (n, J) that gives a column for each of `classes`, and more for others that it knows.
 
-    `decision_function` is read where there is one, else the logarithm of `predict_proba`: the logits of a softmax up to
+    `decision_function` is read if there is one, else the logarithm of `predict_proba`: the logits of a softmax up to
     a constant. A probability of exactly 0, of trees and neighbours, counts as half the smallest positive one.
 
-    Of a pandas `frame`, on which the estimator was fitted, inputs get the columns again.
+    Inputs get the columns of the pandas `frame` on which the estimator was fitted, if there is one.
 
     Raises:
         ValueError: If the estimator is not fitted.

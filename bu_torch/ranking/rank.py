@@ -59,7 +59,7 @@ def rank_checkpoints(
             `bu_torch.Rule` that does not look at `prediction_changes`, a signal of a run and not of one classifier.
         signals: Settings other than those of `Signals()`; fitted here, unless it is already. To keep what is computed
             once for later: `signals.save(file)`, and then `Signals().load(file, inputs, labels)`.
-        weights_only: As for `load_checkpoint`.
+        weights_only: As in `load_checkpoint`.
         batch_size: Samples in a forward pass, >= 1.
         device: Device for a module that is built here; a module that is passed stays where it is.
 
@@ -101,15 +101,15 @@ def rank_models(
 
     Args:
         models: A list, or a mapping from names: modules, callables (n, ...) -> (n, J), and fitted classifiers of
-            scikit-learn. Of these `decision_function` is read where there is one, else the logarithm of
+            scikit-learn. A classifier's `decision_function` is read if it has one, else the logarithm of
             `predict_proba`; a pipeline is read before its first step.
-        dataset: As for `rank_checkpoints`; or the inputs alone, (N, ...), with `labels` beside them. A pandas frame of
+        dataset: As in `rank_checkpoints`; or the inputs alone, (N, ...), with `labels` beside them. A pandas frame of
             numbers keeps its columns.
-        labels: Classes (N,), integers from 0; of any kind, strings too, where all models are scikit-learn's. None
-            where `dataset` holds them.
-        rule: As for `rank_checkpoints`.
-        signals: As for `rank_checkpoints`.
-        batch_size: As for `rank_checkpoints`.
+        labels: Classes (N,), integers from 0; of any kind, strings too, if all models are scikit-learn's. None
+            if `dataset` holds them.
+        rule: As in `rank_checkpoints`.
+        signals: As in `rank_checkpoints`.
+        batch_size: As in `rank_checkpoints`.
 
     Returns:
         The ranking; equally good ones keep their order.
@@ -153,8 +153,8 @@ def find_checkpoints(paths: Paths) -> list[Path]:
             files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
         if not files:
             raise FileNotFoundError(
-                f"There is no checkpoint ({', '.join(SUFFIXES)}) right in the folder `{path}`; folders beneath it are"
-                " named one by one."
+                f"There is no checkpoint ({', '.join(SUFFIXES)}) directly in the folder `{path}`. Subfolders are not"
+                " searched: name each one."
             )
         for file in files:
             if not file.is_file():
@@ -173,7 +173,7 @@ class Judge:
         self.rule = as_rule(rule)
         if _OF_A_RUN in self.rule.signals:
             raise ValueError(
-                f"`rule` must not look at {_OF_A_RUN}, which one classifier has not, got {self.rule.name!r}."
+                f"`rule` must not read {_OF_A_RUN}, which a single classifier does not have, got {self.rule.name!r}."
             )
         self.signals = Signals() if signals is None else signals
         if not isinstance(self.signals, Signals):

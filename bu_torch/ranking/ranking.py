@@ -22,9 +22,9 @@ class Candidate(NamedTuple):
     Args:
         rank: From 1, the best.
         name: Its path as given, its name, or its place and type.
-        score: What the rule ranks by, larger is better; NaN if its logits are not finite, which ranks last.
-        epoch: That its checkpoint tells; None if it tells none.
-        step: Optimiser steps until then, likewise.
+        score: Score of the rule, larger is better; NaN if its logits are not finite, which ranks last.
+        epoch: Epoch of its checkpoint; None if the file tells none.
+        step: Optimiser steps of its checkpoint; None if the file tells none.
         signals: `boundary_uncertainty`, `trust_score` and all else that `Signals` measures of one classifier.
         path: Its file; None if it has none.
     """
@@ -48,7 +48,7 @@ class Ranking(Sequence[Candidate]):
     """Classifiers in order, the best first; printed, it is a table.
 
     Args:
-        rule: What ranked them; see `rank_checkpoints`.
+        rule: Rule that ranked them; see `rank_checkpoints`.
         candidates: In order.
 
     Raises:
@@ -143,7 +143,7 @@ class Ranking(Sequence[Candidate]):
         copies = [(path, Path(folder) / path.resolve().relative_to(common)) for path in self.paths[:n_best]]
         for path, copy in copies:
             if copy.exists() and not (copy.is_file() and filecmp.cmp(path, copy, shallow=False)):
-                raise FileExistsError(f"`{copy}` is there already, and it is not the same as `{path}`.")
+                raise FileExistsError(f"`{copy}` already exists and differs from `{path}`.")
         for path, copy in copies:
             if not copy.exists():
                 with whole_file(copy) as part:

@@ -24,15 +24,15 @@ class BoundaryUncertaintyScorer:
     """A scorer for `GridSearchCV` and the like that needs no held-out samples: one split, all samples in it.
 
     Called with a fitted classifier and the samples, it fits `Signals` on them, once for all candidates of a search and
-    in each process of it, and reads the classifier at the perturbed samples: `decision_function` where there is one,
+    in each process of it, and reads the classifier at the perturbed samples: `decision_function` if there is one,
     else the logarithm of `predict_proba`. A pipeline is read before its first step: samples are perturbed in the units
     of X. Labels may be of any kind.
 
     Args:
-        signal: What to score by, larger is better: `"boundary_uncertainty"`, `"trust_score"`, `"expected_accuracy"`, or
-            another that `Signals` measures of one classifier (`"omission"` is negated, for there less is better). None
+        signal: Signal to score by, larger is better: `"boundary_uncertainty"`, `"trust_score"`, `"expected_accuracy"`,
+            or another that `Signals` measures of one classifier (`"omission"` is negated, because less is better). None
             gives all of them in a dict, for a search with several metrics (`refit="expected_accuracy"`).
-        signals: Settings other than those of `Signals()`; it stays as it is, for copies of it are fitted.
+        signals: Settings other than those of `Signals()`; it stays as it is, because copies of it are fitted.
         max_samples: Look at a stratified subset of so many samples; None for all.
 
     Raises:
@@ -73,7 +73,7 @@ class BoundaryUncertaintyScorer:
         """The signal, or all by name, of an `estimator` fitted on X (N, d), array or frame, and y (N,), of any kind.
 
         Raises:
-            ValueError: As for `Signals.fit`, or if the classifier does not give one finite column for each class.
+            ValueError: As in `Signals.fit`, or if the classifier does not give one finite column for each class.
         """
         classes, labels = encode(y)
         inputs = as_features(X, "X", keep_integers=keeps_integers(self.signals.boundary.perturbation))

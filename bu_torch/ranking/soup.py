@@ -33,11 +33,11 @@ class Soup(NamedTuple):
 
     Args:
         state_dict: The averaged weights, of the best checkpoint's dtypes.
-        members: What is averaged, the best first; one alone where no average was at least as good.
-        signals: What `Signals` measures of the average.
-        gain: By how much the rule scores the average higher than the best checkpoint, >= 0.
+        members: Averaged candidates, the best first; only one if no average was at least as good.
+        signals: Signals of the average, by name.
+        gain: Gain in the rule's score over the best checkpoint, >= 0.
         ranking: All candidates.
-        content: What the best checkpoint's file tells of its module, to be saved again.
+        content: Facts about the module in the best checkpoint's file, to be saved again.
     """
 
     state_dict: dict[str, Any]
@@ -59,7 +59,7 @@ class Soup(NamedTuple):
         """
         path = Path(path)
         if path.exists():
-            raise FileExistsError(f"`{path}` is there already.")
+            raise FileExistsError(f"`{path}` already exists.")
         if path.suffix == ".safetensors":
             raise ValueError(f"`path` must name a file for `torch.save`, got `{path}`.")
         saved = self.state_dict
@@ -79,14 +79,14 @@ def average_checkpoints(paths: Paths, *, weights_only: bool = True) -> dict[str,
     useless: the checkpoints should be of one run, or fine-tuned from the same weights.
 
     Args:
-        paths: As for `rank_checkpoints`.
-        weights_only: As for `load_checkpoint`.
+        paths: As in `rank_checkpoints`.
+        weights_only: As in `load_checkpoint`.
 
     Returns:
         A `state_dict` on the CPU, of the first file's dtypes.
 
     Raises:
-        FileNotFoundError: As for `rank_checkpoints`.
+        FileNotFoundError: As in `rank_checkpoints`.
         ValueError: If a file cannot be read, or the files do not hold tensors of the same names and shapes.
     """
     first, *rest = find_checkpoints(paths)
@@ -116,24 +116,24 @@ def greedy_soup(
     run still falls from epoch to epoch, its last one is better than any average.
 
     Args:
-        paths: As for `rank_checkpoints`.
-        module: As for `rank_checkpoints`.
-        dataset: As for `rank_checkpoints`.
-        rule: As for `rank_checkpoints`.
+        paths: As in `rank_checkpoints`.
+        module: As in `rank_checkpoints`.
+        dataset: As in `rank_checkpoints`.
+        rule: As in `rank_checkpoints`.
         n_best: Try so many of the best, >= 1; None for all.
-        signals: As for `rank_checkpoints`.
-        weights_only: As for `load_checkpoint`.
-        batch_size: As for `rank_checkpoints`.
-        device: As for `rank_checkpoints`.
+        signals: As in `rank_checkpoints`.
+        weights_only: As in `load_checkpoint`.
+        batch_size: As in `rank_checkpoints`.
+        device: As in `rank_checkpoints`.
 
     Returns:
-        The soup; of one member, the best checkpoint, where no average was at least as good.
+        The soup. Its only member is the best checkpoint if no average was at least as good.
 
     Raises:
-        FileNotFoundError: As for `rank_checkpoints`.
-        ValueError: As for `rank_checkpoints`, or if checkpoints do not hold tensors of the same names and shapes, or
+        FileNotFoundError: As in `rank_checkpoints`.
+        ValueError: As in `rank_checkpoints`, or if checkpoints do not hold tensors of the same names and shapes, or
             the logits of all are not finite.
-        TypeError: As for `rank_checkpoints`.
+        TypeError: As in `rank_checkpoints`.
     """
     if n_best is not None:
         check_integer("n_best", n_best, 1)

@@ -16,8 +16,8 @@ _MOST_OTHERS = 20  # records that are named
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bu-torch report`."""
     parser.description = (
-        "Write one self-contained page that shows what a run measured, what was kept and why; of several runs, one that"
-        " shows them side by side."
+        "Write one self-contained page that shows what a run measured, what was kept and why. Several runs are shown"
+        " side by side."
     )
     parser.add_argument(
         "folders", metavar="RUN_DIR", type=Path, nargs="+", help="any folder above a record, or a record"
@@ -47,7 +47,7 @@ def add_watch(parser: argparse.ArgumentParser) -> None:
         "Serve the page of the newest record to this machine alone, and refresh it while training runs."
     )
     parser.add_argument("folder", metavar="RUN_DIR", type=Path, help="any folder above a record")
-    parser.add_argument("--port", type=int, default=0, help="where to listen; 0 takes one that is free (%(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one (%(default)s)")
     parser.add_argument(
         "--allow-host",
         metavar="HOST[:PORT]",
@@ -64,5 +64,5 @@ def _watch(options: argparse.Namespace) -> None:
             options.folder,
             port=options.port,
             allowed_hosts=options.allow_host,
-            on_start=lambda address: say(f"{address} (Ctrl-C ends it)"),
+            on_start=lambda address: say(f"{address} (Ctrl-C to stop)"),
         )

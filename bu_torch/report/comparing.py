@@ -26,8 +26,8 @@ def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) ->
     """Write a page with several runs side by side; a file that is there is replaced as a whole or not at all.
 
     Args:
-        records: What `read_record` has read, 2 to 10 different records.
-        path: Where to; folders are made if need be.
+        records: 2 to 10 different records from `read_record`.
+        path: File to write; folders are made if need be.
 
     Returns:
         The path.
@@ -53,7 +53,7 @@ def comparison(records: Sequence[RunRecord]) -> Content:
         raise ValueError(f"`records` must be 2 to {len(RUN_COLOURS)} runs to compare, got {len(records)}.")
     paths = [record.path.resolve() for record in records]
     if again := next((path for path in paths if paths.count(path) > 1), None):
-        raise ValueError(f"`records` must be different runs, but {again} is there twice.")
+        raise ValueError(f"`records` must be different runs, but {again} is given twice.")
     verdicts = [RunVerdict.of(record) for record in records]
     runs = [_Run(*one) for one in zip(records, verdicts, _names(paths), RUN_COLOURS, strict=False)]
     curves = _curves(runs)
@@ -94,8 +94,8 @@ def _caution(records: Sequence[RunRecord]) -> str:
     # Records of an earlier version say less of their data.
     common = set.intersection(*(set(record.data) for record in records))
     if any(record.data[name] != records[0].data[name] for record in records for name in common):
-        return f"{same} These runs differ in their data, so compare their shapes and costs alone."
-    return f"{same} Whether the samples are the same, a record does not tell; it tells their number."
+        return f"{same} These runs differ in their data, so compare only their shapes and costs."
+    return f"{same} A record tells the number of samples, not whether they are the same."
 
 
 def _curves(runs: Sequence[_Run]) -> Figure | None:
@@ -126,8 +126,8 @@ def _curves(runs: Sequence[_Run]) -> Figure | None:
     traces, layout = stacked(rows, axis)
     layout["margin"] = layout["margin"] | {"b": 24}
     reading = (
-        "One colour a run; a circle marks what was kept. More is better in all. The score is that of the rule that"
-        " decided, where all runs have the same. Each axis begins above the lowest values, so the largest are seen."
+        "One colour a run; a circle marks the kept check. Higher is better in every panel. If all runs have the same"
+        " rule, its score is shown too. Each axis begins above the lowest values, so that the largest stand out."
     )
     height = 120 + 150 * len(rows) + 22 * len(runs)
     return Figure("curves", "Curves", reading, plotly_drawing(traces, layout, None), height)
@@ -188,7 +188,7 @@ def _differences(runs: Sequence[_Run]) -> str:
             if len(set(values)) > 1:
                 cells = ("not recorded" if value is None else escaped(value, 120) for value in values)
                 rows.append([escaped(name, 80), *cells])
-    text = "Settings, sizes of the data and versions that are not the same in all runs."
+    text = "Settings, data sizes and versions that differ between the runs."
     if not rows:
         text = "All recorded settings are the same in all runs. Loss function and optimiser are not recorded."
     head = ("", *(run.name for run in runs)) if rows else ()

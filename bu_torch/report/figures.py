@@ -28,13 +28,13 @@ _SHARES = {
     True: (
         "agreement",
         "Expected accuracy and agreement",
-        "Shares of the perturbed samples; more is better. Agreement with the labels that rises while the others fall is"
-        " the sign of overfitting. Each axis begins above the lowest values, so that the largest, with a dot, is seen.",
+        "Shares of the perturbed samples; more is better. If agreement with the labels rises while the others fall, the"
+        " network overfits. Each axis begins above the lowest values, so that the largest, with a dot, stands out.",
     ),
     False: (
         "changes",
         "Changed predictions and omission",
-        "Shares of the perturbed samples; less is better. Predictions that still change say that training has not"
+        "Shares of the perturbed samples; less is better. If predictions still change, training has not"
         " settled. Omission is the part of the best boundary that the network's boundary leaves out. Each axis ends"
         " below the largest values.",
     ),
@@ -108,9 +108,9 @@ def _deciding(record: RunRecord, verdict: RunVerdict) -> Figure | None:
             " kept."
         )
     if record.settings.get("averaging"):
-        reading += " All that is measured is of averaged weights."
+        reading += " All values are measured on averaged weights."
     if limits[0] > min(finite):
-        reading += " The axis begins above the lowest values, so that the largest is seen."
+        reading += " The axis begins above the lowest values, so that the largest stands out."
     title = "What decided" if verdict.rule else "What would have decided"
     return Figure("deciding", title, reading, plotly_drawing(traces, layout, verdict), 320)
 
@@ -133,10 +133,10 @@ def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
     return Figure(
         "scores",
         "Boundary uncertainty and trust",
-        "Larger is better in both. Boundary uncertainty asks whether both classes mix along the decision boundary,"
-        " trust whether predictions agree with the nearest samples. The dotted curve, where there is one, is what a"
-        " boundary with both classes equally likely along it would reach on average with as many samples near it; the"
-        " marks are what each rule would have kept.",
+        "Larger is better in both. Boundary uncertainty tells whether both classes mix along the decision boundary,"
+        " trust whether predictions agree with the nearest samples. The dotted curve, if there is one, is the expected"
+        " maximum of boundary uncertainty with as many samples near the boundary. The marks show the check that each"
+        " rule would have kept.",
         plotly_drawing(traces, layout, verdict),
         520,
     )
@@ -191,7 +191,7 @@ def _training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     if not any(math.isfinite(value) for value in values):
         return None
     layout = {"xaxis": axis(record.axis), "yaxis": axis("loss", rangemode="tozero")}
-    reading = "The training loss, as the module logs it. It falls on while a network learns wrong labels by heart."
+    reading = "The training loss, as the module logs it. It keeps falling while a network memorises wrong labels."
     traces = [curve(record.places, values, "training loss", drawing.GREY)]
     return Figure("loss", "Training loss", reading, plotly_drawing(traces, layout, verdict), 280)
 
@@ -213,7 +213,7 @@ def _cost(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     return Figure(
         "cost",
         "What the checks cost",
-        "Seconds that each check took, beside all else since the one before: training, and what its callbacks do. The"
+        "Seconds that each check took, beside all other time since the previous check: training and its callbacks. The"
         " axis is logarithmic.",
         plotly_drawing(curves, layout, verdict),
         320,

@@ -21,21 +21,21 @@ SPREADS = {
     "near_boundary": (
         "Distance from the boundary",
         "kernel widths",
-        "Each column is a check: how many of the perturbed samples lie how far from the decision boundary, in kernel"
-        " widths. Those at the bottom are on it, and the top row has all that are farther. A network that grows certain"
-        " pushes them up, and few are left to measure at.",
+        "Each column is a check: the distances of the perturbed samples from the decision boundary, in kernel widths."
+        " Samples at the bottom are on the boundary; the top row holds all that are farther. As a network grows"
+        " certain, samples move up, and few are left to measure at.",
     ),
     "local_uncertainty": (
         "Local uncertainty",
         "u",
-        "How evenly both classes mix around each sample, by check: at the top both are equally likely there, at the"
-        " bottom one of them is alone, or the boundary is too far to tell.",
+        "Each column is a check: the mix of both classes around each sample. At the top both are equally likely; at the"
+        " bottom one is alone, or the boundary is too far to tell.",
     ),
     "log_trust": (
         "Trust of single samples",
         "log trust",
-        "Trust in the predictions, by check: below 0 the nearest class is another one than was predicted. A tail that"
-        " stays there holds samples worth a look; those trusted least are listed below.",
+        "Trust in the predictions, by check: below 0, the nearest class is not the predicted one. If a tail stays"
+        " there, its samples are worth a look; the least trusted are listed below.",
     ),
 }
 
@@ -69,8 +69,8 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
     }
     reading = (
-        "The stronger the colour, the less do the two classes mix along the boundary between them. The colours span the"
-        " values that there are. The diagonal is grey; a faint cell is a pair that no sample lies between."
+        "The stronger the colour, the less the two classes mix along the boundary between them. The colours span the"
+        " values shown. The diagonal is grey; a faint cell is a pair with no sample near its boundary."
     )
     if n_classes_left_out:
         reading += f" The {len(classes)} classes with the worst boundaries are shown, {n_classes_left_out} are not."

@@ -49,8 +49,8 @@ def write_report(record: RunRecord, path: str | PathLike[str], others: Sequence[
     """Write the page of a record; a file that is there is replaced as a whole or not at all.
 
     Args:
-        record: What `read_record` has read.
-        path: Where to; folders are made if need be.
+        record: Record from `read_record`.
+        path: File to write; folders are made if need be.
         others: Other records nearby, to be listed.
 
     Returns:

@@ -71,7 +71,7 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
         if not found:
             raise FileNotFoundError(
                 f"No record of a run in {path} or beneath: looked for `boundary_uncertainty.csv`, which the callbacks"
-                " write beside the checkpoints, or beside the logs where there are none."
+                " write beside the checkpoints, or beside the logs if there are no checkpoints."
             )
         path = found[0]
     path = path.with_suffix(".csv") if path.suffix == ".jsonl" else path
@@ -85,8 +85,8 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
         _read_details(details, record)
     else:
         record.missing.append(
-            f"There is no {details.name} beside the table, so that settings, pairs of classes, doubtful samples and"
-            " histograms are not known."
+            f"There is no {details.name} beside the table, so settings, pairs of classes, doubtful samples and"
+            " histograms are unknown."
         )
     return record
 
@@ -129,7 +129,7 @@ def _read_lines(path: Path, record: RunRecord, take: Callable[[str], None]) -> N
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}{note}: {error}") from None
             if not line.endswith(b"\n"):
-                record.missing.append(f"The last line of {path.name} was not written to its end and is left out.")
+                record.missing.append(f"The last line of {path.name} is incomplete and is left out.")
             skipped = os.fstat(file.fileno()).st_size - file.tell() - MOST_BYTES if number == 1 else 0
             if skipped > 0:
                 record.missing.append(f"Left out of {path.name}: {skipped} bytes before the last {MOST_BYTES}.")
@@ -185,7 +185,7 @@ def _choose_axis(record: RunRecord) -> None:
         return
     record.checks = list({check["epoch"]: check for check in record.checks}.values())
     record.missing.append(
-        f"{n_more} checks were made within epochs, and their steps are not known of all, or do not rise: the last check"
+        f"{n_more} checks were made within epochs, and some of their steps are missing or do not rise: the last check"
         " of each epoch is shown."
     )
 

@@ -27,19 +27,19 @@ class RunRecord:
     Attributes:
         path: The table of checks.
         checks: In order. The one named by `axis` and `epoch` are ints; all else is a float, NaN if the table has none.
-        last_written: Time at which the newest of the files was.
-        settings: Of the callback.
-        versions: Of what it ran with.
-        data: Sizes of what was measured.
-        classes: Their names; None if they have none.
-        n_not_compared: So many checks, the first, do not count: those of a run that this one resumed with other
-            settings or samples, or those before an average of the weights was updated first.
-        setup_seconds: Spent before the first epoch; NaN if unknown.
-        started: In ISO format; "" if unknown.
-        details: By epoch or step, as far as they were written and read. A `row` of theirs is a place in the data set.
+        last_written: Time at which the newest of the files was written.
+        settings: Settings of the callback.
+        versions: Versions of the packages it ran with.
+        data: Sizes of the data.
+        classes: Names of the classes; None if they have none.
+        n_not_compared: Number of first checks that do not count: those of a run that this one resumed with other
+            settings or samples, or those before the first update of an average of the weights.
+        setup_seconds: Time spent before the first epoch; NaN if unknown.
+        started: Start of the run in ISO format; "" if unknown.
+        details: Details by epoch or step, if written and read. Their `row` is a place in the data set.
         end: None if the run still goes on, or was killed.
         missing: Sentences on what the page cannot show, and why.
-        axis: What tells checks apart: their epochs, or the steps of checks within epochs.
+        axis: `"epoch"`, or `"step"` if checks are within epochs.
     """
 
     path: Path

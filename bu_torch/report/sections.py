@@ -78,7 +78,7 @@ def _missing(record: RunRecord) -> str:
         )
     without = [place for place in record.places if place not in record.details]
     if record.details and without:
-        notes.append(f"Of {len(without)} of {len(record.checks)} checks there are no details here.")
+        notes.append(f"{len(without)} of {len(record.checks)} checks have no details here.")
     if (step := drawing_step(record)) > 1:
         notes.append(f"The curves show one of every {step} checks, besides the kept one and the last.")
     return f'<ul class="notes">{"".join(f"<li>{escaped(note)}</li>" for note in notes)}</ul>' if notes else ""
@@ -151,12 +151,12 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> str:
             continue
         names = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
         rows.append([name, str(check[record.axis]), *(shown_number(check.get(column, math.nan)) for column in names)])
-    note = "Each rule replayed on the checks of this run, patience aside, with its first epoch."
+    note = "Each rule is replayed on the checks of this run, with its first epoch but without patience."
     kept_by_rule = verdict.by_rule.get(verdict.rule or "")
     if record.end and kept_by_rule and kept_by_rule[record.axis] != verdict.kept:
         note += (
-            " What the run kept differs from its own rule here where it resumed from elsewhere, or where its rule has a"
-            " margin of its own."
+            " The row of the run's own rule may differ from what the run kept if it resumed from elsewhere, or if its"
+            " rule has a margin of its own."
         )
     head = ("rule", record.axis, "expected accuracy", "U", "trust", "label agreement")
     return section("rules", "What each rule would have kept", note, table(head, rows, numbers=(1, 2, 3, 4, 5)))
@@ -180,8 +180,8 @@ def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> str:
     return section(
         "worst-pairs",
         "The pairs that cost most",
-        "Those with the largest share of samples, times what their boundary uncertainty lacks to 1. Few samples near a"
-        " boundary make its number noisy.",
+        "Pairs with the largest product of share of samples and 1 - boundary uncertainty. If few samples are near a"
+        " boundary, its number is noisy.",
         table(("class", "and class", "U", "samples", "near the boundary"), rows, numbers=(2, 3, 4)),
     )
 
@@ -205,13 +205,13 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
     suspects = dict.fromkeys(str(doubt.row) for doubt in doubtful if doubt.label != doubt.nearest_class)
     indices = f'<pre class="scroll">[{", ".join(suspects)}]</pre>'
     after = f"<p>Indices of those whose nearest class is not their label:</p>{indices}" if suspects else ""
-    head = ("index", "label", "prediction", "nearest class", "trust", "listed in", "what speaks against what")
+    head = ("index", "label", "prediction", "nearest class", "trust", "listed in", "disagreement")
     return section(
         "doubtful",
         f"Samples that trust doubts most, at {record.axis} {place}",
-        f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower. Where the"
-        " neighbours are against the label it may be wrong: look there first, and more so where a sample is listed in"
-        " many checks.",
+        f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower. If the"
+        " neighbours are against the label, it may be wrong: look there first, above all at samples listed in many"
+        " checks.",
         table(head, rows, numbers=(0, 4, 5), is_tall=True) + after,
     )
 

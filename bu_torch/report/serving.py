@@ -37,10 +37,10 @@ _HEADERS = {
 }
 
 _FORBIDDEN = (
-    "This page answers requests for localhost and 127.0.0.1 alone.\n"
-    "Where it is reached under another name, start it with `bu-torch watch --allow-host NAME`.\n"
+    "This page answers only requests for localhost and 127.0.0.1.\n"
+    "To reach it under another name, start it with `bu-torch watch --allow-host NAME`.\n"
 )
-_NO_PAGE = "Open the whole address that `bu-torch watch` prints: it ends in a token that is new each time.\n"
+_NO_PAGE = "Open the whole address that `bu-torch watch` prints: it ends in a token that changes each time.\n"
 
 
 def watch(
@@ -58,7 +58,7 @@ def watch(
 
     Args:
         folder: Any folder above a record; there may be none in it yet.
-        port: Where to listen; 0 takes one that is free.
+        port: Port to listen on; 0 takes a free one.
         allowed_hosts: Other names under which the page is reached, through a proxy: `host` with any port, or
             `host:port`.
         on_start: Told the address, with the token, once the page can be opened.

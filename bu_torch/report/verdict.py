@@ -77,7 +77,7 @@ def in_words(text: str) -> str:
 def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
     """The kept check and the end of the run, in words."""
     if not record.checks:
-        return "No check yet", f"The record was begun, and holds no check. {_ending(record)}"
+        return "No check yet", f"The record holds no check yet. {_ending(record)}"
     if verdict.rule is None:
         would = f"no {record.axis}" if verdict.kept is None else f"{record.axis} {verdict.kept}"
         decided = "The callback only measured" if record.settings else "The record does not tell what decided"
@@ -93,7 +93,7 @@ def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
 
 
 def level(record: RunRecord, verdict: RunVerdict) -> str:
-    """Boundary uncertainty of what is kept beside what it could reach; in words, "" where there is none."""
+    """Boundary uncertainty of the kept check and its expected maximum, in words; "" if there is none."""
     check = record.check_at(verdict.kept)
     if check is None or not math.isfinite(check["boundary_uncertainty"]):
         return ""
@@ -101,14 +101,11 @@ def level(record: RunRecord, verdict: RunVerdict) -> str:
     details = record.details.get(check[record.axis])
     if details is None or not details.ceiling > 0:
         return f"{value}."
-    return (
-        f"{value}; a boundary with both classes equally likely along it would reach {details.ceiling:.3f} on average"
-        " with as many samples near it."
-    )
+    return f"{value} (expected maximum with as many samples near the boundary: {details.ceiling:.3f})."
 
 
 def shown_details(record: RunRecord, verdict: RunVerdict) -> tuple[int, Details] | None:
-    """The details of what is kept, with its epoch or step; where there are none, the last there are."""
+    """The details of the kept check, with its epoch or step; of the last check with details if it has none."""
     if not record.details:
         return None
     place = verdict.kept if verdict.kept in record.details else max(record.details)
@@ -116,11 +113,11 @@ def shown_details(record: RunRecord, verdict: RunVerdict) -> tuple[int, Details]
 
 
 def _ending(record: RunRecord) -> str:
-    last = f" The last check is that of {record.axis} {record.places[-1]}." if record.checks else ""
+    last = f" The last check is of {record.axis} {record.places[-1]}." if record.checks else ""
     if record.end is None:
         if not record.settings:
             return f"How the run ended is not recorded.{last}"
-        return f"The run still goes on, or it ended without a word (killed).{last}"
+        return f"The run is still going, or it was killed.{last}"
     return in_words(record.end.reason) or f"The run has ended.{last}"
 
 

@@ -23,17 +23,17 @@ _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD
 class Rule:
     """Scores a check by some of its signals; the epoch with the largest score is kept, or the latest of its equals.
 
-    An instance of a subclass goes where a rule's name goes (`rule=`). It sets `name` and `signals`, and defines
+    Pass an instance of a subclass in place of a rule's name (`rule=`). It sets `name` and `signals`, and defines
     `score`; `margin` if it keeps the latest of equal epochs, `settings` if it has parameters, `adapt` if it depends on
     the number of samples. A rule that remembers something also defines `reset`, `state_dict` and `load_state_dict`, and
     serves one callback only.
 
     Attributes:
-        name: What checkpoints, records and messages call the rule. Two callbacks of one trainer must have rules of
+        name: Name of the rule in checkpoints, records and messages. Two callbacks of one trainer must have rules of
             different names, and a rule may not have the name of a signal or of another column of a record.
-        signals: Names of the signals that `score` looks at (`bu_torch.Signals.NAMES`).
+        signals: Names of the signals that `score` reads (`bu_torch.Signals.NAMES`).
         title: The rule's name in words, for plots and pages; by default its name with spaces.
-        unit: What a score is measured in, and so `min_delta` and `stopping_threshold`; "" for a plain number.
+        unit: Unit of the score, `min_delta` and `stopping_threshold`; "" for a plain number.
 
     Example:
         >>> class Cautious(Rule):
@@ -109,19 +109,19 @@ class SignalRule(Rule):
 class AccuracyAndUncertainty(Rule):
     """Expected accuracy, and a little boundary uncertainty.
 
-    Both are largest where the two classes are equally likely along the boundary. Near the largest, expected accuracy is
+    Both are largest if the two classes are equally likely along the boundary. Near the largest, expected accuracy is
     flat, and boundary uncertainty tells which of almost equal epochs has its boundary in the right place; alone, it
     cannot tell that the boundary leaves a part out. It needs clusters of M neighbours that are small parts of the N
     samples, so its weight falls with M / N, to zero if a cluster holds 5 % of all samples: with 40 neighbours, up to
     800 samples expected accuracy decides alone.
 
-    A difference within half a standard error tells nothing, for the samples are a draw. Breiman et al. (1984) take the
-    simplest of models within one; here the latest is taken, which has learnt longest. A whole one is worse on texts and
-    under much label noise (docs/limits.md, "What the margin does").
+    A difference within half a standard error tells nothing, because the samples are a draw. Breiman et al. (1984) take
+    the simplest of models within one standard error; here the latest is taken, which has learnt longest. A whole
+    standard error is worse on texts and under much label noise (docs/limits.md, "What the margin does").
 
     Args:
-        weight: Of the boundary uncertainty, if clusters are very small.
-        n_standard_errors: A check within so many standard errors of the highest score is its equal, >= 0.
+        weight: Weight of the boundary uncertainty if clusters are very small.
+        n_standard_errors: A check within this many standard errors of the highest score is its equal, >= 0.
     """
 
     name = "accuracy_and_uncertainty"
@@ -267,7 +267,7 @@ class SelectionRule:
         return self.kept(self.judged(history))
 
     def judged(self, history: Checks) -> list[dict[str, Any]]:
-        """Completed copies of all checks, as for `replay`."""
+        """Completed copies of all checks, as in `replay`."""
         judged = [dict(entry) for entry in history]
         if self.rule.name not in SIGNALS:
             self.rule.reset()

@@ -41,7 +41,7 @@ class WeightAverage:
 
     Args:
         past: The largest weight of the past, 0 <= past < 1.
-        device: Where to keep the average; None for where the weights are.
+        device: Device that holds the average; None takes that of the weights.
     """
 
     def __init__(self, past: float, device: torch.device | str | None = None) -> None:

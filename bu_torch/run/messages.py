@@ -76,7 +76,7 @@ def cache(found_in: Path | None, kept_in: Path | None, n_samples: int, shared_fo
     """Tell which file was read or written; "" if none was."""
     if found_in is not None:
         file = cleaned(str(found_in))
-        return f"Boundary uncertainty loaded what an earlier run has prepared: {file}. To change it: `cache=None`."
+        return f"Boundary uncertainty loaded the preparation of an earlier run: {file}. To change it: `cache=None`."
     if kept_in is None:
         return ""
     off = "`cache=None` or `BU_TORCH_CACHE=off`" if kept_in.parent == shared_folder else "`cache=None`"
@@ -95,7 +95,7 @@ def balance(labels: Tensor, weights: Tensor | None, *, is_sampled: bool, has_cla
         return drawn
     label, share = rare
     return (
-        f"{drawn}{drawn and ' '}Class {label} is {share:.1%} of what training draws, and has that weight in"
+        f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts as much in"
         " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike, which may cost accuracy."
     )
 
@@ -105,7 +105,7 @@ def space(name: str, skills: Mapping[str, float]) -> str:
     if not skills:
         return ""
     listed = ", ".join(f"{one} {skill:.2f}" for one, skill in skills.items())
-    return f"Neighbours are found among {_SPACES[name]}: left-out labels are predicted best there ({listed})."
+    return f"Neighbours are found in {_SPACES[name]}: left-out labels are predicted best there ({listed})."
 
 
 def ignored(n_ignored: int) -> str:
@@ -119,19 +119,19 @@ def many_classes(n_samples: int, n_present: int, n_training: int) -> str:
     """Warn of nearly as many classes as samples; "" if there are fewer."""
     if n_present <= _MOST_CLASSES * n_samples:
         return ""
-    more = "" if n_samples == n_training else " Look at more of them (`max_samples`)."
+    more = "" if n_samples == n_training else " Use more of them (`max_samples`)."
     return (
-        f"The {n_samples} samples that are looked at have {n_present} different labels, so that neighbours say"
-        f" little of a label.{more} Where labels are numbers to be predicted, that is a regression, which has"
-        " no decision boundary: this is for classifiers."
+        f"The {n_samples} samples in use have {n_present} different labels, so neighbours say little about a label."
+        f"{more} If the labels are numbers to predict, the task is a regression, which has no decision boundary: this"
+        " is for classifiers."
     )
 
 
 def little_memory(plan: Plan, made: Plan) -> str:
     """Tell that fewer samples or draws are looked at than were planned."""
     return (
-        f"So many classes need much memory: a check looks at {made.n_samples} samples, {made.n_draws} times perturbed,"
-        f" where {plan.n_samples} and {plan.n_draws} were planned."
+        f"Many classes need much memory: a check uses {made.n_samples} samples, each perturbed {made.n_draws} times,"
+        f" instead of the planned {plan.n_samples} and {plan.n_draws}."
     )
 
 
@@ -150,8 +150,8 @@ def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in now)
     is_now = ", ".join(f"{name}={value!r:.100}" for name, value in now.items())
     return (
-        f"The run resumes with {is_now} where it had {was}: its scores cannot be compared with those before, so"
-        " patience and the best epoch start anew."
+        f"The run resumes with {is_now} instead of {was}: its scores cannot be compared with earlier ones, so patience"
+        " and the best epoch start anew."
     )
 
 

@@ -36,9 +36,9 @@ class BoundaryUncertaintyStopper(Settings):
         inputs: Training inputs, shape (N, ...) as the model takes them, N >= n_neighbors, tensor or array, finite.
         labels: Their classes, shape (N,), integers >= 0, at least two different ones. Samples with the label -100,
             which torch's losses ignore, are left out with a warning.
-        sample_weight: How often training draws each sample, relative to the others, shape (N,), positive; None where it
+        sample_weight: Relative frequency of each sample in training, shape (N,), positive; None if it
             draws all alike.
-        folder: Where to leave the record of the checks; None for none.
+        folder: Folder for the record of the checks; None for no record.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
             `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; `n_neighbors`, `n_draws`, `max_samples`,
             `max_bytes`, `budget` (an epoch visits each of the N samples once), `seed`, `cache`, `feature_extractor`,
@@ -46,14 +46,14 @@ class BoundaryUncertaintyStopper(Settings):
 
     Attributes:
         best_epoch: Epoch of the kept check, as `check` is told; None before the first that counts.
-        best_step: Step of the kept check, likewise; None where it is not known.
+        best_step: Step of the kept check, as `check` is told; None if it is not known.
         best_score: The rule's score there.
         stopped_epoch: Epoch of the check that said to stop; None before.
-        stopping_reason: Why, in words; "" before.
-        history: One dict a check, as for `BoundaryUncertaintyStopping`.
+        stopping_reason: Reason to stop, in words; "" before.
+        history: One dict a check, as in `BoundaryUncertaintyStopping`.
         setup_seconds: Time spent before the first check, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
-        record_path: The table of checks; "" where there is none.
+        record_path: The table of checks; "" if there is none.
 
     Raises:
         ValueError: If an argument is out of range or the samples are not fit for the method.
@@ -108,11 +108,11 @@ class BoundaryUncertaintyStopper(Settings):
                 averaged and kept of a `torch.nn.Module` alone; it holds its own again when the check is over.
             epoch: Number of this epoch, larger than the last one's; None counts on from it.
             step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch: then
-                `epoch` may be that of the last check, and None stands for it. None where checks are known by their
+                `epoch` may be that of the last check, and None stands for it. None if checks are known by their
                 epochs.
 
         Returns:
-            True where training may end: no score was higher than the highest for `patience` checks, or a threshold or
+            True if training may end: no score was higher than the highest for `patience` checks, or a threshold or
             a value that is not finite ends it. Each later call says so again, until one finds a higher score.
 
         Raises:
@@ -238,8 +238,8 @@ class BoundaryUncertaintyStopper(Settings):
         if not tracker.go_on(fingerprint, groundwork.is_restored):
             self._best = BestWeights()
             tracker.warn(
-                "The samples are not those that the loaded state was taken with: what is measured now cannot be"
-                " compared with the checks before, so patience and the best epoch start anew."
+                "The samples differ from those of the loaded state: scores cannot be compared with earlier checks, so"
+                " patience and the best epoch start anew."
             )
         settings = {one.name: getattr(self, one.name) for one in fields(Settings)}
         tracker.begin(started, None if self.folder is None else Path(self.folder), settings)

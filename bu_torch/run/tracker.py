@@ -71,7 +71,7 @@ class Tracker:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One dict a check, in order, as for `BoundaryUncertaintyMonitor`; `step` only if it is known."""
+        """One dict a check, in order, as in `BoundaryUncertaintyMonitor`; `step` only if it is known."""
         return self.checks.entries
 
     @property
@@ -85,7 +85,7 @@ class Tracker:
         return self.checks.verdict
 
     def prepare(self, samples: Samples, **options: Any) -> str:
-        """Compute all that does not depend on the network, with options and errors as for `Groundwork.prepare`."""
+        """Compute all that does not depend on the network, with options and errors as in `Groundwork.prepare`."""
         fingerprint = self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
         self._adapt(self.groundwork.n_samples)
         return fingerprint

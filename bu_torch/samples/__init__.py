@@ -1,1 +1,1 @@
-"""Which training samples are looked at, and how often each counts."""
+"""Choice of the training samples to measure at, and their weights."""

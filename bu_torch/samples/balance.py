@@ -117,6 +117,6 @@ def as_weights(sample_weight: Any, n_samples: int) -> Tensor:
     if bool(is_wrong.any()):
         raise ValueError(
             f"`sample_weight` must be positive and finite, got {float(weights[is_wrong][0])} in"
-            f" {int(is_wrong.sum())} of {len(weights)}: leave samples out that do not count."
+            f" {int(is_wrong.sum())} of {len(weights)}: leave out samples that do not count."
         )
     return weights

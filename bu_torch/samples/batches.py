@@ -138,7 +138,7 @@ def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
         has = ", ".join(repr(key) for key in batch)
         if input_key is None or label_key is None:
             raise UnreadableError(
-                f"batches are dicts with the keys {has}: name two of them by `input_key=` and `label_key=`."
+                f"batches are dicts with the keys {has}: name two of them with `input_key=` and `label_key=`."
             )
         for name, key in named:
             if key not in batch:
@@ -150,12 +150,12 @@ def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
     if is_tuple and isinstance(input_key, int) and isinstance(label_key, int):
         for name, place in named:
             if place not in range(-len(batch), len(batch)):
-                raise UnreadableError(f"`{name}={place}` is no place in a batch of {len(batch)}.")
+                raise UnreadableError(f"`{name}={place}` is not a place in a batch of {len(batch)}.")
         return batch[input_key], batch[label_key]
     if is_tuple and len(batch) == 2:
         return batch[0], batch[1]
     what = f"{type(batch).__name__} of {len(batch)}" if is_tuple else type(batch).__name__
     raise UnreadableError(
-        "batches must be (inputs, labels), or dicts or longer tuples with the keys or places of the two as"
+        "batches must be (inputs, labels), or dicts or longer tuples whose keys or places are given by"
         f" `input_key=` and `label_key=`, got a {what}."
     )

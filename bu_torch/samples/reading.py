@@ -65,7 +65,7 @@ def read_samples(
         max_samples: Samples to read at most, >= 1: a random subset, or the first ones of a stream. None reads all.
         seed: Seed of the subset and of what the dataset draws from global random states, 0 <= seed < 2**64.
         input_key: Key of the inputs in dicts; their place, an integer, in tuples of more than two.
-        label_key: Likewise of the labels.
+        label_key: Key or place of the labels.
 
     Returns:
         The samples that a loader visits, each once, in ascending order of their indices; without those whose label is

@@ -18,12 +18,12 @@ class Reading:
     """Data that a formula may look at. D draws of N samples, C classes that have samples.
 
     Attributes:
-        logits: Of the network at the perturbed inputs, one draw after another, (D * N, J) with J its classes.
+        logits: Logits of the network at the perturbed inputs, one draw after another, (D * N, J) with J its classes.
         predictions: Their largest column, (D * N,).
         predictions_before: Those of the check before; None at the first.
         columns: For each prediction its column in arrays of C columns, (D * N,); C or more for a class without samples.
-        terms: What boundary uncertainty is made of, one a draw.
-        uncertainty: Boundary uncertainty, a scalar; NaN where a logit is not finite.
+        terms: Parts of boundary uncertainty, one a draw.
+        uncertainty: Boundary uncertainty, a scalar; NaN if a logit is not finite.
         trust: Trust scores of the predictions, (D * N,).
         left_out_trust: The same without the sample that was perturbed.
         labels: Fitted before training, as is all that follows: classes of the samples, (N,).
@@ -31,9 +31,9 @@ class Reading:
         label_votes: Votes of the labels near each sample, (N, C).
         pairs: Likely Bayes pairs that there are, (P, 2).
         pair_index: The pair of each sample, (N,).
-        cluster_counts: Of the labels in each cluster, as `functional.omission.cluster_counts` gives them.
+        cluster_counts: Counts of the labels in each cluster, as `functional.omission.cluster_counts` gives them.
         members: Clusters of as many draws as are measured in one call, (rows, M).
-        weights: How often each sample counts, (N,) float64 with mean 1; None where all count alike.
+        weights: Relative weight of each sample, (N,) float64 with mean 1; None if all count alike.
     """
 
     logits: Tensor
@@ -67,11 +67,11 @@ class Signal:
         title: In words, for plots and pages.
         low: Smallest value.
         high: Largest value.
-        is_larger_better: Whether a better network has a larger value.
-        panel: Where pages and dashboards draw it: all `"shares"` in one figure; `"uncertainty"` and `"trust"` are drawn
-            by hand in a figure of their own.
+        is_larger_better: True if a better network has a larger value.
+        panel: Figure in which pages and dashboards draw it: all `"shares"` in one figure; `"uncertainty"` and `"trust"`
+            are drawn by hand in a figure of their own.
         formula: From what was read to a scalar, float64.
-        is_in_progress_bar: Whether the progress bar shows it.
+        is_in_progress_bar: True if the progress bar shows it.
     """
 
     name: str

@@ -44,10 +44,10 @@ class Details(NamedTuple):
     """Details of a check, by `Measurement.details`.
 
     Attributes:
-        ceiling: U that a boundary would reach on average where both classes are equally likely, with as many effective
+        ceiling: Expected maximum of U: its mean if both classes are equally likely, with as many effective
             neighbours as now (`bu_torch.functional.boundary.uncertainty_ceiling`).
         pairs: Pairs of classes, those with most samples near their boundary first, at most 400.
-        n_pairs_left_out: How many more there are.
+        n_pairs_left_out: Number of further pairs.
         near_boundary: |F| / h at the perturbed samples: how many kernel widths from the boundary, 0 on it.
         local_uncertainty: u at the perturbed samples.
         log_trust: Natural logarithm of the trust scores of the predictions, the sample that was perturbed left out.

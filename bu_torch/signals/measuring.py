@@ -32,7 +32,7 @@ class Measurement:
     Attributes:
         values: Scalars by the names of `Signals.NAMES`, float64, on the device of the logits.
         predictions: Predicted classes at the perturbed inputs, (n_draws * N,) int64.
-        standard_error: Of the difference between the expected accuracy and that of the predictions `best`, float64; 0
+        standard_error: Standard error of the gain in expected accuracy over the predictions `best`, float64; 0
             without `best`.
     """
 
@@ -70,11 +70,11 @@ class Signals:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64.
-        feature_extractor: As for `BoundaryUncertainty`; class distances are those between its features too.
-        n_components: As for `BoundaryUncertainty`, likewise.
-        perturbation: As for `BoundaryUncertainty`.
-        module: As for `BoundaryUncertainty`.
-        class_weight: As for `BoundaryUncertainty`; all signals, votes and probabilities are of classes so weighted.
+        feature_extractor: As in `BoundaryUncertainty`; class distances are measured between its features too.
+        n_components: As in `BoundaryUncertainty`; class distances are measured among these components too.
+        perturbation: As in `BoundaryUncertainty`.
+        module: As in `BoundaryUncertainty`.
+        class_weight: As in `BoundaryUncertainty`; all signals, votes and probabilities are of classes so weighted.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
@@ -135,11 +135,11 @@ class Signals:
             features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, tensor or array of numbers,
                 finite.
             labels: Classes, shape (N,), integers >= 0; at least two different ones.
-            sample_weight: As for `BoundaryUncertainty.fit`.
+            sample_weight: As in `BoundaryUncertainty.fit`.
 
         Raises:
-            ValueError: As for `BoundaryUncertainty.fit`.
-            TypeError: As for `BoundaryUncertainty.fit`.
+            ValueError: As in `BoundaryUncertainty.fit`.
+            TypeError: As in `BoundaryUncertainty.fit`.
         """
         inputs, labels = self._read(features, labels)
         return self._take(Preparation.make(self.boundary, inputs, labels, sample_weight), inputs)
@@ -151,7 +151,7 @@ class Signals:
 
         Args:
             path: The file; or what `preparation.packed` gave.
-            features: As for `fit`, likewise the next two; the file must have been made of the same.
+            features: As in `fit`, like the next two; the file must have been made from the same.
             labels: Classes.
             sample_weight: Weights.
             is_own: Refuse links, and files of other users.
@@ -235,7 +235,7 @@ class Signals:
         return hasattr(self, "preparation")
 
     def is_of(self, features: Any, labels: Any, sample_weight: Any = None) -> bool:
-        """True if these Signals are fitted, and on just these samples: arguments as for `fit`."""
+        """True if these Signals are fitted, and on just these samples: arguments as in `fit`."""
         return self.is_fitted and self.fingerprint == self.fingerprint_of(features, labels, sample_weight)
 
     def fingerprint_of(self, features: Any, labels: Any, sample_weight: Any = None) -> str:
@@ -256,7 +256,7 @@ class Signals:
             logits: Shape (n_draws * N, J) with J at least the number of classes, floating point, on the device of the
                 fitted tensors; (n_draws * N, 1) or (n_draws * N,) for two classes.
             before: The predictions of the last measurement, shape (n_draws * N,); None at the first.
-            best: The predictions of the measurement to compare the expected accuracy with, likewise; None for none.
+            best: Predictions, of the same shape, of the measurement to compare expected accuracy with; None for none.
 
         Returns:
             The measurement. Its values are NaN if any logit is not finite; `prediction_changes` is 1 without `before`.

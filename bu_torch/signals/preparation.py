@@ -43,7 +43,7 @@ class Preparation:
     Attributes:
         fingerprint: Digest of samples and settings, 64 hexadecimal digits.
         space: Name of the space of neighbours, as `BoundaryUncertainty.space_name_`.
-        labels: (N,); the next three are likewise those of `BoundaryUncertainty`.
+        labels: (N,); these and the next three are those of `BoundaryUncertainty`.
         neighbors: (N, M).
         nearest_distance: (N,).
         bayes_pairs: (N, 2).
@@ -212,9 +212,9 @@ def warn_of_copies(inputs: Tensor, boundary: BoundaryUncertainty) -> None:
     share = float(is_copied.double().mean())
     if share > _MOST_COPIES:
         warnings.warn(
-            f"{share:.0%} of the samples have an exact copy with the same label among the others. Copies tell each"
-            " other's label, so that a network that learns labels by heart looks better than it is. Where a dataset"
-            " repeats its samples, pass each once: to the callbacks, as `reference`.",
+            f"{share:.0%} of the samples have an exact copy with the same label among the others. Copies reveal"
+            " each other's label, so a network that memorises labels looks better than it is. If a dataset repeats"
+            " its samples, pass each once: to the callbacks, as `reference`.",
             stacklevel=4,
         )
 
@@ -223,16 +223,16 @@ def warn_of_little_skill(vote_skill: float, regression_skill: float) -> None:
     """Warn if the nearest samples, or all others, tell no more of a label than chance."""
     if vote_skill < _LEAST_SKILL <= regression_skill:
         warnings.warn(
-            "The labels of the nearest neighbours tell no more of a sample's label than chance (Brier skill score"
-            f" {vote_skill:.2f}), a regression on all samples does ({regression_skill:.2f}): expected"
-            " accuracy can be relied on, boundary uncertainty, trust score and agreement with neighbours cannot.",
+            "The nearest neighbours predict a sample's label no better than chance (Brier skill score"
+            f" {vote_skill:.2f}), but a regression on all samples does ({regression_skill:.2f}): rely on expected"
+            " accuracy, not on boundary uncertainty, trust score and agreement with neighbours.",
             stacklevel=4,
         )
     elif vote_skill < _LEAST_SKILL:
         warnings.warn(
-            "The other samples tell no more of a sample's label than chance (Brier skill score"
+            "The other samples predict a sample's label no better than chance (Brier skill score"
             f" {vote_skill:.2f} by the nearest, {regression_skill:.2f} by regression on all): either"
-            " nearly all labels are noise, or nearby inputs do not mean nearby things. What is measured then says"
-            " little of a classifier. A `feature_extractor` may give a space in which distances mean something.",
+            " nearly all labels are noise, or distances between inputs mean nothing. The scores then say little"
+            " about a classifier. A `feature_extractor` may give a space in which distances mean something.",
             stacklevel=4,
         )

@@ -45,7 +45,7 @@ class Recognition:
 
     Attributes:
         kept: Recall at the kept check; None before the first.
-        balanced: Recall at the check with the largest mean expected recall; None likewise.
+        balanced: Recall at the check with the largest mean expected recall; None before the first.
     """
 
     kept: Recalls | None = None
@@ -87,9 +87,9 @@ class Recognition:
         if kept.epoch == balanced.epoch:
             places = (f"step {kept.step}", f"step {balanced.step}")
         return (
-            f"Class {int(classes[loser])} is recognised, by the given labels, at {before:.0%} of its perturbed"
-            f" samples in the kept {places[0]}, and at {after:.0%} in {places[1]}. To change it:"
-            " `class_weight='balanced'`, which may cost accuracy."
+            f"By the given labels, the kept {places[0]} recognises {before:.0%} of the perturbed samples of class"
+            f" {int(classes[loser])}, but {places[1]} recognises {after:.0%}. To change it: `class_weight='balanced'`,"
+            " which may cost accuracy."
         )
 
     def state_dict(self) -> dict[str, Any]:

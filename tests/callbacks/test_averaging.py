@@ -114,7 +114,7 @@ def test_another_weight_of_the_past_starts_anew(tmp_path):
     last = ModelCheckpoint(tmp_path / "user", save_last=True)
     fit(tmp_path, stopping(), last, max_epochs=3)
     resumed, again = stopping(averaging=0.5), ModelCheckpoint(tmp_path / "again", save_last=True)
-    with pytest.warns(UserWarning, match=r"resumes with averaging=0\.5 where it had averaging=0\.6"):
+    with pytest.warns(UserWarning, match=r"resumes with averaging=0\.5 instead of averaging=0\.6"):
         fit(tmp_path, resumed, again, ckpt_path=tmp_path / "user" / "last.ckpt")
     assert resumed.tracker.checks.n_not_compared == 3
     content = torch.load(tmp_path / "again" / "last.ckpt", weights_only=True)
@@ -195,7 +195,7 @@ def test_crafted_weights_are_refused_and_those_that_do_not_fit_are_warned_of(tmp
         content[RAW_WEIGHTS] = (NOT_WRITTEN | NOT_FITTING)[wrong]
         expected = pytest.raises(MisconfigurationException, match="The checkpoint holds")
     if wrong in NOT_FITTING:
-        expected = pytest.warns(UserWarning, match="do not fit the module: training goes on from the average")
+        expected = pytest.warns(UserWarning, match="do not fit the module: training continues from the average")
     torch.save(content, tmp_path / "crafted.ckpt")
     with expected:
         fit(tmp_path, stopping(), ckpt_path=tmp_path / "crafted.ckpt")
@@ -221,7 +221,7 @@ class Renamed(Plain):
 def test_a_module_that_renames_what_it_loads_goes_on_from_the_average(tmp_path):
     first, weights = stopping(), Weights()
     fit(tmp_path, first, max_epochs=3)
-    with pytest.warns(UserWarning, match="goes on from the average, and another average begins"):
+    with pytest.warns(UserWarning, match="continues from the average, and a new average begins"):
         fit(tmp_path, stopping(), weights, module=Renamed(), ckpt_path=first.best_model_path)
     assert len(weights.states) >= 3
 

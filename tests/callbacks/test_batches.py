@@ -183,7 +183,7 @@ FINE = {
     "a rate first": lambda x, y: {"rate": torch.tensor(0.5), "x": x},
 }
 REFUSED = {
-    "divided": (lambda x, y: (x / 255,), "values of mean .* in place of"),
+    "divided": (lambda x, y: (x / 255,), "values of mean .* instead of"),
     "standardised": (lambda x, y: ((x - 20) * 3,), "values of mean .* and standard deviation"),
     "divided in place": (lambda x, y: (x.div_(255),), "values of mean"),
     "shifted": (lambda x, y: (x + 300,), "values of mean [34]"),
@@ -191,10 +191,10 @@ REFUSED = {
     "narrowed": (lambda x, y: ((x - x.mean()) / 3 + x.mean(),), "values of mean .* and standard deviation"),
     "constant": (lambda x, y: (torch.zeros_like(x),), "values of mean 0 and standard deviation 0"),
     "other labels": (lambda x, y: (x, y + 1), r"2 tensors \(argument 0, argument 1\)"),
-    "longer": (lambda x, y: (nn.functional.pad(x, (0, 2)),), r"shape \(30, 6\) in place of \(30, 4\)"),
+    "longer": (lambda x, y: (nn.functional.pad(x, (0, 2)),), r"shape \(30, 6\) instead of \(30, 4\)"),
     "a mask": (
         lambda x, y: {"x": x, "attention_mask": torch.ones(len(x), 4)},
-        r"2 tensors \(x, attention_mask\), of which a check has one.*torch.stack\(\(input_ids, attention_mask\)",
+        r"2 tensors \(x, attention_mask\), but a check passes one.*torch.stack\(\(input_ids, attention_mask\)",
     ),
 }
 
@@ -231,7 +231,9 @@ class TestWitness:
         Refused.prepare = staticmethod(prepare)
         with pytest.raises(MisconfigurationException, match=message) as raised:
             monitored(tmp_path, Refused, loader(X * 20 + 100, Y))
-        assert str(raised.value).startswith("In training the network gets other inputs than batches hold: ")
+        assert str(raised.value).startswith(
+            "In training, the network gets inputs that differ from those of the batches: "
+        )
 
     def test_a_reference_is_taken_as_it_is(self, tmp_path):
         class Divided(Stepped):
@@ -341,7 +343,11 @@ class TestBalance:
     @pytest.mark.parametrize(
         ("sampled", "class_weight", "message"),
         [
-            (False, None, r"^Class 1 is 4.2% of what training draws, .*`class_weight='balanced'` counts all classes"),
+            (
+                False,
+                None,
+                r"^Class 1 makes up 4.2% of what training draws, .*`class_weight='balanced'` counts all classes",
+            ),
             (False, "balanced", None),
             (False, {0: 0.1}, None),
             (True, None, "^Samples count as often as the sampler draws them.$"),
@@ -386,7 +392,7 @@ class TestWhatTrainingDoes:
             def forward(self, x):
                 return super().forward(x.float() / 255 - 0.5 if x.dtype == torch.uint8 else x)
 
-        with pytest.raises(MisconfigurationException, match="let it scale them as it does bytes"):
+        with pytest.raises(MisconfigurationException, match="let it scale them as it scales bytes"):
             monitored(tmp_path, OfBytes, loader(BYTES, Y))
 
     @pytest.mark.parametrize("n_skipped", [0, 1])

@@ -127,7 +127,7 @@ def test_only_a_local_file_may_be_named_as_the_best(tmp_path, monkeypatch, addre
     last, _ = run(tmp_path)
     monkeypatch.chdir(tmp_path)
     craft(last, address(tmp_path), 1e9, as_text=False)
-    with pytest.warns(UserWarning, match="best epoch so far is gone or damaged"):
+    with pytest.warns(UserWarning, match="best epoch so far is missing or damaged"):
         stopping, _ = resume(tmp_path, last)
     assert stopping.best_epoch in (2, 3)
 
@@ -139,7 +139,7 @@ def test_a_pipe_that_takes_the_place_of_the_best_is_not_waited_for(tmp_path):
             os.mkfifo(stopping.best_model_path)
 
     stopping = BoundaryUncertaintyStopping(n_neighbors=20)
-    with pytest.warns(UserWarning, match="kept epoch is gone"):
+    with pytest.warns(UserWarning, match="kept epoch is missing"):
         trainer(tmp_path, stopping, Swap(), max_epochs=2).fit(Classifier(), loader(*blobs()))
 
 
@@ -249,7 +249,7 @@ def test_what_a_resumed_state_names_is_not_deleted(tmp_path, new_process, caplog
     stopping, _ = resume(tmp_path, last)
     assert stopping.best_epoch in (2, 3)  # a better one came
     assert {path: path.is_symlink() for path in before if os.path.lexists(path)} == before
-    assert f"leaves the best checkpoint of before where it is: {named}" in caplog.text
+    assert f"does not delete the earlier best checkpoint, which may not be this run's: {named}" in caplog.text
 
 
 def test_the_best_of_the_resumed_run_is_deleted_once_a_better_one_is_saved(tmp_path, new_process):

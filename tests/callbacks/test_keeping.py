@@ -143,7 +143,7 @@ class TestCheckpointsOfOthersInTheMiddleOfAnEpoch:
         resumed, module = Scripted((0.1, 0.5, 0.45, 0.4)), Classifier()
         last = tmp_path / "user" / "last.ckpt"
         fit(tmp_path, resumed, module=module, ckpt_path=last, max_epochs=6)
-        assert not [one for one in recwarn if "gone or damaged" in str(one.message)]
+        assert not [one for one in recwarn if "missing or damaged" in str(one.message)]
         assert (resumed.best_epoch, resumed.best_score) == (1, 0.5)
         kept = torch.load(tmp_path / "checkpoints" / "boundary-epoch=1-step=8.ckpt", weights_only=True)
         assert same(weights_of(module), kept["state_dict"])
@@ -268,7 +268,7 @@ class TestFolders:
         fit(tmp_path / "part", own, last)
         Path(own.best_model_path).unlink()
         again = Scripted((0.9,))
-        with pytest.warns(UserWarning, match="gone or damaged"):
+        with pytest.warns(UserWarning, match="missing or damaged"):
             fit(tmp_path / "rest", again, max_epochs=4, ckpt_path=last.last_model_path)
         assert again.best_epoch == torch.load(again.best_model_path, weights_only=True)["epoch"] == 3
 

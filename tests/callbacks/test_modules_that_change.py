@@ -80,7 +80,7 @@ class TestObservers:
         observer = Observer()
         monkeypatch.setattr(traces, "_move_back", fail_for_one)
         look = evaluation_mode(observer)(lambda: observer(torch.rand(5, 3)))
-        with pytest.raises(RestoringError, match="buffer `low` of its Observer, which cannot be put back: RuntimeErr"):
+        with pytest.raises(RestoringError, match="buffer `low` in Observer cannot be restored: RuntimeErr"):
             look()
         assert observer.seen == 0
         assert observer.training
@@ -182,7 +182,7 @@ class TestParameters:
         with evaluation_mode(layer):
             layer(inputs)
         layer.is_late = True
-        with pytest.warns(UserWarning, match="changed its parameter `weight`, which"), evaluation_mode(layer):
+        with pytest.warns(UserWarning, match="changed the parameter `weight` of the network"), evaluation_mode(layer):
             layer(inputs)
         before = layer.weight.detach().clone()
         with evaluation_mode(layer):

@@ -153,7 +153,7 @@ class TestFindingTheData:
     def test_max_samples_draws_a_subset_by_the_seed(self, tmp_path, log):
         features, labels = blobs()
         inputs, _ = self.read(tmp_path, loader(features, labels), max_samples=50, seed=1)
-        assert "looks at a stratified random 50 of 120 training samples" in log.text
+        assert "measures at a stratified random 50 of 120 training samples" in log.text
         assert torch.equal(inputs, features[stratified_rows(120, 50, 1, labels)])
 
     @pytest.mark.parametrize(("most", "n_read"), [(300, 300), (None, 10_000)])

@@ -218,7 +218,7 @@ class TestWeightAveraging:
         assert own.tracker.checks.n_not_compared == record.n_not_compared == first
         unfinished = dataclasses.replace(record, end=None)
         assert RunVerdict.of(unfinished).kept == first  # as the page says while the run goes on
-        assert ("before its first update neither count" in caplog.text) == (first > 0)
+        assert ("before its first update do not count" in caplog.text) == (first > 0)
 
     def test_an_average_that_is_never_updated_keeps_nothing(self, tmp_path, caplog):
         own, averaging = real(), EMAWeightAveraging(update_starting_at_step=10_000)

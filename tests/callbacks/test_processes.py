@@ -234,7 +234,7 @@ def test_other_units_in_training_are_seen_behind_ddp(tmp_path, prepare, messages
     _, ranks = run(tmp_path, WEIGHTED, prepare=prepare, given="balanced")
     assert len(ranks) == 2
     for one, message in zip(ranks, messages, strict=True):
-        assert one["error"].startswith("MisconfigurationException: In training the network gets other inputs")
+        assert one["error"].startswith("MisconfigurationException: In training, the network gets inputs that differ")
         assert message in one["error"]
         assert one["hooks"] == 0
 
@@ -302,7 +302,7 @@ def test_operations_are_counted_by_all_processes_at_once(tmp_path, speaks, plan,
 def test_features_that_one_process_cannot_read_are_not_waited_for(tmp_path):
     found, _ = run(tmp_path, IMAGES, speaks="always", space="module")
     assert found.returncode != 0
-    assert "where `forward` speaks to the other processes" in found.stderr.replace("\n", " ")
+    assert "`forward` communicates with other processes" in found.stderr.replace("\n", " ")
 
 
 @pytest.mark.parametrize(("n", "world_size"), [(7, 2), (8, 4), (3, 5), (1, 3), (5, 1)])

@@ -153,7 +153,7 @@ def test_a_space_that_is_none_of_the_networks_is_kept_through_two_resumes(tmp_pa
 )
 def test_the_log_and_the_record_say_what_was_chosen(tmp_path, log, module, found, expected):
     callback = fit(tmp_path, BoundaryUncertaintyMonitor(**KINDS[module][1]), module, epochs=1)
-    assert f"Neighbours are found among {found}: left-out labels are predicted best" in log.text
+    assert f"Neighbours are found in {found}: left-out labels are predicted best" in log.text
     data = read_record(callback.record_path).data
     assert (data["space"], data["perturbation"]) == expected
 
@@ -224,7 +224,7 @@ class Shifted(torch.utils.data.Dataset):
 def test_random_augmentation_is_noticed_and_said_once(tmp_path, log, reach):
     made = trainer(tmp_path, BoundaryUncertaintyMonitor(n_neighbors=20, n_draws=1), max_epochs=1)
     made.fit(Module(), DataLoader(Shifted(reach), batch_size=40))
-    assert log.text.count("a sample is another each time it is read (random augmentation)") == (reach > 0)
+    assert log.text.count("a sample differs each time it is read (random augmentation)") == (reach > 0)
 
 
 @pytest.mark.parametrize("kind", ["method", "function"])

@@ -137,7 +137,7 @@ class TestPlaces:
             def configure_optimizers(self):
                 self.own = torch.optim.SGD(self.parameters(), lr=0.1)
 
-        with pytest.warns(UserWarning, match="`trainer.global_step` is 0: no check is made by steps"):
+        with pytest.warns(UserWarning, match="`trainer.global_step` is 0, so no check is made by steps"):
             run(tmp_path, [0.5], module=Own(), trainer_kwargs={"max_epochs": 1})
 
 
@@ -210,7 +210,7 @@ class TestOthers:
                 return nn.functional.cross_entropy(self(100 * batch[0]), batch[1])
 
         monitor = BoundaryUncertaintyMonitor(n_neighbors=20, every_n_train_steps=1)
-        with pytest.raises(MisconfigurationException, match="In training the network gets other inputs"):
+        with pytest.raises(MisconfigurationException, match="In training, the network gets inputs that differ"):
             trainer(tmp_path, monitor, accumulate_grad_batches=1).fit(Late(), loader(*blobs()))
 
     def test_a_user_s_callbacks_see_each_check(self, tmp_path):
@@ -301,7 +301,7 @@ class TestResume:
 
         torch.manual_seed(0)
         trainer(tmp_path, Early(), self.callback(), max_epochs=1).fit(Plain(), Resumable())
-        with pytest.warns(UserWarning, match="resumes after step 4 without a check of it"):
+        with pytest.warns(UserWarning, match="resumes after step 4, which was not checked"):
             resumed, _ = self.fit(tmp_path / "rest", self.callback(), ckpt_path=tmp_path / "4.ckpt")
         assert [entry["step"] for entry in resumed.history] == [2, 6, 8, 10, 12]
 

@@ -70,8 +70,8 @@ class TestRuleOfOnesOwn:
 @pytest.mark.parametrize(
     ("changed", "words", "score"),
     [
-        ({"rule": "trust_score"}, "rule='trust_score' where it had rule='boundary_uncertainty'", 0.6),
-        ({"class_weight": {0: 2.0}}, "class_weight='{0: 2.0}' where it had class_weight=None", 0.3),
+        ({"rule": "trust_score"}, "rule='trust_score' instead of rule='boundary_uncertainty'", 0.6),
+        ({"class_weight": {0: 2.0}}, "class_weight='{0: 2.0}' instead of class_weight=None", 0.3),
     ],
 )
 def test_a_run_that_resumes_with_other_settings_says_that_it_begins_anew(tmp_path, beside, changed, words, score):
@@ -85,7 +85,7 @@ def test_a_run_that_resumes_with_other_settings_says_that_it_begins_anew(tmp_pat
         stopping, _, _ = run(tmp_path, [0, 0, 0.2, 0.3], *other[1:], max_epochs=4, ckpt_path=path, **changed)
     (said,) = (str(one.message) for one in caught if "The run resumes" in str(one.message))
     assert said == (
-        f"The run resumes with {words}: its scores cannot be compared with those before, so patience and the best"
+        f"The run resumes with {words}: its scores cannot be compared with earlier ones, so patience and the best"
         " epoch start anew."
     )
     assert [entry["epoch"] for entry in stopping.history] == [0, 1, 2, 3]
@@ -143,7 +143,7 @@ ENDS = {
     "max_epochs": ({"max_epochs": 4}, None, "Training ran until `max_epochs=4`."),
     "max_steps": ({"max_epochs": -1, "max_steps": 16}, None, "Training ran until `max_steps=16`."),
     "max_time": ({"max_epochs": 9}, run_out, "Training ran until `max_time`"),
-    "another callback": ({"max_epochs": 9}, stop, "stopped from elsewhere"),
+    "another callback": ({"max_epochs": 9}, stop, "Other code stopped training"),
     "Ctrl-C": ({"max_epochs": 9}, lambda t: fail(KeyboardInterrupt()), "interrupted (KeyboardInterrupt)"),
     "an error": ({"max_epochs": 9}, lambda t: fail(ValueError("boom")), "Training failed: ValueError: boom"),
     "an error without words": ({"max_epochs": 9}, lambda t: fail(SIGTERMException()), "failed: SIGTERMException."),
@@ -190,7 +190,7 @@ class TestEnds:
     def test_a_kept_check_that_is_the_last_is_told(self, tmp_path, log):
         run(tmp_path, self.script[:2], max_epochs=2)
         (line,) = [r.getMessage() for r in log.records if "kept epoch" in r.getMessage()]
-        assert ". That was the last check: longer training may be better. Boundary uncertainty took at least" in line
+        assert ". That was the last check: longer training may help. Boundary uncertainty took at least" in line
 
     @pytest.mark.filterwarnings("ignore:No check is made in 4 epochs")
     @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ class TestResume:
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
         first, _, _ = run(tmp_path, script, last, max_epochs=3, trainer_kwargs={"logger": CSVLogger(tmp_path)})
         Path(first.best_model_path).unlink()
-        with pytest.warns(UserWarning, match="best epoch so far is gone"):
+        with pytest.warns(UserWarning, match="best epoch so far is missing"):
             resumed, module, weights = run(tmp_path, script, max_epochs=6, ckpt_path=tmp_path / "user" / "last.ckpt")
         assert resumed.best_epoch == 4
         assert same(module.state_dict(), weights[4])
@@ -294,7 +294,7 @@ class TestResume:
         """Saved on the last batch of epoch 2, before its check."""
         steps = ModelCheckpoint(tmp_path / "user", every_n_train_steps=4, save_top_k=-1, filename="{step}")
         run(tmp_path, [0.1, 0.2, 0.9, 0.2], steps, max_epochs=4)
-        with pytest.warns(UserWarning, match="resumes after epoch 2 without the check"):
+        with pytest.warns(UserWarning, match="resumes after epoch 2, which was not checked"):
             resumed, _, _ = run(
                 tmp_path, [0.1, 0.2, 0.9, 0.2], ckpt_path=tmp_path / "user" / "step=12.ckpt", max_epochs=5
             )
@@ -378,9 +378,11 @@ class TestBesideOthers:
 
     def test_two_that_both_put_weights_back_are_warned_of_once(self, tmp_path):
         both = [Scripted([0.9, 0.1]), Scripted([0.1, 0.9], rule="trust_score")]
-        with pytest.warns(UserWarning, match="2 callbacks put the weights .* `restore_best_weights=False`") as caught:
+        with pytest.warns(
+            UserWarning, match="2 callbacks restore the weights .* `restore_best_weights=False`"
+        ) as caught:
             trainer(tmp_path, *both, max_epochs=2).fit(Classifier(), loader(*blobs()))
-        assert sum("put the weights" in str(one.message) for one in caught) == 1
+        assert sum("restore the weights" in str(one.message) for one in caught) == 1
 
     def test_without_its_owner_a_companion_does_nothing(self, tmp_path):
         stopping, _, _ = run(tmp_path, [0.9, 0.1], max_epochs=2)

@@ -112,7 +112,7 @@ REFUSED = {
     "three tensors": (loader(X, Y, Y), r"got a list of 3\. Pass the training samples as `reference="),
     "too few": (loader(X[:9], Y[:9]), "cannot use the training data: it has 9 samples, fewer than a cluster of `n_"),
     "too few, with a way out": (loader(X[:9], Y[:9]), "pass more samples, or a smaller `n_neighbors`"),
-    "one class alone": (loader(X, 0 * Y), "at least two classes, got class 0 alone"),
+    "one class alone": (loader(X, 0 * Y), "at least two classes, got only class 0"),
     "a few not finite": (loader(infinite_values(), Y), "`features` must be finite, got NaN or infinity in 2 of 120"),
     "no room to move": (loader(X.sign() * 3.4e38, Y), "`features` must be small enough to be perturbed"),
     "a regression": (loader(X, X[:, :1]), "`labels` must hold integer classes, got fractional .*a regression"),
@@ -121,9 +121,9 @@ REFUSED = {
     "batches without a loader": ([(X[:60], Y[:60]), (X[60:], Y[60:])], "single .*DataLoader`, got list"),
     "labels that collate_fn mixes": (
         of(lambda i: (X[i], Y[i]), collate_fn=mixed_up),
-        r"`labels`.* If `collate_fn` or a hook mixes samples \(mixup, CutMix\), pass those that are not mixed",
+        r"`labels`.* If `collate_fn` or a hook mixes samples \(mixup, CutMix\), pass unmixed samples",
     ),
-    "token ids": (TOKENS, "token ids cannot be moved along a line, so pass `perturbation='tokens'`, or one", Words),
+    "token ids": (TOKENS, "token ids cannot be moved along a line, so pass `perturbation='tokens'`, or a", Words),
     "token ids, by their dtype": (TOKENS, r"dtype torch\.float32 to `Words\.forward` .*RuntimeError", Words),
     "numbers as tokens": (
         FINE,
@@ -154,7 +154,7 @@ REFUSED = {
     "a narrow reference": (FINE, r"passes inputs of shape \(120, 3\) .*`Lenient", None, {"reference": (X[:, :3], Y)}),
     "one column": (
         FINE,
-        "gives one column, and the labels have classes 0, .*For a regression",
+        "gives one column, but the labels have classes 0, .*A regression",
         giving(lambda z: z[:, 0]),
     ),
     "columns for some": (
@@ -185,7 +185,7 @@ REFUSED = {
     "class weights of two": (FINE, "data: `class_weight` must list", None, {"class_weight": [1.0, 2.0]}),
     "no such place of labels": (
         FINE,
-        r"^Training data: `label_key=3` is no place .*`reference=",
+        r"^Training data: `label_key=3` is not a place .*`reference=",
         None,
         {"input_key": 0, "label_key": 3},
     ),
@@ -206,7 +206,7 @@ def test_what_cannot_be_measured_is_refused_before_it_trains(tmp_path, log, wron
     with pytest.raises(MisconfigurationException, match=message):
         fit(tmp_path, data, module, **settings)
     assert module.trainer.global_step == 0
-    assert "looks at" not in log.text or not wrong.startswith("too few")
+    assert "measures at" not in log.text or not wrong.startswith("too few")
 
 
 BOTH = (BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping)

@@ -131,7 +131,7 @@ def test_scikit_learn_classifiers_are_scored(classifier):
         assert float(fitted.score(classifier.decision_function)) == pytest.approx(by_probability, abs=0.01)
     with pytest.warns(UserWarning, match="rows that sum to 1. These look like probabilities"):
         fitted.score(classifier.predict_proba)
-    with pytest.warns(UserWarning, match="one column, so that class 1 is predicted everywhere"):
+    with pytest.warns(UserWarning, match="in one column, so class 1 is predicted everywhere"):
         fitted.score(lambda x: classifier.predict_proba(x)[:, 1])
 
 

@@ -86,7 +86,7 @@ BAD = {
         ({"alphas": [1.0]}, "`alpha` must be a finite number >= 0 and < 1, got 1.0"),
         ({"n_folds": 1}, "must be an integer >= 2"),
         ({"seed": -1}, "must be an integer >= 0"),
-        ({"predictions": Y}, "must hold at least one wrong one"),
+        ({"predictions": Y}, "must hold at least one wrong prediction"),
         ({"predictions": Y[:3]}, "must have one entry a sample"),
     ),
     "data_error_rate": (

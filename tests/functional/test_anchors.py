@@ -86,7 +86,7 @@ class TestBisectSegments:
         assert abs(float(points) - 1 / 3) <= 2**-5
 
     def test_segments_whose_ends_are_predicted_alike_are_refused(self):
-        with pytest.raises(ValueError, match="predicted differently, got 2 segments predicted alike"):
+        with pytest.raises(ValueError, match="different predictions, got 2 segments with equal ones"):
             bisect_segments(lambda x: (x[:, 0] > 0.5).long(), torch.zeros(2, 1), torch.zeros(2, 1))
 
 

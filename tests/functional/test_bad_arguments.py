@@ -27,7 +27,7 @@ BAD = {
         ({"labels": LABELS - 1}, ValueError, "got values from -1 to 1"),
         ({"neighbors": NEIGHBORS[:, :1]}, ValueError, "must have shape .* M >= 2"),
         ({"neighbors": NEIGHBORS + 1}, ValueError, "must hold sample indices"),
-        ({"bayes_pairs": 0 * PAIRS}, ValueError, "must have ascending rows"),
+        ({"bayes_pairs": 0 * PAIRS}, ValueError, "in ascending order in each row"),
         ({"bayes_pairs": 3 * PAIRS}, ValueError, "must hold classes"),
         ({"min_weight": -1.0}, ValueError, r"must be >= 0, got -1\.0"),
         ({"min_weight": "0"}, TypeError, "must be a number >= 0, got '0'"),

@@ -160,8 +160,8 @@ def test_renaming_tokens_and_what_stands_beside_them():
         ({"neighbors": ring() + 60}, r"`neighbors` must hold rows of `inputs` in \[0, 60\)"),
         ({"neighbors": ring()[:3]}, "`neighbors` must"),
         ({"n_nearest": 0}, "`n_nearest` must be an integer >= 1"),
-        ({"low": 0.8}, "`low` and `high` must be parts of the way"),
-        ({"high": 1.5}, "`low` and `high` must be parts of the way"),
+        ({"low": 0.8}, "`low` and `high` must be fractions of the way"),
+        ({"high": 1.5}, "`low` and `high` must be fractions of the way"),
     ],
 )
 def test_moves_toward_others_that_cannot_be_made(move, changes, message):

@@ -185,10 +185,10 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
         with pytest.raises(ValueError, match=f"{name}`"):
             load_checkpoint(tmp_path / name)
     for name in cases:
-        with pytest.raises(ValueError, match=f"{name}` is no file that `torch.save` wrote, or it is damaged"):
+        with pytest.raises(ValueError, match=f"{name}` was not written by `torch.save`, or is damaged"):
             load_checkpoint(tmp_path / name)
     for name in ("missing", "."):
-        with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        with pytest.raises(FileNotFoundError, match="checkpoint"):
             load_checkpoint(tmp_path / name)
 
 
@@ -198,7 +198,7 @@ def test_a_compressed_file_is_refused(tmp_path):
         for name in plain.namelist():
             bomb.writestr(name, plain.read(name), zipfile.ZIP_DEFLATED)
     assert (tmp_path / "bomb.pt").stat().st_size < 10_000
-    with pytest.raises(ValueError, match=r"bomb\.pt` is compressed, as no file of `torch.save` is"):
+    with pytest.raises(ValueError, match=r"bomb\.pt` is compressed, which `torch.save` never does"):
         load_checkpoint(tmp_path / "bomb.pt")
 
 
@@ -210,7 +210,7 @@ def test_a_compressed_file_is_refused(tmp_path):
         (torch.ones(10**5).as_strided((5 * 10**4, 5 * 10**4), (1, 1)), r"\(50000, 50000\), expanded from 400000 bytes"),
         (torch.ones((), dtype=torch.int8).expand(2**29), r"\(536870912,\), expanded from 1 bytes"),
         (nn.Parameter(torch.ones(1).expand(10**13)), r"\(10000000000000,\), expanded from 4 bytes"),
-        (torch.ones(1, 2, device="meta"), "'weight' without, on the meta device"),
+        (torch.ones(1, 2, device="meta"), "'weight' on the meta device, without"),
     ],
     ids=["expanded", "expanded rows", "overlapping rows", "bytes", "a parameter", "no values"],
 )
@@ -258,7 +258,7 @@ def test_safetensors_files_ask_for_the_package_and_are_read(tmp_path, monkeypatc
         with pytest.raises(ImportError, match="pip install safetensors"):
             load_checkpoint(tmp_path / "file.safetensors")
     safetensors = pytest.importorskip("safetensors.torch")
-    with pytest.raises(ValueError, match=r"file.safetensors` is no safetensors file"):
+    with pytest.raises(ValueError, match=r"file.safetensors` is not a safetensors file"):
         load_checkpoint(tmp_path / "file.safetensors")
     state = nn.Linear(2, 3).state_dict()
     safetensors.save_file(state, tmp_path / "file.safetensors")

@@ -91,7 +91,7 @@ def test_a_rule_of_one_s_own_ranks_unless_it_compares_checks(run, data, signals)
     assert [c.score for c in ranking] == expected == sorted(expected, reverse=True)
     steady = Product()
     steady.name, steady.signals = "steady", ("trust_score", "prediction_changes")
-    with pytest.raises(ValueError, match=r"`rule` must not look at prediction_changes, .* got 'steady'"):
+    with pytest.raises(ValueError, match=r"`rule` must not read prediction_changes, .* got 'steady'"):
         rank_checkpoints(run[1], problems.Classifier(), data, rule=steady)
 
 
@@ -201,7 +201,7 @@ def test_the_best_are_copied_and_nothing_is_overwritten(run, data, signals, tmp_
     assert ranking.copy_best(3, tmp_path / "kept") == copies
     copies[1].write_text("another")
     (tmp_path / "kept" / ranking.paths[3].relative_to(tmp_path / "logs")).unlink(missing_ok=True)
-    with pytest.raises(FileExistsError, match="there already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         ranking.copy_best(4, tmp_path / "kept")
     assert copies[1].read_text() == "another"
     assert sum(file.is_file() for file in (tmp_path / "kept").rglob("*")) == 3

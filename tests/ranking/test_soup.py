@@ -138,7 +138,7 @@ def test_a_soup_of_a_real_run_loads_as_lightning_does(tmp_path):
     assert "optimizer_states" not in content
     again = rank_checkpoints(tmp_path / "soup.ckpt", Saved, data, signals=signals)
     assert again.best.signals == soup.signals
-    with pytest.raises(FileExistsError, match=r"soup.ckpt` is there already"):
+    with pytest.raises(FileExistsError, match=r"soup.ckpt` already exists"):
         soup.save(tmp_path / "soup.ckpt")
     with pytest.raises(ValueError, match="`path`"):
         soup.save(tmp_path / "soup.safetensors")

@@ -107,10 +107,10 @@ def test_too_few_and_too_many_runs_are_refused(runs, n_runs):
 
 
 def test_the_same_run_twice_is_refused_by_the_command_too(runs, tmp_path, capsys):
-    with pytest.raises(ValueError, match="is there twice"):
+    with pytest.raises(ValueError, match="is given twice"):
         write_comparison([runs[0], runs[0]], tmp_path / "page.html")
     assert main(["report", str(tmp_path / "first"), str(tmp_path / "first"), "-o", str(tmp_path / "page.html")]) == 1
-    assert "is there twice" in capsys.readouterr().err
+    assert "is given twice" in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
 
 

@@ -66,7 +66,7 @@ def test_what_a_finished_run_shows(tmp_path):
     assert f"Epoch {kept} was kept" in said
     assert "Stopped in epoch 59: expected accuracy did not improve in the last 20 checks." in said
     assert f"At epoch {kept}, boundary uncertainty is {record.checks[kept]['boundary_uncertainty']:.3f}" in said
-    assert f"would reach {record.details[kept].ceiling:.3f} on average" in said
+    assert f"near the boundary: {record.details[kept].ceiling:.3f})" in said
     assert f"Samples that trust doubts most, at epoch {kept}" in said
     assert "expected accuracy, this run's" in said
     for doubt in record.details[kept].doubtful:
@@ -75,7 +75,7 @@ def test_what_a_finished_run_shows(tmp_path):
         assert setting in said
     for file in (record.path, tmp_path / "older.csv", record.end.best_model_path):
         assert str(file) in said
-    assert "All that is measured is of averaged weights." in said
+    assert "All values are measured on averaged weights." in said
     drawn = [drawing["name"] for drawing in content(record).drawings]
     maps = ["pairs", "near_boundary", "local_uncertainty", "log_trust"]
     assert drawn == ["deciding", "scores", "agreement", "changes", *maps, "cost"]
@@ -183,7 +183,7 @@ def test_the_page_links_to_the_documentation_where_the_package_names_one(tmp_pat
 def test_a_killed_run_says_so_and_a_monitor_that_it_decides_nothing(tmp_path):
     killed = records.run(tmp_path / "killed", n_checks=10, n_classes=3, ended=False)
     assert "is kept so far" in words(killed)
-    assert "still goes on, or it ended without a word (killed). The last check is that of epoch 9." in words(killed)
+    assert "is still going, or it was killed. The last check is of epoch 9." in words(killed)
     assert not content(killed).has_ended
     watched = records.run(tmp_path / "watched", n_checks=10, n_classes=3, rule=None)
     assert "The default rule would have kept epoch" in words(watched)

@@ -63,7 +63,7 @@ def test_a_torn_last_row_is_left_out(tmp_path, cut):
     table(tmp_path, whole[:-cut])
     record = read_record(tmp_path)
     assert record.values("epoch") == [0]
-    assert "not written to its end" in record.missing[0]
+    assert "is incomplete" in record.missing[0]
 
 
 @pytest.mark.parametrize("cut", [1, 10, 100])
@@ -72,7 +72,7 @@ def test_a_torn_last_line_of_the_details_is_left_out(tmp_path, cut):
     path.write_bytes(path.read_bytes()[:-cut])
     record = read_record(tmp_path)
     assert (record.end, len(record.details)) == (None, 3)
-    assert "not written to its end" in record.missing[0]
+    assert "is incomplete" in record.missing[0]
 
 
 @pytest.mark.parametrize("text", ["", HEAD, HEAD[:10]])

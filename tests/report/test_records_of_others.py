@@ -211,7 +211,7 @@ class TestLongRun:
         assert (record.end.kept_epoch, record.settings["patience"]) == (RunVerdict.of(record).kept, 20)
         left_out = int(re.search(r"jsonl: (\d+) bytes before the last 262144", notes(record))[1])
         assert size - 2**18 - 2**14 < left_out < size - 2**18
-        assert f"Of {first} of 300 checks there are no details here" in content(record).main
+        assert f"{first} of 300 checks have no details here" in content(record).main
 
     def test_a_torn_last_line_of_a_long_file(self, tmp_path, monkeypatch):
         monkeypatch.setattr(reading, "MOST_BYTES", 2**17)
@@ -220,7 +220,7 @@ class TestLongRun:
         record = read_record(tmp_path)
         assert record.end is None
         assert 299 in record.details
-        assert "not written to its end" in notes(record)
+        assert "is incomplete" in notes(record)
 
     def test_lines_of_no_meaning_beyond_what_is_read(self, tmp_path, monkeypatch):
         monkeypatch.setattr(reading, "MOST_BYTES", 2**18)

@@ -181,7 +181,7 @@ def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, ca
         trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
     assert monitor.tracker.groundwork.plan == Plan(500, 1)
     assert monitor.tracker.groundwork.n_samples == 500
-    expected = "looks at a stratified random 500 of 1300 training samples, 1 draw each, after every epoch."
+    expected = "measures at a stratified random 500 of 1300 training samples, 1 draw each, after every epoch."
     assert expected in caplog.text
 
 
@@ -203,7 +203,7 @@ def weighted(data):
     return torch.utils.data.WeightedRandomSampler(weights, len(data)), weights
 
 
-@pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The other samples tell no more")
+@pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The other samples predict")
 @pytest.mark.parametrize("kind", ["part of the places", "weighted", "reference"])
 def test_samples_that_cannot_be_afforded_are_left_out_by_their_own_places(tmp_path, monkeypatch, kind):
     data, seen = Told(), {}
@@ -234,7 +234,7 @@ def test_samples_that_cannot_be_afforded_are_left_out_by_their_own_places(tmp_pa
         torch.testing.assert_close(after.weights / after.weights.mean(), expected / expected.mean())
 
 
-@pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The other samples tell no more")
+@pytest.mark.filterwarnings("ignore:7 samples have the label -100", "ignore:The other samples predict")
 @pytest.mark.parametrize("data", [TensorDataset(*images()), Told()], ids=["labels are known", "labels are read"])
 def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
     def fit(max_epochs, ckpt_path=None):
@@ -246,7 +246,7 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
 
     fit(1)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="The run resumes with other")
+        warnings.filterwarnings("error", message="The run resumes with different")
         resumed = fit(2, tmp_path / "user" / "last.ckpt")
     assert resumed.tracker.groundwork.plan == Plan(500, 1)
     assert [check["epoch"] for check in resumed.history] == [0, 1]
@@ -264,8 +264,8 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
 def test_one_line_tells_the_plan(tmp_path, caplog, settings, told):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=2).fit(Classifier(), loader(*blobs(600)))
-    (line,) = (one for one in caplog.messages if "looks at" in one)
-    assert line == f"Boundary uncertainty looks at {told}"
+    (line,) = (one for one in caplog.messages if "measures at" in one)
+    assert line == f"Boundary uncertainty measures at {told}"
 
 
 @pytest.mark.parametrize(("settings", "name"), [({}, "every_n_epochs"), ({"every_n_train_steps": 2}, None)])
@@ -311,7 +311,7 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
     saved = torch.load(path, weights_only=True)["callbacks"]
     assert [state["plan"] for name, state in saved.items() if "BoundaryUncertaintyMonitor" in name] == [(120, 12)]
     path.rename(tmp_path / "kept.ckpt")
-    with pytest.warns(UserWarning, match="resumes with other training samples"):
+    with pytest.warns(UserWarning, match="resumes with different training samples"):
         assert fit(300, tmp_path / "kept.ckpt") == Plan(120, 12)
     assert fit(300, tmp_path / "kept.ckpt", n_draws=2) == Plan(300, 2)
 
@@ -330,7 +330,7 @@ def test_a_cache_is_written_once_and_taken_from_then_on(tmp_path, monkeypatch, c
     monkeypatch.setattr("bu_torch.signals.measuring.Preparation.make", lambda *a: pytest.fail("computed again"))
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         assert fit(*blobs()) == first
-    assert f"loaded what an earlier run has prepared: {tmp_path / 'cache.npz'}" in caplog.text
+    assert f"loaded the preparation of an earlier run: {tmp_path / 'cache.npz'}" in caplog.text
     with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
         fit(*blobs(), seed=1)
     with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):

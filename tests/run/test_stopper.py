@@ -190,14 +190,14 @@ def test_a_resumed_loop_compares_nothing_by_another_rule_or_of_other_samples():
     first = BoundaryUncertaintyStopper(features, labels, n_neighbors=20)
     first.check(model)
     ruled = BoundaryUncertaintyStopper(features, labels, n_neighbors=20, rule="trust_score")
-    with pytest.warns(UserWarning, match="rule='trust_score' where it had rule='accuracy_and_uncertainty'"):
+    with pytest.warns(UserWarning, match="rule='trust_score' instead of rule='accuracy_and_uncertainty'"):
         ruled.load_state_dict(first.state_dict())
     ruled.check(model)
     assert ruled.best_epoch == 1
     assert ruled.best_score == ruled.history[-1]["trust_score"]
     others = BoundaryUncertaintyStopper(*blobs(n=120, seed=1), n_neighbors=20)
     others.load_state_dict(first.state_dict())
-    with pytest.warns(UserWarning, match="not those that the loaded state was taken with"):
+    with pytest.warns(UserWarning, match="differ from those of the loaded state"):
         others.check(model)
     assert others.best_epoch == 1
     assert others.history[-1]["prediction_changes"] == 1

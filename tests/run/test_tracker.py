@@ -171,7 +171,7 @@ def test_a_rule_with_another_parameter_starts_anew():
     assert said == []
     second = Tracker(Settings(rule=Weighted(3.0)), said.append)
     second.load_state_dict(first.state_dict())
-    assert "resumes with rule.weight=3.0 where it had rule.weight=2.0" in said[0]
+    assert "resumes with rule.weight=3.0 instead of rule.weight=2.0" in said[0]
     assert second.checks.n_not_compared == 1
 
 
@@ -241,13 +241,13 @@ def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most, p
     assert len(said) == (plan != Plan(120, 2))
 
 
-@pytest.mark.filterwarnings("ignore:The other samples tell no more")
+@pytest.mark.filterwarnings("ignore:The other samples predict")
 @pytest.mark.parametrize(("n_classes", "is_warned"), [(40, False), (41, True)])
 def test_nearly_as_many_labels_as_samples_are_warned_of(n_classes, is_warned):
     said = []
     samples = Samples(blobs()[0], torch.arange(120) % n_classes, torch.arange(120), 120)
     Tracker(Settings(n_neighbors=20, n_draws=1), said.append).prepare(samples)
-    assert any("that is a regression" in one for one in said) == is_warned
+    assert any("the task is a regression" in one for one in said) == is_warned
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_second_run_finds_what_the_first_has_prepared(tmp_path, folder, log):
     assert kept in log.text
     log.clear()
     second = fit(tmp_path, stopping(patience=3))  # which has nothing to do with it
-    assert f"loaded what an earlier run has prepared: {file}. To change it: `cache=None`." in log.text
+    assert f"loaded the preparation of an earlier run: {file}. To change it: `cache=None`." in log.text
     assert "for later runs" not in log.text
     assert second.history == first.history
     assert second.tracker.groundwork.about == first.tracker.groundwork.about
@@ -113,7 +113,7 @@ def test_images_are_found_again_whatever_the_network(tmp_path, folder, log):
         trainer(tmp_path, callback, max_epochs=2).fit(module, loader(images, labels))
         histories.append(callback.history)
         assert callback.tracker.groundwork.about["data"]["space"] == "inputs"
-        assert "Neighbours are found among" in log.text
+        assert "Neighbours are found in" in log.text
         assert (callback.tracker.groundwork.found_in is None) == (len(histories) == 1)
     assert histories[0] == histories[1] != histories[2]
     assert len(list(folder.iterdir())) == 1
@@ -198,7 +198,7 @@ def test_a_loop_of_one_s_own_finds_it_too(folder, caplog):
             stopper.check(model)
     (file,) = folder.iterdir()
     assert f"labels of 120 samples for later runs: {file}." in caplog.text
-    assert f"loaded what an earlier run has prepared: {file}." in caplog.text
+    assert f"loaded the preparation of an earlier run: {file}." in caplog.text
     assert stoppers[0].history == stoppers[1].history
     assert [stopper._tracker.groundwork.found_in is None for stopper in stoppers] == [True, False]
 
@@ -296,7 +296,7 @@ def test_a_file_of_ones_own_is_named_when_it_is_written(tmp_path, folder, log):
     log.clear()
     fit(tmp_path, stopping(cache=str(file)))
     assert "for later runs" not in log.text
-    assert f"loaded what an earlier run has prepared: {file}." in log.text
+    assert f"loaded the preparation of an earlier run: {file}." in log.text
     assert not folder.exists()
 
 

@@ -114,7 +114,7 @@ class TestSampleWeight:
     @pytest.mark.parametrize(
         ("given", "error", "message"),
         [
-            (torch.tensor([1.0, 0.0, 0.0]), ValueError, "positive and finite, got 0.0 in 2 of 3: leave samples out"),
+            (torch.tensor([1.0, 0.0, 0.0]), ValueError, "positive and finite, got 0.0 in 2 of 3: leave out samples"),
             (torch.tensor([1.0, float("nan"), 1.0]), ValueError, "positive and finite, got nan in 1 of 3"),
             (torch.tensor([1.0, -2.0, 1.0]), ValueError, "positive and finite, got -2.0 in 1 of 3"),
             (torch.ones(2), ValueError, r"one weight a sample, \(3,\), got \(2,\)"),

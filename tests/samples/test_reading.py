@@ -570,7 +570,7 @@ REFUSED = {
     "numbers": ([1.0, 2.0, 3.0], "batches must be .*got a Tensor"),
     "arrays without places": ((X, Y, Y), "batches must be .*got a tuple of 3"),
     "arrays without names": ({"image": X, "target": Y}, "batches are dicts with the keys 'image', 'target': name two"),
-    "dicts without names": (DICTS, "batches are dicts with the keys 'id', 'image', 'target': name two of them by"),
+    "dicts without names": (DICTS, "batches are dicts with the keys 'id', 'image', 'target': name two of them with"),
     "no batch": (collated(lambda x, y: None), "batches must be .*got a NoneType"),
     "lengths that differ": (collated(lambda x, y: (x, y[1:])), r".*be equally long, got \(30, 4\) and \(29,\)"),
     "one label a batch": (collated(lambda x, y: (x, y[0])), r".*be equally long, got \(30, 4\) and \(\)"),
@@ -599,9 +599,9 @@ REFUSED = {
         "target",
     ),
     "no such label": (DICTS, "`label_key='y'` is not among the keys of a batch", "image", "y"),
-    "one key": (DICTS, "batches are dicts with .*: name two of them by `input_key=` and `label_key=`", "image"),
-    "no such place": (TensorDataset(X, Y, Y), "`label_key=3` is no place in a batch of 3", 0, 3),
-    "a place before the first": ((X, Y), "`input_key=-3` is no place in a batch of 2", -3, 0),
+    "one key": (DICTS, "batches are dicts with .*: name two of them with `input_key=` and `label_key=`", "image"),
+    "no such place": (TensorDataset(X, Y, Y), "`label_key=3` is not a place in a batch of 3", 0, 3),
+    "a place before the first": ((X, Y), "`input_key=-3` is not a place in a batch of 2", -3, 0),
     "one place": (WHOLE, "`input_key=` and `label_key=` go together, got one of them", 1),
 }
 

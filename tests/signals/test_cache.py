@@ -256,7 +256,7 @@ KINDS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label", "ignore:.*no more of a sample's label")
+@pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label", "ignore:.*a sample's label no better")
 @pytest.mark.parametrize(("features", "labels", "settings"), list(KINDS.values()), ids=list(KINDS))
 def test_whatever_is_fitted_is_read_again_to_the_bit(tmp_path, features, labels, settings):
     path = tmp_path / "deep" / "cache.npz"

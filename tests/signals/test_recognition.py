@@ -42,8 +42,8 @@ def test_a_class_that_loses_by_what_is_kept_is_named():
         features = tracker.groundwork.perturbed_inputs.view(2, -1, 2)[:, :80, 0]
         labelled.append(f"{float((features > threshold).double().mean()):.0%}")
     assert line == (
-        f"Class 1 is recognised, by the given labels, at {labelled[0]} of its perturbed samples in the kept epoch 0,"
-        f" and at {labelled[1]} in epoch 1. To change it: `class_weight='balanced'`, which may cost accuracy."
+        f"By the given labels, the kept epoch 0 recognises {labelled[0]} of the perturbed samples of class 1,"
+        f" but epoch 1 recognises {labelled[1]}. To change it: `class_weight='balanced'`, which may cost accuracy."
     )
 
 
@@ -109,14 +109,14 @@ def test_the_plain_loop_says_so(caplog):
         stopper.check(model)
     with caplog.at_level("INFO"):
         stopper.restore(model)
-    assert [line for line in caplog.messages if line.startswith("Class 1 is recognised, by the given labels, at ")]
+    assert [line for line in caplog.messages if line.startswith("By the given labels, the kept epoch ")]
 
 
 def test_steps_tell_checks_of_one_epoch_apart():
     recognition = Recognition(Recalls(0, 4, [0.9, 0.3], [0.9, 0.3]), Recalls(0, 8, [0.8, 0.6], [0.8, 0.6]))
     line = recognition.line({"epoch": 0, "step": 4}, torch.tensor([2, 5]), torch.tensor([900, 100]))
     assert line.startswith(
-        "Class 5 is recognised, by the given labels, at 30% of its perturbed samples in the kept step 4"
+        "By the given labels, the kept step 4 recognises 30% of the perturbed samples of class 5, but"
     )
     assert recognition.line({"epoch": 0, "step": 8}, torch.tensor([2, 5]), torch.tensor([900, 100])) == ""
 

@@ -173,7 +173,7 @@ def test_where_regression_alone_tells_the_labels_that_is_said():
     labels = torch.arange(500) % 2
     # A narrow class within a wide one: what is nearest is nearly always of the narrow one.
     ring = torch.randn(500, 20, generator=torch.Generator().manual_seed(0)) * (1 + labels.unsqueeze(1))
-    with pytest.warns(UserWarning, match=r"than chance \(Brier .*-?0\.\d+\), a regression .* does \(0\.\d+\)"):
+    with pytest.warns(UserWarning, match=r"than chance \(Brier .*-?0\.\d+\), but a regression .* does \(0\.\d+\)"):
         signals = Signals(n_draws=1).fit(ring, labels)
     assert signals.vote_skill < 0.01
     assert signals.regression_skill > 0.1
