@@ -19,7 +19,7 @@ _LAYOUT = {
 
 
 class Dashboard(Protocol):
-    """What a logger can show beside scalars."""
+    """Displays of a logger beside its scalars."""
 
     def lay_out(self) -> None:
         """Arrange the curves, once, before training."""

@@ -268,7 +268,7 @@ def _by_nearness(lists: InvertedFile, question: _Question, queries: Tensor) -> l
 
 
 def _probe_few(lists: InvertedFile, question: _Question, part: Tensor, among_all: _Search) -> tuple[int, float]:
-    """As few lists as the recall allows, at most a quarter of them, and the recall of a sample of the queries.
+    """Probe as few lists as the recall allows, at most a quarter of them; gives the recall of some queries too.
 
     `among_all` finds what recall counts.
     """

@@ -70,7 +70,7 @@ def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
 
 
 def choose_among(inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
-    """As many of the given samples, without those whose label is -100, as `how_many` says of their number.
+    """Choose as many of the given samples as `how_many` says of their number, without those whose label is -100.
 
     The estimators refuse inputs and labels that differ in length. Raises as `without_ignored`.
     """

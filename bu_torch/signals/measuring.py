@@ -84,8 +84,7 @@ class Signals:
         votes: Votes of the labels near each sample, (N, J), float32 (`LabelVotes`).
         probabilities: Class probabilities at each perturbed sample, (n_draws * N, J), float32 (`LabelProbabilities`).
         vote_skill: Skill of the labels nearby at predicting a sample's label, 1 is certain, 0 chance (`LabelVotes`).
-        regression_skill: Skill of a regression on all other samples (`LabelRegression`). `fit` and `load` warn of
-            skills below 0.01, and if more than half of the samples have an exact copy with the same label.
+        regression_skill: Skill of a regression on all other samples (`LabelRegression`); less than 0.01 is warned of.
 
     Example:
         >>> labels = torch.arange(200) % 2
@@ -97,7 +96,6 @@ class Signals:
     """
 
     NAMES = tuple(SIGNALS)
-
     boundary: BoundaryUncertainty
     preparation: Preparation
     _classes: PresentClasses
@@ -132,8 +130,7 @@ class Signals:
         """Compute all that does not depend on the classifier, on the device of the features.
 
         Args:
-            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, tensor or array of numbers,
-                finite.
+            features: Training inputs, shape (N, ...) with N >= n_neighbors, tensor or array of finite numbers.
             labels: Classes, shape (N,), integers >= 0; at least two different ones.
             sample_weight: As in `BoundaryUncertainty.fit`.
 

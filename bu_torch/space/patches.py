@@ -8,7 +8,7 @@ from torch import Tensor
 from bu_torch.internal.inputs import as_floats, check_fitted, check_integer, check_seed
 from bu_torch.internal.progress import advance
 
-MOST_PIXELS = 1024  # of a channel, 32 x 32
+_LARGE, _POOLED = 64 * 64, 32 * 32  # pixels of a channel: of images that are pooled at least, and then
 _CONTRAST = 0.01  # added to the variance of a patch, relative to that of all pixels
 _WHITENING = 0.1  # added to the eigenvalues, relative to their mean
 _LEAST = 1e-12
@@ -19,18 +19,19 @@ _BLOCK_ELEMENTS = 2**21  # of the maps of a block: 8 MB, which a cache holds; 2*
 
 def is_pooled(inputs: Tensor) -> bool:
     """Return True if these are images (N, C, H, W) that are pooled before distances are measured."""
-    return inputs.ndim == 4 and inputs.shape[2] * inputs.shape[3] > MOST_PIXELS
+    return inputs.ndim == 4 and inputs.shape[2] * inputs.shape[3] > _LARGE
 
 
 def pooled(images: Tensor) -> Tensor:
-    """Mean-pool images (N, C, H, W) to about `MOST_PIXELS` pixels, float32 or float64; smaller ones stay as they are.
+    """Mean-pool images (N, C, H, W) of more than 64 x 64 pixels to 32 x 32, float32 or float64; others stay.
 
     Distances tell classes apart as well at this size as at full size, at a cost that does not grow with the pixels.
+    Images that are not square keep their shape, with as many pixels.
     """
     if not is_pooled(images):
         return as_floats(images)
     height, width = images.shape[2:]
-    factor = (height * width / MOST_PIXELS) ** 0.5
+    factor = (height * width / _POOLED) ** 0.5
     size = max(1, int(height / factor)), max(1, int(width / factor))
     blocks = images.split(max(1, _BLOCK_ELEMENTS // images[0].numel()))
     return torch.cat([torch.nn.functional.adaptive_avg_pool2d(as_floats(block), size) for block in blocks])
