@@ -238,7 +238,7 @@ def test_a_resumed_run_records_what_only_its_rule_adds(tmp_path):
     last = ModelCheckpoint(tmp_path / "user", save_last=True)
     fit(tmp_path, BoundaryUncertaintyStopping(rule="trust_score"), last, max_epochs=1)
     last = tmp_path / "user" / "last.ckpt"
-    with pytest.warns(UserWarning, match="rule='accuracy_and_uncertainty', .* it had rule='trust_score'"):
+    with pytest.warns(UserWarning, match="rule='accuracy_and_uncertainty', .* instead of rule='trust_score'"):
         second = fit(tmp_path, BoundaryUncertaintyStopping(), ckpt_path=last, max_epochs=2)
     table = pd.read_csv(second.record_path)
     agree(table, second.history)
