@@ -175,7 +175,8 @@ def _as_array(value: Any) -> Any:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype.kind in "iu":  # C has two names for 64 bits, torch knows one
         array = array.view(array.dtype.str)
-    return array if array.flags.writeable else array.copy()
+    is_taken = array.flags.writeable and min(array.strides, default=0) >= 0  # of one element, C order may run backwards
+    return array if is_taken else array.copy()
 
 
 def _check_range(labels: Tensor, name: str, are_classes: bool) -> None:
