@@ -41,7 +41,7 @@ import pandas as pd
 import torch
 from judging import Record, breakdown, judge, show, summarise
 from PIL import Image
-from quality import FOLDER, Case, Classifier, Curves, Split, environment, recall, train_all
+from quality import FOLDER, Case, Classifier, Curves, Split, environment, recall, silent_trainer, train_all
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.multiprocessing import get_context
@@ -256,16 +256,8 @@ def fit(
     if is_watched:
         monitor = BoundaryUncertaintyMonitor(seed=case.seed, cache=None, averaging=AVERAGING, **settings)
     curves = Curves(test, split, monitor, case.setting, held_out, is_member=is_member)
-    trainer = L.Trainer(
-        max_epochs=case.epochs,
-        callbacks=[callback for callback in (monitor, watching, curves) if callback is not None],
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
+    callbacks = [callback for callback in (monitor, watching, curves) if callback is not None]
+    trainer = silent_trainer(case.epochs, callbacks)
     loaders = [DataLoader(dataset, batch_size=32, shuffle=True)]
     if held_out is not None:
         loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))

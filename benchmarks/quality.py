@@ -267,6 +267,20 @@ class Curves(L.Callback):
         return {name: [row[name] for row in self.rows] for name in self.rows[-1]}
 
 
+def silent_trainer(max_epochs: int, callbacks: list[L.Callback]) -> L.Trainer:
+    """A trainer on the CPU that leaves no files and prints nothing."""
+    return L.Trainer(
+        max_epochs=max_epochs,
+        callbacks=callbacks,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+
+
 def predict(module: nn.Module, inputs: Tensor) -> Tensor:
     return rivals.read(module, inputs)[0].argmax(dim=1)
 
@@ -322,16 +336,7 @@ def train(
     curves = Curves(test, split, monitor, case.setting, held_out, is_member=is_member)
     # The monitor logs before `Curves` looks, and Lightning validates before both.
     callbacks: list[L.Callback] = [curves] if monitor is None else [monitor, curves]
-    trainer = L.Trainer(
-        max_epochs=case.epochs,
-        callbacks=callbacks,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
+    trainer = silent_trainer(case.epochs, callbacks)
     loaders = [DataLoader(TensorDataset(*split), batch_size=32, shuffle=True)]
     if held_out is not None:
         loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))

@@ -173,15 +173,7 @@ def of_images(n_images: int, side: int) -> dict[str, float]:
     row: dict[str, float] = {"images": n_images, "pixels a side": side, "MiB of data": data.tensors[0].nbytes / 2**20}
     stopping = BoundaryUncertaintyStopping(cache=None)
     for name, callbacks in (("without", []), ("with", [stopping])):
-        trainer = L.Trainer(
-            max_epochs=3,
-            callbacks=callbacks,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
+        trainer = quality.silent_trainer(max_epochs=3, callbacks=callbacks)
         before = peak_mib()
         row[f"{name}, s"], _ = once(lambda run=trainer: run.fit(SmallConvNet(), DataLoader(data, 32, shuffle=True)))
         row[f"{name}, MiB more"] = peak_mib() - before
@@ -314,10 +306,7 @@ def epoch_seconds(
     loaders = [DataLoader(TensorDataset(*(part[:n_train] for part in samples)), batch_size=128, shuffle=True)]
     if held_out:
         loaders.append(DataLoader(TensorDataset(*(part[n_train:] for part in samples)), batch_size=128))
-    trainer = L.Trainer(
-        max_epochs=epochs, callbacks=[callback] if stopping else [], accelerator="cpu", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
-    )  # fmt: skip
+    trainer = quality.silent_trainer(epochs, [callback] if stopping else [])
     started = time.perf_counter()
     trainer.fit(Module(build()), *loaders)
     seconds = time.perf_counter() - started - callback.setup_seconds

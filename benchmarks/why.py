@@ -208,10 +208,7 @@ def run(case: Case) -> quality.Record:
     split, test, n_classes = load(case)
     L.seed_everything(case.seed, verbose=False)
     variants = Variants(Reference(*split), test)
-    trainer = L.Trainer(
-        max_epochs=case.epochs, callbacks=[variants], accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    trainer = quality.silent_trainer(case.epochs, [variants])
     loader = DataLoader(TensorDataset(*split), batch_size=32, shuffle=True)
     trainer.fit(quality.Net(split[0].shape[1:], n_classes, case.setting), loader)
     columns = {name: [row[name] for row in variants.rows] for name in variants.rows[-1]}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, library_of
 from bu_torch.internal.traces import preserved_attributes
 from bu_torch.samples import reading
-from bu_torch.samples.batches import Keys
+from bu_torch.samples.batches import Keys, TooManyBytesError
 from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
@@ -50,21 +51,23 @@ def read_training_data(
             f" {_WAY_OUT}"
         )
     limit = most or _STREAM_SAMPLES
+    read = partial(
+        reading.read_loader,
+        loader,
+        seed=seed,
+        keys=keys,
+        n_batches=n_batches,
+        unwrap=lambda sampler: users_sampler(sampler, trainer),
+        transform=transform,
+        looks_for_augmentation=reference is None,
+        has_progress_bar=trainer.progress_bar_callback is not None,
+    )
     try:
-        samples = reading.read_loader(
-            loader,
-            how_many,
-            seed=seed,
-            keys=keys,
-            n_batches=n_batches,
-            stream_limit=limit,
-            max_bytes=max_bytes,
-            n_least=n_least,
-            unwrap=lambda sampler: users_sampler(sampler, trainer),
-            transform=transform,
-            looks_for_augmentation=reference is None,
-            has_progress_bar=trainer.progress_bar_callback is not None,
-        )
+        try:
+            samples = read(how_many, stream_limit=limit, max_bytes=max_bytes)
+        except TooManyBytesError as error:
+            n_fitting = max(error.n_fitting, n_least)
+            samples = read(lambda n_training: min(how_many(n_training), n_fitting), stream_limit=min(limit, n_fitting))
     except UnreadableError as error:
         raise MisconfigurationException(f"{name}: {error} {_WAY_OUT}") from error
     n_read = samples.n_training

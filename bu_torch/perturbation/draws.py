@@ -55,17 +55,17 @@ class PerturbedInputs:
     """Inputs at which a network is read, (n_draws * N, ...), draw after draw.
 
     Moves toward a neighbour and exchanges of tokens are made batch by batch when they are read, to the same bits each
-    time: only the samples and the random choices are held. Random directions and what a user's perturbation gives are
-    held.
+    time: only the samples and the random choices are held. Without choices the inputs themselves are held: random
+    directions, and what a user's perturbation gives.
 
     Attributes:
         shape: Of all of them together.
         dtype: Of a batch.
     """
 
-    def __init__(self, samples: Tensor, choices: dict[str, Tensor], held: Tensor | None = None) -> None:
-        self._samples, self._choices, self._held = samples, choices, held
-        n_rows = len(choices["target"]) if held is None else len(held)
+    def __init__(self, samples: Tensor, choices: dict[str, Tensor] | None = None) -> None:
+        self._samples, self._choices = samples, choices or {}
+        n_rows = len(self._choices.get("target", samples))
         self.shape = torch.Size((n_rows, *samples.shape[1:]))
         self.dtype = self.rows(0, 1).dtype
 
@@ -83,8 +83,8 @@ class PerturbedInputs:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Make the inputs from row `start` to row `stop`."""
-        if self._held is not None:
-            return self._held[start:stop]
+        if not self._choices:
+            return self._samples[start:stop]
         own, target, part, *begin = (choice[start:stop] for choice in self._choices.values())
         inputs, others = self._samples[own], self._samples[target]
         if begin:
@@ -97,17 +97,13 @@ class PerturbedInputs:
 
     def blocks(self) -> Iterator[Tensor]:
         """Make them in batches of some 64 MB; all at once if they are held."""
-        n_rows = (
-            len(self)
-            if self._held is not None
-            else _BATCH * max(1, _BATCH_ELEMENTS // self.shape[1:].numel() // _BATCH)
-        )
-        return self.split(n_rows)
+        n_rows = _BATCH * max(1, _BATCH_ELEMENTS // self.shape[1:].numel() // _BATCH)
+        return self.split(n_rows if self._choices else len(self))
 
     def __getitem__(self, rows: Tensor) -> "PerturbedInputs":
         """Some of the rows, with the samples that these need."""
-        if self._held is not None:
-            return PerturbedInputs(self._samples[:1], {}, self._held[rows])
+        if not self._choices:
+            return PerturbedInputs(self._samples[rows])
         choices = {name: choice[rows] for name, choice in self._choices.items()}
         both = torch.stack((choices["own"], choices["target"]))
         used, (choices["own"], choices["target"]) = torch.unique(both, return_inverse=True)
@@ -121,7 +117,6 @@ class PerturbedInputs:
         """Move what is held to `device`, in place."""
         self._samples = self._samples.to(device)
         self._choices = {name: choice.to(device) for name, choice in self._choices.items()}
-        self._held = None if self._held is None else self._held.to(device)
         return self
 
 
@@ -154,7 +149,7 @@ def draw_perturbed(
         held = [
             _check_custom(perturbation(inputs.clone(), nearest_distance, generator), inputs) for _ in range(n_draws)
         ]
-    return PerturbedInputs(inputs, {}, torch.cat(held))
+    return PerturbedInputs(torch.cat(held))
 
 
 def _choose(inputs: Tensor, neighbors: Tensor, generator: torch.Generator, *, has_run: bool) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run import messages, user_cache
 from bu_torch.run.best_weights import BestWeights
 from bu_torch.run.budget import count_operations
+from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import Settings, as_file
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import fewer_of, whole_samples
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False)
-class BoundaryUncertaintyStopper(Settings):
+class BoundaryUncertaintyStopper(KeptResults, Settings):
     """Stop a plain PyTorch loop when the decision boundary gets no better, and keep the best epoch's weights.
 
     Does for a loop of your own what `BoundaryUncertaintyStopping` does for a trainer: the same measurements, rule,
@@ -188,35 +189,9 @@ class BoundaryUncertaintyStopper(Settings):
         self._tracker.checks.fall_back(self._best.epoch, self._best.step)
 
     @property
-    def history(self) -> list[dict[str, Any]]:
-        return self._tracker.history
-
-    @property
-    def best_epoch(self) -> int | None:
-        kept = self._tracker.kept
-        return None if kept is None else kept["epoch"]
-
-    @property
-    def best_step(self) -> int | None:
-        kept = self._tracker.kept
-        return None if kept is None else kept.get("step")
-
-    @property
-    def best_score(self) -> float | None:
-        kept = self._tracker.kept
-        return None if kept is None else kept[self._tracker.checks.score_name]
-
-    @property
-    def setup_seconds(self) -> float:
-        return self._tracker.account.setup_seconds
-
-    @property
-    def check_seconds(self) -> float:
-        return self._tracker.account.check_seconds
-
-    @property
-    def record_path(self) -> str:
-        return self._tracker.account.path
+    def tracker(self) -> Tracker:
+        """Measurements of this loop, and the verdict."""
+        return self._tracker
 
     def _prepare(self, model: object) -> None:
         tracker, groundwork, started = self._tracker, self._tracker.groundwork, time.perf_counter()

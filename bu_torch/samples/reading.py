@@ -33,7 +33,6 @@ from bu_torch.samples.batches import (
     NO_KEYS,
     WAY_OUT,
     Keys,
-    TooManyBytesError,
     as_tensors,
     check_bytes,
     concatenate,
@@ -105,7 +104,6 @@ def read_loader(
     n_batches: float = math.inf,
     stream_limit: int | None = None,
     max_bytes: int | None = None,
-    n_least: int = 1,
     unwrap: Callable[[Any], Any] = lambda sampler: sampler,
     transform: Callable[[Any], Any] | None = None,
     looks_for_augmentation: bool = False,
@@ -126,9 +124,8 @@ def read_loader(
         keys: Keys or places of inputs and labels in a batch.
         n_batches: Batches in a training epoch; only a loader in order leaves out the same samples in every epoch.
         stream_limit: Samples to read at most from an `IterableDataset`; None reads all.
-        max_bytes: Read no more samples than take so many bytes, as the first batch shows; None for no bound. (Items
-            that are batches are read first.)
-        n_least: So many samples are read whatever they take.
+        max_bytes: Bytes that the inputs may take, as the first batch shows; None for no bound. Items that are batches
+            are read all the same.
         unwrap: Takes a sampler and gives the user's own, if a trainer has wrapped it to share it among processes.
         transform: What a trainer does to each batch before the network gets it; the samples are then on the CPU.
         looks_for_augmentation: True to read a few samples a second time, to see if they are others then.
@@ -137,41 +134,7 @@ def read_loader(
     Raises:
         UnreadableError: If `read_samples` would raise a ValueError.
         TypeError: If a batch holds tensors that are not dense.
-    """
-    options: dict[str, Any] = {"seed": seed, "keys": keys, "n_batches": n_batches, "unwrap": unwrap}
-    options |= {"transform": transform, "looks_for_augmentation": looks_for_augmentation}
-    options["has_progress_bar"] = has_progress_bar
-    try:
-        return _read_loader(loader, how_many, **options, stream_limit=stream_limit, max_bytes=max_bytes)
-    except TooManyBytesError as error:
-        n_fitting = max(error.n_fitting, n_least)
-    return _read_loader(
-        loader,
-        lambda n_training: min(how_many(n_training), n_fitting),
-        **options,
-        stream_limit=min(stream_limit or n_fitting, n_fitting),
-        max_bytes=None,
-    )
-
-
-def _read_loader(
-    loader: DataLoader[Any],
-    how_many: Callable[[int], int],
-    *,
-    seed: int,
-    keys: Keys,
-    n_batches: float,
-    stream_limit: int | None,
-    max_bytes: int | None,
-    unwrap: Callable[[Any], Any],
-    transform: Callable[[Any], Any] | None,
-    looks_for_augmentation: bool,
-    has_progress_bar: bool,
-) -> Samples:
-    """Read as `read_loader` does, in one go.
-
-    Raises:
-        TooManyBytesError: If the samples take more than `max_bytes`.
+        TooManyBytesError: If they would take more than `max_bytes`; says how many samples do not.
     """
     with seeded(seed):
         dataset = _reading_copy(loader.dataset)
