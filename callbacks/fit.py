@@ -47,7 +47,7 @@ class Fit:
         self._schedule = Schedule(callback.every_n_epochs, callback.every_n_train_steps)
         self._network = NetworkReader(callback.perturbation, callback.output_key)
         self._samples = CheckSamples(callback, self.tracker, self._network, self._schedule)
-        self._watch = Watch(self._network, (callback.input_key, callback.label_key))
+        self._watch = Watch(self._network, callback.input_key, callback.label_key)
         self._board = Board()
         self.after_check = WeightsAfterCheck()
         self.has_checked = False

@@ -22,6 +22,7 @@ from bu_torch.callbacks.results import MonitorResults
 from bu_torch.callbacks.training_data import Reference, check_reference
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.settings import MeasurementSettings
+from bu_torch.samples.batches import InputKey
 
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
 
@@ -73,8 +74,10 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
         reference: The samples to use instead of those in the trainer's loader, for example without random augmentation:
             a pair of inputs (N, ...) as `forward` takes them and labels (N,), all of them unless `max_samples` says
             otherwise; or a Dataset or DataLoader, of which as many are read as of the trainer's.
-        input_key: Key of the inputs if a batch is a dict; their place, an integer, if it is a tuple of more than two.
-        label_key: Key or place of the labels.
+        input_key: Key of the inputs if a batch is a dict; their place, an integer, if it is a tuple of more than two; a
+            list of these if `forward` takes several tensors. None takes those that `forward` has arguments for: all
+            but the last of a tuple, or by their names in a dict.
+        label_key: Key or place of the labels; None for "labels", "label", "targets", "target" or "y" in a dict.
         **settings: `bu_torch.run.settings.MeasurementSettings` says what each is: `n_neighbors`, `n_draws`,
             `max_samples`, `max_bytes`, `budget`, `seed`, `cache`, `feature_extractor`, `perturbation`, `class_weight`,
             `averaging` (None: the network is measured as each check finds it), `averaging_device`,
@@ -100,7 +103,7 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
     every_n_epochs: int = 1
     every_n_train_steps: int | None = None
     reference: Reference | None = None
-    input_key: str | int | None = None
+    input_key: InputKey = None
     label_key: str | int | None = None
 
     keeps_weights = False  # of a check

@@ -20,6 +20,7 @@ from bu_torch.callbacks.lightning_trees import (
 )
 from bu_torch.callbacks.processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.internal.network import dtype_of, joined, logits_of
+from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.traces import evaluation_mode
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
@@ -31,9 +32,9 @@ CHANGE_INPUTS = (
     "Move the preparation of inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
     " samples as the network takes them: `reference=(inputs, labels)`."
 )
-ONE_TENSOR = (
-    "A `forward` of several tensors (`input_ids`, `attention_mask`) must take them as one tensor, say"
-    " `torch.stack((input_ids, attention_mask), dim=1)`, and split it itself."
+SEVERAL_TENSORS = (
+    "Name all tensors that `forward` takes, and no others, by their keys or places in a batch:"
+    " `input_key=['input_ids', 'attention_mask']`."
 )
 
 
@@ -44,6 +45,7 @@ class NetworkReader:
         takes_integers: True if the samples are integers, before they are perturbed.
         passes_alone: True if this process may call `forward` without the others.
         is_tried: True if a batch was read as a check reads it.
+        packing: How several tensors a sample lie in one; None if there is one.
     """
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
@@ -53,6 +55,7 @@ class NetworkReader:
         self.takes_integers = False
         self.passes_alone = True
         self.is_tried = False
+        self.packing: Packing | None = None
 
     def take(self, trainer: Trainer, pl_module: LightningModule, inputs: Tensor | PerturbedInputs) -> None:
         """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
@@ -69,7 +72,9 @@ class NetworkReader:
         """Logits (n, J) of the weights that a checkpoint of this moment would hold."""
         module = measured_module(trainer, pl_module)
         with buffers_of_the_first(trainer, module):
-            return gather(trainer, lambda: self.read(trainer, pl_module, module, self._taken), self._n_rows)
+            return gather(
+                trainer, lambda: self.read(trainer, pl_module, module, self._taken, self.packing), self._n_rows
+            )
 
     def try_out(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
         """Read one batch as a check will, so that a module that cannot be read is refused before it has trained.
@@ -78,10 +83,11 @@ class NetworkReader:
         """
         batch = next(iter(self._taken.split(self._batch_size(trainer, self._taken))))
         module = measured_module(trainer, pl_module)
-        logits = in_each(trainer, lambda: self.read(trainer, pl_module, module, batch))
+        logits = in_each(trainer, lambda: self.read(trainer, pl_module, module, batch, self.packing))
         in_first(trainer, lambda: _check_columns(logits, n_classes or 0))
         self.is_tried = True
-        if self.takes_integers and self._perturbation is None and _embeds(pl_module):  # and its `forward` rounds
+        is_moved = self.takes_integers and self.packing is None and self._perturbation is None
+        if is_moved and _embeds(pl_module):  # and its `forward` rounds
             rank_zero_warn(
                 "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
@@ -95,7 +101,7 @@ class NetworkReader:
         self.passes_alone = trainer.world_size == 1
         if one is None or not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
-        forward = partial(self.read, trainer, pl_module, pl_module, one.to(pl_module.device))
+        forward = partial(self.read, trainer, pl_module, pl_module, one.to(pl_module.device), self.packing)
         if self.passes_alone:
             return count_operations(pl_module, forward)
         has_passed: list[Tensor] = []
@@ -110,12 +116,13 @@ class NetworkReader:
         pl_module: LightningModule,
         module: nn.Module,
         inputs: Tensor | PerturbedInputs,
+        packing: Packing | None,
         *,
         is_whole: bool = False,
     ) -> Tensor:
         """Logits (n, J) of a module at `inputs` (n, ...), in batches, or in one of the whole."""
         dtype = dtype_of(module, inputs)
-        if not (inputs.is_floating_point() or keeps_integers(self._perturbation)):
+        if packing is not None or not (inputs.is_floating_point() or keeps_integers(self._perturbation)):
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # as samples of integers are perturbed
         n_rows = len(inputs) if is_whole else self._batch_size(trainer, inputs)
         parts = []
@@ -126,15 +133,16 @@ class NetworkReader:
         try:
             with silence(trainer, pl_module), evaluation_mode(module), precision.forward_context():
                 for batch in inputs.split(n_rows):
-                    output = forward(precision.convert_input(batch.to(dtype)))
+                    taken = batch.to(dtype) if packing is None else packing.unpack(batch, dtype)
+                    output = call(forward, precision.convert_input(taken), of=module)
                     parts.append(logits_of(output, len(batch), "`forward`", self._output_key))
             return joined(parts, "`forward`")
-        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             first = next(iter(inputs.split(n_rows)))
+            what = f"inputs of shape {tuple(first.shape)} and dtype {dtype}" if packing is None else str(packing)
             raise MisconfigurationException(
-                f"Boundary uncertainty passes inputs of shape {tuple(first.shape)} and dtype {dtype} to"
-                f" `{type(pl_module).__name__}.forward` and needs logits: {type(error).__name__}:"
-                f" {str(error).removesuffix('.')}"
+                f"Boundary uncertainty passes {what} to `{type(pl_module).__name__}.forward` and needs logits:"
+                f" {type(error).__name__}: {str(error).removesuffix('.')}"
                 f"{self._remedy(error)}"
             ) from error
 
@@ -151,7 +159,7 @@ class NetworkReader:
     def _remedy(self, error: Exception) -> str:
         """Say what helps, if it is known what is wrong."""
         if "missing" in str(error) and "positional argument" in str(error):
-            return f". {ONE_TENSOR}"
+            return f". {SEVERAL_TENSORS}"
         if self.takes_integers and not keeps_integers(self._perturbation):
             return (
                 ". The samples are integers: token ids cannot be moved along a line, so pass"
@@ -159,9 +167,8 @@ class NetworkReader:
             )
         if self._output_key is None and "or an output with `logits`" in str(error):
             return ". `output_key=` names the logits in a tuple or a dict."
-        return (
-            f". A check calls `forward` with one tensor, as batches hold it, and needs logits (n, J). {CHANGE_INPUTS}"
-        )
+        way_out = SEVERAL_TENSORS if isinstance(error, AttributeError) else CHANGE_INPUTS
+        return f". A check calls `forward` with inputs as batches hold them, and needs logits (n, J). {way_out}"
 
 
 def can_be_passed(trainer: Trainer, pl_module: LightningModule) -> bool:

@@ -16,12 +16,14 @@ from bu_torch.callbacks.processes import in_first
 from bu_torch.callbacks.schedule import Schedule
 from bu_torch.callbacks.training_data import batch_hooks, describe, is_pair, read_pair, read_training_data
 from bu_torch.internal.inputs import as_labels
+from bu_torch.internal.packing import Packing
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run import messages
 from bu_torch.run.budget import Plan, count_operations
 from bu_torch.run.settings import as_file
 from bu_torch.run.tracker import Tracker
+from bu_torch.samples.batches import Keys
 from bu_torch.samples.samples import Samples, fewer_of
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class CheckSamples:
         if trainer.reload_dataloaders_every_n_epochs and self._callback.reference is None:
             rank_zero_warn("Boundary uncertainty uses the training data as first loaded and ignores reloads.")
         found: list[Samples] = []  # in the first process alone
-        one = in_first(trainer, lambda: self._read_here(trainer, pl_module, found))
+        one, self._network.packing = in_first(trainer, lambda: self._read_here(trainer, pl_module, found))
         n_operations = self._network.count_operations(trainer, pl_module, one)
         groundwork = self._tracker.groundwork
         inputs, groundwork.plan, compared = in_first(
@@ -71,8 +73,10 @@ class CheckSamples:
             )
         return is_comparable
 
-    def _read_here(self, trainer: Trainer, pl_module: LightningModule, found: list[Samples]) -> Tensor | None:
-        """Add the samples to `found`; the input of one of them, to count operations by."""
+    def _read_here(
+        self, trainer: Trainer, pl_module: LightningModule, found: list[Samples]
+    ) -> tuple[Tensor | None, Packing | None]:
+        """Add the samples to `found`; the input of one of them, to count operations by, and its packing."""
         labels: list[Tensor] = []
         with self._explained(labels):
             samples = self._read(trainer, pl_module)
@@ -82,7 +86,8 @@ class CheckSamples:
             self._network.takes_integers = not samples.inputs.is_floating_point()
         # A resumed run has a plan; where several processes train, it has yet to be seen whether one may pass alone.
         is_needless = trainer.world_size == 1 and self._tracker.groundwork.plan is not None
-        return None if is_needless or not len(samples.inputs) else samples.inputs[:1].cpu().clone()
+        one = None if is_needless or not len(samples.inputs) else samples.inputs[:1].cpu().clone()
+        return one, samples.packing
 
     @contextmanager
     def _explained(self, labels: list[Tensor]) -> Iterator[None]:
@@ -111,6 +116,11 @@ class CheckSamples:
             samples = fewer_of(samples, groundwork.plan.n_samples, self._callback.seed)
             draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
             rank_zero_info(f"Boundary uncertainty measures at {describe(samples)}, {draws} each, {self._schedule}.")
+            if samples.packing is not None and self._callback.input_key is None:
+                rank_zero_info(
+                    f"Boundary uncertainty takes these as inputs: {', '.join(samples.packing.names)}. To change it:"
+                    " `input_key`."
+                )
             if self._callback.class_weight is None:
                 labels = as_labels(samples.labels, len(samples.inputs))
                 if line := self.loss_weights.find(pl_module, int(labels.max()) + 1):
@@ -120,6 +130,7 @@ class CheckSamples:
                 module=self._module_as_space(trainer, pl_module),
                 cache=None if trainer.fast_dev_run else as_file(self._callback.cache),
                 has_progress_bar=trainer.progress_bar_callback is not None,
+                tell=rank_zero_info,
                 class_weight=self.loss_weights.found,
             )
             for line in groundwork.lines():
@@ -143,7 +154,7 @@ class CheckSamples:
             trainer,
             how_many=how_many,
             most=asked.max_samples if trial is None else min(asked.max_samples or trial, trial),
-            keys=(asked.input_key, asked.label_key),
+            keys=Keys(asked.input_key, asked.label_key, pl_module),
             max_bytes=asked.max_bytes,
             n_least=asked.n_neighbors,
             seed=asked.seed,

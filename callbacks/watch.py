@@ -5,7 +5,7 @@ that the network never meets.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from bu_torch.callbacks.averages import SHARDED
 from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer
-from bu_torch.callbacks.network import CHANGE_INPUTS, ONE_TENSOR, NetworkReader
-from bu_torch.samples.batches import split_batch
-from bu_torch.samples.samples import UnreadableError
+from bu_torch.callbacks.network import CHANGE_INPUTS, SEVERAL_TENSORS, NetworkReader
+from bu_torch.samples.batches import InputKey, Keys, split_batch
+from bu_torch.samples.samples import UnreadableError, packed
 
 _MOST_BATCHES = 5  # until the network has been called
 _OF_BYTES = (
@@ -39,8 +39,8 @@ _Call = dict[str | int, Tensor]
 class Watch:
     """Compares what the network gets in training with what a check gives it."""
 
-    def __init__(self, network: NetworkReader, keys: tuple[str | int | None, str | int | None]) -> None:
-        self._network, self._keys = network, keys
+    def __init__(self, network: NetworkReader, input_key: InputKey, label_key: str | int | None) -> None:
+        self._network, self._input_key, self._label_key = network, input_key, label_key
         self._witness: Witness | None = None
         self._n_batches = 0
 
@@ -51,8 +51,9 @@ class Watch:
         self._witness = witness = Witness(pl_module)  # in each process: all decide together
         # A batch that cannot be taken apart could not be read as a sample either.
         with contextlib.suppress(UnreadableError, TypeError, MisconfigurationException):
-            inputs, labels = split_batch(batch, self._keys)
-            witness.rehearse(lambda: self._network.read(trainer, pl_module, pl_module, inputs, is_whole=True), labels)
+            inputs, labels = split_batch(batch, Keys(self._input_key, self._label_key, pl_module))
+            several = packed(inputs)
+            witness.rehearse(lambda: self._network.read(trainer, pl_module, pl_module, *several, is_whole=True), labels)
             witness.watch()
 
     def end(self) -> None:
@@ -79,11 +80,16 @@ class Watch:
         objection = witness.objection()
         if trainer.strategy.reduce_boolean_decision(bool(objection), all=False):
             self.end()
+            way_out = CHANGE_INPUTS
+            if "tensor" in objection:
+                way_out = SEVERAL_TENSORS
+            elif AFTER_BYTES in objection:
+                way_out = _OF_BYTES
             raise MisconfigurationException(
                 "In training, the network gets inputs that differ from those of the batches"
                 f"{f': {objection}' if objection else ', in another process'}. Boundary uncertainty reads the batches,"
                 " so it would measure at inputs that the network never gets."
-                f" {ONE_TENSOR if 'tensors' in objection else _OF_BYTES if AFTER_BYTES in objection else CHANGE_INPUTS}"
+                f" {way_out}"
             )
         has_seen = trainer.strategy.reduce_boolean_decision(bool(witness.got), all=False)
         is_enough = has_seen or self._n_batches == _MOST_BATCHES or trainer.is_last_batch
@@ -164,7 +170,7 @@ class Witness:
     def _listen(
         self, modules: list[nn.Module], seen: dict[nn.Module, _Call], *, until_one_returns: bool = False
     ) -> None:
-        listener = _Listener(seen)
+        listener = _Listener(seen, self._labels)
         self._handles = [
             module.register_forward_pre_hook(listener, with_kwargs=True, prepend=True) for module in modules
         ]
@@ -175,16 +181,21 @@ class Witness:
 class _Listener:
     """A hook that remembers the first call of each module; a copy of the module gets one that is deaf."""
 
-    def __init__(self, seen: dict[nn.Module, _Call]) -> None:
-        self.seen = seen
+    def __init__(self, seen: dict[nn.Module, _Call], labels: Tensor | None) -> None:
+        self.seen, self.labels = seen, labels
         self.has_ended = False
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module not in self.seen and not self.has_ended:
             named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
-            # Without tensors it is no batch of inputs: DistributedDataParallel calls the module with the arguments of
+            tensors = {name: _kept(value) for name, value in _flat(named) if isinstance(value, Tensor)}
+            # A batch with its labels is none of inputs: DistributedDataParallel calls the module with the arguments of
             # `training_step`.
-            if tensors := {name: _kept(value) for name, value in named if isinstance(value, Tensor)}:
+            labels, n_alone = self.labels, sum(isinstance(value, Tensor) for _, value in named)
+            is_batch = (
+                labels is not None and len(tensors) > n_alone and any(_is_of(one, labels) for one in tensors.values())
+            )
+            if tensors and not is_batch:
                 self.seen[module] = tensors
 
     def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -193,6 +204,17 @@ class _Listener:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Deaf, ()
+
+
+def _flat(named: list[tuple[str | int, Any]]) -> Iterator[tuple[str | int, Any]]:
+    """Arguments, and what is in those that are dicts and tuples."""
+    for name, value in named:
+        if isinstance(value, Mapping):
+            yield from _flat(list(value.items()))
+        elif isinstance(value, tuple | list):
+            yield from _flat(list(enumerate(value)))
+        else:
+            yield name, value
 
 
 class _Deaf:
@@ -216,11 +238,16 @@ def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], 
         got = {name: value for name, value in got.items() if not _is_of(value, labels)}
     if not expected or not got:
         return ""
-    if len(got) > len(expected):
-        names = ", ".join(str(name) if isinstance(name, str) else f"argument {name}" for name in got)
-        return f"{len(got)} tensors ({names}), but a check passes one"
-    pairs = zip(expected.values(), got.values(), strict=False)
+    if len(got) != len(expected):
+        return f"{_named(got)}, but a check passes {_named(expected)}"
+    names = list(expected) if expected.keys() == got.keys() else list(got)  # by name, or else by place
+    pairs = zip(expected.values(), (got[name] for name in names), strict=True)
     return next((found for first, second in pairs if (found := _difference(first, second))), "")
+
+
+def _named(call: _Call) -> str:
+    names = ", ".join(name if isinstance(name, str) else f"argument {name}" for name in call)
+    return f"{len(call)} tensor{'s' if len(call) > 1 else ''} ({names})"
 
 
 def _difference(expected: Tensor, got: Tensor) -> str:

@@ -1,7 +1,7 @@
 """Boundary uncertainty of one classifier after another on the same labelled samples."""
 
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from bu_torch.internal.inputs import (
 from bu_torch.internal.network import read_logits, warn_of_probabilities
 from bu_torch.neighbors.graph import NeighborGraph
 from bu_torch.neighbors.prototypes import PrototypeClassifier
-from bu_torch.perturbation.draws import Perturbation, check_perturbation, draw_perturbed, kind_of
+from bu_torch.perturbation.draws import Perturbation, PerturbationKind, check_perturbation, draw_perturbed, kind_of
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.samples.balance import ClassWeight, check_class_weight, weights_of
 from bu_torch.space.features import FeatureSpace, standardization, standardize
@@ -121,8 +121,9 @@ class BoundaryUncertainty(ClusterScores):
                 f" integers, got {perturbation!r}."
             )
         self.class_weight = check_class_weight(class_weight)
+        self.has_known_neighbors = False
 
-    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
         """Compute all that does not depend on the classifier.
 
         Args:
@@ -132,6 +133,7 @@ class BoundaryUncertainty(ClusterScores):
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
             sample_weight: Relative frequency of each sample in training, shape (N,), positive; None
                 if it draws all alike. `class_weight` multiplies it.
+            neighbors: Neighbours that are known already, as in `NeighborGraph.take`; None to search for them.
 
         Returns:
             The fitted estimator, on the device of the features.
@@ -142,15 +144,17 @@ class BoundaryUncertainty(ClusterScores):
             TypeError: If an argument is not made of real numbers, or token ids are not integers.
         """
         inputs = as_features(features, keep_integers=keeps_integers(self.perturbation))
-        self.fit_points(inputs, as_labels(labels, inputs.shape[0]).to(inputs.device), sample_weight)
+        self.fit_points(inputs, as_labels(labels, inputs.shape[0]).to(inputs.device), sample_weight, neighbors)
         return self
 
-    def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any) -> Tensor:
+    def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any, neighbors: Any = None) -> Tensor:
         """Fit to checked samples and return them as points (N, k) of the space, which are not kept."""
         self.settle_space(inputs, labels, sample_weight)
         points = self.space.fit_transform(inputs) if self._points is None else self._points
         self._points = self._settled = None
-        graph = NeighborGraph(self.n_neighbors).fit(points)
+        self.has_known_neighbors = neighbors is not None
+        graph = NeighborGraph(self.n_neighbors)
+        graph = graph.fit(points) if neighbors is None else graph.take(points, neighbors)
         self.labels = labels
         self.neighbors = graph.neighbors
         self.nearest_distance = graph.nearest_distance
@@ -186,7 +190,7 @@ class BoundaryUncertainty(ClusterScores):
         """True if neighbours were found among features that training `module` changes."""
         return self.space_name_ == "module" or (self.space_name_ == "custom" and self._choice().extracts_by_module())
 
-    def kind_of_perturbation(self, inputs: Tensor) -> Literal["random", "neighbors", "tokens", "custom"]:
+    def kind_of_perturbation(self, inputs: Tensor) -> PerturbationKind:
         """Name of the perturbation of inputs of this shape."""
         return kind_of(self.perturbation, inputs)
 
@@ -254,7 +258,7 @@ class BoundaryUncertainty(ClusterScores):
 
     def _restore(self, tensors: dict[str, Tensor], weights: Tensor | None, inputs: Tensor, space: str) -> Self:
         """Take the fitted tensors from elsewhere; perturbed inputs are drawn anew, from the same samples and seed."""
-        self.weights = weights
+        self.weights, self.has_known_neighbors = weights, False
         self._points = self._settled = None
         for name, tensor in tensors.items():
             setattr(self, name, tensor)

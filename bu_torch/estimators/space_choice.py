@@ -13,9 +13,10 @@ from bu_torch.internal.progress import uncounted
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.space.features import FeatureSpace, name_of
 from bu_torch.space.layers import LayerFeatures
+from bu_torch.space.mixed import MixedFeatures
 
 SpaceName = Literal["inputs", "patches", "tokens"]  # that follows from the samples alone
-FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any]
+FeatureExtractor = SpaceName | Literal["module"] | Callable[[Tensor], Any] | MixedFeatures
 
 _log = logging.getLogger(__name__)
 _COMPARED = 1500  # samples

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from bu_torch.integrations.network import OneTensorNetwork, make_stopper, missing
+from bu_torch.integrations.network import CalledNetwork, make_stopper, missing
 from bu_torch.rule.rules import as_rule
 from bu_torch.run.settings import Settings
 
@@ -51,7 +51,7 @@ class BoundaryUncertaintyEarlyStopping(Callback):
         if self.stopper_ is None:
             options = {name: getattr(self, name) for name in _OPTIONS}
             call = partial(_call, isinstance(net.criterion_, nn.NLLLoss))
-            self.network_ = OneTensorNetwork(net.module_, call, 4096, self.output_key)
+            self.network_ = CalledNetwork(net.module_, call)
             self.stopper_ = make_stopper(self.network_, net.get_iterator(dataset_train, training=True), options)
 
     def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
@@ -66,6 +66,6 @@ class BoundaryUncertaintyEarlyStopping(Callback):
             self.stopper_.restore(self.network_)
 
 
-def _call(gives_probabilities: bool, module: Any, inputs: Tensor) -> Any:
-    output = module(inputs)
+def _call(gives_probabilities: bool, module: Any, inputs: Any) -> Any:
+    output = module(**inputs) if isinstance(inputs, dict) else module(inputs)
     return (output + torch.finfo(output.dtype).eps).log() if gives_probabilities else output  # as skorch's loss

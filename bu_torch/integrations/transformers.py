@@ -2,18 +2,16 @@
 
 import math
 import warnings
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bu_torch.integrations.network import OneTensorNetwork, call_by_key, make_stopper, missing
+from bu_torch.integrations.network import make_stopper, missing
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.settings import Settings
+from bu_torch.samples.batches import Keys
 
 try:
     from accelerate.utils import broadcast_object_list
@@ -25,16 +23,15 @@ except ImportError as error:
 class BoundaryUncertaintyCallback(TrainerCallback):
     """Stop a `Trainer` when the decision boundary gets no better, and load the best model at the end.
 
-    It reads training samples once, with the `Trainer`'s own collator, and calls the model in eval mode with
-    `input_ids` and the `attention_mask` that leaves out padding, or with other inputs alone. Each checkpoint holds its
-    state, so that `train(resume_from_checkpoint=True)` goes on. Its numbers are in the `Trainer`'s `log_history`.
+    It reads training samples once, with the `Trainer`'s own collator, and calls the model in eval mode with all that a
+    batch holds for it but the labels. Each checkpoint holds its state, so that `train(resume_from_checkpoint=True)`
+    goes on. Its numbers are in the `Trainer`'s `log_history`.
 
     Args:
         load_best_model_at_end: Load the weights of the best check when training ends.
         check_steps: Check after every so many optimiser steps; None for the end of each epoch.
-        input_key: Key of the inputs in a batch; None for the model's `main_input_name`.
+        input_key: Key of the inputs in a batch, or a list of keys; None for all that `forward` has arguments for.
         label_key: Key of the classes.
-        forward: Given the model and inputs (n, ...), its output; None for a call as above.
         folder: Folder for the record of the checks; None for no record.
         **settings: As in `bu_torch.BoundaryUncertaintyStopper`: `patience`, `rule`, ...
 
@@ -50,13 +47,12 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         *,
         load_best_model_at_end: bool = True,
         check_steps: int | None = None,
-        input_key: str | None = None,
+        input_key: str | list[str] | None = None,
         label_key: str = "labels",
-        forward: Callable[[Any, Tensor], Any] | None = None,
         folder: str | Path | None = None,
         **settings: Any,
     ) -> None:
-        self.load_best_model_at_end, self.forward = load_best_model_at_end, forward
+        self.load_best_model_at_end = load_best_model_at_end
         self.input_key, self.label_key = input_key, label_key
         self.check_steps = None if check_steps is None else check_integer("check_steps", check_steps, 1)
         self.options = vars(Settings(**settings)) | {"folder": folder}
@@ -67,13 +63,11 @@ class BoundaryUncertaintyCallback(TrainerCallback):
             raise ValueError(
                 "`Trainer` must have unsharded weights (no FSDP, no DeepSpeed) and a dataset with a length."
             )
-        key = self.input_key or str(getattr(model, "main_input_name", "inputs"))
-        pad = getattr(getattr(model, "config", None), "pad_token_id", None)
-        call = self.forward or partial(call_by_key, key, pad)
-        self._network = OneTensorNetwork(model, call, args.eval_batch_size, self.options["output_key"])
-        n_samples, sampler, collate = len(loader.dataset), loader.get_sampler(), loader.collate_fn
-        in_one_batch = DataLoader(loader.dataset, n_samples, sampler=sampler, collate_fn=collate)  # of one length
-        self.stopper = make_stopper(self._network, in_one_batch, self.options, (key, self.label_key))
+        named = [self.input_key] if isinstance(self.input_key, str) else self.input_key
+        keys = Keys(named, self.label_key, model)
+        sampler, collate = loader.get_sampler(), loader.collate_fn
+        own = DataLoader(loader.dataset, args.eval_batch_size, sampler=sampler, collate_fn=collate)
+        self.stopper = make_stopper(model, own, self.options, keys)
         if (file := _file(args, state)).is_file():
             self.stopper.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
         elif state.global_step:
@@ -88,7 +82,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
         else:
             is_due, step = state.global_step % self.check_steps == 0, state.global_step
         if is_due:
-            should_stop = self.stopper.check(self._network, math.ceil(state.epoch) - 1, step)
+            should_stop = self.stopper.check(kwargs["model"], math.ceil(state.epoch) - 1, step)
             state.log_history.append({**self.stopper.history[-1], "epoch": state.epoch, "step": state.global_step})
             (control.should_training_stop,) = broadcast_object_list([should_stop or control.should_training_stop])
 
@@ -98,7 +92,7 @@ class BoundaryUncertaintyCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.load_best_model_at_end and self.stopper.best_epoch is not None:
-            self.stopper.restore(self._network)
+            self.stopper.restore(kwargs["model"])
 
 
 def _file(args: Any, state: Any) -> Path:

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.checks import as_logits
+from bu_torch.internal.packing import PackedNetwork
 from bu_torch.internal.traces import evaluation_mode
 
 _BATCH = 4096
 _LEAST_BATCH, _BATCH_ELEMENTS = 32, 2**23  # fewer rows of large inputs: 32 MB in float32
+_BATCH_TOKENS = 2**15  # of which a network makes vectors
 _WARN = partial(warnings.warn, stacklevel=3)  # at the caller of what warns
 _ROUNDING = 0.01  # of the sum of shares in half precision
 
@@ -44,7 +46,8 @@ def read_logits(
     """Logits (n, J) of any callable at `inputs` (n, ...), in batches, on the model's device and in its precision."""
     check_callable(model)
     parts = []
-    batch_size = min(batch_size, max(_LEAST_BATCH, _BATCH_ELEMENTS // max(1, inputs.shape[1:].numel())))
+    n_values = _BATCH_ELEMENTS if inputs.is_floating_point() else _BATCH_TOKENS
+    batch_size = min(batch_size, max(_LEAST_BATCH, n_values // max(1, inputs.shape[1:].numel())))
     with evaluation_mode(model):
         for batch in inputs.split(batch_size):
             parts.append(logits_of(model(as_taken(model, batch)), len(batch), key=output_key))
@@ -132,7 +135,7 @@ def as_taken(model: object, inputs: Tensor) -> Tensor:
 
 def dtype_of(model: object, inputs: Tensor | InBatches) -> torch.dtype:
     """Precision of a model for its inputs: its own; that of the inputs if they are integers or it has none."""
-    if isinstance(model, nn.Module) and inputs.is_floating_point():
+    if isinstance(model, nn.Module) and inputs.is_floating_point() and not isinstance(model, PackedNetwork):
         return next((p.dtype for p in model.parameters() if p.is_floating_point()), inputs.dtype)
     return inputs.dtype
 

@@ -3,13 +3,16 @@
 import logging
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bu_torch.internal.inputs import as_flat_features, check_integer
+from bu_torch.functional.checks import check_index, check_range
+from bu_torch.internal.inputs import as_flat_features, as_tensor, check_fitted, check_integer
 from bu_torch.neighbors.search import Backend, nearest, resolve_backend
 
 _log = logging.getLogger(__name__)
+_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 
 
 class NeighborGraph:
@@ -87,6 +90,57 @@ class NeighborGraph:
         self.neighbors = torch.cat((own.unsqueeze(1), found.rows), dim=1)
         self.nearest_distance = first_positive(features, found.distances, self.backend_).to(features.dtype)
         return self
+
+    def take(self, features: Tensor, neighbors: Any) -> Self:
+        """Take what another library has found in place of a search in features (N, d).
+
+        Args:
+            features: Points of the samples.
+            neighbors: Rows (N, k) of each sample's nearest others, nearest first, tensor or array, with or without the
+                sample itself; a fitted `NeighborGraph`; or a sparse matrix (N, N) of distances, as scikit-learn's
+                `kneighbors_graph(mode="distance")` gives, k in each row. At least n_neighbors - 1 others.
+
+        Raises:
+            ValueError: If shapes do not fit, or a row is none of the samples.
+            TypeError: If the rows are not integers.
+        """
+        found = as_tensor(_rows_of(neighbors), "neighbors").to(features.device)
+        check_index("neighbors", found, (len(features), "k"), features.device)
+        check_range("neighbors", found, len(features), "rows of `features`")
+        own = torch.arange(len(features), device=features.device).unsqueeze(1)
+        is_own = found == own
+        n_others = int((~is_own).sum(dim=1).min())
+        if n_others < self.n_neighbors - 1:
+            raise ValueError(
+                f"`neighbors` must hold at least {self.n_neighbors - 1} others of each sample, for"
+                f" n_neighbors={self.n_neighbors} with the sample itself, got {n_others}."
+            )
+        others = found.long().gather(1, is_own.byte().argsort(dim=1, stable=True))
+        self.neighbors = torch.cat((own, others[:, : self.n_neighbors - 1]), dim=1)
+        self.nearest_distance = distance_among(features, self.neighbors).to(features.dtype)
+        return self
+
+
+def _rows_of(neighbors: Any) -> Any:
+    """Rows (N, k) of a graph or of a sparse matrix; all else as it is."""
+    if isinstance(neighbors, NeighborGraph):
+        check_fitted(neighbors, "neighbors")
+        return neighbors.neighbors
+    if not hasattr(neighbors, "tocsr"):
+        return neighbors
+    matrix = neighbors.tocsr()
+    counts = np.diff(matrix.indptr)
+    if len(set(counts.tolist())) > 1:
+        raise ValueError(f"`neighbors` must have as many in each row, got {counts.min()} to {counts.max()}.")
+    order = np.argsort(matrix.data.reshape(len(counts), -1), axis=1, kind="stable")
+    return np.take_along_axis(matrix.indices.reshape(len(counts), -1), order, axis=1).astype(np.int64)
+
+
+def distance_among(points: Tensor, neighbors: Tensor) -> Tensor:
+    """Distance of each point to the nearest of its neighbours at a positive distance, (N,) float64."""
+    rows = max(1, _BLOCK_ELEMENTS // (neighbors.shape[1] * points.shape[1]))
+    blocks = (points[members].double() for members in neighbors.split(rows))
+    return first_positive(points, torch.cat([(block[:, 1:] - block[:, :1]).norm(dim=2) for block in blocks]))
 
 
 def first_positive(features: Tensor, distances: Tensor, backend: str = "auto") -> Tensor:

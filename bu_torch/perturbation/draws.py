@@ -1,6 +1,7 @@
 """Draws of perturbed samples, by the name of a perturbation or by a callable of the user."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import as_floats, is_finite
-from bu_torch.neighbors.graph import first_positive
+from bu_torch.neighbors.graph import distance_among
 from bu_torch.perturbation.moves import (
     HIGH,
     LOW,
@@ -24,15 +25,37 @@ from bu_torch.perturbation.moves import (
 from bu_torch.space.features import standardize
 from bu_torch.space.tokens import check_tokens
 
+
+@dataclass(frozen=True)
+class MixedMove:
+    """A way to perturb numbers and indices at once: toward a neighbour, whose indices take the place of some.
+
+    Attributes:
+        n_numbers: Columns of a sample that hold numbers; the others hold indices.
+        n_rows: Rows of equal length that the indices form, such as ids and their mask, exchanged in the same places.
+    """
+
+    n_numbers: int
+    n_rows: int
+
+    def between(self, inputs: Tensor, others: Tensor, part: Tensor, begin: Tensor) -> Tensor:
+        """Move `inputs` (n, D) by `part` (n,) of the way to `others`; their runs of indices begin at `begin` (n,)."""
+        numbers = move_toward(inputs[:, : self.n_numbers], others[:, : self.n_numbers], part)
+        own, theirs = (one[:, self.n_numbers :].reshape(len(one), self.n_rows, -1) for one in (inputs, others))
+        return torch.cat((numbers, exchange_run(own, theirs, part, begin).flatten(1)), dim=1)
+
+
 PERTURBATIONS = ("random", "neighbors", "tokens")
-Perturbation = Literal["random", "neighbors", "tokens"] | Callable[[Tensor, Tensor, torch.Generator], Tensor]
-_BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
+Perturbation = (
+    Literal["random", "neighbors", "tokens"] | Callable[[Tensor, Tensor, torch.Generator], Tensor] | MixedMove
+)
+PerturbationKind = Literal["random", "neighbors", "tokens", "mixed", "custom"]
 _BATCH, _BATCH_ELEMENTS = 64, 2**24  # a multiple of so many rows, of about so many values
 
 
 def check_perturbation(perturbation: Any) -> Perturbation | None:
     """Return `perturbation` if it is a name, a callable or None."""
-    if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str)):
+    if not (perturbation is None or callable(perturbation) or isinstance(perturbation, str | MixedMove)):
         raise TypeError(
             "`perturbation` must be 'random', 'neighbors', 'tokens', a callable (inputs, nearest_distance,"
             f" generator) -> perturbed inputs, or None, got {type(perturbation).__name__}."
@@ -42,8 +65,10 @@ def check_perturbation(perturbation: Any) -> Perturbation | None:
     return perturbation
 
 
-def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> Literal["random", "neighbors", "tokens", "custom"]:
+def kind_of(perturbation: Perturbation | None, inputs: Tensor) -> PerturbationKind:
     """Name of the perturbation of inputs of this shape."""
+    if isinstance(perturbation, MixedMove):
+        return "mixed"
     if callable(perturbation):
         return "custom"
     if perturbation is None:
@@ -63,8 +88,10 @@ class PerturbedInputs:
         dtype: Of a batch.
     """
 
-    def __init__(self, samples: Tensor, choices: dict[str, Tensor] | None = None) -> None:
-        self._samples, self._choices = samples, choices or {}
+    def __init__(
+        self, samples: Tensor, choices: dict[str, Tensor] | None = None, mixed: MixedMove | None = None
+    ) -> None:
+        self._samples, self._choices, self._mixed = samples, choices or {}, mixed
         n_rows = len(self._choices.get("target", samples))
         self.shape = torch.Size((n_rows, *samples.shape[1:]))
         self.dtype = self.rows(0, 1).dtype
@@ -87,6 +114,8 @@ class PerturbedInputs:
             return self._samples[start:stop]
         own, target, part, *begin = (choice[start:stop] for choice in self._choices.values())
         inputs, others = self._samples[own], self._samples[target]
+        if self._mixed is not None:
+            return self._mixed.between(inputs, others, part, *begin)
         if begin:
             return exchange_run(inputs, others, part, *begin)
         return move_toward(as_floats(inputs), as_floats(others), part)
@@ -107,7 +136,7 @@ class PerturbedInputs:
         choices = {name: choice[rows] for name, choice in self._choices.items()}
         both = torch.stack((choices["own"], choices["target"]))
         used, (choices["own"], choices["target"]) = torch.unique(both, return_inverse=True)
-        return PerturbedInputs(self._samples[used], choices)
+        return PerturbedInputs(self._samples[used], choices, self._mixed)
 
     def whole(self) -> Tensor:
         """Make all of them."""
@@ -138,9 +167,12 @@ def draw_perturbed(
     """
     generator = torch.Generator().manual_seed(seed)
     kind = kind_of(perturbation, inputs)
-    if kind in ("neighbors", "tokens"):
-        draws = [_choose(inputs, neighbors, generator, has_run=kind == "tokens") for _ in range(n_draws)]
-        return PerturbedInputs(inputs, {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]})
+    if kind == "tokens":
+        check_tokens(inputs)
+    if kind in ("neighbors", "tokens", "mixed"):
+        draws = [_choose(inputs, neighbors, generator, has_run=kind != "neighbors") for _ in range(n_draws)]
+        choices = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
+        return PerturbedInputs(inputs, choices, perturbation if isinstance(perturbation, MixedMove) else None)
     if kind == "random":
         distance = nearest_distance if is_in_input_space else None
         held = _draw_at_random(inputs, n_draws, generator, neighbors, distance, standardization)
@@ -154,12 +186,13 @@ def draw_perturbed(
 
 def _choose(inputs: Tensor, neighbors: Tensor, generator: torch.Generator, *, has_run: bool) -> dict[str, Tensor]:
     """Choose for each sample a neighbour and a part of the way, of tokens also the beginning of the run."""
-    if has_run:
-        check_tokens(inputs)
     target, share = choose_neighbor(inputs, neighbors, generator, NEAREST)
     choices = {"own": torch.arange(len(inputs), device=inputs.device), "target": target}
     if has_run:
-        return choices | {"part": between(LOW, HIGH, share), "begin": draw_begin(inputs, generator)}
+        return choices | {
+            "part": between(LOW, HIGH, share).to(as_floats(inputs[:1])),
+            "begin": draw_begin(inputs, generator),
+        }
     return choices | {"part": between(LOW, HIGH, share.to(as_floats(inputs[:1])))}
 
 
@@ -174,20 +207,13 @@ def _draw_at_random(
     """Inputs moved in random directions, in units of the standard deviations of the features."""
     flat = as_floats(inputs.flatten(1))
     points = standardize(flat, *standardization)
-    distance = _distance_among(points, neighbors) if distance is None else distance
+    distance = distance_among(points, neighbors) if distance is None else distance
     draws = []
     for _ in range(n_draws):
         # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
         step = (perturb(points, distance, generator) - points) * standardization[1].to(flat.dtype)
         draws.append(check_perturbed(flat + step, flat).reshape(inputs.shape))
     return draws
-
-
-def _distance_among(points: Tensor, neighbors: Tensor) -> Tensor:
-    """Distance of each point to the nearest of its neighbours at a positive distance, (N,)."""
-    rows = max(1, _BLOCK_ELEMENTS // (neighbors.shape[1] * points.shape[1]))
-    blocks = (points[members].double() for members in neighbors.split(rows))
-    return first_positive(points, torch.cat([(block[:, 1:] - block[:, :1]).norm(dim=2) for block in blocks]))
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:

@@ -224,6 +224,8 @@ class Judge:
 def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> None:
     """Fit signals on the samples of a dataset, or read them from the file `cache`; fitted ones must be of these."""
     samples = dataset if isinstance(dataset, Samples) else read_samples(dataset, seed=signals.boundary.seed)
+    if samples.packing is not None:
+        raise ValueError(f"`dataset` must have one tensor of inputs a sample, got {samples.packing}.")
     inputs = as_features(samples.inputs, "dataset", keep_integers=keeps_integers(signals.boundary.perturbation))
     labels = as_labels(samples.labels, len(inputs)).to(inputs.device)
     if samples.n_ignored:

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
+from bu_torch.internal.packing import packed_model
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.run import messages, user_cache
 from bu_torch.run.budget import Plan, plan
 from bu_torch.run.caching import fit_or_load
 from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.several import settings_for
 from bu_torch.run.state import State
 from bu_torch.samples.balance import ClassWeight, class_shares
 from bu_torch.samples.samples import Samples
@@ -85,12 +87,14 @@ class Groundwork:
         module: nn.Module | None = None,
         cache: Path | Literal["auto"] | None = None,
         has_progress_bar: bool = False,
+        tell: Callable[[str], None] | None = None,
         class_weight: ClassWeight | None = None,
     ) -> str:
         """Make or find the preparation; returns the fingerprint of samples and settings, for `Tracker.go_on`.
 
         If checks were made before (`has_resumed`), the space of neighbours stays. Features of `module`, as it is before
-        training, may be that space. `class_weight` holds if the settings have none. Errors are those of `Signals.fit`
+        training, may be that space. `class_weight` holds if the settings have none. `tell` takes a line on how long it
+        will take, if that is long. Errors are those of `Signals.fit`
         and `Signals.load`.
         """
         if line := messages.ignored(samples.n_ignored):
@@ -100,7 +104,8 @@ class Groundwork:
         n_present = len(torch.unique(as_labels(samples.labels, n_samples)))
         if line := messages.many_classes(n_samples, n_present, samples.n_training):
             warn(line)
-        signals = self.settings.make_signals(n_draws, module, class_weight)
+        module = None if module is None else packed_model(module, samples.packing)
+        signals = settings_for(self.settings, samples.packing).make_signals(n_draws, module, class_weight)
         if has_resumed:  # as it was chosen when the run began
             signals.boundary.known_space = self._space
         if not (has_resumed and self._takes_back(signals, samples)):
@@ -112,6 +117,7 @@ class Groundwork:
                 file,
                 sample_weight=samples.weights,
                 has_progress_bar=has_progress_bar,
+                tell=tell,
             )
             self.found_in, self.kept_in = cached.found_in, cached.kept_in
             if cached.refusal:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bu_torch.internal.inputs import check_integer
 from bu_torch.internal.network import device_of, read_logits
+from bu_torch.internal.packing import packed_model
 from bu_torch.internal.printing import say
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run import messages, user_cache
@@ -34,7 +35,8 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
     patience and record; the best weights are kept in memory. It needs no Lightning.
 
     Args:
-        inputs: Training inputs, shape (N, ...) as the model takes them, N >= n_neighbors, tensor or array, finite.
+        inputs: Training inputs, shape (N, ...) as the model takes them, N >= n_neighbors, tensor or array, finite; or
+            several, in a dict, whose keys are the arguments' names, or in a tuple of tensors.
         labels: Their classes, shape (N,), integers >= 0, at least two different ones. Samples with the label -100,
             which torch's losses ignore, are left out with a warning.
         sample_weight: Relative frequency of each sample in training, shape (N,), positive; None if it
@@ -105,8 +107,9 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         as a Schedule-Free one, must be in evaluation mode.
 
         Args:
-            model: Any callable from inputs (n, ...) to logits (n, J), or to an output with `logits`. Weights are
-                averaged and kept of a `torch.nn.Module` alone; it holds its own again when the check is over.
+            model: Any callable from inputs (n, ...) to logits (n, J), or to an output with `logits`. Several inputs
+                are passed by name from a dict, in order from a tuple. Weights are averaged and kept of a
+                `torch.nn.Module` alone; it holds its own again when the check is over.
             epoch: Number of this epoch, larger than the last one's; None counts on from it.
             step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch: then
                 `epoch` may be that of the last check, and None stands for it. None if checks are known by their
@@ -128,8 +131,8 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         started = time.perf_counter()
         tracker.update_average(model, epoch, step)
         with tracker.averaged(model):
-            inputs = tracker.groundwork.perturbed
-            logits = read_logits(model, inputs, check_finite=False, output_key=self.output_key)
+            inputs, network = tracker.groundwork.perturbed, packed_model(model, self._samples.packing)
+            logits = read_logits(network, inputs, check_finite=False, output_key=self.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
             if tracker.checks.is_kept_new:
                 self._best.keep(model, epoch, step)
@@ -197,7 +200,8 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         tracker, groundwork, started = self._tracker, self._tracker.groundwork, time.perf_counter()
         one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
         if groundwork.plan is None and isinstance(model, nn.Module):
-            forward = partial(read_logits, model, one, check_finite=False, output_key=self.output_key)
+            network = packed_model(model, self._samples.packing)
+            forward = partial(read_logits, network, one, check_finite=False, output_key=self.output_key)
             n_operations = count_operations(model, forward)
         wanted = groundwork.planned(n_training, n_training, n_operations)
         made = groundwork.plan_checks(n_training, n_training, n_operations, one.nbytes)
@@ -206,7 +210,9 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         samples = fewer_of(self._samples, made.n_samples, self.seed)
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
-        fingerprint = tracker.prepare(samples, module=module, cache=as_file(self.cache), has_progress_bar=True)
+        fingerprint = tracker.prepare(
+            samples, module=module, cache=as_file(self.cache), has_progress_bar=True, tell=_log.info
+        )
         if line := messages.cache(groundwork.found_in, groundwork.kept_in, groundwork.n_samples, user_cache.folder()):
             self._tell(line)
         groundwork.signals.to(device_of(model, groundwork.perturbed))

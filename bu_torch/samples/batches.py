@@ -1,22 +1,42 @@
 """Batches and arrays taken apart into inputs and labels."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from bu_torch.internal.inputs import as_tensor
+from bu_torch.internal.packing import as_inputs, as_tree, names_taken, of_one_length, takes
 from bu_torch.samples.samples import UnreadableError
 
-# Where a batch holds its inputs and its labels: keys of a dict, or places in a tuple; None where the batch is a pair.
-Keys = tuple[str | int | None, str | int | None]
-NO_KEYS: Keys = (None, None)
+InputKey = str | int | Sequence[str | int] | None
+
+
+class Keys(NamedTuple):
+    """Places of inputs and labels in a batch: keys of a dict, or places in a tuple, of one input or of several.
+
+    Without them, what the `network` has arguments for are inputs.
+    """
+
+    inputs: InputKey = None
+    labels: str | int | None = None
+    network: Any = None
+
+
+NO_KEYS = Keys()
+_LABELS = ("labels", "label", "targets", "target", "y")
+_PAIR = 2
 _PARTS = ("inputs", "labels")  # of a batch
+_NO_BATCH = (
+    "batches must be (inputs, labels), or dicts or longer tuples whose keys or places are given by `input_key=`, which"
+    " may be a list, and `label_key=`"
+)
 NO_SAMPLE = "there must be at least one sample, got none."
 WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
 
@@ -38,14 +58,12 @@ def whole_pair(dataset: Any, keys: Keys = NO_KEYS) -> tuple[Any, Any] | None:
         raise ValueError(f"`dataset`: {error} {WAY_OUT}") from error
 
 
-def as_tensors(inputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
+def as_tensors(inputs: Any, labels: Any) -> tuple[Any, Tensor]:
     """Inputs and labels of the same length as tensors."""
-    inputs, labels = as_tensor(inputs, "inputs"), as_tensor(labels, "labels")
-    if inputs.ndim == 0 or labels.ndim == 0 or len(inputs) != len(labels):
-        raise ValueError(
-            f"`dataset` must be inputs and labels of one length, got {tuple(inputs.shape)} and {tuple(labels.shape)}."
-        )
-    if not len(inputs):
+    inputs, labels = as_inputs(inputs, "inputs"), as_tensor(labels, "labels")
+    if not _are_of_one_length(inputs, labels):
+        raise ValueError(f"`dataset` must be inputs and labels of one length, got {_shapes(inputs, labels)}.")
+    if not len(labels):
         raise ValueError(f"`dataset`: {NO_SAMPLE} {WAY_OUT}")
     return inputs, labels
 
@@ -57,9 +75,12 @@ class TooManyBytesError(Exception):
         self.n_fitting = n_fitting
 
 
-def check_bytes(inputs: Tensor, n_wanted: int, max_bytes: int | None) -> None:
+def check_bytes(inputs: Any, n_wanted: int, max_bytes: int | None) -> None:
     """Raise if so many samples like the first of `inputs` take more than `max_bytes`."""
-    if max_bytes is not None and (n_bytes := inputs[:1].nbytes) * n_wanted > max_bytes:
+    if max_bytes is None:
+        return
+    n_bytes = sum(tensor[:1].nbytes for tensor in pytree.tree_leaves(inputs))
+    if n_bytes * n_wanted > max_bytes:
         raise TooManyBytesError(max(1, max_bytes // n_bytes))
 
 
@@ -72,34 +93,44 @@ def concatenate(
     n_expected: int = 0,
     max_bytes: int | None = None,
     has_progress_bar: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Any, Tensor]:
     """Inputs and labels of all batches, up to `limit` samples; `n_expected` may be more than `max_bytes` allow."""
     if transform is not None:
         batches = map(transform, batches)
     n_left = sys.maxsize if limit is None else limit
-    read: list[tuple[Tensor, Tensor]] = []
+    read: list[Any] = []
+    all_labels: list[Tensor] = []
     shown = tqdm(batches, "Boundary uncertainty reads", delay=3, disable=not has_progress_bar, leave=False)
     for inputs, labels in (split_batch(batch, keys) for batch in shown):
-        if len(inputs):
+        if len(labels):
             if transform is not None:  # which has moved them to where the network is
-                inputs, labels = inputs.detach().cpu(), labels.detach().cpu()
+                inputs, labels = pytree.tree_map(lambda tensor: tensor.detach().cpu(), (inputs, labels))
             if not read:
                 check_bytes(inputs, n_expected, max_bytes)
-            read.append((inputs[:n_left], labels[:n_left]))
-            n_left -= len(read[-1][0])
+            read.append(first_rows(inputs, n_left))
+            all_labels.append(labels[:n_left])
+            n_left -= len(all_labels[-1])
         if not n_left:
             break
     if not read:
         raise UnreadableError(NO_SAMPLE)
-    joined = dict(zip(_PARTS, map(list, zip(*read, strict=True)), strict=True))
+    return _joined(of_one_length(read), all_labels)
+
+
+def _joined(read: list[Any], all_labels: list[Tensor]) -> tuple[Any, Tensor]:
+    spec = pytree.tree_structure(read[0])
+    if any(pytree.tree_structure(tree) != spec for tree in read):
+        raise UnreadableError("all batches must have the same inputs, got others in some.")
+    joined = [*map(list, zip(*map(pytree.tree_leaves, read), strict=True)), all_labels]
     read.clear()
-    for name, tensors in joined.items():
+    for tensors in joined:
         shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
         if len(shapes) > 1:
             found = ", ".join(map(str, sorted(shapes)[:3]))
+            name = "labels" if tensors is all_labels else "inputs"
             raise UnreadableError(f"all {name} must have one shape, got {found}.")
-    inputs, labels = (_cat(tensors) for tensors in joined.values())
-    return inputs, labels
+    *inputs, labels = map(_cat, joined)
+    return pytree.tree_unflatten(inputs, spec), labels
 
 
 def _cat(tensors: list[Tensor]) -> Tensor:
@@ -116,46 +147,87 @@ def _cat(tensors: list[Tensor]) -> Tensor:
     return joined
 
 
-def split_batch(batch: Any, keys: Keys) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a batch, both dense tensors of one length; raises `UnreadableError` and `TypeError`."""
+def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
+    """Inputs and labels of a batch, dense tensors of one length; raises `UnreadableError` and `TypeError`."""
     inputs, labels = _entries(batch, keys)
+    inputs = as_tree(inputs)
     for name, value in zip(_PARTS, (inputs, labels), strict=True):
-        if not isinstance(value, Tensor):
+        tensors = pytree.tree_leaves(value) if value is inputs else [value]
+        if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise UnreadableError(f"the {name} of a batch must be a tensor, got {type(value).__name__}.")
-        as_tensor(value, name)  # which refuses one that is not dense
-    if inputs.ndim == 0 or labels.ndim == 0 or len(inputs) != len(labels):
-        raise UnreadableError(
-            f"inputs and labels of a batch must be equally long, got {tuple(inputs.shape)} and {tuple(labels.shape)}."
-        )
+        for tensor in tensors:
+            as_tensor(tensor, name)  # which refuses one that is not dense
+    if not _are_of_one_length(inputs, labels):
+        raise UnreadableError(f"inputs and labels of a batch must be equally long, got {_shapes(inputs, labels)}.")
     return inputs, labels
+
+
+def first_rows(inputs: Any, n_rows: int) -> Any:
+    """The first rows of each tensor."""
+    return pytree.tree_map(lambda tensor: tensor[:n_rows], inputs)
+
+
+def _are_of_one_length(inputs: Any, labels: Tensor) -> bool:
+    return bool(labels.ndim) and all(one.ndim and len(one) == len(labels) for one in pytree.tree_leaves(inputs))
+
+
+def _shapes(inputs: Any, labels: Tensor) -> str:
+    shapes = [str(tuple(tensor.shape)) for tensor in pytree.tree_leaves(inputs)]
+    return f"{', '.join(shapes)} and {tuple(labels.shape)}"
 
 
 def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
     """The entries of a batch that are inputs and labels."""
-    input_key, label_key = keys
-    named = (("input_key", input_key), ("label_key", label_key))
     if isinstance(batch, Mapping):
-        has = ", ".join(repr(key) for key in batch)
-        if input_key is None or label_key is None:
-            raise UnreadableError(
-                f"batches are dicts with the keys {has}: name two of them with `input_key=` and `label_key=`."
-            )
-        for name, key in named:
-            if key not in batch:
-                raise UnreadableError(f"`{name}={key!r}` is not among the keys of a batch: {has}.")
-        return batch[input_key], batch[label_key]
-    is_tuple = isinstance(batch, tuple | list)
-    if is_tuple and (input_key is None) != (label_key is None):
+        return _entries_of_dict(batch, keys)
+    if isinstance(batch, tuple | list):
+        return _entries_of_tuple(batch, keys)
+    raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__}.")
+
+
+def _entries_of_dict(batch: Mapping[Any, Any], keys: Keys) -> tuple[Any, Any]:
+    input_key, label_key, network = keys
+    if label_key is None and network is not None:
+        guesses = [name for name in _LABELS if name in batch]
+        label_key = guesses[0] if len(guesses) == 1 else None
+    if input_key is None and network is not None and label_key is not None:
+        others = [key for key, value in batch.items() if isinstance(value, Tensor) and key != label_key]
+        input_key = names_taken(network, others) or (others[0] if len(others) == 1 else None)
+    has = ", ".join(repr(key) for key in batch)
+    if input_key is None or label_key is None:
+        raise UnreadableError(
+            f"batches are dicts with the keys {has}: name inputs and labels with `input_key=`, which may be a list, and"
+            " `label_key=`."
+        )
+    several = list(input_key) if isinstance(input_key, list | tuple) else None
+    for name, key in (*(("input_key", key) for key in several or [input_key]), ("label_key", label_key)):
+        if key not in batch:
+            raise UnreadableError(f"`{name}={key!r}` is not among the keys of a batch: {has}.")
+    return batch[input_key] if several is None else {key: batch[key] for key in several}, batch[label_key]
+
+
+def _entries_of_tuple(batch: Sequence[Any], keys: Keys) -> tuple[Any, Any]:
+    input_key, label_key, network = keys
+    if (input_key is None) != (label_key is None):
         raise UnreadableError("`input_key=` and `label_key=` go together, got one of them.")
-    if is_tuple and isinstance(input_key, int) and isinstance(label_key, int):
-        for name, place in named:
+    several = list(input_key) if isinstance(input_key, list | tuple) else None
+    places = several or [input_key]
+    if isinstance(label_key, int) and all(isinstance(place, int) for place in places):
+        for name, place in (*(("input_key", place) for place in places), ("label_key", label_key)):
             if place not in range(-len(batch), len(batch)):
                 raise UnreadableError(f"`{name}={place}` is not a place in a batch of {len(batch)}.")
-        return batch[input_key], batch[label_key]
-    if is_tuple and len(batch) == 2:
+        inputs = tuple(batch[place] for place in places)
+        return inputs if several else inputs[0], batch[label_key]
+    if len(batch) == _PAIR:
         return batch[0], batch[1]
-    what = f"{type(batch).__name__} of {len(batch)}" if is_tuple else type(batch).__name__
-    raise UnreadableError(
-        "batches must be (inputs, labels), or dicts or longer tuples whose keys or places are given by"
-        f" `input_key=` and `label_key=`, got a {what}."
-    )
+    if len(batch) > _PAIR and network is not None and _ends_with_labels(batch, network):
+        return tuple(batch[:-1]), batch[-1]
+    raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__} of {len(batch)}.")
+
+
+def _ends_with_labels(batch: Sequence[Any], network: Any) -> bool:
+    """Tell if a batch is what the network takes and then labels, and nothing else in it could be the labels."""
+    if not all(isinstance(value, Tensor) for value in batch) or not takes(network, *batch[:-1]):
+        return False
+    may_be_labels = [value.ndim == 1 and not value.is_floating_point() for value in batch]
+    return may_be_labels[-1] and (not any(may_be_labels[:-1]) or not takes(network, *batch[:-2]))

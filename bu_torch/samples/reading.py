@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -32,14 +33,16 @@ from bu_torch.internal.traces import preserved_random_state
 from bu_torch.samples.batches import (
     NO_KEYS,
     WAY_OUT,
+    InputKey,
     Keys,
     as_tensors,
     check_bytes,
     concatenate,
+    first_rows,
     split_batch,
     whole_pair,
 )
-from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, without_ignored
+from bu_torch.samples.samples import Samples, UnreadableError, choose_among, known_labels, packed, without_ignored
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.samples.visits import visited_by
 
@@ -52,7 +55,7 @@ def read_samples(
     max_samples: int | None = None,
     seed: int = 0,
     *,
-    input_key: str | int | None = None,
+    input_key: InputKey = None,
     label_key: str | int | None = None,
 ) -> Samples:
     """Read samples from whatever a user has.
@@ -63,7 +66,8 @@ def read_samples(
             a dict with the keys below.
         max_samples: Samples to read at most, >= 1: a random subset, or the first ones of a stream. None reads all.
         seed: Seed of the subset and of what the dataset draws from global random states, 0 <= seed < 2**64.
-        input_key: Key of the inputs in dicts; their place, an integer, in tuples of more than two.
+        input_key: Key of the inputs in dicts; their place, an integer, in tuples of more than two; a list of these for
+            several inputs.
         label_key: Key or place of the labels.
 
     Returns:
@@ -75,7 +79,7 @@ def read_samples(
         ValueError: If there is no sample, if batches are not inputs and labels of one length and shape, if a stream
             cannot be read twice, or if a sampler cannot be copied.
     """
-    keys = (input_key, label_key)
+    keys = Keys(input_key, label_key)
     if max_samples is not None:
         check_integer("max_samples", max_samples, 1)
 
@@ -150,7 +154,7 @@ def read_loader(
             read = concatenate(_own_loader(loader, Subset(dataset, indices)), keys, transform)
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         n_training, are_places = len(indices), isinstance(indices[0], int)
-        known = known_labels(dataset, keys[1]) if are_places else None
+        known = known_labels(dataset, keys.labels) if are_places else None
         n_wanted = how_many(n_training)
         is_stratified = known is not None if n_wanted < n_training else None
         if n_wanted < n_training:
@@ -161,14 +165,19 @@ def read_loader(
             loader, dataset, indices, are_lists, keys, transform, max_bytes, has_progress_bar=has_progress_bar
         )
         is_random = False
-        if len(inputs) != len(indices):
+        if len(labels) != len(indices):
             are_places, weights = False, None
         elif looks_for_augmentation and (type(dataset) is not TensorDataset or transform is not None):
             again, _ = _read_at(loader, dataset, indices[:_READ_TWICE], are_lists, keys, transform)
-            is_random = not torch.equal(again, inputs[:_READ_TWICE])
-        rows = torch.as_tensor(indices) if are_places else torch.arange(len(inputs))
-        samples = Samples(inputs, labels, rows, n_training, classes, is_stratified, weights, is_random=is_random)
+            is_random = not _are_equal(again, first_rows(inputs, _READ_TWICE))
+        rows = torch.as_tensor(indices) if are_places else torch.arange(len(labels))
+        inputs, packing = packed(inputs)
+        samples = Samples(inputs, labels, rows, n_training, classes, is_stratified, weights, 0, is_random, packing)
         return without_ignored(samples)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    return all(map(torch.equal, pytree.tree_leaves(one), pytree.tree_leaves(other)))
 
 
 def _as_loader(dataset: Any) -> DataLoader[Any]:
@@ -256,23 +265,23 @@ def _read_at(
     max_bytes: int | None = None,
     *,
     has_progress_bar: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Any, Tensor]:
     """Inputs and labels of a map-style dataset at these indices, in batches as the loader makes them."""
     if type(dataset) is TensorDataset and loader.collate_fn is default_collate and transform is None:  # all at once
         inputs, labels = split_batch(list(dataset.tensors), keys)
         check_bytes(inputs, len(indices), max_bytes)
         places = torch.as_tensor(indices)
-        is_whole = torch.equal(places, torch.arange(len(inputs)))  # held once, as the dataset has them
-        return inputs if is_whole else inputs[places], labels[places]
+        is_whole = torch.equal(places, torch.arange(len(labels)))  # held once, as the dataset has them
+        return inputs if is_whole else pytree.tree_map(lambda tensor: tensor[places], inputs), labels[places]
     if loader.batch_sampler is None and are_lists:
         own = _own_loader(loader, dataset, BatchSampler(indices, READ_BATCH, drop_last=False))
     else:
         own = _own_loader(loader, Subset(dataset, indices))
     bound: dict[str, Any] = {"n_expected": len(indices), "max_bytes": max_bytes}
     inputs, labels = concatenate(own, keys, transform, **bound, has_progress_bar=has_progress_bar)
-    if len(inputs) < len(indices):
+    if len(labels) < len(indices):
         warnings.warn(
-            f"The loader's batches hold {len(inputs)} of the {len(indices)} samples that were read: only those are"
+            f"The loader's batches hold {len(labels)} of the {len(indices)} samples that were read: only those are"
             " used.",
             stacklevel=2,
         )

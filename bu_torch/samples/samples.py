@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from bu_torch.internal.inputs import as_features, as_labels, as_tensor
+from bu_torch.internal.packing import Packing, as_inputs
 from bu_torch.samples.balance import as_weights
 from bu_torch.samples.subset import stratified_rows
 
@@ -28,6 +29,7 @@ class Samples(NamedTuple):
     weights: Tensor | None = None  # how often training draws each, (n,) float64, > 0; None if it draws all alike
     n_ignored: int = 0  # samples that were left out because their label is `IGNORED`
     is_random: bool = False  # whether a sample is another each time that it is read
+    packing: Packing | None = None  # of several tensors a sample in `inputs`; None if there is one
 
     def at(self, rows: Tensor) -> "Samples":
         """Some of the samples, by their places here."""
@@ -49,14 +51,25 @@ def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_i
 
     `keep_integers` leaves integer inputs (token ids) as they are. Raises what the estimators raise.
     """
-    inputs = as_features(inputs, "inputs", keep_integers=keep_integers)
+    inputs, packing = packed(as_inputs(inputs, "inputs"))
+    inputs = as_features(
+        inputs, "inputs", keep_integers=keep_integers or (packing is not None and packing.form == "rows")
+    )
     labels = as_tensor(labels, "labels")
     weights = None if sample_weight is None else as_weights(sample_weight, len(inputs)).to(inputs.device)
-    samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs), weights=weights)
+    samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs), weights=weights, packing=packing)
     if labels.ndim and len(labels) == len(inputs):
         samples = without_ignored(samples)
     n_left = len(samples.inputs)
     return samples._replace(labels=as_labels(samples.labels, n_left), n_training=n_left)
+
+
+def packed(inputs: Any) -> tuple[Tensor, Packing | None]:
+    """Inputs that `as_inputs` gave as one tensor, and how several tensors lie in it, None if there is one."""
+    if isinstance(inputs, Tensor):
+        return inputs, None
+    packing = Packing.of(inputs)
+    return packing.pack(inputs), packing
 
 
 def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
@@ -69,12 +82,13 @@ def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
     return samples.at(rows)._replace(is_stratified=strata is not None and samples.is_stratified is not False)
 
 
-def choose_among(inputs: Tensor, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
+def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
     """Choose as many of the given samples as `how_many` says of their number, without those whose label is -100.
 
     The estimators refuse inputs and labels that differ in length. Raises as `without_ignored`.
     """
-    samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs))
+    inputs, packing = packed(inputs)
+    samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs), packing=packing)
     if len(labels) != len(inputs):
         return samples
     samples = without_ignored(samples)
@@ -104,7 +118,7 @@ def known_labels(dataset: Any, label_key: str | int | None = None) -> Tensor | N
             known = known_labels(dataset.dataset, label_key)
             return None if known is None else known[torch.as_tensor(dataset.indices)]
         if isinstance(dataset, TensorDataset):
-            labels = dataset.tensors[label_key if isinstance(label_key, int) else 1]
+            labels = dataset.tensors[label_key if isinstance(label_key, int) else -1]
         else:
             labels = torch.as_tensor(np.asarray(dataset.targets))
         return _as_strata(labels, len(dataset))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from bu_torch.signals.catalogue import SIGNALS, Reading
 from bu_torch.signals.details import Details, describe
 from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of_copies, warn_of_little_skill
 from bu_torch.signals.recognition import recalls_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,16 @@ class Measurement:
         return describe(
             self._reading, label_trust=signals._label_trust, nearest_class=signals._nearest_class, n_doubtful=n_doubtful
         )
+
+    def doubtful(self) -> "DataFrame":
+        """All samples, the least trusted first, as a pandas frame; waits for the device.
+
+        Columns are those of `Details.doubtful`: `row` among the samples given to `fit`, `label`, `prediction`,
+        `nearest_class` and `trust`. A label is doubtful if `nearest_class` differs and `trust` is low.
+        """
+        from pandas import DataFrame
+
+        return DataFrame(self.details(len(self._reading.labels)).doubtful)
 
 
 class Signals:
@@ -126,20 +139,20 @@ class Signals:
             module=module,
         )
 
-    def fit(self, features: Any, labels: Any, sample_weight: Any = None) -> Self:
+    def fit(self, features: Any, labels: Any, sample_weight: Any = None, neighbors: Any = None) -> Self:
         """Compute all that does not depend on the classifier, on the device of the features.
 
         Args:
             features: Training inputs, shape (N, ...) with N >= n_neighbors, tensor or array of finite numbers.
             labels: Classes, shape (N,), integers >= 0; at least two different ones.
             sample_weight: As in `BoundaryUncertainty.fit`.
+            neighbors: As in `BoundaryUncertainty.fit`; such a fit cannot be saved.
 
         Raises:
-            ValueError: As in `BoundaryUncertainty.fit`.
-            TypeError: As in `BoundaryUncertainty.fit`.
+            ValueError, TypeError: As in `BoundaryUncertainty.fit`.
         """
         inputs, labels = self._read(features, labels)
-        return self._take(Preparation.make(self.boundary, inputs, labels, sample_weight), inputs)
+        return self._take(Preparation.make(self.boundary, inputs, labels, sample_weight, neighbors), inputs)
 
     def load(
         self, path: str | Path | Tensor, features: Any, labels: Any, sample_weight: Any = None, *, is_own: bool = False
@@ -166,11 +179,11 @@ class Signals:
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            ValueError: If they are of features of `module`, which no file can know again.
+            ValueError: If they are of features of `module` or of `neighbors` passed, which no file can know again.
         """
         check_fitted(self, "preparation")
-        if self.boundary.is_of_module:
-            raise ValueError("These Signals are of features of `module`, which may have changed since: fit them anew.")
+        if self.boundary.is_of_module or self.boundary.has_known_neighbors:
+            raise ValueError("These Signals are of `module` or `neighbors`, which no file can know: fit them anew.")
         self.preparation.save(path)
 
     def _take(self, preparation: Preparation, inputs: Tensor) -> Self:

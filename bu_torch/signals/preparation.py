@@ -17,8 +17,10 @@ from bu_torch.estimators.label_regression import LabelRegression
 from bu_torch.estimators.trust import TrustScore
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.files import open_whole, regular_file
+from bu_torch.perturbation.draws import MixedMove
 from bu_torch.samples.copies import copies
 from bu_torch.signals.arrays import layout, read_arrays, write_arrays
+from bu_torch.space.mixed import MixedFeatures
 
 _FORMAT = 10  # of the arrays, to be raised when what they hold, or how that is computed, changes
 _PROBE = 64
@@ -71,12 +73,17 @@ class Preparation:
 
     @classmethod
     def make(
-        cls, boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, sample_weight: Tensor | None = None
+        cls,
+        boundary: BoundaryUncertainty,
+        inputs: Tensor,
+        labels: Tensor,
+        sample_weight: Tensor | None = None,
+        known_neighbors: Any = None,
     ) -> Self:
         """Fit `boundary` to checked samples, and compute all else; errors as of `BoundaryUncertainty.fit`."""
         classes = PresentClasses(labels)
         _check_size(boundary.n_draws, len(inputs), len(classes))
-        points = boundary.fit_points(inputs, labels, sample_weight)
+        points = boundary.fit_points(inputs, labels, sample_weight, known_neighbors)
         columns = classes.columns(labels)
         perturbed = torch.cat([boundary.space.transform(block) for block in boundary.perturbed.blocks()])
         rows = torch.arange(len(points), device=perturbed.device).repeat(boundary.n_draws)
@@ -164,6 +171,9 @@ def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor
     """Digest of checked samples and of the settings of `boundary`, which need not be fitted."""
     settings = (boundary.n_neighbors, boundary.n_draws, boundary.seed)
     digest = hashlib.sha256(repr((_FORMAT, *settings, boundary.space.n_components)).encode())
+    for option in (boundary.feature_extractor, boundary.perturbation):
+        if isinstance(option, MixedFeatures | MixedMove):
+            digest.update(repr(option).encode())
     if isinstance(boundary.feature_extractor, str):
         digest.update(boundary.feature_extractor.encode())
     # An extractor and a perturbation are told by what they make of a few samples.

@@ -19,6 +19,7 @@ from bu_torch.internal.inputs import (
 )
 from bu_torch.internal.network import as_taken
 from bu_torch.internal.traces import evaluation_mode
+from bu_torch.space.mixed import MixedFeatures
 from bu_torch.space.patches import PatchFeatures, pooled
 from bu_torch.space.tokens import TokenFeatures
 
@@ -36,7 +37,7 @@ class FeatureSpace:
         feature_extractor: Callable from inputs (n, ...) to features (n, k) or (n, ...): a function, or a frozen module,
             which is run in eval mode, on its own device and in its own precision, without gradient. `"patches"` takes
             `PatchFeatures` of images (n, C, H, W), `"tokens"` `TokenFeatures` of token ids (n, L), on one scale for all
-            axes; `"inputs"` and None take the inputs themselves.
+            axes; `"inputs"` and None take the inputs themselves. `MixedFeatures` are those of numbers and categories.
         n_components: Principal components of the standardised features to keep, >= 1, at most as many as there are
             features or samples; None for all features.
         seed: Seed of the randomised PCA, 0 <= seed < 2**64.
@@ -44,7 +45,7 @@ class FeatureSpace:
             it. So is the extractor itself, or the module that it is a method of.
 
     Attributes:
-        name: `"inputs"`, `"patches"`, `"tokens"` or `"custom"`.
+        name: `"inputs"`, `"patches"`, `"tokens"`, `"mixed"` or `"custom"`.
 
     Example:
         >>> inputs = torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -59,20 +60,26 @@ class FeatureSpace:
 
     def __init__(
         self,
-        feature_extractor: Callable[[Tensor], Any] | Literal["inputs", "patches", "tokens"] | None = None,
+        feature_extractor: Callable[[Tensor], Any]
+        | Literal["inputs", "patches", "tokens"]
+        | MixedFeatures
+        | None = None,
         n_components: int | None = None,
         seed: int = 0,
         module: nn.Module | None = None,
     ) -> None:
         if isinstance(feature_extractor, str):
             check_choice("feature_extractor", feature_extractor, ("inputs", "patches", "tokens"))
-        elif feature_extractor is not None and not callable(feature_extractor):
+        elif feature_extractor is not None and not (
+            callable(feature_extractor) or isinstance(feature_extractor, MixedFeatures)
+        ):
             raise TypeError(
                 "`feature_extractor` must be callable, (n, ...) -> (n, k), the name of a space, or None,"
                 f" got {type(feature_extractor).__name__}."
             )
         self.name = name_of(feature_extractor)
-        self.feature_extractor = None if isinstance(feature_extractor, str) else feature_extractor
+        self.feature_extractor = feature_extractor if callable(feature_extractor) else None
+        self._mixed = feature_extractor if isinstance(feature_extractor, MixedFeatures) else None
         self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
         self.seed = check_seed(seed)
         self.module = module
@@ -94,9 +101,13 @@ class FeatureSpace:
             self._features = PatchFeatures(seed=self.seed).fit(inputs)
         elif self.name == "tokens":
             self._features = TokenFeatures(seed=self.seed).fit(inputs)
+        elif self._mixed is not None:
+            self._mixed.fit(inputs)
         flat = self.extract(inputs)
         # The first axes of texts hold most of what there is to tell, the last ones mostly noise.
         self.mean_, self.scale_ = common_standardization(flat) if self.name == "tokens" else standardization(flat)
+        if self._mixed is not None:
+            self.scale_ = self._mixed.common_scale(inputs, self.scale_)
         self.components_ = None
         if self.n_components is not None:
             points = standardize(flat, self.mean_, self.scale_)
@@ -113,6 +124,8 @@ class FeatureSpace:
 
     def extract(self, inputs: Tensor) -> Tensor:
         """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
+        if self._mixed is not None:
+            return self._mixed.transform(inputs)
         if self.name == "tokens":
             return self._features.transform(inputs)
         if self.name == "patches":
@@ -138,6 +151,8 @@ def name_of(feature_extractor: object) -> str:
     """Name of the space that an extractor makes: its own name, `"inputs"` for None, or `"custom"` for a callable."""
     if isinstance(feature_extractor, str):
         return feature_extractor
+    if isinstance(feature_extractor, MixedFeatures):
+        return "mixed"
     return "inputs" if feature_extractor is None else "custom"
 
 

@@ -113,7 +113,7 @@ class LayerFeatures:
                     outputs.clear()
                     self.model(as_taken(self.model, batch))
                     rows.append(self._row(outputs, len(batch)).to(inputs.device))
-                    advance()
+                    advance(n_passes=len(batch))
         finally:
             for handle in handles:
                 handle.remove()

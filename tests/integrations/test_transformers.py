@@ -1,5 +1,6 @@
 """Hugging Face's own `Trainer`, with small networks that are made here."""
 
+import inspect
 import math
 
 import pytest
@@ -128,16 +129,27 @@ def test_of_several_processes_the_first_decides(tmp_path, monkeypatch):
     assert (run.state.epoch, len(ours.stopper.history)) == (1, 1)
 
 
-def test_the_model_is_called_with_a_mask_that_leaves_out_padding(tmp_path):
-    run = trainer(tmp_path, ours := callback(), epochs=1)
+def test_the_model_gets_the_mask_with_its_ids_of_batches_that_are_padded_each_to_its_own_length(tmp_path):
+    def in_pairs(samples):
+        return pad_to_longest(samples)
+
+    run = trainer(tmp_path, ours := callback(load_best_model_at_end=False), collate=in_pairs, epochs=1)
+    run.args.per_device_eval_batch_size = 1  # so that each text that is read has a length of its own
+    got, forward = [], run.model.forward
+
+    def listen(*args, **kwargs):
+        got.append(kwargs)
+        return forward(*args, **kwargs)
+
+    listen.__signature__ = inspect.signature(forward)
+    run.model.forward = listen
     run.train()
-    assert ours.stopper.inputs.shape == (120, LENGTH)
-    batch = pad_to_longest(texts()[:4])
-    run.model.eval()
-    with torch.no_grad():
-        expected = run.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-        assert torch.equal(ours._network(batch["input_ids"]), expected)
-        assert not torch.equal(run.model(input_ids=batch["input_ids"]).logits, expected)
+    assert ours.stopper.inputs["input_ids"].shape == (120, LENGTH)
+    of_checks = [call for call in got if "labels" not in call]
+    assert sum(len(call["input_ids"]) for call in of_checks) >= 120
+    for call in of_checks:
+        assert call.keys() == {"input_ids", "attention_mask"}
+        assert torch.equal(call["attention_mask"], (call["input_ids"] != PAD).long())
 
 
 @pytest.mark.parametrize(
@@ -212,17 +224,15 @@ def rows(n=80):
 
 def test_images_are_read_as_pixel_values(tmp_path):
     trainer(tmp_path, ours := callback(), model=vit(), samples=images(), collate=None, epochs=2).train()
-    assert ours.stopper.inputs.shape == (80, 1, 8, 8)
+    assert ours.stopper.inputs["pixel_values"].shape == (80, 1, 8, 8)
     assert len(ours.stopper.history) == 2
 
 
-def test_keys_and_the_call_may_be_the_user_s(tmp_path):
-    def call(model, inputs):
-        return model(values=inputs, scale=1.0)
-
-    ours = callback(input_key="values", label_key="target", forward=call, folder=tmp_path / "record")
+@pytest.mark.parametrize("input_key", [None, "values", ["values"]])
+def test_keys_may_be_the_user_s(tmp_path, input_key):
+    ours = callback(input_key=input_key, label_key="target", folder=tmp_path / "record")
     trainer(tmp_path, ours, model=Table(), samples=rows(), collate=None, epochs=2, label_names=["target"]).train()
-    assert ours.stopper.inputs.shape == (80, 3)
+    assert ours.stopper.inputs["values"].shape == (80, 3)
     assert all(math.isfinite(check["trust_score"]) for check in ours.stopper.history)
     assert (tmp_path / "record" / "boundary_uncertainty.csv").is_file()
 
@@ -236,7 +246,10 @@ def test_samples_count_as_often_as_a_sampler_draws_them(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({}, "`input_key='inputs'` is not among the keys"), ({"input_key": "values"}, "`label_key='labels'`")],
+    [
+        ({"input_key": "inputs", "label_key": "target"}, "`input_key='inputs'` is not among the keys"),
+        ({}, "`label_key='labels'`"),
+    ],
 )
 def test_a_wrong_key_is_named(tmp_path, options, words):
     run = trainer(tmp_path, callback(**options), model=Table(), samples=rows(), collate=None, label_names=["target"])

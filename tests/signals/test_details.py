@@ -101,3 +101,12 @@ def test_a_measurement_tells_its_own_details_after_another_one_and_of_many_pairs
     few = measurement.details()
     assert few.pairs == alone.pairs[:2]
     assert few.n_pairs_left_out == len(alone.pairs) - 2 > 0
+
+
+def test_all_samples_come_as_a_frame_the_least_trusted_first():
+    signals, logits, _, _, details = measured(n_doubtful=7)
+    frame = signals.measure(logits).doubtful()
+    assert sorted(frame["row"]) == list(range(len(signals.boundary.labels)))
+    assert list(frame.head(7).itertuples(index=False, name=None)) == [tuple(one) for one in details.doubtful]
+    assert frame["trust"].is_monotonic_increasing
+    assert frame["label"].tolist() == signals.boundary.labels[torch.tensor(frame["row"].to_numpy())].tolist()

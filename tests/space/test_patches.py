@@ -157,7 +157,7 @@ def test_what_a_network_prepared_is_taken_back_without_it():
 
 def test_no_file_keeps_features_of_a_network(tmp_path):
     images, labels = textures()
-    with pytest.raises(ValueError, match="features of `module`, which may have changed"):
+    with pytest.raises(ValueError, match="of `module` or `neighbors`, which no file can know"):
         Signals(20, n_draws=1, feature_extractor="module", module=Net()).fit(images, labels).save(tmp_path / "no.npz")
     Signals(20, n_draws=1).fit(images, labels).save(tmp_path / "cache.npz")
     assert Signals(20, n_draws=1).load(tmp_path / "cache.npz", images, labels).boundary.space_name_ == "patches"

@@ -1,0 +1,266 @@
+"""Several tensors a sample, such as token ids and their mask, packed into one tensor, and a network that takes them.
+
+All that chooses, moves, compares and keeps samples works on one tensor; the network gets its own again.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.utils import _pytree as pytree
+
+from bu_torch.internal.inputs import as_tensor
+
+_LENGTH = 2  # dimensions of a row of indices
+_IMAGE = 4
+_EXACT = 2**24  # up to here float32 has all integers
+
+Form = Literal["rows", "channels", "columns"]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Arrangement of a sample's tensors in one.
+
+    Indices are integers and truth values of at most two dimensions, and a mask of floating-point numbers beside them;
+    all else are numbers.
+
+    Attributes:
+        names: Key of each tensor in its dict, or its place in a tuple, in words.
+        shapes: Shape of each in one sample.
+        dtypes: Type of each, if it holds indices; None for numbers, which are what the network computes with.
+        form: `"rows"` (n, K, L) of indices alone, `"channels"` of images of one size, or `"columns"` (n, D) of all
+            else: first numbers, then indices.
+        dtype: Of the packed tensor.
+        spec: Structure that holds the tensors.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    dtypes: tuple[torch.dtype | None, ...]
+    form: Form
+    dtype: torch.dtype
+    spec: Any
+
+    @classmethod
+    def of(cls, tree: Any) -> "Packing":
+        """Packing for tensors of one length, which `as_tree` gave."""
+        paths, spec = pytree.tree_flatten_with_path(tree)
+        names = tuple(path[0].key if len(path) == 1 and hasattr(path[0], "key") else _place(path) for path, _ in paths)
+        tensors = [tensor for _, tensor in paths]
+        rows = {tensor.shape for tensor in tensors if _holds_integers(tensor) and tensor.ndim == _LENGTH}
+        are_indices = [_holds_integers(tensor) or (tensor.shape in rows and _is_mask(tensor)) for tensor in tensors]
+        dtypes = tuple(
+            tensor.dtype if is_index else None for tensor, is_index in zip(tensors, are_indices, strict=True)
+        )
+        form: Form = "columns"
+        if all(are_indices) and all(tensor.ndim == _LENGTH for tensor in tensors):
+            form = "rows"
+        elif len({(tensor.dtype, *tensor.shape[2:]) for tensor in tensors if tensor.ndim == _IMAGE}) == 1:
+            form = "channels" if all(tensor.ndim == _IMAGE for tensor in tensors) else form
+        dtype = {"rows": torch.int64, "channels": tensors[0].dtype}.get(form) or _dtype_of_columns(tensors)
+        return cls(names, tuple(tensor.shape[1:] for tensor in tensors), dtypes, form, dtype, spec)
+
+    def pack(self, tree: Any) -> Tensor:
+        """One tensor (n, ...) of the tensors of `tree`, of the packing's shapes and types."""
+        tensors: list[Tensor] = pytree.tree_leaves(tree)
+        if self.form == "rows":
+            longest = max(shape[0] for shape in self.shapes)
+            return torch.stack([pad(tensor.to(self.dtype), (0, longest - tensor.shape[1])) for tensor in tensors], 1)
+        if self.form == "channels":
+            return torch.cat(tensors, dim=1)
+        return torch.cat([tensors[k].to(self.dtype).reshape(len(tensors[k]), -1) for k in self._order], dim=1)
+
+    def unpack(self, packed: Tensor, dtype: torch.dtype | None = None) -> Any:
+        """Tensors as they were, numbers in `dtype` or that of `packed`."""
+        tensors: list[Tensor] = [packed] * len(self.shapes)
+        if self.form == "rows":
+            tensors = [packed[:, k, : shape[0]] for k, shape in enumerate(self.shapes)]
+        elif self.form == "channels":
+            tensors = list(packed.split([shape[0] for shape in self.shapes], dim=1))
+        else:
+            parts = packed.split([self.shapes[k].numel() for k in self._order], dim=1)
+            for k, part in zip(self._order, parts, strict=True):
+                tensors[k] = part.reshape(len(packed), *self.shapes[k])
+        for k, index_dtype in enumerate(self.dtypes):
+            tensors[k] = tensors[k].contiguous().to(index_dtype or dtype or packed.dtype)
+        return pytree.tree_unflatten(tensors, self.spec)
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name} of shape (n, {', '.join(map(str, shape))})"
+            for name, shape in zip(self.names, self.shapes, strict=True)
+        )
+
+    @property
+    def shapes_of_numbers(self) -> list[torch.Size]:
+        """Shapes of the tensors that hold numbers, in the order of the columns."""
+        return [shape for shape, dtype in zip(self.shapes, self.dtypes, strict=True) if dtype is None]
+
+    @property
+    def n_rows_of_indices(self) -> int:
+        """Rows of equal length that the indices form, such as ids and their mask; 1 for indices of any other shape."""
+        lengths = [shape.numel() for shape, dtype in zip(self.shapes, self.dtypes, strict=True) if dtype is not None]
+        return len(lengths) if len(set(lengths)) == 1 and lengths[0] > 1 else 1
+
+    @property
+    def is_table(self) -> bool:
+        """True if all tensors hold numbers, one row a sample."""
+        return not self.has_indices and all(len(shape) <= 1 for shape in self.shapes)
+
+    @property
+    def has_indices(self) -> bool:
+        """True if some of the tensors hold indices."""
+        return any(dtype is not None for dtype in self.dtypes)
+
+    @property
+    def _order(self) -> list[int]:
+        """Places of the tensors in the order of the columns."""
+        return sorted(range(len(self.dtypes)), key=lambda k: self.dtypes[k] is not None)
+
+
+class PackedNetwork(nn.Module):
+    """A network that takes the packed tensor, and calls another as training does.
+
+    Args:
+        network: The network in training.
+        packing: Says what the tensor holds.
+    """
+
+    def __init__(self, network: nn.Module, packing: Packing) -> None:
+        super().__init__()
+        self.network, self.packing = network, packing
+
+    def forward(self, packed: Tensor) -> Any:
+        floats = (parameter.dtype for parameter in self.network.parameters() if parameter.is_floating_point())
+        return call(self.network, self.packing.unpack(packed, next(floats, None)))
+
+
+def packed_model(model: Any, packing: Packing | None) -> Any:
+    """The model as it takes packed inputs; itself without a packing."""
+    if packing is None:
+        return model
+    if isinstance(model, nn.Module):
+        return PackedNetwork(model, packing)
+    return lambda packed: call(model, packing.unpack(packed))
+
+
+def as_tree(value: Any) -> Any:
+    """Dicts, tuples and lists of tensors as `torch.utils._pytree` knows them, lists as tuples; all else as it is.
+
+    The dicts of tokenizers are no dicts of Python. A tuple that holds one tensor alone is that tensor.
+    """
+    if isinstance(value, Mapping):
+        return dict(value)
+    if not isinstance(value, tuple | list) or not all(
+        isinstance(tensor, Tensor) for tensor in pytree.tree_leaves(value)
+    ):
+        return value
+    return value[0] if len(value) == 1 else tuple(value)
+
+
+def as_inputs(inputs: Any, name: str) -> Any:
+    """All inputs as a tensor, or as a dict or a tuple of tensors of one length."""
+    if isinstance(inputs, Mapping):
+        tree: Any = {key: as_tensor(value, f"{name}[{key!r}]") for key, value in inputs.items()}
+    else:
+        is_tuple = isinstance(inputs, tuple) and len(inputs) > 0 and all(isinstance(one, Tensor) for one in inputs)
+        tree = inputs if is_tuple else as_tensor(inputs, name)
+    tensors = pytree.tree_leaves(tree)
+    if not tensors or (tensors[0] is not tree and len({tensor.shape[:1] for tensor in tensors}) > 1):
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "none"
+        raise ValueError(f"`{name}` must be tensors of one length, got {shapes}.")
+    return tree
+
+
+def takes(function: Any, *args: Any, **kwargs: Any) -> bool:
+    """Return True if a function, or a module's `forward`, may be called so; of what does not tell, too."""
+    return _binds("bind", function, args, kwargs)
+
+
+def names_taken(function: Any, names: Iterable[Any]) -> list[str]:
+    """Those of the names that a function, or a module's `forward`, has arguments for."""
+    return [name for name in names if isinstance(name, str) and _binds("bind_partial", function, (), {name: None})]
+
+
+def _binds(how: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        getattr(signature, how)(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def call(model: Callable[..., Any], tree: Any, of: Any = None) -> Any:
+    """Output of a model for a tensor, or for several: by name from a dict, in order from a tuple.
+
+    If the model, or `of` in its place, does not take them so, it gets the dict or the tuple itself.
+    """
+    if isinstance(tree, dict) and all(isinstance(name, str) for name in tree) and takes(of or model, **tree):
+        return model(**tree)
+    if isinstance(tree, tuple | list) and takes(of or model, *tree):
+        return model(*tree)
+    return model(tree)
+
+
+def of_one_length(trees: list[Any]) -> list[Any]:
+    """Pad rows of indices to the longest, if each batch is padded to its own; needs a mask, which leaves padding out.
+
+    Ids are padded with what the batches have behind their mask, all else with 0, on the side where the batches do.
+    """
+    if len(trees) < 2 or not isinstance(trees[0], dict):
+        return trees
+    mask_name = next((name for name in trees[0] if "mask" in str(name)), None)
+    if mask_name is None or not all(isinstance(tensor, Tensor) for tree in trees for tensor in tree.values()):
+        return trees
+    masks = [tree[mask_name] for tree in trees]
+    longest = max(mask.shape[-1] for mask in masks)
+    is_left = any(bool((mask[..., 0] == 0).any()) for mask in masks)
+    padding = {name: _padding_of(name, trees, mask_name) for name in trees[0]}
+
+    def lengthened(tree: dict[Any, Tensor]) -> dict[Any, Tensor]:
+        shape, missing = tree[mask_name].shape, longest - tree[mask_name].shape[-1]
+        sides = (missing, 0) if is_left else (0, missing)
+        return {
+            name: pad(tensor, sides, value=padding[name]) if tensor.shape == shape else tensor
+            for name, tensor in tree.items()
+        }
+
+    return [lengthened(tree) for tree in trees]
+
+
+def _padding_of(name: Any, trees: list[dict[Any, Tensor]], mask_name: Any) -> float:
+    """Value behind the mask, in the first batch that has one; 0 if none has."""
+    for tree in trees:
+        if tree[name].shape == tree[mask_name].shape and len(hidden := tree[name][tree[mask_name] == 0]):
+            return float(hidden[0])
+    return 0
+
+
+def _place(path: tuple[Any, ...]) -> str:
+    return f"argument {path[0].idx}" if len(path) == 1 else pytree.keystr(path)
+
+
+def _holds_integers(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.ndim <= _LENGTH
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    return bool(((tensor == 0) | (tensor == 1)).all())
+
+
+def _dtype_of_columns(tensors: list[Tensor]) -> torch.dtype:
+    """Type that holds all values: float64 for float64 and for large integers, float32 for all else."""
+    are_large = (
+        bool((tensor.abs() > _EXACT).any()) for tensor in tensors if tensor.dtype in (torch.int32, torch.int64)
+    )
+    is_double = any(tensor.dtype == torch.float64 for tensor in tensors) or any(are_large)
+    return torch.float64 if is_double else torch.float32

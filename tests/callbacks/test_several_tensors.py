@@ -1,0 +1,231 @@
+"""Batches of several tensors: texts with masks, tables with categories, images with tables."""
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from problems import trainer
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper
+
+N, LENGTH, PAD = 90, 8, 0
+DRAW = torch.Generator().manual_seed(0)
+Y = torch.arange(N) % 3
+LENGTHS = torch.randint(4, LENGTH + 1, (N,), generator=DRAW)
+MASK = (torch.arange(LENGTH) < LENGTHS.unsqueeze(1)).long()
+IDS = (torch.randint(1, 10, (N, LENGTH), generator=DRAW) + 10 * Y.unsqueeze(1)) * MASK
+NUMBERS = torch.randn(N, 2, generator=DRAW) + Y.unsqueeze(1)
+CATEGORIES = torch.stack((Y + torch.randint(0, 2, (N,), generator=DRAW), torch.randint(5, 30, (N,), generator=DRAW)), 1)
+IMAGES = torch.rand(N, 1, 6, 6, generator=DRAW) + 0.2 * Y.view(N, 1, 1, 1)
+
+
+GOT = []  # what networks were called with
+
+
+class Module(pl.LightningModule):
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.02)
+
+    def loss(self, output, labels):
+        return nn.functional.cross_entropy(output, labels)
+
+
+class Text(Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(40, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids, attention_mask, token_type_ids=None, labels=None):
+        GOT.append((input_ids, attention_mask))
+        mask = attention_mask.unsqueeze(2)
+        return self.out((self.embed(input_ids) * mask).sum(1) / mask.sum(1))
+
+    def training_step(self, batch, batch_idx):
+        inputs, labels = self.parts(batch)
+        return self.loss(self(**inputs) if isinstance(inputs, dict) else self(*inputs), labels)
+
+    def parts(self, batch):
+        if isinstance(batch, dict):
+            inputs = {name: value for name, value in batch.items() if name not in ("labels", "place")}
+            return inputs, batch["labels"]
+        return (batch[:-1], batch[-1]) if len(batch) == 3 else batch
+
+
+class Stacked(Text):
+    def forward(self, both):
+        return super().forward(both[:, 0], both[:, 1])
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self(batch[0]), batch[1])
+
+
+class Made(Dataset):
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return self.make(i)
+
+
+class Encoding(dict):
+    """A dict of another class, as tokenizers give."""
+
+
+def cut(samples):
+    """Padded to the longest of the batch alone."""
+    length = max(int(sample["attention_mask"].sum()) for sample in samples)
+    return Encoding(
+        {name: value[:, :length] if value.ndim == 2 else value for name, value in default_collate(samples).items()}
+    )
+
+
+def run(folder, module, data, collate=None, epochs=2, **settings):
+    pl.seed_everything(0, verbose=False)
+    monitor = BoundaryUncertaintyMonitor(**{"n_neighbors": 10, "n_draws": 2, "cache": None, **settings})
+    module = module()
+    loader = DataLoader(data, batch_size=16, shuffle=True, collate_fn=collate)
+    trainer(folder, monitor, max_epochs=epochs).fit(module, loader)
+    return monitor, module
+
+
+def named(i):
+    return {"input_ids": IDS[i], "attention_mask": MASK[i], "place": i, "labels": Y[i]}
+
+
+TEXTS = {
+    "named": (Made(named), None),
+    "of its own length": (Made(named), cut),
+    "in order": (TensorDataset(IDS, MASK, Y), None),
+    "a pair in order": (Made(lambda i: ((IDS[i], MASK[i]), Y[i])), None),
+    "a pair with names": (Made(lambda i: ({"attention_mask": MASK[i], "input_ids": IDS[i]}, Y[i])), None),
+    "truth values": (TensorDataset(IDS, MASK.bool(), Y), None),
+}
+
+
+@pytest.mark.parametrize(("data", "collate"), list(TEXTS.values()), ids=list(TEXTS))
+def test_texts_with_masks_are_measured_as_one_tensor_of_both(tmp_path, data, collate):
+    expected, _ = run(tmp_path / "one", Stacked, TensorDataset(torch.stack((IDS, MASK), 1), Y), perturbation="tokens")
+    GOT.clear()
+    got, _ = run(tmp_path / "several", Text, data, collate)
+    assert len(got.history) == 2
+    for one, other in zip(got.history, expected.history, strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
+    for ids, mask in GOT:
+        assert torch.equal(mask.bool(), ids != PAD)
+
+
+class Table(Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(30, 3), nn.Linear(8, 3)
+
+    def forward(self, numbers, categories):
+        if not self.training:
+            GOT.append((numbers, categories))
+        return self.out(torch.cat((numbers, self.embed(categories).flatten(1)), 1))
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self(*batch[:2]), batch[2])
+
+
+def test_numbers_move_toward_a_neighbour_and_categories_are_taken_from_it(tmp_path):
+    GOT.clear()
+    run(tmp_path, Table, TensorDataset(NUMBERS, CATEGORIES, Y), averaging=None)
+    numbers, categories = (torch.cat(parts)[-2 * N :] for parts in zip(*GOT, strict=True))
+    assert categories.dtype == torch.int64
+    own, own_categories = NUMBERS.repeat(2, 1), CATEGORIES.repeat(2, 1)
+    n_changed = 0
+    for i in range(2 * N):  # some sample lies on the line, and has each category that is not the sample's own
+        others = (torch.arange(N) != i % N).nonzero().squeeze(1)
+        way = NUMBERS[others] - own[i]
+        part = ((numbers[i] - own[i]) @ way.T) / way.square().sum(1)
+        is_on_line = (own[i] + part.unsqueeze(1) * way - numbers[i]).norm(dim=1) < 1e-5
+        is_possible = is_on_line & (part > 0.299) & (part < 0.701)
+        kept = categories[i] == own_categories[i]
+        has_it = ((CATEGORIES[others] == categories[i]) | kept).all(dim=1)
+        assert bool((is_possible & has_it).any())
+        n_changed += int((~kept).sum())
+    assert N / 2 < n_changed < 2 * N
+
+
+def test_the_plain_loop_measures_the_same_network_the_same(tmp_path):
+    monitor, module = run(tmp_path, Table, TensorDataset(NUMBERS, CATEGORIES, Y), epochs=1, averaging=None)
+    arrays = {"numbers": NUMBERS.numpy(), "categories": np.asarray(CATEGORIES)}
+    for inputs in (arrays, (NUMBERS, CATEGORIES)):
+        stopper = BoundaryUncertaintyStopper(inputs, Y, n_neighbors=10, n_draws=2, cache=None, averaging=None)
+        stopper.check(module)
+        (expected,) = monitor.history
+        found = {name: value for name, value in stopper.history[0].items() if name in expected}
+        assert found == pytest.approx({name: expected[name] for name in found}, abs=1e-6)
+
+
+class Pictures(Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(38, 3)
+
+    def forward(self, batch):
+        return self.out(torch.cat((batch["image"].flatten(1), batch["table"]), 1))
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self({name: batch[name] for name in ("image", "table")}), batch["y"])
+
+
+class Flat(Pictures):
+    def forward(self, both):
+        return self.out(both)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self(batch[0]), batch[1])
+
+
+def test_a_function_of_the_user_gets_the_tensors_as_the_network_does(tmp_path):
+    def blank(inputs, nearest_distance, generator):
+        return {"image": inputs["image"] * 0, "table": inputs["table"]}
+
+    def blank_of_one(inputs, nearest_distance, generator):
+        return torch.cat((inputs[:, :36] * 0, inputs[:, 36:]), 1)
+
+    data = Made(lambda i: {"image": IMAGES[i], "table": NUMBERS[i], "y": Y[i]})
+    functions = {"perturbation": blank, "feature_extractor": lambda inputs: inputs["table"]}
+    several, _ = run(tmp_path / "several", Pictures, data, input_key=["image", "table"], **functions)
+    flat = TensorDataset(torch.cat((IMAGES.flatten(1), NUMBERS), 1), Y)
+    functions = {"perturbation": blank_of_one, "feature_extractor": lambda inputs: inputs[:, 36:]}
+    one, _ = run(tmp_path / "one", Flat, flat, **functions)
+    assert len(several.history) == 2
+    for first, second in zip(several.history, one.history, strict=True):
+        assert first == pytest.approx(second, abs=1e-6)
+
+
+class NoMask(Text):
+    def forward(self, input_ids, attention_mask=None):
+        return self.out(self.embed(input_ids).mean(1))
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(self(batch[0]), batch[2])
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "settings", "message"),
+    [
+        (Text, TEXTS["in order"][0], {"input_key": 0, "label_key": 2}, "Name all tensors that `forward` takes"),
+        (NoMask, TEXTS["in order"][0], {}, r"1 tensor \(argument 0\), but a check passes 2 tensors .*input_key="),
+        (Pictures, Made(lambda i: {"image": IMAGES[i], "table": NUMBERS[i], "y": Y[i]}), {}, "name inputs and labels"),
+        (Table, TensorDataset(NUMBERS, CATEGORIES, Y), {"perturbation": "random"}, "argument 1 hold integers"),
+        (
+            Pictures,
+            Made(lambda i: {"image": IMAGES[i], "table": NUMBERS[i], "y": Y[i]}),
+            {"input_key": ["image", "table"], "perturbation": lambda x, d, g: {"image": x["image"]}},
+            "`perturbation` must give tensors of the shapes of the inputs",
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_refused_with_the_way_out(tmp_path, module, data, settings, message):
+    with pytest.raises(MisconfigurationException, match=message):
+        run(tmp_path, module, data, **settings)

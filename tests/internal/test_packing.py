@@ -1,0 +1,130 @@
+"""Several tensors as one, and back; how a function takes them."""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from bu_torch.internal.packing import Packing, as_inputs, as_tree, call, names_taken, of_one_length, packed_model
+
+N = 6
+IDS = torch.arange(1, 1 + N * 4).reshape(N, 4)
+MASK = torch.tensor([[1, 1, 1, 0]] * N)
+NUMBERS = torch.linspace(-1, 1, N * 3).reshape(N, 3)
+IMAGES = torch.linspace(0, 1, N * 2 * 5 * 5).reshape(N, 2, 5, 5)
+
+TREES = {
+    "ids and a mask": ({"ids": IDS, "mask": MASK}, "rows", (N, 2, 4)),
+    "a mask of booleans": ({"ids": IDS, "mask": MASK.bool()}, "rows", (N, 2, 4)),
+    "a mask of numbers": ((IDS, MASK.float()), "rows", (N, 2, 4)),
+    "rows of other lengths": ((IDS, IDS[:, :2].int()), "rows", (N, 2, 4)),
+    "two images": ((IMAGES, IMAGES[:, :1]), "channels", (N, 3, 5, 5)),
+    "bytes": ((IMAGES.mul(255).byte(), IMAGES.mul(9).byte()), "channels", (N, 4, 5, 5)),
+    "numbers and a category": ((IDS[:, 0], NUMBERS), "columns", (N, 4)),
+    "doubles and large indices": ({"a": NUMBERS.double() / 3, "b": IDS + 2**24}, "columns", (N, 7)),
+    "large indices": ({"a": NUMBERS, "b": IDS + 2**40}, "columns", (N, 7)),
+    "all kinds, nested": ({"x": (IMAGES, {"t": NUMBERS}), "ids": IDS, "mask": MASK.bool()}, "columns", (N, 61)),
+    "one tensor by name": ({"x": NUMBERS}, "columns", (N, 3)),
+}
+
+
+def assert_equal(one, other):
+    """Equal to the bit; floating-point numbers may be of another type."""
+    tensors, spec = pytree.tree_flatten(one)
+    others, other_spec = pytree.tree_flatten(other)
+    assert spec == other_spec
+    for value, expected in zip(tensors, others, strict=True):
+        if isinstance(value, torch.Tensor):
+            assert value.is_floating_point() or value.dtype == expected.dtype
+            assert torch.equal(value.double(), expected.double())
+        else:
+            assert value == expected
+
+
+@pytest.mark.parametrize(("tree", "form", "shape"), list(TREES.values()), ids=list(TREES))
+def test_what_is_packed_comes_back_to_the_bit(tree, form, shape):
+    packing = pickle.loads(pickle.dumps(Packing.of(tree)))  # noqa: S301  (as processes exchange it)
+    packed = packing.pack(tree)
+    assert (packing.form, packed.shape, packed.dtype) == (form, shape, packing.dtype)
+    assert_equal(packing.unpack(packed), tree)
+    rows = torch.tensor([4, 0])
+    assert_equal(packing.pack(packing.unpack(packed[rows])), packed[rows])
+
+
+def test_numbers_come_back_as_the_network_computes_and_indices_as_they_were():
+    packing = Packing.of({"a": NUMBERS, "b": IDS.int()})
+    tree = packing.unpack(packing.pack({"a": NUMBERS, "b": IDS.int()}), torch.bfloat16)
+    assert_equal(tree, {"a": NUMBERS.bfloat16(), "b": IDS.int()})
+    assert tree["a"].dtype == torch.bfloat16
+
+
+class OfOne(nn.Module):
+    def forward(self, batch):
+        return ("one", batch)
+
+
+class OfNames(nn.Module):
+    def forward(self, ids, mask=None, *, scale=1.0):
+        return ("names", ids, mask)
+
+
+TREE = {"ids": IDS, "mask": MASK}
+
+
+@pytest.mark.parametrize(
+    ("model", "tree", "expected"),
+    [
+        (OfNames(), TREE, ("names", IDS, MASK)),
+        (OfNames(), (IDS, MASK), ("names", IDS, MASK)),
+        (OfNames(), IDS, ("names", IDS, None)),
+        (OfOne(), TREE, ("one", TREE)),
+        (OfOne(), (IDS, MASK), ("one", (IDS, MASK))),
+        (lambda **batch: batch, TREE, TREE),
+        (lambda *parts: parts, (IDS, MASK), (IDS, MASK)),
+        (max, (2, 5), 5),
+    ],
+)
+def test_a_model_is_called_as_it_takes_its_inputs(model, tree, expected):
+    assert_equal(call(model, tree), expected)
+    if not isinstance(tree, torch.Tensor) and model is not max:
+        packing = Packing.of(tree)
+        assert_equal(packed_model(model, packing)(packing.pack(tree)), expected)
+
+
+def test_names_are_those_of_arguments():
+    assert names_taken(OfNames(), ["mask", "labels", 3, "ids"]) == ["mask", "ids"]
+    assert names_taken(lambda **batch: batch, ["labels", "ids"]) == ["labels", "ids"]
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_batches_that_are_padded_each_to_its_own_length_become_as_long_as_the_longest(is_left):
+    sides = (1, 0) if is_left else (0, 1)
+    short = {"ids": torch.tensor([[5, 6]]), "mask": torch.ones(1, 2).long(), "kind": torch.tensor([3])}
+    long = {
+        "ids": nn.functional.pad(torch.tensor([[7, 8]]), sides, value=9),
+        "mask": nn.functional.pad(torch.ones(1, 2).long(), sides),
+        "kind": torch.tensor([4]),
+    }
+    expected = {
+        "ids": nn.functional.pad(short["ids"], sides, value=9),
+        "mask": nn.functional.pad(short["mask"], sides),
+        "kind": torch.tensor([3]),
+    }
+    assert_equal(of_one_length([short, long]), [expected, long])
+    unmasked = [{"ids": torch.ones(1, 2)}, {"ids": torch.ones(1, 3)}]
+    assert of_one_length(unmasked) is unmasked
+
+
+def test_trees_are_dicts_tuples_or_one_tensor():
+    assert as_tree([IDS]) is IDS
+    assert as_tree([IDS, MASK]) == (IDS, MASK)
+    assert as_tree(["a"]) == ["a"]
+    assert as_inputs({"a": [[1.0], [2.0]]}, "inputs")["a"].shape == (2, 1)
+
+
+@pytest.mark.parametrize("inputs", [(IDS, MASK[1:]), {"a": IDS, "b": MASK[1:]}, {}])
+def test_inputs_of_other_lengths_are_refused_by_name(inputs):
+    with pytest.raises(ValueError, match=r"`inputs` must be tensors of one length, got (\(6, 4\), \(5, 4\)|none)\."):
+        as_inputs(inputs, "inputs")
