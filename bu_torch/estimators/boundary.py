@@ -143,9 +143,14 @@ class BoundaryUncertainty(ClusterScores):
                 or too large to be perturbed, or there is only one class.
             TypeError: If an argument is not made of real numbers, or token ids are not integers.
         """
-        inputs = as_features(features, keep_integers=keeps_integers(self.perturbation))
+        inputs = self.as_inputs(features)
         self.fit_points(inputs, as_labels(labels, inputs.shape[0]).to(inputs.device), sample_weight, neighbors)
         return self
+
+    def as_inputs(self, features: Any, name: str = "features") -> Tensor:
+        """Features as `fit` holds them: floating-point numbers, token ids, or images in bytes."""
+        kept = {"keep_integers": keeps_integers(self.perturbation), "keep_bytes": not callable(self.feature_extractor)}
+        return as_features(features, name, **kept)
 
     def fit_points(self, inputs: Tensor, labels: Tensor, sample_weight: Any, neighbors: Any = None) -> Tensor:
         """Fit to checked samples and return them as points (N, k) of the space, which are not kept."""
@@ -179,7 +184,7 @@ class BoundaryUncertainty(ClusterScores):
 
     def _choice(self) -> SpaceChoice:
         settings = (self.feature_extractor, self.space.n_components, self.seed)
-        return SpaceChoice(*settings, self.module, self.known_space)
+        return SpaceChoice(*settings, self.module, self.known_space, keeps_integers(self.perturbation))
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on `module`."""

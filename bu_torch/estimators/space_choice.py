@@ -34,6 +34,7 @@ class SpaceChoice:
     seed: int
     module: nn.Module | None
     known: SpaceName | None = None
+    takes_integers: bool = False  # if the inputs are some
 
     def may_use_module(self, inputs: Tensor) -> bool:
         """Return True if the space of these inputs depends on the network."""
@@ -86,7 +87,7 @@ class SpaceChoice:
     def _module_space(self, inputs: Tensor) -> FeatureSpace:
         if self.module is None:
             raise ValueError("`feature_extractor='module'` needs a `module`, got none.")
-        takes_integers = not inputs.is_floating_point()
+        takes_integers = self.takes_integers and not inputs.is_floating_point()
         features = LayerFeatures(self.module, batch_size=_MODULE_BATCH, keep_integers=takes_integers)
         return FeatureSpace(features.transform, self.n_components, self.seed)
 

@@ -11,16 +11,19 @@ from torch import Tensor
 _EXACT_INTEGER = 2**24  # up to here float32 has all integers
 _EXACT_DOUBLE = 2**53  # up to here float64 has all integers
 _MOST_CLASSES = 100_000
+_ROWS = 2  # dimensions of a table
 _MOST_ROWS = 2**63  # int64 ends before
 _MOST_SEEDS = 2**64  # what a `torch.Generator` takes
 _NUMBER_THEM = "if they are classes, number them with `torch.unique(labels, return_inverse=True)[1]`"
 
 
-def as_features(features: Any, name: str = "features", *, keep_integers: bool = False) -> Tensor:
+def as_features(
+    features: Any, name: str = "features", *, keep_integers: bool = False, keep_bytes: bool = False
+) -> Tensor:
     """Return `features` as a finite floating-point tensor (N, ...), float32 or float64, on the device it came on.
 
     Integers that float32 does not tell apart become float64, all other types but float64 become float32. With
-    `keep_integers`, integers (token ids) stay what they are.
+    `keep_integers`, integers (token ids) stay what they are; with `keep_bytes`, images in bytes do.
     """
     features = as_tensor(features, name)
     if features.is_complex():
@@ -32,6 +35,7 @@ def as_features(features: Any, name: str = "features", *, keep_integers: bool = 
             f" got {tuple(features.shape)}.{way_out}"
         )
     is_kept = keep_integers and not features.is_floating_point()
+    is_kept |= keep_bytes and features.dtype == torch.uint8 and features.ndim > _ROWS
     if is_kept and features.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch computes little with these
         features = features.long()
     if features.dtype not in (torch.float32, torch.float64) and not is_kept:

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bu_torch.internal.inputs import as_features, as_labels, check_integer
+from bu_torch.internal.inputs import as_labels, check_integer
 from bu_torch.internal.network import read_logits, warn_of_probabilities
-from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
@@ -226,7 +225,7 @@ def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> No
     samples = dataset if isinstance(dataset, Samples) else read_samples(dataset, seed=signals.boundary.seed)
     if samples.packing is not None:
         raise ValueError(f"`dataset` must have one tensor of inputs a sample, got {samples.packing}.")
-    inputs = as_features(samples.inputs, "dataset", keep_integers=keeps_integers(signals.boundary.perturbation))
+    inputs = signals.boundary.as_inputs(samples.inputs, "dataset")
     labels = as_labels(samples.labels, len(inputs)).to(inputs.device)
     if samples.n_ignored:
         warnings.warn(

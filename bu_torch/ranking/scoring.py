@@ -6,8 +6,7 @@ from collections import OrderedDict
 from typing import Any
 
 from bu_torch.functional.checks import check_choice
-from bu_torch.internal.inputs import as_features, check_integer
-from bu_torch.perturbation.moves import keeps_integers
+from bu_torch.internal.inputs import check_integer
 from bu_torch.ranking.estimators import encode, estimator_logits
 from bu_torch.ranking.rank import MEASURED, measure_model
 from bu_torch.samples.subset import stratified_rows
@@ -76,7 +75,7 @@ class BoundaryUncertaintyScorer:
             ValueError: As in `Signals.fit`, or if the classifier does not give one finite column for each class.
         """
         classes, labels = encode(y)
-        inputs = as_features(X, "X", keep_integers=keeps_integers(self.signals.boundary.perturbation))
+        inputs = self.signals.boundary.as_inputs(X, "X")
         if len(labels) != len(inputs):
             raise ValueError(f"`y` must have one entry a sample, {len(inputs)}, got {len(labels)}.")
         if self.max_samples is not None and self.max_samples < len(labels):

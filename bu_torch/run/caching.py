@@ -11,9 +11,8 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from bu_torch.internal.inputs import as_features, as_labels
+from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.progress import Forecast, shown_on
-from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run import messages, user_cache
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import n_comparisons
@@ -46,7 +45,7 @@ def fit_or_load(
     depends on code of the user's or on features of a network, nor of what took no time; a space is chosen anew each
     time, for the network has a say in it. `tell` takes a line that says how long the fit will take, if that is long.
     """
-    inputs = as_features(inputs, keep_integers=keeps_integers(signals.boundary.perturbation))
+    inputs = signals.boundary.as_inputs(inputs)
     labels = as_labels(labels, len(inputs)).to(inputs.device)
     with _bar(signals, inputs, has_progress_bar, tell):
         if cache == "auto":

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bu_torch.internal.inputs import check_integer
+from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.network import device_of, read_logits
 from bu_torch.internal.packing import packed_model
 from bu_torch.internal.printing import say
@@ -199,12 +199,14 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
     def _prepare(self, model: object) -> None:
         tracker, groundwork, started = self._tracker, self._tracker.groundwork, time.perf_counter()
         one, n_training, n_operations = self._samples.inputs[:1], len(self._samples.inputs), 0
+        n_bytes = one.nbytes
+        one = one if keeps_integers(self.perturbation) or self._samples.packing is not None else as_floats(one)
         if groundwork.plan is None and isinstance(model, nn.Module):
             network = packed_model(model, self._samples.packing)
             forward = partial(read_logits, network, one, check_finite=False, output_key=self.output_key)
             n_operations = count_operations(model, forward)
         wanted = groundwork.planned(n_training, n_training, n_operations)
-        made = groundwork.plan_checks(n_training, n_training, n_operations, one.nbytes)
+        made = groundwork.plan_checks(n_training, n_training, n_operations, n_bytes)
         if line := messages.bound_in_bytes(wanted, made, self.max_bytes):
             self._tell(line)
         samples = fewer_of(self._samples, made.n_samples, self.seed)

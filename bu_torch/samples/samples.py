@@ -52,9 +52,8 @@ def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_i
     `keep_integers` leaves integer inputs (token ids) as they are. Raises what the estimators raise.
     """
     inputs, packing = packed(as_inputs(inputs, "inputs"))
-    inputs = as_features(
-        inputs, "inputs", keep_integers=keep_integers or (packing is not None and packing.form == "rows")
-    )
+    keep_integers |= packing is not None and packing.form == "rows"
+    inputs = as_features(inputs, "inputs", keep_integers=keep_integers, keep_bytes=True)
     labels = as_tensor(labels, "labels")
     weights = None if sample_weight is None else as_weights(sample_weight, len(inputs)).to(inputs.device)
     samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs), weights=weights, packing=packing)

@@ -15,9 +15,8 @@ from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.expected_accuracy import standard_error_of_gain
 from bu_torch.functional.omission import cluster_counts
 from bu_torch.internal.classes import PresentClasses
-from bu_torch.internal.inputs import as_features, as_labels, check_fitted
+from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
-from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, Reading
 from bu_torch.signals.details import Details, describe
@@ -256,7 +255,7 @@ class Signals:
 
     def _read(self, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
         """Inputs and labels of samples, checked."""
-        inputs = as_features(features, keep_integers=keeps_integers(self.boundary.perturbation))
+        inputs = self.boundary.as_inputs(features)
         return inputs, as_labels(labels, len(inputs)).to(inputs.device)
 
     def measure(self, logits: Tensor, before: Tensor | None = None, best: Tensor | None = None) -> Measurement:

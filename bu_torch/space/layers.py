@@ -5,7 +5,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from bu_torch.internal.inputs import as_features, check_fitted, check_flag, check_integer
+from bu_torch.internal.inputs import as_features, as_floats, check_fitted, check_flag, check_integer
 from bu_torch.internal.network import as_taken
 from bu_torch.internal.progress import advance
 from bu_torch.internal.traces import evaluation_mode
@@ -98,7 +98,7 @@ class LayerFeatures:
         return (activations - self.mean_.to(activations)) @ self.components_.to(activations).T
 
     def _activations(self, inputs: Any) -> Tensor:
-        inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers)
+        inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers, keep_bytes=True)
         outputs: list[Any] = []
         is_input = self.layer == "penultimate"
 
@@ -111,7 +111,7 @@ class LayerFeatures:
             with evaluation_mode(self.model):
                 for batch in inputs.split(self.batch_size):
                     outputs.clear()
-                    self.model(as_taken(self.model, batch))
+                    self.model(as_taken(self.model, batch if self.keep_integers else as_floats(batch)))
                     rows.append(self._row(outputs, len(batch)).to(inputs.device))
                     advance(n_passes=len(batch))
         finally:

@@ -194,3 +194,20 @@ def test_features_of_a_module_that_are_asked_for_win_over_a_space_that_is_known(
     for estimator, expected in ((asked, "module"), (chosen, "patches")):
         estimator.known_space = "patches"
         assert estimator.fit(inputs, labels).space_name_ == expected
+
+
+@pytest.mark.parametrize("feature_extractor", [None, "inputs", "patches", lambda images: images.flatten(1)])
+@pytest.mark.parametrize("perturbation", [None, "random"])
+def test_images_in_bytes_measure_as_the_same_numbers_and_are_held_as_bytes(feature_extractor, perturbation):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(80) % 2
+    images = torch.randint(0, 200, (80, 1, 8, 8), generator=generator).byte() + (40 * labels.view(-1, 1, 1, 1)).byte()
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    options = {"feature_extractor": feature_extractor, "perturbation": perturbation, "module": module}
+    of_bytes = BoundaryUncertainty(10, 2, **options).fit(images, labels)
+    of_numbers = BoundaryUncertainty(10, 2, **options).fit(images.float(), labels)
+    assert torch.equal(of_bytes.neighbors, of_numbers.neighbors)
+    assert torch.equal(of_bytes.perturbed_inputs, of_numbers.perturbed_inputs)
+    assert of_bytes.score(module) == of_numbers.score(module)
+    is_held = not callable(feature_extractor) and perturbation is None
+    assert (of_bytes.perturbed._samples.dtype == torch.uint8) == is_held
