@@ -82,12 +82,20 @@ def test_each_rule_that_goes_by_a_name_is_among_the_options_and_in_the_docstring
         assert f'`"{name}"`' in place.__doc__, place.__name__
 
 
-def test_readme_is_short_and_has_one_script_whose_output_it_promises():
+def test_readme_is_short_and_begins_with_a_pair_and_a_script_of_thirty_lines():
     readme = (ROOT / "README.md").read_text()
-    assert len(readme.splitlines()) <= 150
-    (script,) = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    compile(script, "README.md", "exec")
-    assert len(re.findall(r"^test error of .*: 0\.\d+$", readme, re.MULTILINE)) == 3
+    assert len(readme.splitlines()) <= 105
+    before, quickstart = readme.split("## Quickstart")
+    blocks = [re.findall(r"^```python\n(.*?)^```$", part, re.MULTILINE | re.DOTALL) for part in (before, quickstart)]
+    assert [len(found) for found in blocks] == [2, 1]
+    for script in (*blocks[0], *blocks[1]):
+        compile(script, "README.md", "exec")
+    assert len(blocks[1][0].splitlines()) <= 30
+
+
+def test_readme_has_the_table_that_the_benchmarks_print(load, capsys):
+    load(ROOT / "benchmarks" / "errors.py").main()
+    assert capsys.readouterr().out in (ROOT / "README.md").read_text()
 
 
 def test_links_and_commands_on_the_pages_lead_to_files():
