@@ -73,6 +73,11 @@ class Fit:
             self.tracker.begin(started, record_folder(trainer), self._given())
         return is_comparable
 
+    def start_epoch(self) -> bool:
+        """Forget the check of the epoch before; True if no batch needs to be looked at from now on."""
+        self.has_checked = False
+        return self._network.is_tried and not self._schedule.is_by_steps
+
     def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Read a batch as a check will, before the first one trains."""
         self.has_checked = False
