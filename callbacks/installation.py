@@ -63,6 +63,8 @@ def install(
         put_aside(companion, library.callback)
     if owner.every_n_train_steps is None:
         put_aside(keeper, type(keeper))
+        if not trainer.min_steps:  # which may be reached, and end training, in the middle of an epoch
+            put_aside(bearer, type(bearer))
     present.insert(bearer_at, bearer)
     present.insert(keeper_at + (keeper_at == bearer_at), keeper)
     trainer.callbacks = [*present, concluder]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bu_torch.callbacks.companion import Companion
-from bu_torch.callbacks.idle_hooks import bring_back, put_aside
 from bu_torch.callbacks.lightning_trees import LightningModule, Trainer
 from bu_torch.run import messages
 
@@ -42,12 +41,6 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         if self.owner in trainer.callbacks:  # the run may resume with that verdict
             self._is_due = self.owner.tracker.verdict.should_stop and not _may_stop(trainer)
             self._best_before = self.owner.tracker.verdict.best
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._is_due:
-            bring_back(self)
-        elif self.owner.every_n_train_steps is None:
-            put_aside(self, type(self))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         if self.new_score(trainer) is not None:
