@@ -230,7 +230,9 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
     logits = torch.cat([module(batch) for batch in features.split(8192)])
     top = top_pairs(logits)
     pairs, pair_index = index_pairs(top)
-    flat, narrow, narrow_top, member_labels = logits.reshape(-1), neighbors.int(), top.int(), labels.int()[neighbors]
+    flat, narrow, narrow_top = logits.reshape(-1), neighbors.int(), top.int()
+    of_labels = torch.uint8 if n_classes <= 256 else torch.int32
+    top_labels, member_labels = top.to(of_labels), labels.to(of_labels)[neighbors]
     rows = stages._BLOCK_ELEMENTS["cpu"] // N_NEIGHBORS
     gap = torch.rand(n_samples, N_NEIGHBORS) * 2 - 1
     distances = torch.rand(n_samples, n_classes)
@@ -239,8 +241,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
 
     def gather() -> None:
         for pair, members in zip(narrow_top.split(rows), narrow.split(rows), strict=True):
-            start = members * n_classes
-            flat.index_select(0, (start + pair[:, :1]).view(-1)) - flat.index_select(0, (start + pair[:, 1:]).view(-1))
+            stages._gap(flat, n_classes, pair, members)
 
     def width() -> None:
         for block in gap.split(rows):
@@ -248,10 +249,9 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
 
     def count() -> None:
         for pair, of_members, kernel in zip(
-            narrow_top.split(rows), member_labels.split(rows), gap.split(rows), strict=True
+            top_labels.split(rows), member_labels.split(rows), gap.split(rows), strict=True
         ):
-            for side in (pair[:, :1], pair[:, 1:]):
-                (kernel * (of_members == side).view(torch.uint8)).sum(dim=1)
+            stages._count_block(kernel, pair, of_members, None)
 
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
     row["forward"] = median_ms(lambda: [module(batch) for batch in features.split(8192)], repeats)

@@ -9,7 +9,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
 from bu_torch.callbacks.dashboards import Dashboard, dashboards
-from bu_torch.callbacks.lightning_trees import Callback, LightningModule, Trainer
+from bu_torch.callbacks.lightning_trees import Callback, Trainer
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.signals.catalogue import SIGNALS
@@ -43,24 +43,22 @@ class Board:
         """Loggers that show more than scalars."""
         return [] if self._suffix else dashboards(trainer)
 
-    def show(self, trainer: Trainer, pl_module: LightningModule, check: dict[str, Any], step: int | None) -> None:
-        """Log a check: with the epoch's other values, or at a step of its own."""
-        measured = {f"{name}{self._suffix}": value for name, value in check.items() if name not in _LEFT_OUT}
-        in_bar = {f"{name}{self._suffix}" for name in check if name in SIGNALS and SIGNALS[name].is_in_progress_bar}
-        shown = {name: value for name, value in measured.items() if name in in_bar}
-        others = {name: value for name, value in measured.items() if name not in in_bar}
-        self._names = [*shown, *others]
-        if step is None:
-            is_shared = trainer.world_size > 1  # all have the same, but Lightning warns unless it is told so
-            pl_module.log_dict(shown, prog_bar=True, sync_dist=is_shared)
-            pl_module.log_dict(others, sync_dist=is_shared)
-            return
-        # Not by `log_dict`: loggers would get what falls on a step of `log_every_n_steps` alone, and `callback_metrics`
-        # would keep the values for the rest of the epoch.
+    def show(self, trainer: Trainer, check: dict[str, Any], step: int) -> None:
+        """Log a check, at the step of its epoch's other values or at one of its own.
+
+        Not by `log_dict`, which is slow for so many values. Within an epoch it would also give loggers those on a step
+        of `log_every_n_steps` alone, and keep all in `callback_metrics` for the rest of the epoch.
+        """
+        shown = {f"{name}{self._suffix}": value for name, value in check.items() if name not in _LEFT_OUT}
+        self._names = list(shown)
         for logger in trainer.loggers:
-            logger.log_metrics({**shown, **others, "epoch": trainer.current_epoch}, step)
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in {**shown, **others}.items()})
-        trainer.progress_bar_metrics.update(shown)
+            logger.log_metrics({**shown, "epoch": trainer.current_epoch}, step)
+            logger.save()
+        values = {name: torch.tensor(value) for name, value in shown.items()}
+        trainer.callback_metrics.update(values)
+        trainer.logged_metrics.update(values)
+        in_bar = {f"{signal.name}{self._suffix}" for signal in SIGNALS.values() if signal.is_in_progress_bar}
+        trainer.progress_bar_metrics.update({name: value for name, value in shown.items() if name in in_bar})
 
     def withdraw(self, trainer: Trainer) -> None:
         """Take the last check's values from `callback_metrics`: they are not those of the weights to come."""

@@ -73,6 +73,11 @@ class Fit:
             self.tracker.begin(started, record_folder(trainer), self._given())
         return is_comparable
 
+    def start_epoch(self) -> bool:
+        """Forget the check of the epoch before; True if no batch needs to be looked at from now on."""
+        self.has_checked = False
+        return self._network.is_tried and not self._schedule.is_by_steps
+
     def start_batch(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         """Read a batch as a check will, before the first one trains."""
         self.has_checked = False
@@ -153,7 +158,7 @@ class Fit:
         is_counted = not self.waits_for_average
         tracker.add(trainer.current_epoch, values, trainer.global_step, is_counted=is_counted)
         self.has_checked = True
-        self._show(trainer, pl_module, started)
+        self._show(trainer, started)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """One pass over the perturbed inputs, shared out among the processes, and what it says."""
@@ -167,7 +172,7 @@ class Fit:
 
         return in_first(trainer, work)
 
-    def _show(self, trainer: Trainer, pl_module: LightningModule, started: float) -> None:
+    def _show(self, trainer: Trainer, started: float) -> None:
         """Log the check that was made, and write it to the record."""
         tracker, is_by_steps = self.tracker, self._schedule.is_by_steps
         # Where Lightning logs the scalars of the last batch, too; it counts that batch after `on_train_batch_end`.
@@ -179,7 +184,7 @@ class Fit:
                 dashboard.show(details, step)
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
         if not trainer.barebones:  # which logs nothing, and warns where one tries
-            self._board.show(trainer, pl_module, tracker.history[-1], step if is_by_steps else None)
+            self._board.show(trainer, tracker.history[-1], step)
         account = tracker.account
         is_first = account.check_seconds == 0
         tracker.end_check(started, details, train_loss)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from bu_torch.callbacks.companion import Companion
 from bu_torch.callbacks.concluder import ConcluderMixin
+from bu_torch.callbacks.idle_hooks import put_aside
 from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
 from bu_torch.callbacks.lightning_trees import Library, Trainer, library_of
 from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
@@ -57,9 +58,16 @@ def install(
     bearer = VerdictBearer(owner)
     keeper = Keeper(owner) if writes_checkpoints else MemoryKeeper(owner)
     bearer_at, keeper_at = _places(present, owner, library)
+    concluder = Concluder(owner, default_checkpoint)
+    for companion in (bearer, keeper, concluder):
+        put_aside(companion, library.callback)
+    if owner.every_n_train_steps is None:
+        put_aside(keeper, type(keeper))
+        if not trainer.min_steps:  # which may be reached, and end training, in the middle of an epoch
+            put_aside(bearer, type(bearer))
     present.insert(bearer_at, bearer)
     present.insert(keeper_at + (keeper_at == bearer_at), keeper)
-    trainer.callbacks = [*present, Concluder(owner, default_checkpoint)]
+    trainer.callbacks = [*present, concluder]
     return bearer, keeper
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from bu_torch.callbacks.averages import go_on_from_raw_weights, stand_behind_averaging
 from bu_torch.callbacks.fit import Fit
 from bu_torch.callbacks.habitual_arguments import INSTEAD, without
+from bu_torch.callbacks.idle_hooks import bring_back, put_aside
 from bu_torch.callbacks.lightning_trees import (
     FITTING,
     Callback,
@@ -129,13 +130,19 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         library_of(trainer)
         self.is_fitting = stage == FITTING
+        bring_back(self)  # after a fit that broke off
         if self.is_fitting:
             self._clear()
+            put_aside(self, Callback)
             stand_behind_averaging(trainer, BoundaryUncertaintyMonitor)
             self._fit.set_up(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit.begin(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._fit.start_epoch():
+            put_aside(self, BoundaryUncertaintyMonitor)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._fit.start_batch(trainer, pl_module, batch)
@@ -162,6 +169,7 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
         self.tracker.end(describe_exception(exception))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        bring_back(self)
         self._fit.release()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -115,9 +115,10 @@ class ClusterScores:
         n_stacked = min(self.n_draws, max(1, _STACKED_ELEMENTS // self.neighbors.numel()))
         draw = torch.arange(n_stacked, device=self.labels.device).repeat_interleave(len(self.labels))
         self._members = (self.neighbors.repeat(n_stacked, 1) + (draw * len(self.labels)).unsqueeze(1)).to(torch.int32)
-        self._member_labels = self.labels.to(torch.int32)[self.neighbors].repeat(n_stacked, 1)
-        self._pair_of_draw = self._pair_index.repeat(n_stacked) + draw * len(self._pairs)
         self._n_classes = int(self.labels.max()) + 1
+        narrow = self.labels.to(torch.uint8 if self._n_classes <= 256 else torch.int32)
+        self._member_labels = narrow[self.neighbors].repeat(n_stacked, 1)
+        self._pair_of_draw = self._pair_index.repeat(n_stacked) + draw * len(self._pairs)
         self.reset()
         return self
 

@@ -229,7 +229,9 @@ def _local_uncertainty(
     rows = max(1, elements // neighbors.shape[1])
     # 32-bit indices where they reach, for half the traffic.
     dtype = torch.int32 if flat.numel() < 2**31 else torch.int64
-    narrow_top, narrow_labels = top.to(dtype), labels.to(dtype)
+    narrow_top = top.to(dtype)
+    of_labels = torch.uint8 if logits.shape[1] <= 256 else torch.int32  # bytes are compared in half the time
+    top_labels, narrow_labels = top.to(of_labels), labels.to(of_labels)
     narrow_weights = None if weights is None else weights.to(logits.dtype)
     blocks = []
     for start in range(0, neighbors.shape[0], rows):
@@ -238,11 +240,12 @@ def _local_uncertainty(
         if member_labels is None:
             of_members = narrow_labels.index_select(0, members.view(-1)).view(members.shape)
         else:
-            of_members = member_labels[part]
+            of_members = member_labels[part].to(of_labels)
         factors = None
         if narrow_weights is not None:
             factors = narrow_weights.index_select(0, members.view(-1)).view(members.shape)
-        blocks.append(_count_block(flat, logits.shape[1], narrow_top[part], of_members, members, bandwidth, factors))
+        kernel = boundary_kernel(_gap(flat, logits.shape[1], narrow_top[part], members), bandwidth)
+        blocks.append(_count_block(kernel, top_labels[part], of_members, factors))
     count_i, count_j, nearness = (torch.cat(parts) for parts in zip(*blocks, strict=True))
     counts = count_i + count_j
     counts = torch.where(counts < torch.finfo(counts.dtype).tiny, torch.zeros_like(counts), counts)
@@ -252,32 +255,26 @@ def _local_uncertainty(
     return torch.where(is_bayes_pair, local, torch.zeros_like(local)), counts, nearness
 
 
-def _count_block(
-    flat: Tensor,
-    n_classes: int,
-    top: Tensor,
-    member_labels: Tensor,
-    members: Tensor,
-    bandwidth: Bandwidth,
-    member_weights: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """k_i and k_j of Eq. 27 and the first member's kernel (rows,) for one block.
-
-    `flat` is the logits in one line, or for two classes their differences.
-    """
+def _gap(flat: Tensor, n_classes: int, top: Tensor, members: Tensor) -> Tensor:
+    """F of Eq. 12 (rows, M); `flat` is the logits in one line, or for two classes their differences."""
     if n_classes == 2:
-        gap = flat.index_select(0, members.view(-1))
-    else:
-        start = members * n_classes
-        gap = flat.index_select(0, (start + top[:, :1]).view(-1))
-        gap -= flat.index_select(0, (start + top[:, 1:]).view(-1))  # Eq. 12
-    kernel = boundary_kernel(gap.view(members.shape), bandwidth)
+        return flat.index_select(0, members.view(-1)).view(members.shape)
+    start = members * n_classes
+    gap = flat.index_select(0, (start + top[:, :1]).view(-1))
+    gap -= flat.index_select(0, (start + top[:, 1:]).view(-1))
+    return gap.view(members.shape)
+
+
+def _count_block(
+    kernel: Tensor, top: Tensor, member_labels: Tensor, member_weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """k_i and k_j of Eq. 27 and the first member's kernel (rows,) for one block."""
     nearness = kernel[:, 0].clone()  # not the whole block
     if member_weights is not None:
         kernel = kernel * member_weights
-    # Bytes multiply faster than truth values do.
-    count_i = (kernel * (member_labels == top[:, :1]).view(torch.uint8)).sum(dim=1)
-    count_j = (kernel * (member_labels == top[:, 1:]).view(torch.uint8)).sum(dim=1)
+    # Equal shapes are compared faster than a column with a block, and bytes multiply faster than truth values do.
+    columns = (column.expand(member_labels.shape).contiguous() for column in top.split(1, dim=1))
+    count_i, count_j = ((kernel * (member_labels == column).view(torch.uint8)).sum(dim=1) for column in columns)
     return count_i, count_j, nearness
 
 

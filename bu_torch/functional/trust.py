@@ -43,7 +43,7 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
             raise ValueError(f"`class_distances` must be >= 0, got {float(class_distances.nan_to_num().min())}.")
     column = predictions.long().unsqueeze(1)
     own = class_distances.gather(1, column).squeeze(1)
-    other = class_distances.scatter(1, column, math.inf).amin(dim=1)
+    other = class_distances.clone().scatter_(1, column, math.inf).amin(dim=1)  # a clone lies in memory as they do
     score = other / own
     score = torch.where((own == 0) & (other == 0), torch.ones_like(score), score)
     return torch.where(own.isinf(), torch.zeros_like(score), score)

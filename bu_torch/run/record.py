@@ -28,7 +28,7 @@ _APPEND = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os,
 
 
 class Record:
-    """A CSV file with one row a check, each on disk before training goes on, so that a killed run keeps them all.
+    """A CSV file with one row a check, each written before training goes on, so that a killed run keeps them all.
 
     Beside it, under the same name with `.jsonl`, lies what does not fit a table: a line with the settings, one for each
     check, and one for the end. An earlier file is never written over: the name gets a version, as those of Lightning's
@@ -87,8 +87,6 @@ class Record:
                 if (found.st_dev, found.st_ino) not in self._made:
                     raise OSError("another file has taken its place")
                 file.write(text.encode("utf-8", "backslashreplace"))
-                file.flush()
-                os.fsync(descriptor)
         except OSError as error:
             self._give_up(path, error)
 

@@ -40,7 +40,7 @@ class State(NamedTuple):
 def read_state(state: Any, most_draws: int) -> State:
     """Check a state, and take it apart; a ValueError says what is wrong."""
     _check(isinstance(state, Mapping), "a dict", state)
-    history = [_read_check(entry) for entry in _read(state, "history", list, [])]
+    history = [entry for table in _read(state, "history", list, []) for entry in _read_checks(table)]
     places = [(entry["epoch"], entry.get("step", -1)) for entry in history]
     _check(all(a < b for a, b in itertools.pairwise(places)), "checks in order of their epochs and steps", places)
     n_not_compared = _read(state, "n_not_compared", int, 0)
@@ -93,18 +93,31 @@ def _read(state: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     return value
 
 
-def _read_check(entry: Any) -> dict[str, Any]:
-    """A check of the history: its epoch and step, and numbers by name."""
-    _check(isinstance(entry, Mapping) and _is_count(entry.get("epoch")), "checks with an `epoch`", entry)
-    _check(_is_count(entry.get("step", 0)), "checks with a whole `step`, if any", entry)
-    check: dict[str, Any] = {name: entry[name] for name in ("epoch", "step") if name in entry}
-    for name, value in entry.items():
-        is_name = isinstance(name, str) and name.isidentifier() and len(name) <= _MOST_NAME
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        _check(is_name and is_number and (isinstance(value, float) or abs(value) < 2**53), "numbers by name", entry)
-        if name not in ("epoch", "step"):
-            check[name] = float(value)
-    return check
+def packed_checks(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Checks as tables of numbers, one for each run of checks of the same entries: many numbers are slow to save."""
+    return [
+        {"names": list(names), "values": torch.tensor([[*check.values()] for check in checks], dtype=torch.float64)}
+        for names, checks in itertools.groupby(history, key=tuple)
+    ]
+
+
+def _read_checks(table: Any) -> list[dict[str, Any]]:
+    """Checks of a table, each with its epoch and step, and numbers by name."""
+    _check(isinstance(table, Mapping), "a table of checks", table)
+    names, values = table.get("names"), table.get("values")
+    _check(isinstance(names, list) and all(map(_is_name, names)) and "epoch" in names, "names of numbers", names)
+    is_plain = isinstance(values, Tensor) and values.dtype == torch.float64 and values.ndim == 2 and _holds_all(values)
+    _check(is_plain and values.shape[1] == len(names), "a table of checks", values)
+    checks: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in values.tolist()]
+    for check in checks:
+        for name in {"epoch", "step"} & check.keys():
+            _check(check[name].is_integer() and 0 <= check[name] < 2**53, f"a whole `{name}`", check[name])
+            check[name] = int(check[name])
+    return checks
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier() and len(name) <= _MOST_NAME
 
 
 def _read_predictions(predictions: Any) -> Tensor:

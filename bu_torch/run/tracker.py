@@ -21,7 +21,7 @@ from bu_torch.run.history import History
 from bu_torch.run.predictions import Predictions
 from bu_torch.run.record import check_line, header_line
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.state import compared_settings, read_state
+from bu_torch.run.state import compared_settings, packed_checks, read_state
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.details import Details
 from bu_torch.signals.measuring import Signals
@@ -206,6 +206,7 @@ class Tracker:
         if self.average is not None:
             state["average"] = self.average.state_dict()
         settings = compared_settings(self.settings, self.average, self.checks)
+        state["history"] = packed_checks(self.history)
         return state | {"settings": settings} if settings else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints to resume from that others have crafted: nothing in them runs, and nothing is deleted."""
 
+import math
 import os
 from pathlib import Path
 
@@ -39,9 +40,10 @@ def craft(path, best, score, as_text=True):
     value = torch.tensor(score, dtype=torch.float64)
     state.update(best_model_path=best, kth_best_model_path=best, best_model_score=value, kth_value=value)
     state["best_k_models"] = {best: value}
-    for check in own["history"] if score < 0 else own["history"][-1:]:
-        check["accuracy_and_uncertainty"] = score
-    state.update(best_epoch=own["history"][-1]["epoch"], best_step=own["history"][-1]["step"])
+    (table,) = own["history"]
+    values = dict(zip(table["names"], table["values"].T, strict=True))
+    values["accuracy_and_uncertainty"][slice(None) if score < 0 else slice(-1, None)] = score
+    state.update(best_epoch=int(values["epoch"][-1]), best_step=int(values["step"][-1]))
     torch.save(content, path)
 
 
@@ -165,14 +167,22 @@ def test_a_name_with_escapes_is_logged_without(tmp_path, log):
     assert not [line for line in said if not line.isprintable()]
 
 
+def table(names, values):
+    return {"history": [{"names": names, "values": torch.as_tensor(values, dtype=torch.float64)}]}
+
+
 EVIL = {
     "history of words": {"history": "x"},
-    "checks without an epoch": {"history": [{}]},
-    "an epoch of text": {"history": [{"epoch": "0"}]},
-    "epochs that fall": {"history": [{"epoch": 3}, {"epoch": 1}]},
-    "huge numbers": {"history": [{"epoch": 0, "expected_accuracy": 10**400}]},
-    "text in place of numbers": {"history": [{"epoch": 0, "expected_accuracy": "A" * 100_000}]},
-    "names with escapes": {"history": [{"epoch": 0, "\x1b]0;x\x07": 1.0}]},
+    "a history of numbers": {"history": [1.0]},
+    "checks without an epoch": table(["step"], [[1.0]]),
+    "an epoch and a half": table(["epoch"], [[1.5]]),
+    "an infinite epoch": table(["epoch"], [[math.inf]]),
+    "epochs that fall": table(["epoch"], [[3.0], [1.0]]),
+    "a number without a name": table(["epoch"], [[0.0, 1.0]]),
+    "far more numbers than the file": table(["epoch"], torch.zeros(1, 1).double().expand(10**9, 1)),
+    "text in place of numbers": {"history": [{"names": ["epoch"], "values": "A" * 100_000}]},
+    "names with escapes": table(["epoch", "\x1b]0;x\x07"], [[0.0, 1.0]]),
+    "names that are lists": table([["epoch"]], [[0.0]]),
     "more than there is": {"n_not_compared": 10**30},
     "less than nothing": {"n_not_compared": -1},
     "many draws": {"plan": (120, 20_000)},
@@ -209,7 +219,8 @@ def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, 
         if key.startswith("MemoryKeeper"):
             state.update(best_epoch=1, best_step=made.global_step, best_weights=weights)
         if key.startswith("BoundaryUncertaintyStopping"):
-            state["history"][-1]["accuracy_and_uncertainty"] = 1e9
+            (table,) = state["history"]
+            table["values"][-1, table["names"].index("accuracy_and_uncertainty")] = 1e9
     torch.save(content, tmp_path / "last.ckpt")
     with pytest.warns(UserWarning, match="do not fit: .*The weights stay as training left them"):
         _, stopping, module, look = fit(4, ckpt_path=tmp_path / "last.ckpt", weights_only=True)

@@ -12,6 +12,7 @@ from bu_torch import Rule, Signals
 from bu_torch.run import account, groundwork, messages
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import Settings
+from bu_torch.run.state import packed_checks
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import Samples
 
@@ -61,12 +62,12 @@ def test_a_check_of_the_same_epoch_and_step_takes_the_place_of_the_last(again, p
         [{"epoch": 1, "step": 4}, {"epoch": 0, "step": 8}],
         [{"epoch": 0, "step": 4.5}],
         [{"epoch": 0, "step": -1}],
-        [{"epoch": 0, "step": None}],
+        [{"epoch": 0, "step": float("nan")}],
     ],
 )
 def test_a_state_whose_steps_no_run_makes_is_refused(history):
     with pytest.raises(ValueError, match="no state that this package wrote"):
-        Tracker(Settings()).load_state_dict({"history": history})
+        Tracker(Settings()).load_state_dict({"history": packed_checks(history)})
 
 
 def test_it_is_a_small_facade():

@@ -208,7 +208,7 @@ def test_a_bit_that_flips_on_the_disk_is_damage(tmp_path, arrays, name):
     path = tmp_path / "cache.npz"
     np.savez(path, **arrays)
     content = bytearray(path.read_bytes())
-    place = content.index(arrays[name].tobytes())
+    place = content.index(arrays[name].tobytes("A"))
     content[place] ^= 1  # of the last bits of a number: its value stays a likely one
     path.write_bytes(content)
     refuse(path, "BadZipFile")
