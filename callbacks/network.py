@@ -58,7 +58,8 @@ class NetworkReader:
         """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
         self._n_rows = len(inputs)
         if trainer.world_size > 1:
-            inputs = share(inputs, trainer.global_rank, trainer.world_size).to(pl_module.device)
+            placed = trainer.strategy.distributed_sampler_kwargs  # processes that split layers have the same samples
+            inputs = share(inputs, placed["rank"], placed["num_replicas"]).to(pl_module.device)
         self._inputs = inputs
 
     def release(self) -> None:

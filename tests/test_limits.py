@@ -26,7 +26,7 @@ def n_lines(files):
     ("what", "reached", "limit"),
     [
         ("lines of source", n_lines(FILES), 19_300),
-        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 23_300),
+        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 23_420),
         ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 17_200),
         ("public names", len(bu_torch.__all__), 60),
     ],

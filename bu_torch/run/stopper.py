@@ -146,7 +146,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         """
         if not self._best.weights:
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
-        model.load_state_dict(self._best.weights)
+        model.load_state_dict(self._best.fitted(model))
         kept = self._tracker.kept
         if kept is not None and (line := self._tracker.unrecognised(kept)):
             _log.info(line)
