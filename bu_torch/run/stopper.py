@@ -175,7 +175,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         return epoch, step
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed loop needs, the kept weights included; plain numbers, strings and tensors."""
+        """All that a resumed loop needs, kept weights too, as plain data; of shards, all processes must call this."""
         return {"checks": self._tracker.state_dict(), "keeper": self._best.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
