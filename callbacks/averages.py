@@ -7,11 +7,13 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, library_of
 from bu_torch.callbacks.optimizers import RAW_WEIGHTS
+from bu_torch.internal.shards import gathered
 from bu_torch.run.averaging import put_back
 from bu_torch.run.state import read_weights
 
 WRAPPING = ("FSDPStrategy", "DeepSpeedStrategy")
-SHARDED = (*WRAPPING, "ModelParallelStrategy", "XLAFSDPStrategy")  # where no process has the whole network
+OUT_OF_REACH = (*WRAPPING, "XLAFSDPStrategy")  # which hide the weights' places in their shards
+SHARDED = (*OUT_OF_REACH, "ModelParallelStrategy")  # where no process has the whole network
 
 
 def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
@@ -35,7 +37,7 @@ def why_not_averaged(trainer: Trainer) -> str:
     if (found := next((one for one in trainer.callbacks if isinstance(one, theirs)), None)) is not None:
         return f"{type(found).__name__} does so"
     name = type(trainer.strategy).__name__
-    return f"{name} shards them" if name in SHARDED else ""
+    return f"{name} shards them" if name in OUT_OF_REACH else ""
 
 
 def check_device(device: str) -> None:
@@ -54,7 +56,9 @@ def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any
         raw = read_weights(checkpoint.pop(RAW_WEIGHTS))
     except ValueError as error:
         raise MisconfigurationException(str(error)) from error
-    average = {name: value for name, value in checkpoint["state_dict"].items() if name in raw}
+    # Strategies that shard weights have loaded them, and taken them out.
+    loaded = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict()
+    average = {name: gathered(value) for name, value in loaded.items() if name in raw}
     if not put_back(pl_module, raw, may_lack=not pl_module.strict_loading):
         average = {}
         rank_zero_warn(

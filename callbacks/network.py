@@ -61,7 +61,8 @@ class NetworkReader:
         """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
         self._n_rows = len(inputs)
         if trainer.world_size > 1:
-            inputs = share(inputs, trainer.global_rank, trainer.world_size).to(pl_module.device)
+            placed = trainer.strategy.distributed_sampler_kwargs  # processes that split layers have the same samples
+            inputs = share(inputs, placed["rank"], placed["num_replicas"]).to(pl_module.device)
         self._inputs = inputs
 
     def release(self) -> None:
@@ -137,7 +138,7 @@ class NetworkReader:
                     output = call(forward, precision.convert_input(taken), of=module)
                     parts.append(logits_of(output, len(batch), "`forward`", self._output_key))
             return joined(parts, "`forward`")
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             first = next(iter(inputs.split(n_rows)))
             what = f"inputs of shape {tuple(first.shape)} and dtype {dtype}" if packing is None else str(packing)
             raise MisconfigurationException(

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from bu_torch.callbacks.lightning_trees import LightningModule, Trainer
+from bu_torch.internal.shards import gathered
 
 _MODE = "train_mode"  # of a group of parameters, in a Schedule-Free optimiser
 RAW_WEIGHTS = "raw_state_dict"  # of training, in a checkpoint whose `state_dict` holds those that were measured
@@ -35,7 +36,9 @@ class TrainingWeights:
     def save(self, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add them to a checkpoint that is made meanwhile, so that a run that resumes from it trains on from them."""
         raw: dict[str, Tensor] = {
-            name: self._values[id(one)][1] for name, one in module.named_parameters() if id(one) in self._values
+            name: gathered(self._values[id(one)][1])
+            for name, one in module.named_parameters()
+            if id(one) in self._values
         }
         if raw:
             checkpoint[RAW_WEIGHTS] = checkpoint.get(RAW_WEIGHTS, {}) | raw

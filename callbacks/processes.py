@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch.callbacks.lightning_trees import Trainer
+from bu_torch.internal.shards import is_sharded
 from bu_torch.perturbation.draws import PerturbedInputs
 
 T = TypeVar("T")
@@ -70,7 +71,9 @@ def gather(trainer: Trainer, read: Callable[[], Tensor], n_rows: int) -> Tensor:
         return part
     if part.dtype not in (torch.float32, torch.float64):
         part = part.float()  # exact, and known to every backend
-    return trainer.strategy.all_gather(part.contiguous()).flatten(0, 1)[:n_rows]
+    parts = trainer.strategy.all_gather(part.contiguous())
+    n_alike = trainer.world_size // trainer.strategy.distributed_sampler_kwargs["num_replicas"]
+    return parts[::n_alike].flatten(0, 1)[:n_rows]
 
 
 class Collectives(TorchDispatchMode):
@@ -94,7 +97,7 @@ class Collectives(TorchDispatchMode):
 @contextmanager
 def buffers_of_the_first(trainer: Trainer, module: nn.Module) -> Iterator[None]:
     """The running statistics of the first process, whose weights are those that are saved, in all of them."""
-    own = dict(module.named_buffers()) if trainer.world_size > 1 else {}
+    own = {name: one for name, one in module.named_buffers() if trainer.world_size > 1 and not is_sharded(one)}
     if not own:
         yield
         return

@@ -1,14 +1,16 @@
 """The kept weights put back into the module when training ends."""
 
 import copy
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
-from bu_torch.callbacks.averages import SHARDED
+from bu_torch.callbacks.averages import OUT_OF_REACH, SHARDED
 from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
 from bu_torch.callbacks.lightning_trees import Trainer
 from bu_torch.callbacks.optimizers import leave_training
@@ -22,18 +24,17 @@ def restore(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin | None) ->
     """Put the weights of the kept check back; "", "partly " or "not ", as they are in the module then."""
     module = trainer.lightning_module
     path = "" if keeper is None else cleaned(keeper.best_model_path)
-    if type(trainer.strategy).__name__ in SHARDED:
-        rank_zero_warn(
-            f"{type(trainer.strategy).__name__} shards the weights, so those of the kept epoch are not restored: they"
-            f" are in {path}."
-        )
+    is_in_memory = isinstance(keeper, MemoryKeeperMixin)
+    name = type(trainer.strategy).__name__
+    is_read_by_all = name in SHARDED and not is_in_memory  # together, so not after a Ctrl-C
+    if name in OUT_OF_REACH or (is_read_by_all and trainer.interrupted):
+        rank_zero_warn(f"{name} shards the weights, so those of the kept epoch are not restored: they are in {path}.")
         return "not "
     if keeper is None or not keeper.is_best_there:
         rank_zero_warn(f"The checkpoint of the kept epoch is missing: {path}.")
         return "not "
     leave_training(trainer)
-    is_in_memory = isinstance(keeper, MemoryKeeperMixin)
-    if keeper.is_best_own and not is_in_memory:
+    if keeper.is_best_own and not (is_in_memory or is_read_by_all):
         return _load(trainer, keeper)
     before = {name: copy.deepcopy(value) for name, value in module.state_dict().items()}
     try:
@@ -41,7 +42,9 @@ def restore(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin | None) ->
     except Exception as error:  # what a damaged or crafted file raises is not documented, and may not end the fit
         module.load_state_dict(before, strict=False)
         refusal, remedy = "The weights of the kept epoch, which the resumed state holds, do not fit", ""
-        if not is_in_memory:
+        if is_read_by_all:
+            refusal = f"The checkpoint of the kept epoch, {path}, cannot be read"
+        elif not is_in_memory:
             refusal = (
                 f"The checkpoint of the kept epoch, {path}, was not written by this process and cannot be read as plain"
                 " data"
@@ -60,11 +63,18 @@ def _load(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin) -> str:
     module, path, is_own = trainer.lightning_module, keeper.best_model_path, keeper.is_best_own
     load: Callable[[], Any]
     if isinstance(keeper, MemoryKeeperMixin):
-        load = partial(module.load_state_dict, keeper.best.weights, strict=False)
+        load = partial(module.load_state_dict, keeper.best.fitted(module), strict=False)
     else:  # a file of this process may hold hyperparameters of any class
-        checkpoint = trainer.strategy.load_checkpoint(path, weights_only=not is_own)
+        if Path(path).is_dir() and not (is_own or Path(trainer.ckpt_path or os.devnull).is_dir()):
+            raise ValueError("the list of shards in a folder may run code, and training did not resume from such a one")
+        strategy, optimizers = trainer.strategy, trainer.strategy.optimizers
+        strategy.optimizers = []  # strategies that shard weights would load their states, too
+        try:
+            checkpoint = strategy.load_checkpoint(path, weights_only=not is_own)
+        finally:
+            strategy.optimizers = optimizers
         module.on_load_checkpoint(checkpoint)
-        load = partial(trainer.strategy.load_model_state_dict, checkpoint, strict=False)
+        load = partial(strategy.load_model_state_dict, checkpoint, strict=False)
     missing, unexpected = load_what_is_there(module, load)
     changed = changed_by_training(module, missing)
     wrong = [*changed, *unexpected]

@@ -40,11 +40,7 @@ class CheckSamples:
     """
 
     def __init__(
-        self,
-        callback: "BoundaryUncertaintyMonitor",
-        tracker: Tracker,
-        network: NetworkReader,
-        schedule: Schedule,
+        self, callback: "BoundaryUncertaintyMonitor", tracker: Tracker, network: NetworkReader, schedule: Schedule
     ) -> None:
         self._callback = callback
         self._tracker, self._network, self._schedule = tracker, network, schedule
@@ -184,11 +180,7 @@ class CheckSamples:
         # Different samples that all processes train on between two checks.
         n_visited = int(min(n_training, self._schedule.n_batches(trainer) * batch_size * trainer.world_size))
         return self._tracker.groundwork.planned(
-            n_training,
-            n_visited,
-            n_operations,
-            n_bytes=n_bytes,
-            max_samples=n_training if takes_all else None,
+            n_training, n_visited, n_operations, n_bytes=n_bytes, max_samples=n_training if takes_all else None
         )
 
 

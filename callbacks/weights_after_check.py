@@ -5,6 +5,8 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from bu_torch.internal.shards import local
+
 _MOST = 3  # kept checks that are watched: what changes weights then does so again
 
 
@@ -40,9 +42,9 @@ class WeightsAfterCheck:
 def _sums_of(module: nn.Module) -> dict[str, float]:
     """One number for each parameter and buffer, by name, 0 for NaN; waits for the device once."""
     found = {
-        name: one.detach()
+        name: local(one)
         for name, one in (*module.named_parameters(), *module.named_buffers())
-        if not (is_lazy(one) or one.is_meta) and one.layout == torch.strided and type(one.data) is torch.Tensor
+        if not (is_lazy(one) or one.is_meta) and one.layout == torch.strided and type(local(one)) is torch.Tensor
     }
     sums = [(torch.view_as_real(one) if one.is_complex() else one).sum() for one in found.values()]
     if not sums:

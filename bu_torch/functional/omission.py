@@ -8,12 +8,7 @@ from bu_torch.functional.weights import cluster_sizes, mean_of, relative_weights
 
 
 def omission(
-    shares: Tensor,
-    predictions: Tensor,
-    neighbors: Tensor,
-    *,
-    significance: float = 2.0,
-    weights: Tensor | None = None,
+    shares: Tensor, predictions: Tensor, neighbors: Tensor, *, significance: float = 2.0, weights: Tensor | None = None
 ) -> Tensor:
     """Share of samples in regions that the decision boundary should have cut off and does not reach.
 

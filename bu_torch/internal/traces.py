@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
+from bu_torch.internal.shards import reshard
+
 _CONTAINERS = (list, dict, OrderedDict, set, deque)  # attributes whose entries are put back,
 _LONGEST = 1000  # if they have at most so many
 _LARGEST = 2**16  # elements of a tensor that is an attribute, and is put back too
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}  # what torch keeps: parameters, hooks
 _MANAGED = ("torch.distributed.", "torch.jit.", "torch._dynamo.")  # modules that look after their own state
 
 
@@ -78,25 +81,31 @@ def preserved_attributes(model: object) -> Iterator[None]:
     Raises:
         RestoringError: If one of them cannot be put back; all others are.
     """
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    sharded = reshard(model)
     with ExitStack() as stack:
-        for module in model.modules() if isinstance(model, nn.Module) else ():
-            if not (type(module).__module__.startswith(_MANAGED) or isinstance(module, LazyModuleMixin)):
-                stack.callback(_Attributes(module).put_back)
+        for module in model.modules():
+            is_managed = type(module).__module__.startswith(_MANAGED) and module not in sharded
+            if not (is_managed or isinstance(module, LazyModuleMixin)):
+                stack.callback(_Attributes(module, _OF_MODULES if sharded else frozenset()).put_back)
             for name, buffer in module._buffers.items():
                 if buffer is not None and not _is_without_values(buffer) and not is_expanded(buffer):
                     stack.callback(_Values(buffer, f"buffer `{name}` in {type(module).__name__}").put_back)
+        stack.callback(reshard, model)
         yield
 
 
 class _Attributes:
-    """The attributes of a module at one moment.
+    """The attributes of a module at one moment, but for some: FSDP2 puts hooks and parameters in by itself.
 
     `forward` may count, remember or set up something, and a layer of LoRA notes whether it is merged.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._values = dict(vars(module))
+    def __init__(self, module: nn.Module, excluded: frozenset[str]) -> None:
+        self._module, self._excluded = module, excluded
+        self._values = {name: value for name, value in vars(module).items() if name not in excluded}
         self._entries: list[tuple[Any, Any]] = []
         self._tensors: list[_Values] = []
         for name, value in self._values.items():
@@ -107,7 +116,7 @@ class _Attributes:
 
     def put_back(self) -> None:
         now, before = vars(self._module), self._values
-        for name in [name for name in now if name not in before]:
+        for name in [name for name in now if name not in before and name not in self._excluded]:
             del now[name]
         for name, value in before.items():
             if name not in now or now[name] is not value:
@@ -258,7 +267,7 @@ def _is_plain(value: Any) -> bool:
 
 def is_expanded(buffer: Tensor) -> bool:
     """Tell if several elements are one number in memory, so that nothing can be written to them."""
-    if buffer.layout != torch.strided:
+    if buffer.layout != torch.strided or buffer.is_contiguous():
         return False
     return any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
 

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
+from bu_torch.internal.shards import gathered, is_sharded, largest_of_all, local, reshard, sharded_like
 from bu_torch.internal.traces import is_expanded
 
 _WARM_UP = 10  # checks
@@ -36,8 +37,7 @@ class WeightAverage:
     which enter from the first check after they are unfrozen, buffers that have held nothing but 0 and 1 at every check,
     as masks that prune weights do, and what is infinite from the start, as masks of attention are.
     Averages are matched by name; where the shape of a weight changes, its average begins anew. They are kept in the
-    dtype of the weight. `torch.optim.swa_utils.AveragedModel` needs a copy of the whole module, matches by position and
-    begins at its first update, so it is not used.
+    dtype of the weight, and of shards (`DTensor`) in the same shards.
 
     Args:
         past: The largest weight of the past, 0 <= past < 1.
@@ -52,39 +52,33 @@ class WeightAverage:
         self._of_training: dict[str, Tensor] = {}  # copies, while the average is in their place
 
     def update(self, module: nn.Module, *, is_again: bool = False) -> bool:
-        """Let the weights of a check enter, unless they have before a resume (`is_again`); waits for the device once.
+        """Let the weights of a check enter, unless they have before a resume (`is_again`).
 
         False if a parameter has become NaN or infinite. Such a check leaves the average as it was, and `inside` leaves
-        the module as it is until the next one.
+        the module as it is until the next one. This waits for the device once, and once more for possible masks.
         """
-        found = _weights(module)
-        found = {name: one for name, one in found.items() if name in self._averages or not _is_frozen(one)}
-        ends = _ends(found)
-        for name in self._masks(module, found, ends):
-            del found[name], ends[name]
+        found = {n: one for n, one in _weights(module).items() if n in self._averages or not _is_frozen(one)}
+        masks = self._masks(module, found)
+        sizes = _sizes({name: one for name, one in found.items() if name not in masks})
         self.is_current = not any(
             isinstance(found[name], nn.Parameter)
-            and (math.isnan(one.low) or (name in self._averages and not one.is_finite))
-            for name, one in ends.items()
+            and (math.isnan(size) or (name in self._averages and not math.isfinite(size)))
+            for name, size in sizes.items()
         )
         if not self.is_current:
             return False
         if is_again and self._averages:
             self._averages = {
-                name: one._replace(value=one.value.to(self._place(found[name]), found[name].dtype))
+                name: one._replace(value=self._fitted(one.value, found[name]))
                 for name, one in self._averages.items()
                 if name in found
             }
             return True
         with torch.inference_mode(False), torch.no_grad():
-            self._averages = {
-                name: self._updated(self._averages.get(name), found[name].detach())
-                for name, one in ends.items()
-                if one.is_finite
-            }
+            self._updated({name: found[name].detach() for name, size in sizes.items() if math.isfinite(size)})
         return True
 
-    def _masks(self, module: nn.Module, found: Mapping[str, Tensor], ends: Mapping[str, "_Ends"]) -> set[str]:
+    def _masks(self, module: nn.Module, found: Mapping[str, Tensor]) -> set[str]:
         """Names of buffers that have held nothing but 0 and 1 so far: what lies in between would be no mask.
 
         Running statistics, which begin at 0 and 1, are none.
@@ -92,26 +86,40 @@ class WeightAverage:
         norms = [part for part in module.modules() if isinstance(part, _NormBase)]
         statistics = {id(one) for part in norms for one in (part.running_mean, part.running_var)}
         held = {
-            name: found[name]
-            for name, one in ends.items()
-            if {one.low, one.high} <= {0.0, 1.0}
-            and name not in self._averages
-            and not isinstance(found[name], nn.Parameter)
-            and id(found[name]) not in statistics
+            name: one
+            for name, one in found.items()
+            if name not in self._averages
+            and not (isinstance(one, nn.Parameter) or is_sharded(one))
+            and id(one) not in statistics
         }
-        are_masks = _each([((values == 0) | (values == 1)).all() for values in held.values()])
-        return {name for name, is_mask in zip(held, are_masks, strict=True) if is_mask}
+        are_masks = [((one == 0) | (one == 1)).all() for one in held.values()]
+        found_out = torch.stack([one.to(are_masks[0].device) for one in are_masks]).tolist() if held else []
+        return {name for name, is_mask in zip(held, found_out, strict=True) if is_mask}
 
     def _place(self, weight: Tensor) -> torch.device:
         return weight.device if self.device is None else torch.device(self.device)
 
-    def _updated(self, before: Averaged | None, weight: Tensor) -> Averaged:
-        kept_on = self._place(weight)
-        if before is None or before.value.shape != weight.shape:
-            return Averaged(weight.to(kept_on, copy=True), 1)
-        past = min(self.past, before.n_checks / (before.n_checks + _WARM_UP))
-        value = before.value.to(kept_on, weight.dtype)
-        return Averaged(value.lerp_(weight.to(kept_on), 1 - past), before.n_checks + 1)
+    def _fitted(self, average: Tensor, weight: Tensor) -> Tensor:
+        """An average as it stood in a state, where that of a weight is kept."""
+        return cast("Tensor", sharded_like(average, weight).to(self._place(weight), weight.dtype))
+
+    def _updated(self, weights: Mapping[str, Tensor]) -> None:
+        """Let weights enter, those of the same age together."""
+        averages: dict[str, Averaged] = {}
+        by_age: dict[int, list[str]] = {}
+        for name, weight in weights.items():
+            before = self._averages.get(name)
+            if before is None or before.value.shape != weight.shape:
+                averages[name] = Averaged(weight.to(self._place(weight), copy=True), 1)
+                continue
+            averages[name] = Averaged(self._fitted(before.value, weight), before.n_checks + 1)
+            by_age.setdefault(before.n_checks, []).append(name)
+        for n_checks, names in by_age.items():
+            past = min(self.past, n_checks / (n_checks + _WARM_UP))
+            values = [local(averages[name].value) for name in names]
+            entering = [local(weights[name]).to(value.device) for name, value in zip(names, values, strict=True)]
+            torch._foreach_lerp_(values, entering, 1 - past)
+        self._averages = averages
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:
@@ -128,11 +136,11 @@ class WeightAverage:
         try:
             try:
                 weights = _weights(module)
-                for name, average in self._averages.items():
-                    weight = weights.get(name)
-                    if weight is not None and _are_alike(weight, average.value):
-                        self._of_training[name] = weight.detach().to(self._place(weight), copy=True)
-                        weight.data.copy_(average.value)
+                averages = _fitting({name: one.value for name, one in self._averages.items()}, weights)
+                self._of_training = {
+                    name: weights[name].detach().to(self._place(weights[name]), copy=True) for name in averages
+                }
+                _overwrite(weights, averages)
                 yield
             finally:
                 self._take_out(module)
@@ -141,10 +149,9 @@ class WeightAverage:
 
     def _take_out(self, module: nn.Module) -> None:
         """Put the weights of training back, into tensors that are found anew: `forward` may have moved them."""
-        weights = _weights(module) if self._of_training else {}
-        for name, value in reversed(self._of_training.items()):  # for weights may share their memory
-            if name in weights and _are_alike(weights[name], value):
-                weights[name].data.copy_(value)
+        if self._of_training:
+            weights = _weights(module)
+            _overwrite(weights, _fitting(self._of_training, weights))
         self._of_training = {}
 
     @property
@@ -153,8 +160,8 @@ class WeightAverage:
         return bool(self._of_training)
 
     def put_aside(self) -> dict[str, Tensor]:
-        """While the average is inside: what training has in its place, by name."""
-        return dict(self._of_training)
+        """While the average is inside: what training has in its place, by name; all processes of shards together."""
+        return {name: gathered(value) for name, value in self._of_training.items()}
 
     def forget(self) -> None:
         """Free the average: training has ended."""
@@ -162,8 +169,8 @@ class WeightAverage:
             self._averages, self.is_current = {}, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Averages by name, copied to the CPU, and how many checks are in each; only these while it is inside."""
-        weights = {} if self.is_inside else {n: one.value.cpu().clone() for n, one in self._averages.items()}
+        """Averages by name, whole and on the CPU, and how many checks are in each; only these while it is inside."""
+        weights = {} if self.is_inside else {n: gathered(one.value).cpu().clone() for n, one in self._averages.items()}
         n_checks = {name: one.n_checks for name, one in self._averages.items()}
         return {"past": self.past, "n_checks": n_checks, "weights": weights}
 
@@ -184,13 +191,19 @@ def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool
     fitting = {name: weight for name, weight in weights.items() if name in found or not may_lack}
     if any(name not in found or found[name].shape != weight.shape for name, weight in fitting.items()):
         return False
-    for name, weight in reversed(fitting.items()):  # for weights may share their memory
-        found[name].data.copy_(weight)
+    _overwrite(found, {name: sharded_like(weight, found[name]) for name, weight in fitting.items()})
     return True
+
+
+def _overwrite(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy values into weights by name, all at once."""
+    if values:
+        torch._foreach_copy_([local(weights[name]) for name in values], [local(value) for value in values.values()])
 
 
 def _weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
     """Parameters and buffers of those kinds that can be averaged, by name; of several in one place of memory one."""
+    reshard(module)
     owners = dict(module.named_modules(remove_duplicate=False))
     parameters = {name: one for name, one in module.named_parameters(remove_duplicate=False) if not is_lazy(one)}
     buffers = {
@@ -200,8 +213,9 @@ def _weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
     }
     found: dict[Any, tuple[str, Tensor]] = {}
     for name, tensor in sorted({**parameters, **buffers}.items(), key=lambda pair: _is_frozen(pair[1])):
-        if _can_be_averaged(tensor):
-            place = (tensor.device, tensor.data_ptr() or name, tensor.shape, tensor.stride())
+        own = local(tensor)
+        if _can_be_averaged(own):
+            place = (own.device, own.data_ptr() or id(tensor), own.shape, own.stride())
             found.setdefault(place if once else name, (name, tensor))
     return dict(found.values())
 
@@ -212,12 +226,14 @@ def _is_saved(owners: Mapping[str, nn.Module], name: str) -> bool:
     return own_name not in getattr(owners[owner], "_non_persistent_buffers_set", ())
 
 
-def _are_alike(first: Tensor, second: Tensor) -> bool:
-    return first.shape == second.shape and first.dtype == second.dtype
+def _fitting(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those values of which a weight has the name, the shape and the dtype."""
+    kinds = {name: (one.shape, one.dtype) for name, one in weights.items()}
+    return {name: one for name, one in values.items() if kinds.get(name) == (one.shape, one.dtype)}
 
 
 def _can_be_averaged(tensor: Tensor) -> bool:
-    is_plain = type(tensor.data) is Tensor and tensor.layout == torch.strided
+    is_plain = type(tensor) is Tensor and tensor.layout == torch.strided
     is_plain = is_plain and not (tensor.is_meta or tensor.is_inference())
     return tensor.dtype in _DTYPES and is_plain and not is_expanded(tensor)
 
@@ -226,30 +242,12 @@ def _is_frozen(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
 
 
-class _Ends(NamedTuple):
-    """The least value of a tensor, NaN if it holds one, and the largest."""
-
-    low: float
-    high: float
-
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.low) and math.isfinite(self.high)
-
-
-def _ends(tensors: Mapping[str, Tensor]) -> dict[str, _Ends]:
-    """The ends of each tensor, by name; waits for the device once."""
-    ends = _each([_least_and_largest(tensor.detach()).double() for tensor in tensors.values()])
-    return {name: _Ends(*pair) for name, pair in zip(tensors, ends, strict=True)}
-
-
-def _each(results: list[Tensor]) -> list[Any]:
-    """Python's numbers of tensors of one shape; waits for the device of the first of them once."""
-    return torch.stack([one.to(results[0].device) for one in results]).tolist() if results else []
-
-
-def _least_and_largest(tensor: Tensor) -> Tensor:
-    """(2,), NaN where there is one: unlike `isfinite`, this needs no second copy."""
-    if not tensor.numel():
-        return tensor.new_zeros(2, dtype=torch.float32)
-    return torch.stack(torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor))
+def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """The largest magnitude in each tensor, in the shards of all processes, NaN if one holds it; waits once."""
+    if not tensors:
+        return {}
+    values = [torch.view_as_real(one) if one.is_complex() else one for one in map(local, tensors.values())]
+    ends = [torch.aminmax(one) if one.numel() else (one.new_zeros(()),) * 2 for one in values]  # without a copy
+    lows, highs = (torch.stack([one.to(values[0].device) for one in end]) for end in zip(*ends, strict=True))
+    sizes = torch.maximum(-lows, highs)
+    return dict(zip(tensors, largest_of_all(sizes, list(tensors.values())).tolist(), strict=True))

@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bu_torch.internal.shards import gathered, sharded_like
+
 
 class BestWeights:
     """A copy of the weights at the kept check.
@@ -11,7 +13,8 @@ class BestWeights:
     Attributes:
         epoch: Epoch of that check; None before the first.
         step: Step of that check; None if it is not known.
-        weights: A `state_dict` on the CPU; empty before the first, and if the model was no module.
+        weights: A `state_dict` on the CPU, of shards those of this process; empty before the first, and if the model
+            was no module.
     """
 
     def __init__(self) -> None:
@@ -28,8 +31,14 @@ class BestWeights:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, step and weights."""
-        return {"best_epoch": self.epoch, "best_step": self.step, "best_weights": self.weights}
+        """Epoch, step and weights; shards are put together, so all processes must call this."""
+        weights = {name: gathered(value) for name, value in self.weights.items()}
+        return {"best_epoch": self.epoch, "best_step": self.step, "best_weights": weights}
+
+    def fitted(self, model: nn.Module) -> dict[str, Any]:
+        """The weights as `model.load_state_dict` takes them: in shards where those of the model are."""
+        now = model.state_dict()
+        return {name: sharded_like(value, now.get(name)) for name, value in self.weights.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""

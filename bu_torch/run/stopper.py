@@ -149,7 +149,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         """
         if not self._best.weights:
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
-        model.load_state_dict(self._best.weights)
+        model.load_state_dict(self._best.fitted(model))
         kept = self._tracker.kept
         if kept is not None and (line := self._tracker.unrecognised(kept)):
             _log.info(line)
@@ -178,7 +178,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         return epoch, step
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed loop needs, the kept weights included; plain numbers, strings and tensors."""
+        """All that a resumed loop needs, kept weights too, as plain data; of shards, all processes must call this."""
         return {"checks": self._tracker.state_dict(), "keeper": self._best.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -5,12 +5,7 @@ import math
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import (
-    Callback,
-    EMAWeightAveraging,
-    ModelCheckpoint,
-    StochasticWeightAveraging,
-)
+from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Plain, blobs, same, state_of
 from problems import fit_again as fit

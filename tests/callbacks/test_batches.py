@@ -352,11 +352,7 @@ class TestBalance:
             (False, {0: 0.1}, None),
             (True, None, "^Samples count as often as the sampler draws them.$"),
             (True, "balanced", None),
-            (
-                True,
-                [1.0, 2.0],
-                "^Samples count as often as the sampler draws them, times the weights of their class",
-            ),
+            (True, [1.0, 2.0], "^Samples count as often as the sampler draws them, times the weights of their class"),
         ],
     )
     def test_a_rare_class_is_worth_a_word(self, tmp_path, caplog, sampled, class_weight, message):

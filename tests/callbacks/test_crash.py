@@ -122,10 +122,7 @@ def cut(tmp_path, loader=None, max_epochs=4):
 def test_other_samples_are_not_compared_with_those_before(tmp_path):
     path = cut(tmp_path)
     stopping = BoundaryUncertaintyStopping(n_neighbors=20, patience=50)
-    with (
-        pytest.warns(UserWarning, match="different training samples"),
-        pytest.warns(UserWarning, match="start anew"),
-    ):
+    with pytest.warns(UserWarning, match="different training samples"), pytest.warns(UserWarning, match="start anew"):
         trainer(tmp_path, stopping, max_epochs=8).fit(Plain(), data(shift=1.0), ckpt_path=path)
     assert [entry["epoch"] for entry in stopping.history] == list(range(8))
     assert stopping.history[4]["prediction_changes"] == 1

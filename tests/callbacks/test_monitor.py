@@ -12,6 +12,7 @@ from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.training_data import read_training_data
 from bu_torch.run import caching
+from bu_torch.samples.batches import NO_KEYS
 from bu_torch.samples.subset import stratified_rows
 
 
@@ -99,7 +100,7 @@ class Endless(IterableDataset):
             yield from zip(*blobs(), strict=True)
 
 
-READ_ALL = {"how_many": lambda n_training: n_training, "most": None, "keys": (None, None), "seed": 0}
+READ_ALL = {"how_many": lambda n_training: n_training, "most": None, "keys": NO_KEYS, "seed": 0}
 READ_ALL |= {"max_bytes": None, "n_least": 1}
 
 

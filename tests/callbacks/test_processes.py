@@ -365,3 +365,93 @@ def test_a_launcher_that_sends_results_back_finds_the_first_checkpoint_of_the_us
     assert paths[: len(theirs)] == own
     assert stopping.best_model_path == paths[len(theirs)]
     assert made.checkpoint_callback.best_model_path == (own or [stopping.best_model_path])[0]
+
+
+SHARDED = (
+    COMMON
+    + """
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.data import DataLoader, TensorDataset
+from bu_torch.internal.shards import gathered, is_sharded
+
+way = {way!r}
+n_shares, n_devices = 2 if way == "samples" else 1, 2 if way else 1
+data = DataLoader(TensorDataset(*blobs()), batch_size=30)
+
+class Sharded(Classifier):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(4, 14), nn.ReLU(), nn.Linear(14, 3))
+
+    def configure_model(self):
+        if way == "samples" and not is_sharded(self.net[0].weight):
+            for part in (self.net[0], self.net):
+                fully_shard(part, mesh=self.device_mesh["data_parallel"])
+        elif way == "layers" and not is_sharded(self.net[0].weight):
+            plan = {{"0": ColwiseParallel(), "2": RowwiseParallel()}}
+            parallelize_module(self.net, self.device_mesh["tensor_parallel"], plan)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step([part[self.global_rank % n_shares :: n_shares] for part in batch], batch_idx)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+found = {{}}
+warnings.filterwarnings("error", ".* changed between a check and the end")
+
+def fit(name, max_epochs, ckpt_path=None, enable_checkpointing=True):
+    averaging = 0.7 if enable_checkpointing else None
+    stopping = BoundaryUncertaintyStopping(n_neighbors=20, n_draws=2, averaging=averaging)
+    own = [ModelCheckpoint(folder / name, save_last=True)] if enable_checkpointing else []
+    options = dict(max_epochs=max_epochs, devices=n_devices, enable_checkpointing=enable_checkpointing)
+    if way:
+        options["strategy"] = ModelParallelStrategy(n_shares, 2 // n_shares, save_distributed_checkpoint={as_folder!r})
+    made, module = trainer(folder, stopping, *own, use_distributed_sampler=False, **options), Sharded()
+    made.fit(module, data, ckpt_path=ckpt_path)
+    if name == "first":
+        made.test(module, data, ckpt_path="best", verbose=False)
+    kept = {{name: gathered(value.detach()).tolist() for name, value in module.state_dict().items()}}
+    n_states = len(made.optimizers[0].state)
+    found[name] = dict(kept=kept, best=stopping.best_epoch, history=stopping.history, n_states=n_states)
+    return made.global_rank, stopping.best_model_path
+
+rank, best = fit("first", 3)
+fit("in memory", 3, enable_checkpointing=False)
+if way != "layers":
+    fit("from the kept", 5, best)
+    fit("from the last", 5, folder / "first" / "last.ckpt")
+done(rank, **found)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("way", "as_folder"),
+    [
+        ("samples", True),
+        pytest.param("samples", False, marks=pytest.mark.slow),
+        pytest.param("layers", False, marks=pytest.mark.slow),  # split among processes that see the same samples
+    ],
+)
+def test_shards_are_averaged_kept_restored_and_resumed_as_in_one_process(tmp_path, way, as_folder):
+    results = []
+    for folder, kind in ((tmp_path / "alone", None), (tmp_path / "both", way)):
+        folder.mkdir()
+        found, ranks = run(folder, SHARDED, way=kind, as_folder=as_folder)
+        assert found.returncode == 0, found.stderr
+        results += ranks
+    one, *both = results
+    assert len(both) == 2
+    for name, fitted in ((name, fitted) for found in both for name, fitted in found.items()):
+        assert {**fitted, "kept": 0, "history": 0} == {**one[name], "kept": 0, "history": 0}
+        for entry, expected in zip(fitted["history"], one[name]["history"], strict=True):
+            assert entry == pytest.approx(expected, abs=1e-4)
+        for key, weight in one[name]["kept"].items():
+            assert torch.allclose(torch.tensor(fitted["kept"][key]), torch.tensor(weight), atol=1e-5), (name, key)
+    assert both[0] == both[1]

@@ -389,8 +389,7 @@ MODULE_HOOKS = [
 
 
 @pytest.mark.parametrize(
-    ("place", "hook"),
-    [*(("module", hook) for hook in MODULE_HOOKS), *(("callback", hook) for hook in HOOKS)],
+    ("place", "hook"), [*(("module", hook) for hook in MODULE_HOOKS), *(("callback", hook) for hook in HOOKS)]
 )
 def test_wherever_an_exception_comes_from_the_best_epoch_is_on_disk(tmp_path, monkeypatch, place, hook):
     failing = Callback()

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import (
-    EarlyStopping,
-    LambdaCallback,
-    ModelCheckpoint,
-    StochasticWeightAveraging,
-    Timer,
-)
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, StochasticWeightAveraging, Timer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException

@@ -152,11 +152,7 @@ REFUSED = {
         {"reference": (X[:7], Y[:7])},
     ),
     "a narrow reference": (FINE, r"passes inputs of shape \(120, 3\) .*`Lenient", None, {"reference": (X[:, :3], Y)}),
-    "one column": (
-        FINE,
-        "gives one column, but the labels have classes 0, .*A regression",
-        giving(lambda z: z[:, 0]),
-    ),
+    "one column": (FINE, "gives one column, but the labels have classes 0, .*A regression", giving(lambda z: z[:, 0])),
     "columns for some": (
         FINE,
         "`forward` gives 2 columns of logits, fewer than .* classes 0, .* Labels count from 0",

@@ -72,11 +72,7 @@ def trainer(folder, *callbacks, model=None, samples=None, collate=pad_to_longest
         **options,
     )
     return CountingTrainer(
-        model or bert(),
-        arguments,
-        train_dataset=samples or texts(),
-        data_collator=collate,
-        callbacks=list(callbacks),
+        model or bert(), arguments, train_dataset=samples or texts(), data_collator=collate, callbacks=list(callbacks)
     )
 
 

@@ -270,10 +270,7 @@ class TestGradient:
             fitted = GradientAnchorUncertainty(8, measure=measure).fit(features, labels)
             found = fitted.anchors(bayes)
             values = oracle.anchor_uncertainty(
-                bayes(features).tolist(),
-                labels.tolist(),
-                fitted.neighbors[found.samples].tolist(),
-                measure,
+                bayes(features).tolist(), labels.tolist(), fitted.neighbors[found.samples].tolist(), measure
             )
             assert len(values) > 5
             assert float(fitted.score(bayes)) == pytest.approx(np.mean(values), abs=1e-4)

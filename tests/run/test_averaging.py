@@ -264,7 +264,7 @@ def test_ctrl_c_at_any_line_leaves_the_weights_of_training():
         module, average = tied_by_memory(), WeightAverage(0.5)
         follow(module, average, 2)
         before, of_average = state_of(module), average.state_dict()["weights"]
-        interrupted = Interrupted(n, ("inside", "_take_out"))
+        interrupted = Interrupted(n, ("inside", "_take_out", "_overwrite"))
         known = sys.gettrace()
         sys.settrace(interrupted)
         try:
@@ -278,7 +278,7 @@ def test_ctrl_c_at_any_line_leaves_the_weights_of_training():
         assert same(average.state_dict()["weights"], of_average), n
         if interrupted.left >= 0:
             break
-    assert n > 40
+    assert n > 20
 
 
 def test_after_an_exception_inside_training_has_its_bits_back():

@@ -91,10 +91,7 @@ class TestWeightedRandomSampler:
     def test_of_batches(self):
         sampler = WeightedRandomSampler(OF_CLASS[Y], N)
         blocks = BatchSampler(sampler, 30, drop_last=True)
-        for options in (
-            {"batch_sampler": blocks, "batch_size": 1},
-            {"sampler": blocks, "batch_size": None},
-        ):
+        for options in ({"batch_sampler": blocks, "batch_size": 1}, {"sampler": blocks, "batch_size": None}):
             torch.testing.assert_close(relative(read(**options).weights), relative(OF_CLASS[Y]))
 
     @pytest.mark.parametrize("max_samples", [40, 100])

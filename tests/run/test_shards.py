@@ -1,0 +1,128 @@
+"""A plain loop whose parameters are shards of two processes, against the same loop in one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+import torch.distributed as dist
+from problems import blobs
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from bu_torch import BoundaryUncertaintyStopper
+from bu_torch.internal.shards import gathered, is_sharded
+from bu_torch.run.averaging import WeightAverage
+
+dist.init_process_group("gloo")
+rank, n = dist.get_rank(), dist.get_world_size()
+features, labels = blobs()
+
+class Scaled(nn.Module):
+    # Of 7 rows one process has 4, of a single one all.
+    def __init__(self):
+        super().__init__()
+        self.first, self.last, self.n_calls = nn.Linear(4, 7), nn.Linear(7, 3), 0
+        self.scale, self.infinite = nn.Parameter(torch.ones(1)), nn.Parameter(torch.tensor([0.0, -torch.inf]))
+    def forward(self, x):
+        self.n_calls += 1
+        return self.last(self.scale * torch.tanh(self.first(x)) + 0 * self.infinite[0])
+
+def made():
+    torch.manual_seed(1)
+    model = nn.Sequential(Scaled())
+    for part in (model[0].first, model) if n > 1 else ():
+        fully_shard(part)
+    stopper = BoundaryUncertaintyStopper(features, labels, n_neighbors=20, n_draws=2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), stopper
+
+def train(model, optimizer, stopper, epochs, checks=True):
+    for epoch in epochs:
+        for rows in torch.randperm(120, generator=torch.Generator().manual_seed(epoch)).split(30):
+            own = rows[rank::n]  # whose gradients FSDP averages
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(features[own]), labels[own]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            model(features)  # after which FSDP has some weights whole
+        assert not checks or stopper.check(model) is False
+        assert model[0].n_calls == 5 * (epoch + 1)
+
+def whole(model):
+    return {{name: gathered(value.detach()).clone() for name, value in model.state_dict().items()}}
+
+alone, (model, optimizer, stopper), (other, other_optimizer, resumed) = made(), made(), made()
+train(*alone, range(5), checks=False)
+train(model, optimizer, stopper, range(3))
+state = stopper.state_dict()
+train(model, optimizer, stopper, [3, 4])
+found = dict(alone=whole(alone[0]), trained=whole(model), history=stopper.history)
+stopper.restore(model)
+train(other, other_optimizer, None, range(3), checks=False)
+resumed.load_state_dict(state)
+resumed.restore(alone[0])
+train(other, other_optimizer, resumed, [3, 4])
+resumed.restore(other)
+found |= dict(best=stopper.best_epoch, kept=whole(model), of_state=whole(alone[0]), resumed=whole(other))
+
+average, (broken, _, early) = WeightAverage(0.5), made()
+early.check(broken)  # before FSDP has set itself up
+with torch.no_grad():
+    broken(features)
+assert all(is_sharded(value) == (n > 1) for value in broken.state_dict().values())
+found["updates"] = [average.update(broken)]
+found["names"] = sorted(average.state_dict()["n_checks"])
+with torch.no_grad():
+    weight = broken[0].last.weight
+    (weight if n == 1 else weight.to_local())[-1, -1] = torch.nan if rank == n - 1 else 0
+found["updates"].append(average.update(broken))
+torch.save(found, f"{folder}/{{n}}-{{rank}}.pt")
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What one process has found, and each of two."""
+    folder = tmp_path_factory.mktemp("shards")
+    script = folder / "script.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1]), folder=folder))
+    for n in (1, 2):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", script]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        run = subprocess.run(launch, capture_output=True, text=True, timeout=300, env=environment)
+        assert run.returncode == 0, run.stderr
+    return [torch.load(folder / name) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
+
+
+def close(first, second, atol=1e-5):
+    return first.keys() == second.keys() and all(torch.allclose(first[n], second[n], atol, atol) for n in first)
+
+
+def test_training_has_its_own_bits_and_a_resumed_loop_is_the_loop_in_one_piece(results):
+    for found in results:
+        assert close(found["alone"], found["trained"], atol=0)
+        assert close(found["resumed"], found["kept"], atol=0)
+
+
+def test_two_processes_measure_and_keep_what_one_does(results):
+    one, *both = results
+    for found in both:
+        assert found["best"] == one["best"]
+        for entry, expected in zip(found["history"], one["history"], strict=True):
+            assert entry == pytest.approx(expected, abs=1e-4)
+        assert close(found["kept"], one["kept"])
+        assert close(found["of_state"], one["of_state"])
+        assert not close(found["kept"], found["trained"])  # but their average
+
+
+def test_what_is_not_finite_in_one_shard_is_so_in_all(results):
+    for found in results:
+        assert found["updates"] == [True, False]
+        assert found["names"] == [f"0.{n}" for n in ("first.bias", "first.weight", "last.bias", "last.weight", "scale")]
