@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -102,6 +102,18 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
     filename: str | None = None
     save_weights_only: bool = False
     verbose: bool = False
+
+    @classmethod
+    def as_published(cls, **overrides: Any) -> Self:
+        """Callback that selects as Ha et al. (2021) do: the largest boundary uncertainty of the weights as they are.
+
+        One draw of all training samples, Algorithm 1, in the space of the inputs. It costs a forward pass of all of
+        them a check, and keeps worse epochs than the default: `docs/limits.md` compares `rule="boundary_uncertainty"`.
+        `overrides` are arguments that take the place of these.
+        """
+        published: dict[str, Any] = {"rule": "boundary_uncertainty", "averaging": None, "n_draws": 1, "budget": None}
+        published |= {"max_bytes": None, "feature_extractor": "inputs", "perturbation": "random"}
+        return cls(**published | overrides)
 
     def _clear(self) -> None:
         super()._clear()

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,24 @@ def test_the_citation_names_this_version():
     said = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert said["version"] == bu_torch.__version__
     assert said["authors"] == [{"name": "The bu-torch authors"}]
+
+
+def test_the_conda_recipe_says_what_pyproject_says():
+    recipe = yaml.safe_load((ROOT / "conda" / "meta.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    said = project["project"]
+    assert recipe["package"] == {"name": said["name"], "version": bu_torch.__version__}
+    (command,) = recipe["build"]["entry_points"]
+    assert dict([command.split(" = ")]) == said["scripts"]
+    names = {"torch": "pytorch"}
+    expected = [re.fullmatch(r"([\w-]+)(>=.*)", one).groups() for one in said["dependencies"]]
+    run = [f"python {said['requires-python']}", *(f"{names.get(name, name)} {least}" for name, least in expected)]
+    assert recipe["requirements"]["run"] == run
+    (backend,) = project["build-system"]["requires"]
+    assert recipe["requirements"]["host"] == [run[0], "pip", backend.replace(">=", " >=")]
+    about = recipe["about"]
+    assert (about["summary"], about["license"]) == (said["description"], said["license"])
+    assert about["license_file"] == said["license-files"]
 
 
 @pytest.mark.parametrize(("tag", "is_right"), [(f"v{bu_torch.__version__}", True), ("v9.9", False), ("", False)])

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from problems import Classifier, Gain, Weights, blobs, loader, same, state_of, trainer, weights_of
 from scripted import Scripted
 
+from bu_torch import BoundaryUncertainty
 from bu_torch.callbacks import BoundaryUncertaintyStopping
 from bu_torch.report import read_record
 
@@ -436,3 +437,14 @@ def test_the_state_key_follows_the_rule():
     copied.rule = Gain()
     assert copied.state_key == BoundaryUncertaintyStopping(rule=Gain()).state_key
     assert stopping.state_key == BoundaryUncertaintyStopping(rule="trust_score").state_key
+
+
+def test_as_published_the_largest_uncertainty_of_all_samples_and_of_the_weights_as_they_are_is_kept(tmp_path):
+    stopping = BoundaryUncertaintyStopping.as_published(restore_best_weights=False, n_neighbors=20)
+    module = Classifier()
+    trainer(tmp_path, stopping, max_epochs=4).fit(module, loader(*blobs()))
+    values = [entry["boundary_uncertainty"] for entry in stopping.history]
+    expected = BoundaryUncertainty(20).fit(*blobs()).score(module)
+    assert values[-1] == pytest.approx(float(expected), abs=1e-6)
+    assert stopping.best_epoch == max(range(4), key=values.__getitem__)
+    assert BoundaryUncertaintyStopping.as_published(n_draws=3).n_draws == 3
