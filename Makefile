@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-front-door test-no-extras readme dist check-tag test-slow test-oldest test-integrations lint bench-quality bench-images bench-text bench-check bench-why bench-speed docs clean
+.PHONY: demo test test-front-door test-no-extras readme dist check-tag test-slow test-oldest test-integrations lint bench-quality bench-images bench-text bench-finetune bench-check bench-why bench-speed docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/label_noise.py
@@ -64,7 +64,7 @@ test-oldest: .venv-oldest/test
 
 # The frameworks that have an integration, in an environment of its own; a test that is skipped there fails.
 test-integrations: .venv-integrations/installed
-	OMP_NUM_THREADS=1 .venv-integrations/bin/python -m pytest --no-skips -rs tests/integrations $(INTEGRATED)
+	OMP_NUM_THREADS=1 .venv-integrations/bin/python -m pytest --no-skips -rs tests/integrations tests/benchmarks/test_finetune.py $(INTEGRATED)
 
 INTEGRATED := $(addprefix tests/docs/test_recipes.py::test_,skorch_callback huggingface_trainer optuna_pruning ray_tune)
 
@@ -109,6 +109,10 @@ bench-images: .venv/demo
 bench-text: .venv/demo
 	test -f benchmarks/data/text/vectors.npz || $(BIN)/python benchmarks/text.py --fetch
 	$(BIN)/python benchmarks/text.py
+
+bench-finetune: .venv-integrations/installed
+	test -d benchmarks/data/text/fonts || .venv-integrations/bin/python benchmarks/finetune.py --fetch
+	.venv-integrations/bin/python benchmarks/finetune.py
 
 # The quick form of the first two above, beside the results that are committed.
 bench-check: .venv/demo

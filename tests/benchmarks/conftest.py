@@ -17,7 +17,7 @@ def script(name):
     yield module
     sys.path.remove(str(FOLDER))
     del sys.modules[spec.name]
-    for imported in ("quality", "images", "judging", "rivals"):
+    for imported in ("quality", "images", "judging", "rivals", "text"):
         sys.modules.pop(imported, None)
 
 
@@ -29,5 +29,5 @@ def fixture_of(name):
     return loaded
 
 
-NAMES = ("quality", "judging", "rivals", "speed", "why", "images", "text", "check", "image_variants")
-quality, judging, rivals, speed, why, images, text, check, image_variants = map(fixture_of, NAMES)
+NAMES = ("quality", "judging", "rivals", "speed", "why", "images", "text", "check", "image_variants", "finetune")
+quality, judging, rivals, speed, why, images, text, check, image_variants, finetune = map(fixture_of, NAMES)

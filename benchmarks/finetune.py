@@ -1,0 +1,350 @@
+"""Stopping quality of transformers that are fine-tuned: what does the callback keep, beside hold-out and last epoch?
+
+No network is downloaded: they are pretrained here, on data of the same sort that is labelled otherwise or not at all.
+
+- A BERT of four layers, 128 wide, begins with word vectors that are counted (which words stand in one text), and learns
+  to guess masked words: of the descriptions of Debian's packages, those of the sections of `text.HALVES["first"]` left
+  out. It is fine-tuned to tell those sections apart, whole and by LoRA.
+- A ResNet learns capital letters and digits of 96 x 96 pixels, drawn in the fonts of `FONTS` at that size, and is
+  fine-tuned, whole, on the 26 small letters.
+
+A row is one fine-tuning with `BoundaryUncertaintyStopping()`, to which token ids add `perturbation="tokens"`, and one
+with a quarter of the labels held out: twenty epochs, before which no patience ends. Excess is the test error minus that
+of the best epoch's raw weights. What the folder beside the results holds, rows and networks, is not trained again.
+
+    pip install transformers peft
+    python benchmarks/finetune.py --fetch
+    python benchmarks/finetune.py --quick
+    python benchmarks/finetune.py
+
+`--fetch` puts Debian 12's lists and fonts, under their free licences, into `benchmarks/data/text/` (90 MB), by apt-get.
+"""
+
+import argparse
+import copy
+import itertools
+import json
+import logging
+import subprocess
+import warnings
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pandas as pd
+import text
+import torch
+import transformers
+from images import pretrain
+from judging import Record, largest, positive, smallest
+from peft import LoraConfig, get_peft_model
+from PIL import Image, ImageDraw, ImageFont
+from quality import FOLDER, Case, Classifier, Split, environment, error, recall, silent_trainer, train_part
+from scipy.sparse import csr_matrix
+from sklearn.utils.extmath import randomized_svd
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bu_torch import BoundaryUncertaintyStopping
+
+FONTS = [
+    *("comfortaa", "dancingscript", "dejavu-core", "ecolier-court", "freefont-ttf", "gfs-didot", "goudybookletter"),
+    *("hack", "humor-sans", "inconsolata", "isabella", "kristi", "lato", "liberation", "linuxlibertine", "oldstandard"),
+    *("open-sans", "sil-charis", "sil-gentium", "tomsontalks"),
+]
+LABELLED = "first"  # sections
+OLD, NEW = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", "abcdefghijklmnopqrstuvwxyz"
+SIDE = 96
+SIZE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+RATES = {"bert": 3e-4, "bert_lora": 2e-3, "resnet": 1e-3}
+DATA = {"bert": "texts", "bert_lora": "texts", "resnet": "letters"}
+N_WORDS = 8000
+N_TRAIN = {"texts": 500, "letters": 400}
+N_TEST = 600
+N_BEFORE = {"texts": 40_000, "letters": 6000}  # samples to pretrain on, at most
+EPOCHS_BEFORE = {"texts": 2, "letters": 8}
+MASKED = 0.3
+REFERENCES = ("hold-out accuracy", "hold-out loss", "averaged last")
+
+
+def fetch() -> None:
+    """Put descriptions and fonts where they are read."""
+    text.apt_get("update")
+    folder = text.TEXTS / "fonts"
+    folder.mkdir(exist_ok=True)
+    text.apt_get("download", *(f"fonts-{name}" for name in FONTS), folder=folder)
+    for package in folder.glob("*.deb"):
+        subprocess.run(["dpkg-deb", "-x", package, folder], check=True)  # noqa: S603, S607
+    for changes in folder.rglob("*.gz"):
+        changes.unlink()
+
+
+@cache
+def words_before() -> tuple[list[tuple[str, ...]], dict[str, int]]:
+    """Texts to pretrain on, none of those that are fine-tuned on, and the ids of their commonest words."""
+    texts = [words for section, words in text.descriptions() if section not in text.HALVES[LABELLED]]
+    return texts, dict(itertools.islice(text.vocabulary(texts).items(), N_WORDS))
+
+
+def tokens(texts: list[tuple[str, ...]]) -> Tensor:
+    """Ids that begin with one of their own, and the mask of attention: (n, 2, 1 + text.LENGTH)."""
+    known = words_before()[1]
+    first = torch.full((len(texts), 1), len(known) + 2)
+    ids = torch.cat((first, text.encode(texts, known)), dim=1)
+    return torch.stack((ids, (ids != text.PADDING).long()), dim=1)
+
+
+@cache
+def fonts() -> list[Path]:
+    """Those in which letters look different."""
+    found = []
+    for file in sorted(path for path in text.TEXTS.glob("fonts/usr/**/*") if path.suffix in (".ttf", ".otf")):
+        try:
+            font = ImageFont.truetype(str(file), 40)
+            shapes = {bytes(font.getmask(letter)) for letter in "aq4\uffff"}
+        except OSError:
+            continue
+        if len(shapes) == 4:  # the last is what a font draws in place of letters that it lacks
+            found.append(file)
+    return found
+
+
+def letters(n_images: int, among: str, seed: int) -> Split:
+    """Letters dark on light, of random font, size, place, slant and colours, values in [0, 1], and which they are."""
+    rng = np.random.default_rng(seed)
+    images, labels = [], rng.integers(len(among), size=n_images)
+    for label in labels:
+        font = ImageFont.truetype(str(fonts()[rng.integers(len(fonts()))]), int(rng.integers(44, 76)))
+        ink, ground = (tuple(map(int, rng.integers(*ends, size=3))) for ends in ((0, 100), (150, 256)))
+        image = Image.new("RGB", (SIDE, SIDE), ground)
+        x, y = SIDE // 2 + rng.integers(-8, 9, size=2)
+        ImageDraw.Draw(image).text((x, y), among[label], font=font, fill=ink, anchor="mm")
+        image = image.rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR, fillcolor=ground)
+        images.append(torch.tensor(np.asarray(image)).movedim(2, 0))
+    return torch.stack(images) / 255, torch.tensor(labels)
+
+
+class Transformer(nn.Module):
+    """A classifier of transformers that takes one tensor: images, or ids and mask in one."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.is_floating_point():
+            return self.net(pixel_values=inputs).logits
+        input_ids, attention_mask = inputs.unbind(1)
+        return self.net(input_ids=input_ids, attention_mask=attention_mask).logits
+
+
+def bert(**given: Any) -> transformers.BertConfig:
+    n_ids = len(words_before()[1]) + 4  # with padding, unknown words, the beginning and the mask
+    return transformers.BertConfig(vocab_size=n_ids, max_position_embeddings=text.LENGTH + 1, **SIZE, **given)
+
+
+def resnet(n_classes: int) -> transformers.ResNetConfig:
+    sizes = {"embedding_size": 16, "hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1]}
+    return transformers.ResNetConfig(layer_type="basic", num_labels=n_classes, **sizes)
+
+
+def word_vectors(ids: Tensor) -> Tensor:
+    """Vectors of all ids from their positive pointwise mutual information within texts (Levy and Goldberg 2014)."""
+    n_texts, length = ids.shape
+    holds = csr_matrix((np.ones(ids.numel()), (np.arange(n_texts).repeat(length), ids.flatten().numpy())))
+    holds.data[:] = 1
+    together, counts = (holds.T @ holds).tocoo(), np.asarray(holds.sum(axis=0)).ravel()
+    information = np.log(together.data * n_texts / (counts[together.row] * counts[together.col]))
+    positive = csr_matrix((information.clip(min=0), (together.row, together.col)))
+    vectors, values, _ = randomized_svd(positive, SIZE["hidden_size"], random_state=0)
+    return torch.tensor(vectors * np.sqrt(values), dtype=torch.float32)
+
+
+def pretrain_bert(generator: torch.Generator) -> dict[str, Tensor]:
+    """Weights of a BERT that has guessed masked words; without dropout, for which the texts are too few."""
+    samples = tokens(words_before()[0][: N_BEFORE["texts"]])
+    net = transformers.BertForMaskedLM(bert(hidden_dropout_prob=0, attention_probs_dropout_prob=0))
+    mask_id, vectors = net.config.vocab_size - 1, word_vectors(samples[:, 0])
+    embedding = net.bert.embeddings.word_embeddings.weight.data
+    embedding[: len(vectors)] = 0.05 * vectors / vectors.std()
+    n_batches = -(-len(samples) // 64) * EPOCHS_BEFORE["texts"]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=n_batches)
+    for _ in range(EPOCHS_BEFORE["texts"]):
+        for rows in torch.randperm(len(samples), generator=generator).split(64):
+            ids, mask = samples[rows].unbind(1)
+            is_masked = (torch.rand(ids.shape, generator=generator) < MASKED) & (mask == 1)
+            is_masked[:, 0] = False
+            states = net.bert(ids.masked_fill(is_masked, mask_id), attention_mask=mask).last_hidden_state
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net.cls(states[is_masked]), ids[is_masked]).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+    return net.bert.state_dict()
+
+
+def pretrain_resnet(generator: torch.Generator) -> dict[str, Tensor]:
+    """Weights of a ResNet that has learnt capital letters and digits."""
+    net = transformers.ResNetForImageClassification(resnet(len(OLD)))
+    pretrain(Transformer(net), *letters(N_BEFORE["letters"], OLD, seed=1), EPOCHS_BEFORE["letters"], generator)
+    return net.resnet.state_dict()
+
+
+def pretrained(data: str, folder: Path) -> dict[str, Tensor]:
+    """Weights that `folder` holds, or that are trained now and kept there."""
+    file = folder / f"{data}.pt"
+    if not file.exists():
+        L.seed_everything(0, verbose=False)
+        weights = {"texts": pretrain_bert, "letters": pretrain_resnet}[data](torch.Generator().manual_seed(0))
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(weights, file.with_suffix(".part"))
+        file.with_suffix(".part").replace(file)
+    return torch.load(file)
+
+
+def network(case: Case, weights: dict[str, Tensor]) -> Transformer:
+    """The pretrained network with a new head."""
+    L.seed_everything(case.seed, verbose=False)
+    if case.table == "letters":
+        net: nn.Module = transformers.ResNetForImageClassification(resnet(len(NEW)))
+        net.resnet.load_state_dict(weights)
+    else:
+        net = transformers.BertForSequenceClassification(bert(num_labels=len(text.HALVES[LABELLED])))
+        net.bert.load_state_dict(weights, strict=False)  # which have no pooling layer
+    if case.setting.endswith("lora"):
+        modules = {"target_modules": ["query", "value"], "modules_to_save": ["bert.pooler", "classifier"]}
+        net = get_peft_model(net, LoraConfig(r=8, lora_alpha=16, **modules))
+    return Transformer(net)
+
+
+def prepare(case: Case, n_test: int = N_TEST) -> tuple[Split, Split]:
+    """Training samples with label noise, and clean test samples."""
+    n_train = N_TRAIN[case.table]
+    generator = torch.Generator().manual_seed(1000 + case.seed)
+    if case.table == "texts":
+        texts, labels = text.read(LABELLED)
+        order = torch.randperm(len(labels), generator=generator)[: n_train + n_test]
+        inputs, labels = tokens([texts[row] for row in order.tolist()]), labels[order]
+    else:
+        inputs, labels = letters(n_train + n_test, NEW, seed=1000 + case.seed)
+    noisy = labels[:n_train].clone()
+    is_redrawn = torch.rand(n_train, generator=generator) < case.noise
+    noisy[is_redrawn] = torch.randint(int(labels.max()) + 1, (int(is_redrawn.sum()),), generator=generator)
+    return (inputs[:n_train], noisy), (inputs[n_train:], labels[n_train:])
+
+
+class Curves(L.Callback):
+    """Test error of the weights after each epoch; of their average too, or what is logged of held-out samples."""
+
+    def __init__(self, test: Split, stopping: BoundaryUncertaintyStopping | None) -> None:
+        self.test, self.stopping = test, stopping
+        self.rows: list[dict[str, float]] = []
+        self.kept: dict[str, Any] = {}
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.eval()
+        row = {"test_error": test_error(pl_module, self.test)}
+        if self.stopping is None:
+            row |= {name: float(trainer.callback_metrics[name]) for name in ("val_accuracy", "val_loss")}
+        else:
+            with self.stopping.tracker.average.inside(pl_module):
+                row["averaged_test_error"] = test_error(pl_module, self.test)
+            self.kept["space"] = self.stopping.tracker.groundwork.signals.boundary.space_name_
+        pl_module.train()
+        self.rows.append(row)
+
+    def columns(self) -> dict[str, list[float]]:
+        return {name: [row[name] for row in self.rows] for name in self.rows[-1]}
+
+
+@torch.no_grad()
+def test_error(module: nn.Module, test: Split) -> float:
+    return error(torch.cat([module(batch) for batch in test[0].split(250)]), test[1])
+
+
+def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split | None) -> Curves:
+    """The curves of one fine-tuning, and what the callback has kept unless there is a hold-out set."""
+    L.seed_everything(case.seed, verbose=False)
+    settings: dict[str, Any] = {"perturbation": "tokens"} if case.table == "texts" else {}
+    stopping = BoundaryUncertaintyStopping(**settings) if held_out is None else None
+    curves = Curves(test, stopping)
+    trainer = silent_trainer(case.epochs, [callback for callback in (stopping, curves) if callback is not None])
+    loaders = [DataLoader(TensorDataset(*split), batch_size=32, shuffle=True)]
+    if held_out is not None:
+        loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))
+    module = Classifier(copy.deepcopy(net), partial(torch.optim.AdamW, lr=RATES[case.setting]))
+    trainer.fit(module, *loaders)
+    if stopping is not None:
+        curves.kept |= {"epoch": stopping.best_epoch, "test_error": test_error(module.eval(), test)}
+        curves.kept |= {"setup_seconds": stopping.setup_seconds, "check_seconds": stopping.check_seconds}
+    return curves
+
+
+def run(case: Case, folder: Path, n_test: int = N_TEST) -> Record:
+    """Both trainings of a case: their curves, and what the callback has kept."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    split, test = prepare(case, n_test)
+    train_case = partial(train, case, test=test, net=network(case, pretrained(case.table, folder)))
+    whole, part = train_case(split=split, held_out=None), train_part(case, split, train_case)
+    return {"case": vars(case), "all": whole.columns(), "part": part.columns(), "kept": whole.kept}
+
+
+def errors(record: Record) -> dict[str, float]:
+    """Test error of what each rule keeps; the first looks at the test samples."""
+    whole, part = record["all"], record["part"]
+    return {
+        "best": min(whole["test_error"]),
+        "default": record["kept"]["test_error"],
+        "hold-out accuracy": part["test_error"][largest(part["val_accuracy"])[0]],
+        "hold-out loss": part["test_error"][smallest(part["val_loss"])[0]],
+        "last": whole["test_error"][-1],
+        "averaged last": whole["averaged_test_error"][-1],
+    }
+
+
+def table(records: list[Record]) -> pd.DataFrame:
+    """Means over seeds: test errors, excesses, and ratios of the default's excess to two others."""
+    rows = pd.DataFrame([record["case"] | errors(record) for record in records])
+    means = rows.drop(columns=["table", "seed", "epochs"]).groupby(["setting", "noise"], sort=False).mean()
+    excess = means.drop(columns="best").sub(means["best"], axis=0)
+    ratios = pd.DataFrame({f"/ {name}": excess["default"] / positive(excess[name]) for name in REFERENCES})
+    return pd.concat({"test error": means, "excess": excess, "default's excess": ratios}, axis=1)
+
+
+def main(arguments: list[str] | None = None) -> pd.DataFrame | None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fetch", action="store_true", help="download descriptions and fonts, and end")
+    parser.add_argument("--quick", action="store_true", help="few samples, one seed, two epochs: to see it run")
+    parser.add_argument("--kinds", nargs="+", default=list(RATES), choices=list(RATES))
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    options = parser.parse_args(arguments)
+    if options.fetch:
+        fetch()
+        return None
+    name, shares, n_test, n_epochs = "finetune", (0.0, 0.2), N_TEST, 20
+    if options.quick:
+        name, shares, n_test, n_epochs, options.seeds = "finetune-quick", (0.2,), 100, 2, 1
+        for sizes, size in ((N_TRAIN, 80), (N_BEFORE, 200), (EPOCHS_BEFORE, 1)):
+            sizes.update(dict.fromkeys(sizes, size))
+    folder, records = options.results / name, []
+    for seed, noise, setting in itertools.product(range(options.seeds), shares, options.kinds):
+        case = Case(DATA[setting], noise, seed, setting, n_epochs)
+        records.append(recall(case, folder, partial(run, folder=folder, n_test=n_test), kind="row"))
+        print(*vars(case).values(), {rule: round(value, 4) for rule, value in errors(records[-1]).items()}, flush=True)
+        content = {"environment": environment(), "rows": [record | {"errors": errors(record)} for record in records]}
+        (options.results / f"{name}.json").write_text(json.dumps(content))
+    found = table(records)
+    with pd.option_context("display.width", 200, "display.max_columns", None):
+        for part in found.columns.levels[0]:
+            print(part, found[part].to_string(float_format="{:.4f}".format), sep="\n", end="\n\n")
+    return found
+
+
+if __name__ == "__main__":
+    main()

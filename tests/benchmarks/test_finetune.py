@@ -1,0 +1,65 @@
+"""The benchmark of transformers: its data, its networks, its table, and one quick run that is resumed."""
+
+import json
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+
+@pytest.fixture(autouse=True)
+def made(finetune, monkeypatch):
+    """Random words in place of descriptions, and noise in place of letters."""
+    sections = (*finetune.text.HALVES[finetune.LABELLED], "libs")
+    words = [tuple(f"w{word}" for word in row) for row in torch.randint(300, (2250, 12)).tolist()]
+    found = list(zip(sections * 250, words, strict=True))
+    monkeypatch.setattr(finetune.text, "descriptions", lambda: found)
+    monkeypatch.setattr(finetune, "letters", lambda n, among, seed: (torch.rand(n, 3, 96, 96), torch.arange(n) % 26))
+    for name in ("N_TRAIN", "N_BEFORE", "EPOCHS_BEFORE"):  # which `--quick` changes
+        monkeypatch.setattr(finetune, name, dict(getattr(finetune, name)))
+    return [words for section, words in found if section == "libs"]
+
+
+def test_a_quick_run_trains_what_it_says_and_is_resumed(finetune, made, tmp_path, monkeypatch):
+    texts, known = finetune.words_before()
+    assert texts == made  # none of those that are labelled
+    tokens = finetune.tokens([("w1", "w2", "unheard")])
+    assert tokens[0, :, :5].tolist() == [[len(known) + 2, known["w1"], known["w2"], 1, 0], [1, 1, 1, 1, 0]]
+
+    table = finetune.main(["--quick", "--results", str(tmp_path)])
+    content = json.loads((tmp_path / "finetune-quick.json").read_text())
+    assert len(content["rows"]) == len(table) == len(finetune.RATES)
+    for row in content["rows"]:
+        assert len(row["part"]["val_loss"]) == 2
+        assert row["kept"]["test_error"] == row["all"]["averaged_test_error"][row["kept"]["epoch"]]
+        assert row["errors"]["last"] == row["all"]["test_error"][1]
+
+    monkeypatch.setattr(finetune, "run", pytest.fail)  # nothing is trained again
+    finetune.main(["--quick", "--results", str(tmp_path)])
+    assert json.loads((tmp_path / "finetune-quick.json").read_text()) == content
+
+
+@pytest.mark.parametrize("setting", ["bert", "bert_lora", "resnet"])
+def test_networks_begin_as_they_were_pretrained(finetune, setting):
+    case = finetune.Case(finetune.DATA[setting], 0.0, 0, setting, 2)
+    before = transformers.BertForMaskedLM(finetune.bert()).bert
+    if case.table == "letters":
+        before = transformers.ResNetForImageClassification(finetune.resnet(len(finetune.OLD))).resnet
+    net = finetune.network(case, before.state_dict())
+    values = {name.replace("base_layer.", ""): value for name, value in net.state_dict().items()}
+    for name, value in before.state_dict().items():
+        assert [torch.equal(one, value) for key, one in values.items() if key.endswith(f".{name}")] == [True], name
+    trained, size = (sum(one.numel() for one in net.parameters() if one.requires_grad in are) for are in ({1}, {0, 1}))
+    assert (trained < 0.3 * size) if setting == "bert_lora" else (trained == size)
+    (inputs, _), (_, labels) = finetune.prepare(case)
+    assert net(inputs[:2]).shape == (2, len(labels.unique()))
+
+
+def test_ratios_are_of_means_over_seeds(finetune, monkeypatch):
+    others = dict.fromkeys(finetune.REFERENCES, 0.5) | {"best": 0.25}
+    monkeypatch.setattr(finetune, "errors", lambda row: others | {"default": 0.25 + row["case"]["seed"] / 8})
+    cases = [vars(finetune.Case("letters", 0.0, seed, "resnet", 3)) for seed in range(2)]
+    table = finetune.table([{"case": case} for case in cases])
+    assert table["default's excess"].to_numpy().tolist() == [[0.25] * 3]
