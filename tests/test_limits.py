@@ -25,8 +25,8 @@ def n_lines(files):
 @pytest.mark.parametrize(
     ("what", "reached", "limit"),
     [
-        ("lines of source", n_lines(FILES), 20_120),
-        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 24_040),
+        ("lines of source", n_lines(FILES), 20_130),
+        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 24_140),
         ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 17_450),
         ("public names", len(bu_torch.__all__), 60),
     ],
