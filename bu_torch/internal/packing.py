@@ -72,7 +72,7 @@ class Packing:
             longest = max(shape[0] for shape in self.shapes)
             return torch.stack([pad(tensor.to(self.dtype), (0, longest - tensor.shape[1])) for tensor in tensors], 1)
         if self.form == "channels":
-            return torch.cat(tensors, dim=1)
+            return torch.cat(tensors, dim=1) if len(tensors) > 1 else tensors[0]
         return torch.cat([tensors[k].to(self.dtype).reshape(len(tensors[k]), -1) for k in self._order], dim=1)
 
     def unpack(self, packed: Tensor, dtype: torch.dtype | None = None) -> Any:
