@@ -33,8 +33,8 @@ CHANGE_INPUTS = (
     " samples as the network takes them: `reference=(inputs, labels)`."
 )
 SEVERAL_TENSORS = (
-    "Name all tensors that `forward` takes, and no others, by their keys or places in a batch:"
-    " `input_key=['input_ids', 'attention_mask']`."
+    "Name the tensors of a batch that `forward` takes, and no others, in its order: `input_key=[...]`, their keys or"
+    " places. What batches lack comes from `reference=(inputs, labels)`, inputs a dict or a tuple of tensors."
 )
 
 
@@ -159,7 +159,10 @@ class NetworkReader:
 
     def _remedy(self, error: Exception) -> str:
         """Say what helps, if it is known what is wrong."""
-        if "missing" in str(error) and "positional argument" in str(error):
+        if "_forward_unimplemented" in str(error) or 'required "forward"' in str(error):
+            return ". Define `forward`: it gives the logits, as a check and a prediction need them."
+        is_of_arguments = "positional argument" in str(error) or "keyword argument" in str(error)
+        if self.packing is not None or is_of_arguments:
             return f". {SEVERAL_TENSORS}"
         if self.takes_integers and not keeps_integers(self._perturbation):
             return (

@@ -200,14 +200,15 @@ def _binds(how: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def call(model: Callable[..., Any], tree: Any, of: Any = None) -> Any:
-    """Output of a model for a tensor, or for several: by name from a dict, in order from a tuple.
+    """Output of a model for a tensor, or for several: by name from a dict, or else in order; in order from a tuple.
 
     If the model, or `of` in its place, does not take them so, it gets the dict or the tuple itself.
     """
     if isinstance(tree, dict) and all(isinstance(name, str) for name in tree) and takes(of or model, **tree):
         return model(**tree)
-    if isinstance(tree, tuple | list) and takes(of or model, *tree):
-        return model(*tree)
+    values = tuple(tree.values()) if isinstance(tree, dict) and len(tree) > 1 else tree
+    if isinstance(values, tuple) and takes(of or model, *values):
+        return model(*values)
     return model(tree)
 
 
@@ -216,33 +217,41 @@ def of_one_length(trees: list[Any]) -> list[Any]:
 
     Ids are padded with what the batches have behind their mask, all else with 0, on the side where the batches do.
     """
-    if len(trees) < 2 or not isinstance(trees[0], dict):
+    spec = pytree.tree_structure(trees[0])
+    if any(pytree.tree_structure(tree) != spec for tree in trees):
         return trees
-    mask_name = next((name for name in trees[0] if "mask" in str(name)), None)
-    if mask_name is None or not all(isinstance(tensor, Tensor) for tree in trees for tensor in tree.values()):
+    columns: list[list[Tensor]] = list(map(list, zip(*map(pytree.tree_leaves, trees), strict=True)))
+    if all(tensor.shape[1:] == column[0].shape[1:] for column in columns for tensor in column):
         return trees
-    masks = [tree[mask_name] for tree in trees]
-    longest = max(mask.shape[-1] for mask in masks)
-    is_left = any(bool((mask[..., 0] == 0).any()) for mask in masks)
-    padding = {name: _padding_of(name, trees, mask_name) for name in trees[0]}
-
-    def lengthened(tree: dict[Any, Tensor]) -> dict[Any, Tensor]:
-        shape, missing = tree[mask_name].shape, longest - tree[mask_name].shape[-1]
-        sides = (missing, 0) if is_left else (0, missing)
-        return {
-            name: pad(tensor, sides, value=padding[name]) if tensor.shape == shape else tensor
-            for name, tensor in tree.items()
-        }
-
-    return [lengthened(tree) for tree in trees]
+    rows = [k for k, column in enumerate(columns) if all(_is_row(tensor) for tensor in column)]
+    mask_place = next((k for k in rows if len(rows) > 1 and all(map(_is_mask, columns[k]))), None)
+    if mask_place is None:
+        return trees
+    masks = columns[mask_place]
+    longest = max(mask.shape[1] for mask in masks)
+    is_left = any(bool((mask[:, 0] == 0).any()) for mask in masks)
+    for k in rows:
+        if all(tensor.shape == mask.shape for tensor, mask in zip(columns[k], masks, strict=True)):
+            value = _padding_of(columns[k], masks)
+            columns[k] = [_lengthened(tensor, longest, value, is_left) for tensor in columns[k]]
+    return [pytree.tree_unflatten(list(batch), spec) for batch in zip(*columns, strict=True)]
 
 
-def _padding_of(name: Any, trees: list[dict[Any, Tensor]], mask_name: Any) -> float:
+def _lengthened(row: Tensor, length: int, value: float, is_left: bool) -> Tensor:
+    n_missing = length - row.shape[1]
+    return pad(row, (n_missing, 0) if is_left else (0, n_missing), value=value)
+
+
+def _padding_of(rows: list[Tensor], masks: list[Tensor]) -> float:
     """Value behind the mask, in the first batch that has one; 0 if none has."""
-    for tree in trees:
-        if tree[name].shape == tree[mask_name].shape and len(hidden := tree[name][tree[mask_name] == 0]):
+    for row, mask in zip(rows, masks, strict=True):
+        if len(hidden := row[mask == 0]):
             return float(hidden[0])
     return 0
+
+
+def _is_row(tensor: Tensor) -> bool:
+    return tensor.ndim == _LENGTH and (_holds_integers(tensor) or _is_mask(tensor))
 
 
 def _place(path: tuple[Any, ...]) -> str:

@@ -23,18 +23,20 @@ class Forecast:
 
     def __init__(self, totals: Mapping[str, float], tell: Callable[[str, float], None]) -> None:
         self._totals, self._tell = dict(totals), tell
-        self._started, self._counts = time.perf_counter(), dict.fromkeys(totals, 0.0)
+        self._started = dict.fromkeys(totals, time.perf_counter())
+        self._counts = dict.fromkeys(totals, 0.0)
 
-    def start(self) -> None:
+    def start(self, kind: str) -> None:
         """Start the clock: what came before is no part of the pace."""
-        self._started = time.perf_counter()
+        if not self._counts.get(kind):
+            self._started[kind] = time.perf_counter()
 
     def count(self, kind: str, n: float) -> None:
         """Count `n` units that were done."""
         if kind not in self._totals:
             return
         self._counts[kind] += n
-        seconds = time.perf_counter() - self._started
+        seconds = time.perf_counter() - self._started[kind]
         if seconds >= _FIRST_PART:
             seconds *= self._totals.pop(kind) / self._counts[kind]
             if seconds >= _LONG:
@@ -67,7 +69,13 @@ def uncounted() -> Iterator[None]:
     finally:
         _is_counted.reset(token)
         if (forecast := _forecast.get()) is not None:
-            forecast.start()
+            forecast.start("comparisons")
+
+
+def start_passes() -> None:
+    """Begin to time passes through a network, unless some have been counted."""
+    if (forecast := _forecast.get()) is not None:
+        forecast.start("passes")
 
 
 def advance(n: float = 0, n_passes: int = 0) -> None:

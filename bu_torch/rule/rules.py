@@ -186,6 +186,8 @@ def as_rule(rule: Any) -> Rule:
 class SelectionRule:
     """Keeps the first epoch with the largest score, or the latest within the rule's margin of it.
 
+    No later check has a higher score than the kept one, whose margin may have been wider.
+
     Args:
         rule: `"accuracy_and_uncertainty"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a
             `Rule`.
@@ -243,16 +245,16 @@ class SelectionRule:
         """The check whose epoch is kept among completed ones; None if none counts."""
         kept, highest = None, -math.inf
         for entry in history:
-            if self.takes_place(entry, highest):
+            if self.takes_place(entry, kept, highest):
                 kept, highest = entry, max(entry[self.score_name], highest)
         return kept
 
-    def takes_place(self, entry: Mapping[str, Any], highest: float) -> bool:
-        """True if a completed check counts, and is higher than `highest` before it or within the rule's margin."""
+    def takes_place(self, entry: Mapping[str, Any], kept: Mapping[str, Any] | None, highest: float) -> bool:
+        """True if a completed check counts, and is higher than the `kept` one or within the margin of the `highest`."""
         score = self.score(entry)
         if score is None or not math.isfinite(score):
             return False
-        if score > highest:
+        if kept is None or score > kept[self.score_name]:
             return True
         if STANDARD_ERROR not in entry:
             return False

@@ -181,7 +181,7 @@ class History:
             check_finite=settings.check_finite,
         )
         highest = -math.inf if before.highest is None else before.highest[selection.score_name]
-        if not selection.takes_place(entry, highest):
+        if not selection.takes_place(entry, before.kept, highest):
             return before._replace(verdict=verdict)
         return Outcome(entry, entry if score > highest else before.highest, verdict)
 

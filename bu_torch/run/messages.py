@@ -113,7 +113,7 @@ def long_preparation(kind: str, seconds: float) -> str:
     if kind == "comparisons":
         return f"Boundary uncertainty compares samples for about {seconds:.0f} s first. To change it: `max_samples`."
     return (
-        f"Boundary uncertainty passes samples through the network for about {seconds:.0f} s first, to find near ones by"
+        f"Boundary uncertainty passes samples through the network for up to {seconds:.0f} s first, to find near ones by"
         " its features. To change it: `feature_extractor`, or `max_samples`."
     )
 

@@ -37,6 +37,7 @@ _NO_BATCH = (
     "batches must be (inputs, labels), or dicts or longer tuples whose keys or places are given by `input_key=`, which"
     " may be a list, and `label_key=`"
 )
+_PADDED = " Pad all batches to one length; ids that come with a mask of 0 and 1 may be padded batch by batch."
 NO_SAMPLE = "there must be at least one sample, got none."
 WAY_OUT = "Pass a pair (inputs, labels) of tensors or arrays."
 
@@ -127,8 +128,8 @@ def _joined(read: list[Any], all_labels: list[Tensor]) -> tuple[Any, Tensor]:
         shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
         if len(shapes) > 1:
             found = ", ".join(map(str, sorted(shapes)[:3]))
-            name = "labels" if tensors is all_labels else "inputs"
-            raise UnreadableError(f"all {name} must have one shape, got {found}.")
+            name, way_out = ("labels", "") if tensors is all_labels else ("inputs", _PADDED)
+            raise UnreadableError(f"all {name} must have one shape, got {found}.{way_out}")
     *inputs, labels = map(_cat, joined)
     return pytree.tree_unflatten(inputs, spec), labels
 
@@ -193,6 +194,8 @@ def _entries_of_dict(batch: Mapping[Any, Any], keys: Keys) -> tuple[Any, Any]:
     if input_key is None and network is not None and label_key is not None:
         others = [key for key, value in batch.items() if isinstance(value, Tensor) and key != label_key]
         input_key = names_taken(network, others) or (others[0] if len(others) == 1 else None)
+        if input_key is None and others and takes(network, batch):  # one argument: the dict
+            input_key = others
     has = ", ".join(repr(key) for key in batch)
     if input_key is None or label_key is None:
         raise UnreadableError(

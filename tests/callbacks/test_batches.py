@@ -194,7 +194,7 @@ REFUSED = {
     "longer": (lambda x, y: (nn.functional.pad(x, (0, 2)),), r"shape \(30, 6\) instead of \(30, 4\)"),
     "a mask": (
         lambda x, y: {"x": x, "attention_mask": torch.ones(len(x), 4)},
-        r"2 tensors \(x, attention_mask\), but a check passes 1 tensor \(argument 0\).*`input_key=\['input_ids', 'att",
+        r"2 tensors \(x, attention_mask\), but a check passes 1 tensor \(argument 0\).*Name the tensors of a batch",
     ),
 }
 

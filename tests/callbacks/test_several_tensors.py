@@ -85,6 +85,12 @@ def cut(samples):
     )
 
 
+def cut_in_order(samples):
+    ids, mask, labels = default_collate(samples)
+    length = int(mask.sum(1).max())
+    return ids[:, :length], mask[:, :length], labels
+
+
 def run(folder, module, data, collate=None, epochs=2, **settings):
     pl.seed_everything(0, verbose=False)
     monitor = BoundaryUncertaintyMonitor(**{"n_neighbors": 10, "n_draws": 2, "cache": None, **settings})
@@ -105,6 +111,7 @@ TEXTS = {
     "a pair in order": (Made(lambda i: ((IDS[i], MASK[i]), Y[i])), None),
     "a pair with names": (Made(lambda i: ({"attention_mask": MASK[i], "input_ids": IDS[i]}, Y[i])), None),
     "truth values": (TensorDataset(IDS, MASK.bool(), Y), None),
+    "in order, of its own length": (TensorDataset(IDS, MASK, Y), lambda samples: cut_in_order(samples)),
 }
 
 
@@ -193,6 +200,8 @@ def test_a_function_of_the_user_gets_the_tensors_as_the_network_does(tmp_path):
         return torch.cat((inputs[:, :36] * 0, inputs[:, 36:]), 1)
 
     data = Made(lambda i: {"image": IMAGES[i], "table": NUMBERS[i], "y": Y[i]})
+    named, found = (run(tmp_path, Pictures, data, input_key=key)[0] for key in (["image", "table"], None))
+    assert named.history == found.history  # a `forward` of one argument takes the dict
     functions = {"perturbation": blank, "feature_extractor": lambda inputs: inputs["table"]}
     several, _ = run(tmp_path / "several", Pictures, data, input_key=["image", "table"], **functions)
     flat = TensorDataset(torch.cat((IMAGES.flatten(1), NUMBERS), 1), Y)
@@ -214,9 +223,14 @@ class NoMask(Text):
 @pytest.mark.parametrize(
     ("module", "data", "settings", "message"),
     [
-        (Text, TEXTS["in order"][0], {"input_key": 0, "label_key": 2}, "Name all tensors that `forward` takes"),
+        (
+            Text,
+            TEXTS["in order"][0],
+            {"input_key": 0, "label_key": 2},
+            "Name the tensors of a batch that `forward` takes",
+        ),
         (NoMask, TEXTS["in order"][0], {}, r"1 tensor \(argument 0\), but a check passes 2 tensors .*input_key="),
-        (Pictures, Made(lambda i: {"image": IMAGES[i], "table": NUMBERS[i], "y": Y[i]}), {}, "name inputs and labels"),
+        (Table, Made(lambda i: {"a": NUMBERS[i], "b": CATEGORIES[i], "y": Y[i]}), {}, "name inputs and labels"),
         (Table, TensorDataset(NUMBERS, CATEGORIES, Y), {"perturbation": "random"}, "argument 1 hold integers"),
         (
             Pictures,

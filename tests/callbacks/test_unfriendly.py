@@ -131,7 +131,7 @@ REFUSED = {
         Words,
         {"perturbation": "tokens"},
     ),
-    "a forward of two tensors": (FINE, r"Name all tensors that `forward` takes, .*`input_key=\['input_ids'", Masked),
+    "a forward of two tensors": (FINE, r"Name the tensors of a batch that `forward` takes", Masked),
     "a forward of another shape": (FINE, r"shape \(120, 4\) .*`OtherShape\.forward`.*RuntimeError", OtherShape),
     "no pair": (
         FINE,

@@ -78,6 +78,7 @@ TREE = {"ids": IDS, "mask": MASK}
     [
         (OfNames(), TREE, ("names", IDS, MASK)),
         (OfNames(), (IDS, MASK), ("names", IDS, MASK)),
+        (OfNames(), {"text": IDS, "pad": MASK}, ("names", IDS, MASK)),
         (OfNames(), IDS, ("names", IDS, None)),
         (OfOne(), TREE, ("one", TREE)),
         (OfOne(), (IDS, MASK), ("one", (IDS, MASK))),

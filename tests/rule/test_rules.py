@@ -57,6 +57,7 @@ def equals(scores, errors, **columns):
         ([0.6, 0.595, 0.7, 0.65], [0, 0.02, 0.02, 0.02], 2),
         ([0.6, math.nan, 0.595], [0, math.nan, 0.02], 2),
         ([0.6, 0.599], [0, math.nan], 0),
+        ([0.6, 0.592, 0.599, 0.598], [0, 0.02, 0, 0], 2),  # higher than the one that was kept
     ],
 )
 def test_of_checks_within_half_a_standard_error_of_the_highest_the_latest_is_kept(scores, errors, kept):

@@ -139,7 +139,8 @@ def test_a_margin_that_changes_later_changes_nothing_that_was_decided():
     assert feed(history, [(0.5, 0.01), (0.45, 0.01)]) == [0, 1]
     rule.width = 0.0
     assert kept(history) == 1
-    assert feed(history, [(0.46, 0.01)]) == []
+    assert feed(history, [(0.44, 0.01)]) == []
+    assert feed(history, [(0.46, 0.01)]) == [3]  # higher than what is kept
 
 
 def test_without_a_rule_nothing_is_kept():
