@@ -107,9 +107,9 @@ def level(record: RunRecord, verdict: RunVerdict) -> str:
     details = record.details.get(check[record.axis])
     if details is None or not details.ceiling > 0:
         return value
-    value += f" Chance may lift it above its expected maximum at this number of samples, {details.ceiling:.3f}."
+    value += f" Its expected maximum at this number of samples is {details.ceiling:.3f}; chance may exceed it."
     if any(pair.second > 1 for pair in details.pairs):
-        value += " Samples count 0 if the network's two most likely classes are not those that neighbours make likely."
+        value += " Samples count as 0 if the network's two most likely classes are not those of their neighbours."
     return value
 
 
