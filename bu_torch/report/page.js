@@ -94,8 +94,11 @@
 
   draw();
   dark.addEventListener("change", draw);
-  let wait;
-  addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(draw, 200); });
+  let [wait, width] = [null, innerWidth];
+  addEventListener("resize", () => {
+    clearTimeout(wait);
+    if (innerWidth !== width) wait = setTimeout(() => { width = innerWidth; draw(); }, 200);
+  });
   document.addEventListener("click", ({ target }) => { if (target.dataset?.file) save(target); });
   const refresh = document.documentElement.dataset.refresh;
   if (refresh) watch(Number(refresh));

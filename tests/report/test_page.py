@@ -20,7 +20,7 @@ from bu_torch.cli import main
 from bu_torch.report import drawing as drawing_module
 from bu_torch.report import figures, maps, read_record, render, sections, write_report
 from bu_torch.report.page import content
-from bu_torch.report.text import cleaned, duration, escaped, shown_number
+from bu_torch.report.text import cleaned, duration, escaped, shown_number, without_folders
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -61,8 +61,7 @@ def drawing(record, name):
 
 def test_what_a_finished_run_shows(tmp_path):
     record = records.run(tmp_path, classes=records.LETTERS, averaging="uniform")
-    kept = record.end.kept_epoch
-    said = words(record, [tmp_path / "older.csv"])
+    kept, said = record.end.kept_epoch, words(record, [tmp_path / "older.csv"])
     assert f"Epoch {kept} was kept" in said
     assert "Stopped in epoch 59: expected accuracy did not improve in the last 20 checks." in said
     assert f"At epoch {kept}, boundary uncertainty is {record.checks[kept]['boundary_uncertainty']:.3f}" in said
@@ -389,8 +388,9 @@ def test_the_command_says_in_a_line_what_is_wrong(tmp_path, capsys, command):
 
 
 def test_text_for_people():
-    assert escaped("a<b>&\"'") == "a&lt;b&gt;&amp;&quot;&#x27;"
-    assert escaped("x" * 50, 10) == "x" * 9 + "…"
+    assert (escaped("a<b>&\"'"), escaped("x" * 50, 10)) == ("a&lt;b&gt;&amp;&quot;&#x27;", "x" * 9 + "…")
+    said = without_folders("/home/me/x/y.csv: 1/2 of 'C:\\a\\b\\c\\d e', https://a.b/c/d/e")
+    assert said == "me/x/y.csv: 1/2 of 'b/c/d e', https://a.b/c/d/e"
     assert cleaned("a\nb\x1b[31m\u202e\u200d") == "a b\ufffd[31m\ufffd\u200d"
     numbers = {0.25: "0.250", 1234567.0: "1,234,567", 5.7e-09: "below 0.001", 0.0: "0.000", 1e20: "1e+20"}
     assert [shown_number(value) for value in (*numbers, -2.5)] == [*numbers.values(), "-2.500"]
