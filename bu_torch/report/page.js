@@ -27,13 +27,16 @@
         console.error(error);
       }
     }
-    cue();
+    stack();
   }
 
-  // What is wider than its box says so.
-  function cue() {
+  // The rows of a table that is wider than its box become blocks of lines.
+  function stack() {
     for (const box of document.querySelectorAll(".scroll")) {
-      box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
+      const top = box.scrollTop;
+      box.classList.remove("stacked");
+      box.classList.toggle("stacked", box.scrollWidth > box.clientWidth + 1);
+      box.scrollTop = top;
     }
   }
 
@@ -59,6 +62,7 @@
     const places = [...main.querySelectorAll(".scroll")].map((box) => [box.scrollLeft, box.scrollTop]);
     const top = scrollY;
     main.replaceChildren(...parsed.childNodes);
+    stack();
     main.querySelectorAll(".scroll").forEach((box, i) => { if (places[i]) [box.scrollLeft, box.scrollTop] = places[i]; });
     document.title = new DOMParser().parseFromString(fresh.title, "text/html").body.textContent;
     shown = fresh;

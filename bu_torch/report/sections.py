@@ -244,7 +244,7 @@ def _sources(record: RunRecord, others: Sequence[Path]) -> str:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), is_tall: bool = False
 ) -> str:
-    """A table of cells in HTML, on a narrow screen in blocks of lines; `numbers` are the columns set to the right."""
+    """A table of cells in HTML, in blocks of lines if it is too wide; `numbers` are the columns set to the right."""
     kinds = [' class="number"' if place in numbers else "" for place in range(len(head) or 2)]
     named = [f'{kind} data-name="{name}"' for kind, name in zip(kinds, head, strict=False)] or kinds
 
