@@ -25,6 +25,7 @@ loss, marginal likelihood, changed predictions, evidence) is not counted.
     python benchmarks/quality.py --name quality-small --settings wide plain_sgd --tables german sonar
     python benchmarks/quality.py --name quality-noise --settings rmsprop --noise 0.1 0.4
     python benchmarks/quality.py --name quality-500 --settings rmsprop --epochs 500
+    python benchmarks/quality.py --name quality-500 --redraw
 """
 
 import argparse
@@ -428,6 +429,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--bagging", action="store_true", help="train three more networks a case, and average four")
     parser.add_argument("--name", help="of the files of results")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--redraw", action="store_true", help="train nothing, draw the saved results of `--name` again")
     parser.add_argument("--curves", type=Path, help="keep all curves in this folder, and use again those it holds")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -443,6 +445,10 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     kind = next((kind for kind in ("quick", "unseen", "csv") if getattr(options, kind)), None)
     begin = "quality-bagging" if options.bagging else "quality"
     options.name = options.name or (begin if kind is None else f"{begin}-{kind}")
+    if options.redraw:
+        saved = json.loads((options.results / f"{options.name}.json").read_text())
+        plot(pd.DataFrame(saved["cases"]), options.results / f"{options.name}.png")
+        return pd.DataFrame.from_dict(saved["summary"], orient="index")
     cases = [
         Case(table, noise, seed, setting, options.epochs)
         for seed, setting, noise in itertools.product(range(options.seeds), options.settings, options.noise)
@@ -459,9 +465,10 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     if options.csv:  # by their names: whose folders they lay in is nobody's concern
         options.csv = options.tables = [Path(file).name for file in options.csv]
         judged["table"] = judged["table"].map(lambda file: Path(file).name)
+    unsaid = ("results", "curves", "redraw")
     content = {
         "environment": environment(),
-        "options": {key: str(value) for key, value in vars(options).items() if key not in ("results", "curves")},
+        "options": {key: str(value) for key, value in vars(options).items() if key not in unsaid},
         "summary": json.loads(summary.to_json(orient="index")),
         "breakdown": json.loads(breakdown(judged).to_json(orient="split")),
         "cases": json.loads(judged.to_json(orient="records")),

@@ -15,10 +15,10 @@ from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import contents, figure_section, header, section, shown_value, table
 from bu_torch.report.text import duration, escaped, shown_number
 from bu_torch.report.verdict import RunVerdict, headline, scores
+from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.signals.catalogue import SIGNALS
 
 _PANELS = ("expected_accuracy", "boundary_uncertainty", "trust_score")
-_SECONDS = ("check_seconds", "seconds")
 _MOST_NAME = 60
 
 
@@ -91,9 +91,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 def _caution(records: Sequence[RunRecord]) -> str:
     """When values of different runs mean the same."""
     same = "Runs on the same samples, measured with the same settings, can be compared value by value."
-    # Records of an earlier version say less of their data.
-    common = set.intersection(*(set(record.data) for record in records))
-    if any(record.data[name] != records[0].data[name] for record in records for name in common):
+    if any(record.data != records[0].data for record in records):
         return f"{same} These runs differ in their data, so compare only their shapes and costs."
     return f"{same} A record tells the number of samples, not whether they are the same."
 
@@ -145,7 +143,7 @@ def _panels(runs: Sequence[_Run]) -> list[tuple[str, list[dict[int, float]]]]:
         (SIGNALS[name].title, [dict(zip(run.record.places, run.record.values(name), strict=True)) for run in runs])
         for name in _PANELS
     ]
-    rules = {run.verdict.rule or run.verdict.stand_in for run in runs}
+    rules = {run.verdict.rule or DEFAULT_RULE for run in runs}
     if len(rules) == 1 and not rules & set(_PANELS):
         scored = (scores(run.record, run.verdict)[1:] for run in runs)
         panels.insert(0, ("score", [dict(zip(places, values, strict=True)) for places, values in scored]))
@@ -170,12 +168,12 @@ def _kept(runs: Sequence[_Run]) -> str:
 def _costs(runs: Sequence[_Run]) -> str:
     rows = []
     for record, _, name, _ in runs:
-        spent, total = (record.values(column)[-1] if record.checks else math.nan for column in _SECONDS)
-        share = f"{spent / total:.1%}" if total > 0 and math.isfinite(spent) else shown_number(math.nan)
-        times = (duration(seconds) for seconds in (record.setup_seconds, spent, total))
+        spent, training = record.costs
+        share = f"{spent / training:.0%}" if training > 0 and math.isfinite(spent) else shown_number(math.nan)
+        times = (duration(seconds) for seconds in (record.setup_seconds, spent, training))
         rows.append([name, str(len(record.checks)), *times, share])
-    head = ("run", "checks", "preparation", "checks took", "of", "share")
-    text = "Time until the last check. Preparation is what comes before the first epoch."
+    head = ("run", "checks", "preparation", "callback in all", "training beside it", "share")
+    text = "Time of preparation, checks and saving, as a share of training beside them."
     return section("costs", "Costs", text, table(head, rows, numbers=(1, 2, 3, 4, 5)))
 
 

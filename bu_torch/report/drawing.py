@@ -52,9 +52,7 @@ MORE = {
     "dark": [[0, "#171d26"], [0.25, "#1f3e74"], [0.6, "#3b82f6"], [1, "#d6e6ff"]],
 }
 COLOUR_BAR = {"thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
-# Where a map is wider than a phone, a bar beside it would be out of sight.
-_AT_CORNER = {"x": 0, "xanchor": "left", "y": 0, "yanchor": "top"}
-BELOW = {"orientation": "h", "title": {"text": "U", "side": "top"}, "len": 0.5} | _AT_CORNER
+BELOW = {"orientation": "h", "title": {"text": "U", "side": "top"}, "len": 0.5, "x": 0, "xanchor": "left"}
 
 
 class Figure(NamedTuple):
@@ -65,7 +63,6 @@ class Figure(NamedTuple):
     reading: str  # one sentence or two on how to read it
     drawing: dict[str, Any]  # `data` and `layout` for plotly, and `scales`, the colours of a map by theme
     height: int
-    least_width: int = 0  # on a narrower screen it is scrolled
     most_width: int = 0
 
 

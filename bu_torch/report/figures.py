@@ -12,7 +12,7 @@ from bu_torch.report.drawing import Figure, axis, curve, dots, plotly_drawing, r
 from bu_torch.report.maps import SPREADS, pair_map, spread
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped
-from bu_torch.report.verdict import RunVerdict, rule_label, scores
+from bu_torch.report.verdict import RunVerdict, rule_label, scores, why_not_highest
 from bu_torch.signals.catalogue import SIGNALS
 
 # In short, and marks of sizes that leave each to be seen where they coincide.
@@ -101,12 +101,7 @@ def _deciding(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         traces.append(dots([verdict.kept], kept, name, ring("circle", 14, drawing.RED), hovertemplate=hover))
     limits = _upper_range(finite, kept)
     layout = {"xaxis": axis(record.axis), "yaxis": axis("score", range=list(limits))}
-    reading = f"{label.capitalize()}: the check with the largest value is kept."
-    if kept and kept[0] < max(finite):
-        reading = (
-            f"{label.capitalize()}: of the checks within half a standard error of the largest value, the latest is"
-            " kept."
-        )
+    reading = f"{label.capitalize()}. {why_not_highest(record, verdict) or 'The check with the highest score is kept.'}"
     if record.settings.get("averaging"):
         reading += " All values are measured on averaged weights."
     if limits[0] > min(finite):
@@ -121,7 +116,7 @@ def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
     record = with_fewer_checks(record, verdict)
     curves = [
         curve(record.places, record.values("boundary_uncertainty"), "boundary uncertainty", drawing.BLUE),
-        curve(detailed, ceilings, "its ceiling", drawing.GREY, dash="dot"),
+        curve(detailed, ceilings, "its expected maximum", drawing.GREY, dash="dot"),
         curve(record.places, record.values("trust_score"), "trust score", drawing.ORANGE) | {"yaxis": "y2"},
     ]
     traces = [one for one in curves if any(value is not None for value in one["y"])] + _marks(verdict, record.axis)
@@ -134,8 +129,7 @@ def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
         "scores",
         "Boundary uncertainty and trust",
         "Larger is better in both. Boundary uncertainty tells whether both classes mix along the decision boundary,"
-        " trust whether predictions agree with the nearest samples. The dotted curve, if there is one, is the expected"
-        " maximum of boundary uncertainty with as many samples near the boundary. The marks show the check that each"
+        " trust whether predictions agree with the nearest samples. The marks show the check that each"
         " rule would have kept.",
         plotly_drawing(traces, layout, verdict),
         520,

@@ -65,7 +65,7 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     layout = {
         "xaxis": {**ticks, "side": "top", "tickangle": -60 if len(classes) > 6 else 0},
         "yaxis": {**ticks, "autorange": "reversed"},
-        "coloraxis": {"cmin": low, "cmax": high, "colorbar": COLOUR_BAR | BELOW},
+        "coloraxis": {"cmin": low, "cmax": high, "colorbar": COLOUR_BAR | BELOW | {"y": 0, "yanchor": "top"}},
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
     }
     reading = (
@@ -83,7 +83,6 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         reading,
         plotly_drawing([cells | _blanks(values), trace], layout, None, WORSE),
         160 + side,
-        least_width=0 if is_small else 100 + 20 * len(classes),
         most_width=max(420, 160 + 3 * side // 2),
     )
 

@@ -14,6 +14,12 @@
       if (scales) layout.coloraxis.colorscale = scales[theme];
       if (touched.matches) layout.dragmode = false; // a finger scrolls the page
       const box = document.getElementById(name);
+      const { tickvals, ticktext } = layout.xaxis;
+      if (tickvals) { // as many names as there is room for
+        const each = Math.ceil((14 * tickvals.length) / Math.max(1, box.clientWidth - 60));
+        layout.xaxis.tickvals = tickvals.filter((_, place) => place % each === 0);
+        layout.xaxis.ticktext = ticktext.filter((_, place) => place % each === 0);
+      }
       try {
         Plotly.react(box, data, layout, { responsive: true, displayModeBar: false, showTips: false });
       } catch (error) {
@@ -21,14 +27,28 @@
         console.error(error);
       }
     }
-    cue();
+    stack();
   }
 
-  // What is wider than its box says so.
-  function cue() {
+  // The rows of a table that is wider than its box become blocks of lines.
+  function stack() {
     for (const box of document.querySelectorAll(".scroll")) {
-      box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
+      const top = box.scrollTop;
+      box.classList.remove("stacked");
+      box.classList.toggle("stacked", box.scrollWidth > box.clientWidth + 1);
+      box.scrollTop = top;
     }
+  }
+
+  // The table of a section as a file; no cell begins as a formula of a spreadsheet does.
+  function save(button) {
+    const quoted = (cell) => `"${cell.textContent.replace(/^(?=\s*[=+@-])/, "'").replaceAll('"', '""')}"`;
+    const rows = [...button.closest("section").querySelectorAll("tr")].map((row) => [...row.cells].map(quoted).join());
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([rows.join("\r\n") + "\r\n"], { type: "text/csv" }));
+    link.download = button.dataset.file;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
   }
 
   // Figures are moved into the new page, so that what was zoomed to stays; all else is replaced.
@@ -42,6 +62,7 @@
     const places = [...main.querySelectorAll(".scroll")].map((box) => [box.scrollLeft, box.scrollTop]);
     const top = scrollY;
     main.replaceChildren(...parsed.childNodes);
+    stack();
     main.querySelectorAll(".scroll").forEach((box, i) => { if (places[i]) [box.scrollLeft, box.scrollTop] = places[i]; });
     document.title = new DOMParser().parseFromString(fresh.title, "text/html").body.textContent;
     shown = fresh;
@@ -77,7 +98,12 @@
 
   draw();
   dark.addEventListener("change", draw);
-  addEventListener("resize", cue);
+  let [wait, width] = [null, innerWidth];
+  addEventListener("resize", () => {
+    clearTimeout(wait);
+    if (innerWidth !== width) wait = setTimeout(() => { width = innerWidth; draw(); }, 200);
+  });
+  document.addEventListener("click", ({ target }) => { if (target.dataset?.file) save(target); });
   const refresh = document.documentElement.dataset.refresh;
   if (refresh) watch(Number(refresh));
 })();

@@ -17,7 +17,7 @@ from bu_torch.report.drawing import THEMES
 from bu_torch.report.figures import figures
 from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import header, sections
-from bu_torch.report.text import escaped
+from bu_torch.report.text import escaped, without_folders
 from bu_torch.report.verdict import RunVerdict, headline
 
 
@@ -81,7 +81,7 @@ def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
 
 def message(title: str, text: str) -> Content:
     """A page that says why there is nothing to show."""
-    return Content(escaped(title), header(title, text), [], has_ended=False)
+    return Content(escaped(title), header(title, without_folders(text)), [], has_ended=False)
 
 
 def page(shown: Content, refresh_seconds: float | None = None) -> str:

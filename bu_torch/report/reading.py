@@ -264,7 +264,9 @@ def _read_check(entry: dict[str, Any], record: RunRecord) -> None:
 def _read_end(entry: dict[str, Any], record: RunRecord) -> None:
     places = ("kept_epoch", "kept_step", "stopped_epoch")
     kept, step, stopped = (None if entry.get(name) is None else _integer(entry[name]) for name in places)
-    record.end = End(kept, step, stopped, str(entry.get("reason") or ""), str(entry.get("best_model_path") or ""))
+    reason, path = (str(entry.get(name) or "") for name in ("reason", "best_model_path"))
+    seconds = (_number(entry.get(name)) for name in ("saving_seconds", "training_seconds"))
+    record.end = End(kept, step, stopped, reason, path, *seconds)
 
 
 _READERS = {"header": _read_header, "check": _read_check, "end": _read_end}

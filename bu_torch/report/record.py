@@ -18,6 +18,8 @@ class End:
     stopped_epoch: int | None
     reason: str
     best_model_path: str
+    saving_seconds: float = math.nan
+    training_seconds: float = math.nan
 
 
 @dataclass
@@ -65,6 +67,15 @@ class RunRecord:
     def check_at(self, place: int | None) -> dict[str, Any] | None:
         """The check of an epoch, or a step; None if there is none."""
         return next((check for check in self.checks if check[self.axis] == place), None)
+
+    @property
+    def costs(self) -> tuple[float, float]:
+        """Seconds that the callback took so far, and those of training beside it, as the log has them at the end."""
+        checks, total = (self.values(name)[-1] if self.checks else math.nan for name in ("check_seconds", "seconds"))
+        saving, training = 0.0, total - checks
+        if self.end is not None and math.isfinite(self.end.training_seconds):
+            saving, training = self.end.saving_seconds, self.end.training_seconds
+        return (0.0 if math.isnan(self.setup_seconds) else self.setup_seconds) + checks + saving, training
 
     def values(self, name: str) -> list[float]:
         """One column of the table, NaN where a check has no such value."""

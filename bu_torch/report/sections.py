@@ -1,10 +1,8 @@
 """Sections of a page in HTML: words, tables, and room for the figures."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from bu_torch.report.drawing import Figure
 from bu_torch.report.figures import drawing_step
 from bu_torch.report.maps import class_name
 from bu_torch.report.record import RunRecord
-from bu_torch.report.text import duration, escaped, shortened, shown_number
+from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
 from bu_torch.report.verdict import RunVerdict, headline, level, rule_label, scores, shown_details
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.signals.catalogue import SIGNALS
@@ -22,7 +20,6 @@ from bu_torch.signals.details import Doubtful
 _MOST_PAIRS = 10
 _MOST_DOUBTFUL = 100
 _MOST_OTHERS = 100
-_MOST_PATH = 500
 # Sections in the order of the page, and what the table of contents calls them.
 _CONTENTS = {
     "deciding": "What decided",
@@ -76,9 +73,8 @@ def _missing(record: RunRecord) -> str:
         notes.append(
             f"Boundary uncertainty is not finite in {n_bad} of {len(record.checks)} checks: gaps in the curve."
         )
-    without = [place for place in record.places if place not in record.details]
-    if record.details and without:
-        notes.append(f"{len(without)} of {len(record.checks)} checks have no details here.")
+    if record.details and (without := sum(place not in record.details for place in record.places)):
+        notes.append(f"{without} of {len(record.checks)} checks have no details here.")
     if (step := drawing_step(record)) > 1:
         notes.append(f"The curves show one of every {step} checks, besides the kept one and the last.")
     return f'<ul class="notes">{"".join(f"<li>{escaped(note)}</li>" for note in notes)}</ul>' if notes else ""
@@ -87,16 +83,15 @@ def _missing(record: RunRecord) -> str:
 def _tiles(record: RunRecord, verdict: RunVerdict) -> str:
     if not record.checks:
         return ""
-    check, axis = record.check_at(verdict.kept), record.axis
-    last = record.checks[-1]
+    check, last, axis = record.check_at(verdict.kept), record.checks[-1], record.axis
     tiles = [("checks", str(len(record.checks)), f"last: {axis} {last[axis]}")]
     if check is not None:
         shown = record.details.get(check[axis])
         within = f" (epoch {check['epoch']})" if axis == "step" else ""
-        ceiling = f"ceiling {shown_number(shown.ceiling)}" if shown and math.isfinite(shown.ceiling) else "of at most 1"
+        most = f"expected maximum {shown_number(shown.ceiling if shown else math.nan)}"
         tiles = [
             (f"kept {axis}" if verdict.rule else "would be kept", str(check[axis]), f"of {last[axis]}{within}"),
-            ("boundary uncertainty", shown_number(check["boundary_uncertainty"]), ceiling),
+            ("boundary uncertainty", shown_number(check["boundary_uncertainty"]), most),
             ("trust score", shown_number(check["trust_score"]), "above 1: agrees with the nearest class"),
             *tiles,
         ]
@@ -105,9 +100,9 @@ def _tiles(record: RunRecord, verdict: RunVerdict) -> str:
             tiles.insert(1, ("score", shown_number(values[places.index(check[axis])]), label))
         if "expected_accuracy" in check:
             tiles.insert(1, ("expected accuracy", shown_number(check["expected_accuracy"]), "at the perturbed samples"))
-    spent, total = last.get("check_seconds", math.nan), last.get("seconds", math.nan)
-    if total > 0 and math.isfinite(spent):
-        tiles.append(("checks took", f"{spent / total:.1%}", f"{duration(spent)} of {duration(total)}"))
+    spent, training = record.costs
+    if training > 0 and math.isfinite(spent):
+        tiles.append(("cost", f"{spent / training:.0%}", f"{duration(spent)} beside {duration(training)} of training"))
     if math.isfinite(record.setup_seconds):
         tiles.append(("preparation", duration(record.setup_seconds), "once, before the first epoch"))
     cells = (
@@ -131,10 +126,8 @@ def section(name: str, title: str, reading: str, body: str) -> str:
 
 def figure_section(one: Figure) -> str:
     """A section with room for a figure."""
-    widths = (("min-width", one.least_width), ("max-width", one.most_width))
-    size = f"height:{one.height}px" + "".join(f";{name}:{width}px" for name, width in widths if width)
-    plot = f'<div class="scroll"><div class="plot" id="{one.name}" style="{size}"></div></div>'
-    return section(one.name, one.title, one.reading, plot)
+    size = f"height:{one.height}px" + (f";max-width:{one.most_width}px" if one.most_width else "")
+    return section(one.name, one.title, one.reading, f'<div class="plot" id="{one.name}" style="{size}"></div>')
 
 
 def _rules(record: RunRecord, verdict: RunVerdict) -> str:
@@ -151,13 +144,10 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> str:
             continue
         names = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
         rows.append([name, str(check[record.axis]), *(shown_number(check.get(column, math.nan)) for column in names)])
-    note = "Each rule is replayed on the checks of this run, with its first epoch but without patience."
-    kept_by_rule = verdict.by_rule.get(verdict.rule or "")
-    if record.end and kept_by_rule and kept_by_rule[record.axis] != verdict.kept:
-        note += (
-            " The row of the run's own rule may differ from what the run kept if it resumed from elsewhere, or if its"
-            " rule has a margin of its own."
-        )
+    note = (
+        "Each rule is replayed on the checks of this run, with its first epoch but without patience. The run itself may"
+        " have kept another epoch if it resumed from elsewhere, or if its rule has a margin of its own."
+    )
     head = ("rule", record.axis, "expected accuracy", "U", "trust", "label agreement")
     return section("rules", "What each rule would have kept", note, table(head, rows, numbers=(1, 2, 3, 4, 5)))
 
@@ -203,7 +193,7 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
         for doubt in doubtful
     ]
     suspects = dict.fromkeys(str(doubt.row) for doubt in doubtful if doubt.label != doubt.nearest_class)
-    indices = f'<pre class="scroll">[{", ".join(suspects)}]</pre>'
+    indices = f"<pre>[{', '.join(suspects)}]</pre>"
     after = f"<p>Indices of those whose nearest class is not their label:</p>{indices}" if suspects else ""
     head = ("index", "label", "prediction", "nearest class", "trust", "listed in", "disagreement")
     return section(
@@ -212,7 +202,8 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
         f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower. If the"
         " neighbours are against the label, it may be wrong: look there first, above all at samples listed in many"
         " checks.",
-        table(head, rows, numbers=(0, 4, 5), is_tall=True) + after,
+        '<button type="button" data-file="doubtful-labels.csv">Save as CSV</button>'
+        f"{table(head, rows, numbers=(0, 4, 5), is_tall=True)}{after}",
     )
 
 
@@ -237,47 +228,37 @@ def _settings(record: RunRecord) -> str:
 
 def _sources(record: RunRecord, others: Sequence[Path]) -> str:
     facts = [
-        ("record", record.path),
+        ("record", last_parts(record.path)),
         ("started", record.started),
         ("last written", record.last_written.strftime("%Y-%m-%d %H:%M:%S UTC")),
-        ("checkpoint", record.end.best_model_path if record.end else ""),
+        ("checkpoint", last_parts(record.end.best_model_path) if record.end else ""),
     ]
-    rows = [[escaped(name), f"<code>{escaped(value)}</code>"] for name, value in facts if str(value)]
-    listed = "".join(f"<li><code>{escaped(path, _MOST_PATH)}</code></li>" for path in others[:_MOST_OTHERS])
+    rows = [[escaped(name), f"<code>{escaped(value)}</code>"] for name, value in facts if value]
+    listed = "".join(f"<li><code>{escaped(last_parts(path))}</code></li>" for path in others[:_MOST_OTHERS])
     more = f"<li>and {len(others) - _MOST_OTHERS} more</li>" if len(others) > _MOST_OTHERS else ""
     nearby = f"<h3>Other records nearby</h3><ul>{listed}{more}</ul>" if others else ""
-    body = f"{table((), rows)}{nearby}<p>How to read this page: {_documentation()} of bu-torch {__version__}.</p>"
-    return section("sources", "Where this comes from", "", body)
-
-
-def _documentation() -> str:
-    """Link to the documentation, if the installed package names its address."""
-    try:
-        named = metadata("bu-torch").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        named = []
-    found = (re.fullmatch(r"Documentation, *(https://\S+)", str(one)) for one in named)
-    address = next((one[1] for one in found if one), None)
-    return f'<a href="{escaped(address)}">the documentation</a>' if address else "<code>docs/watching.md</code>"
+    reading = f"<p>How to read this page: <code>docs/watching.md</code> of bu-torch {__version__}.</p>"
+    return section("sources", "Where this comes from", "", f"{table((), rows)}{nearby}{reading}")
 
 
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), is_tall: bool = False
 ) -> str:
-    """A table of cells that are HTML already; `numbers` are the columns set to the right."""
+    """A table of cells in HTML, in blocks of lines if it is too wide; `numbers` are the columns set to the right."""
+    kinds = [' class="number"' if place in numbers else "" for place in range(len(head) or 2)]
+    named = [f'{kind} data-name="{name}"' for kind, name in zip(kinds, head, strict=False)] or kinds
 
-    def line(tag: str, cells: Sequence[str]) -> str:
-        kinds = (' class="number"' if place in numbers else "" for place in range(len(cells)))
-        return f"<tr>{''.join(f'<{tag}{kind}>{cell}</{tag}>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
+    def line(tag: str, attributes: Sequence[str], cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}{a}>{cell}</{tag}>' for a, cell in zip(attributes, cells, strict=True))}</tr>"
 
-    top = f"<thead>{line('th', head)}</thead>" if head else ""
-    body = "".join(line("td", row) for row in rows)
+    top = f"<thead>{line('th', kinds, head)}</thead>" if head else ""
+    body = "".join(line("td", named, row) for row in rows)
     return f'<div class="scroll{" tall" if is_tall else ""}"><table>{top}<tbody>{body}</tbody></table></div>'
 
 
 def shown_value(value: Any) -> str:
-    """A setting as Python writes it, all but the quotes."""
+    """A setting as Python writes it, without quotes and folders."""
     try:
-        return value if isinstance(value, str) else repr(value)
+        return without_folders(value if isinstance(value, str) else repr(value))
     except RecursionError:
         return "nested too deeply to be shown"

@@ -2,14 +2,27 @@
 
 import html
 import math
+import re
 from typing import Any
 
 from bu_torch.internal.printing import cleaned
+
+_PATH = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[\\/](?:[^\s\\/'\"]+[\\/])+[^\s\\/'\"]+")
 
 
 def escaped(value: Any, most: int = 2000) -> str:
     """`value` cleaned, cut to `most` characters, and escaped for HTML, in attributes too."""
     return html.escape(shortened(cleaned(str(value)[: most + 1]), most))  # what is cut off may be long: not cleaned
+
+
+def last_parts(path: Any) -> str:
+    """The last three parts of a path: they tell runs apart, and do not tell where a machine keeps them."""
+    return "/".join([part for part in re.split(r"[\\/]", str(path)) if part][-3:])
+
+
+def without_folders(text: str) -> str:
+    """`text` with the last parts of each absolute path in it."""
+    return _PATH.sub(lambda found: last_parts(found[0]), text)
 
 
 def shortened(value: str, most: int) -> str:

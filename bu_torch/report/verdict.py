@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bu_torch.report.record import RunRecord
+from bu_torch.report.text import without_folders
 from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES, RULES, SelectionRule, as_rule
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Details
@@ -16,7 +17,7 @@ class RunVerdict:
     """Decision of a run, and those of the other rules."""
 
     rule: str | None  # that decided; None if nothing did, or if the record does not tell
-    kept: int | None  # epoch or step; if nothing decided, that which another rule would have kept
+    kept: int | None  # epoch or step; if nothing decided, that which the default would have kept
     by_rule: dict[str, dict[str, Any] | None]  # the check that each would have kept; only rules whose signals are there
 
     @classmethod
@@ -40,19 +41,13 @@ class RunVerdict:
         if record.end is not None and rule is not None:
             kept = record.end.kept_step if record.axis == "step" else record.end.kept_epoch
             return cls(rule, kept, by_rule)
-        verdict = cls(rule, None, by_rule)
-        check = by_rule.get(rule or verdict.stand_in)
-        return verdict if check is None else cls(rule, check[record.axis], by_rule)
-
-    @property
-    def stand_in(self) -> str:
-        """The rule that tells what would have been kept if nothing decided."""
-        return next((name for name in (DEFAULT_RULE, *RULE_NAMES) if name in self.by_rule), DEFAULT_RULE)
+        check = by_rule.get(rule or DEFAULT_RULE)
+        return cls(rule, None if check is None else check[record.axis], by_rule)
 
 
 def scores(record: RunRecord, verdict: RunVerdict) -> tuple[str, list[int], list[float]]:
     """The score that decided, or would have: in words, at which epochs or steps, and its values."""
-    column = name = verdict.rule or verdict.stand_in
+    column = name = verdict.rule or DEFAULT_RULE
     checks = _compared(record)
     if name in RULE_NAMES:
         rule = _selection(name, record)
@@ -69,27 +64,38 @@ def rule_label(name: str) -> str:
 
 
 def in_words(text: str) -> str:
-    """A sentence of a run, with rules and signals by their titles instead of their names."""
+    """A sentence of a run, with rules and signals by their titles instead of their names, and without folders."""
     titles = {name: signal.title for name, signal in SIGNALS.items()} | {name: rule_label(name) for name in RULE_NAMES}
-    return re.sub(r"\w+", lambda found: titles.get(found[0], found[0]), text)
+    return re.sub(r"\w+", lambda found: titles.get(found[0], found[0]), without_folders(text))
+
+
+def why_not_highest(record: RunRecord, verdict: RunVerdict) -> str:
+    """Name the epoch of the highest score, if another is kept, and the reason; "" if it is kept."""
+    _, places, values = scores(record, verdict)
+    by_place = {place: value for place, value in zip(places, values, strict=True) if math.isfinite(value)}
+    if verdict.kept not in by_place or by_place[verdict.kept] == (most := max(by_place.values())):
+        return ""
+    highest = f"the highest score, in {record.axis} {next(place for place in by_place if by_place[place] == most)}."
+    replayed = verdict.by_rule.get(verdict.rule or DEFAULT_RULE) or {}
+    is_margin = replayed.get(record.axis) == verdict.kept and record.settings.get("rule.n_standard_errors", 0.5) == 0.5
+    return f"It is the latest within half a standard error of {highest}" if is_margin else f"It is below {highest}"
 
 
 def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
     """The kept check and the end of the run, in words."""
     if not record.checks:
         return "No check yet", f"The record holds no check yet. {_ending(record)}"
+    why = why_not_highest(record, verdict)
     if verdict.rule is None:
         would = f"no {record.axis}" if verdict.kept is None else f"{record.axis} {verdict.kept}"
         decided = "The callback only measured" if record.settings else "The record does not tell what decided"
-        is_default = verdict.stand_in == DEFAULT_RULE
-        replayed = "The default rule" if is_default else rule_label(verdict.stand_in).capitalize()
-        return f"{replayed} would have kept {would}", f"{decided}. {_ending(record)}"
-    title, text = f"No {record.axis} was kept", "No finite check counted. "
+        return f"The default rule would have kept {would}", f"{why} {decided}. {_ending(record)}".lstrip()
+    title, text = f"No {record.axis} was kept", "No finite check counted."
     if verdict.kept is not None:
-        title, text = f"{record.axis.capitalize()} {verdict.kept} {'was kept' if record.end else 'is kept so far'}", ""
+        title, text = f"{record.axis.capitalize()} {verdict.kept} {'was kept' if record.end else 'is kept so far'}", why
     elif record.end is None and verdict.rule not in verdict.by_rule:
-        title, text = f"Which {record.axis} is kept is not known", "The table has no score of this run's rule. "
-    return title, f"{text}{_ending(record)}"
+        title, text = f"Which {record.axis} is kept is not known", "The table has no score of this run's rule."
+    return title, f"{text} {_ending(record)}".lstrip()
 
 
 def level(record: RunRecord, verdict: RunVerdict) -> str:
@@ -97,11 +103,14 @@ def level(record: RunRecord, verdict: RunVerdict) -> str:
     check = record.check_at(verdict.kept)
     if check is None or not math.isfinite(check["boundary_uncertainty"]):
         return ""
-    value = f"At {record.axis} {verdict.kept}, boundary uncertainty is {check['boundary_uncertainty']:.3f}"
+    value = f"At {record.axis} {verdict.kept}, boundary uncertainty is {check['boundary_uncertainty']:.3f}."
     details = record.details.get(check[record.axis])
     if details is None or not details.ceiling > 0:
-        return f"{value}."
-    return f"{value} (expected maximum with as many samples near the boundary: {details.ceiling:.3f})."
+        return value
+    value += f" Its expected maximum at this number of samples is {details.ceiling:.3f}; chance may exceed it."
+    if any(pair.second > 1 for pair in details.pairs):
+        value += " Samples count as 0 if the network's two most likely classes are not those of their neighbours."
+    return value
 
 
 def shown_details(record: RunRecord, verdict: RunVerdict) -> tuple[int, Details] | None:

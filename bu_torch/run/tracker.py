@@ -191,7 +191,8 @@ class Tracker:
 
     def end(self, reason: str, **kept: Any) -> None:
         """Write the last line of the record: why training ended, and what was kept."""
-        self.account.note({"kind": "end", "reason": reason, **kept} | _not_compared(self.checks))
+        seconds = {name: getattr(self.account, name) for name in ("saving_seconds", "training_seconds")}
+        self.account.note({"kind": "end", "reason": reason, **kept, **seconds} | _not_compared(self.checks))
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average: training has ended."""

@@ -123,6 +123,7 @@ def test_the_summary_sorts_by_excess_and_divides_by_references(judging, tmp_path
     judging.show(summary)
     lines = capsys.readouterr().out.splitlines()
     assert next(line for line in lines if line.startswith(">")).startswith("> default ")
+    assert set(judging.DRAWN) < set(judging.RULES)
     judging.plot(judged, tmp_path / "rules.png")
     assert (tmp_path / "rules.png").stat().st_size > 1000
 

@@ -43,14 +43,12 @@ def test_only_settings_that_differ_are_listed(runs):
     assert "n_samples" not in table
 
 
-def test_runs_on_other_data_are_not_to_be_compared_by_value(runs, tmp_path):
+def test_runs_on_other_data_are_not_to_be_compared_by_value(runs):
     assert "can be compared value by value" in comparison(runs).main
     assert "differ in their data" not in comparison(runs).main
     runs[0].data["sampling"] = "weighted"  # which the other record does not tell
-    assert "differ in their data" not in comparison(runs).main
+    assert "differ in their data" in comparison(runs).main
     assert ">not recorded<" in comparison(runs).main
-    records.write_run(tmp_path / "third", n_checks=5, n_classes=3)
-    assert "differ in their data" in comparison([*runs, read_record(tmp_path / "third")]).main
 
 
 def test_a_score_is_drawn_where_all_decided_by_the_same_rule(tmp_path):

@@ -1,5 +1,6 @@
 """What a browser draws of the page, on a desktop and on a phone, in light and in dark."""
 
+import csv
 import threading
 
 import browser
@@ -80,22 +81,34 @@ def test_a_desktop(chromium, many, dark):
         page.wait_for(f"getComputedStyle(document.querySelector('#scores .xtick text')).fill !== {text!r}")
 
 
-def test_a_phone(chromium, many):
-    with browser.Browser(chromium, width=360, height=740, phone=True) as page:
+@pytest.mark.parametrize("width", [360, 420])
+def test_nothing_is_wider_than_a_phone(chromium, many, width):
+    with browser.Browser(chromium, width=width, height=740, phone=True) as page:
         page.open(many.as_uri())
-        assert page.evaluate("innerWidth") == 360
-        assert overflow(page) <= 0
-        widths = page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.clientWidth)")
-        assert [width <= 360 for width in widths] == [name != "pairs" for name in NAMES]
-        assert page.evaluate("document.getElementById('pairs').parentElement.clientWidth") <= 360
-        boxes = "[...document.querySelectorAll('.scroll')]"
-        cued = page.evaluate(f"{boxes}.map(b => [b.classList.contains('wide'), b.scrollWidth > b.clientWidth + 1])")
-        assert all(has_cue == is_wide for has_cue, is_wide in cued)
-        assert 2 < sum(has_cue for has_cue, _ in cued) < len(cued)
+        assert (page.evaluate("innerWidth"), overflow(page)) == (width, 0)
+        boxes = "[...document.querySelectorAll('.plot, .scroll, pre')]"
+        assert max(page.evaluate(f"{boxes}.map(b => b.scrollWidth - b.clientWidth)")) <= 1
         legends = "[...document.querySelectorAll('.legendtext')]"
-        assert max(page.evaluate(f"{legends}.map(t => t.getBoundingClientRect().right)")) <= 360
+        assert max(page.evaluate(f"{legends}.map(t => t.getBoundingClientRect().right)")) <= width
         assert page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)") >= 14
         assert page.complaints == []
+
+
+def test_doubtful_labels_are_saved_without_formulas(chromium, tmp_path):
+    names = ["=1+1", "-x, y", 'say "@"', "@a", "+b"]
+    records.write_run(tmp_path, n_checks=2, classes=names)
+    record = read_record(tmp_path)
+    with browser.Browser(chromium) as page:
+        page.open(write_report(record, tmp_path / "report.html").as_uri())
+        with page.page.expect_download() as saved:
+            page.page.click("text=Save as CSV")
+        rows = list(csv.DictReader(saved.value.path().read_text().splitlines()))
+        assert page.complaints == []
+    assert saved.value.suggested_filename == "doubtful-labels.csv"
+    found = [(int(row["index"]), row["label"], row["prediction"]) for row in rows]
+    shown = ["'=1+1", "'-x, y", 'say "@"', "'@a", "'+b"]
+    doubtful = record.details[record.end.kept_epoch].doubtful
+    assert found == [(one.row, shown[one.label], shown[one.prediction]) for one in doubtful]
 
 
 def test_a_phone_with_few_classes_of_long_names(chromium, tmp_path):
