@@ -62,16 +62,12 @@ def measured(p, measure):
 
 
 def class_uncertainty(counts, pair, measure, priors=None):
-    """Section 2.3.5 with the correction of 2.4.4; a class as frequent as the pair's does not break the pair."""
-    total = sum(counts)
-    if total == 0:
-        return 0.0
-    posterior = [c / total / (priors[k] if priors is not None and c else 1) for k, c in enumerate(counts)]
+    """Section 2.3.5, and 2.4.4 in Eq. 2.4 alone; a class as frequent as the pair's does not break the pair."""
     i, j = pair
-    others = [p for k, p in enumerate(posterior) if k not in (i, j)]
-    if posterior[i] + posterior[j] == 0 or any(p > min(posterior[i], posterior[j]) for p in others):
+    if counts[i] + counts[j] == 0 or any(c > min(counts[i], counts[j]) for k, c in enumerate(counts) if k not in pair):
         return 0.0
-    return measured(posterior[i] / (posterior[i] + posterior[j]), measure)
+    p, q = (counts[k] / (priors[k] if priors is not None and counts[k] else 1) for k in pair)
+    return measured(p / (p + q), measure)
 
 
 def near_boundary_ness(g, label):
