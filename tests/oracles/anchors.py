@@ -126,19 +126,16 @@ def bisect(discriminants, a, b, n_halvings=60):
 
 
 def cluster_mean(clusters, labels, first, second, n_classes, measure, min_size=8, priors=None):
-    """Eq. 10 and 11 of Ha et al. (2021): clusters is a list of repeats, each a list of lists of samples."""
-    values = []
-    for repeat in clusters:
-        kept = [c for c in repeat if len(c) >= min_size]
-        total = 0.0
-        for c in kept:
-            votes = [sum(first[n] == k for n in c) for k in range(n_classes)]
-            seconds = [sum(second[n] == k for n in c) for k in range(n_classes)]
-            pair = sorted(range(n_classes), key=lambda k: (-votes[k], -seconds[k], k))[:2]
-            counts = [sum(labels[n] == k for n in c) for k in range(n_classes)]
-            total += len(c) * class_uncertainty(counts, pair, measure, priors)
-        values.append(total / max(1, sum(len(c) for c in kept)))
-    return sum(values) / len(values)
+    """Eq. 2.7 over the clusters of all repeats: a list of repeats, each a list of lists of samples."""
+    kept = [c for repeat in clusters for c in repeat if len(c) >= min_size]
+    total = 0.0
+    for c in kept:
+        votes = [sum(first[n] == k for n in c) for k in range(n_classes)]
+        seconds = [sum(second[n] == k for n in c) for k in range(n_classes)]
+        pair = sorted(range(n_classes), key=lambda k: (-votes[k], -seconds[k], k))[:2]
+        counts = [sum(labels[n] == k for n in c) for k in range(n_classes)]
+        total += len(c) * class_uncertainty(counts, pair, measure, priors)
+    return total / sum(len(c) for c in kept)
 
 
 def wanted(logits, labels, n_classes):

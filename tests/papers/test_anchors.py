@@ -159,6 +159,21 @@ class TestBisection:
                 )
                 assert float(fitted.score(bayes)) == pytest.approx(expected, abs=1e-9)
 
+    def test_a_repeat_without_a_large_cluster_counts_nothing(self):
+        features, labels = gaussians(80, dtype=torch.float64)
+        fitted = BisectionAnchorUncertainty(max_anchors=200).fit(features, labels)
+        logits = torch.stack((torch.zeros(80), features[:, 0] - 1), dim=1)
+        first, second = logits.topk(2, dim=1).indices.T.tolist()
+        samples = fitted.anchors(lambda x: x[:, 0] - 1).samples.unique()
+        points = (features[samples] - fitted.mean_) / fitted.scale_
+        repeats = [
+            [samples[row == c].tolist() for c in row.unique()] for row in divisive_clusters(points, 12, 10, seed=0)
+        ]
+        largest = [max(len(c) for c in repeat) for repeat in repeats]
+        assert min(largest) < 8 <= max(largest)
+        expected = oracle.cluster_mean(repeats, labels.tolist(), first, second, 2, "entropy", priors=[0.5, 0.5])
+        assert float(fitted.score(lambda x: x[:, 0] - 1)) == pytest.approx(expected, abs=1e-9)
+
     def test_near_boundary_samples_are_those_nearest_to_the_anchors(self):
         features, labels = gaussians(300, dtype=torch.float64)
         fitted = BisectionAnchorUncertainty().fit(features, labels)
@@ -264,6 +279,23 @@ class TestGradient:
         assert all(0 < number < 10 for number in numbers)
         assert torch.bincount(labels[found.samples]).tolist() == numbers
 
+    @pytest.mark.parametrize("n_errors", [0, 1])
+    def test_a_classifier_without_errors_takes_the_samples_nearest_to_its_boundary(self, n_errors):
+        """Without errors no class has a bin at zero; with one error its class alone has."""
+        features, labels = gaussians(400, dtype=torch.float64)
+        labels = (features[:, 0] > 1).long()
+        labels[features[:, 0].argmax()] -= n_errors
+        fitted = GradientAnchorUncertainty().fit(features, labels)
+        logits = torch.stack((torch.zeros(400), features[:, 0] - 1), dim=1).tolist()
+        ness = torch.tensor([oracle.near_boundary_ness(g, c) for g, c in zip(logits, labels.tolist(), strict=True)])
+        nearest = [np.histogram(ness[labels == c], bins="auto")[0][-1] for c in (0, 1)]
+        numbers = oracle.wanted(logits, labels.tolist(), 2) if n_errors else nearest
+        found = torch.bincount(labels[fitted.anchors(lambda x: x[:, 0] - 1).samples], minlength=2).tolist()
+        assert all(abs(n - number) <= min(10, number / 10) for n, number in zip(found, numbers, strict=True))
+        assert [n > 0 for n in found] == [True, not n_errors]
+        if not n_errors:
+            assert fitted.score(lambda x: x[:, 0] - 1) > 0
+
     def test_score_is_the_mean_over_the_anchors(self):
         features, labels = gaussians(100, n_classes=3, dtype=torch.float64)
         for measure in ("triangle", "entropy"):
@@ -317,8 +349,10 @@ class TestGradient:
             values = np.random.default_rng(seed).normal(0.5 * seed % 3, 1, 50 + seed)
             counts, edges = np.histogram(values, bins="auto")
             expected = [c for c, a, b in zip(counts, edges, edges[1:], strict=False) if a <= 0 < b]
-            assert _histogram_at_zero(values) == (expected[0] if expected else 0)
-        assert _histogram_at_zero(np.array([-2.0, -1.0])) == 0
+            nearest = counts[0] if values.min() > 0 else counts[-1]
+            assert _histogram_at_zero(values) == (expected[0] if expected else nearest)
+        assert _histogram_at_zero(np.array([-2.0, -1.0, -1.0])) == 2
+        assert _histogram_at_zero(np.array([1.0, 1.0, 1.0, 2.0])) == 3
         assert _histogram_at_zero(np.array([])) == 0
         assert _histogram_at_zero(np.zeros(7)) == 7
         assert _histogram_at_zero(np.array([-4.0, -3.0, -1.0, 0.0])) >= 1
