@@ -93,7 +93,7 @@ def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
 
 
 def level(record: RunRecord, verdict: RunVerdict) -> str:
-    """Boundary uncertainty of the kept check and its expected maximum, in words; "" if there is none."""
+    """Boundary uncertainty of the kept check, its expected maximum and agreeing pairs; "" if there is none."""
     check = record.check_at(verdict.kept)
     if check is None or not math.isfinite(check["boundary_uncertainty"]):
         return ""
@@ -101,7 +101,13 @@ def level(record: RunRecord, verdict: RunVerdict) -> str:
     details = record.details.get(check[record.axis])
     if details is None or not details.ceiling > 0:
         return f"{value}."
-    return f"{value} (expected maximum with as many samples near the boundary: {details.ceiling:.3f})."
+    value += f" (expected maximum with as many samples near the boundary: {details.ceiling:.3f})."
+    if details.agreeing_pairs < 1:
+        value += (
+            f" At {details.agreeing_pairs:.0%} of the perturbed samples the network's two likeliest classes are the"
+            " likely Bayes pair; elsewhere the local uncertainty is 0."
+        )
+    return value
 
 
 def shown_details(record: RunRecord, verdict: RunVerdict) -> tuple[int, Details] | None:

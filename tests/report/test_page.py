@@ -67,6 +67,7 @@ def test_what_a_finished_run_shows(tmp_path):
     assert "Stopped in epoch 59: expected accuracy did not improve in the last 20 checks." in said
     assert f"At epoch {kept}, boundary uncertainty is {record.checks[kept]['boundary_uncertainty']:.3f}" in said
     assert f"near the boundary: {record.details[kept].ceiling:.3f})" in said
+    assert "At 40% of the perturbed samples the network's two likeliest classes are the likely Bayes pair" in said
     assert f"Samples that trust doubts most, at epoch {kept}" in said
     assert "expected accuracy, this run's" in said
     for doubt in record.details[kept].doubtful:
