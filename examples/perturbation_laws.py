@@ -6,17 +6,17 @@ halves, network, batches, perturbation and noise. U is read at samples moved by 
 distance times a number uniform in [-1, 1]), `half` (half of `sphere`) and `none` (the samples themselves). With noise,
 so many of the training labels are drawn anew from all classes; the test half keeps its own.
 
-For each law: the epoch of the largest U and its test error, the same with a patience of 20 epochs, the rank correlation
-of U with test accuracy over the epochs, and how far U falls from its largest value to the last epoch. `agrees` is the
-share of moved samples at which the two likeliest classes of the network are the likely Bayes pair: elsewhere u is 0.
-`contradicted` is that share among the samples whose label is not in their likely Bayes pair; a network that learns such
-a label by heart has another pair. `as printed` is U without this test, as Eq. 36 stands in print.
+For each law: the epoch of the largest U and its test error, the same with a patience of 20 epochs, and the rank
+correlation with test accuracy over the epochs of U (`rank`), of its changes from epoch to epoch (`changes`) and of its
+means over 11 epochs (`trend`). `agrees` is the share of moved samples at which the two likeliest classes of the network
+are the likely Bayes pair: elsewhere u is 0. `contradicted` is that share among the samples whose label is not in their
+likely Bayes pair; a network that learns such a label by heart has another pair. `as printed` is U of `sphere` without
+this test, as Eq. 36 stands in print.
 
     python examples/perturbation_laws.py
 """
 
 import argparse
-import math
 from pathlib import Path
 
 import matplotlib
@@ -36,6 +36,7 @@ from matplotlib import pyplot as plt
 FOLDER = Path(__file__).parent
 LAWS = {"sphere": "tab:blue", "uniform": "tab:orange", "half": "tab:purple", "none": "black"}
 PATIENCE = 20  # epochs
+AROUND = 11  # epochs of a mean
 
 
 class Watched:
@@ -105,7 +106,9 @@ def choices(rows: pd.DataFrame) -> pd.DataFrame:
             u = one[f"U, {law}"].to_numpy()
             largest, early = int(u.argmax()), keep_by_patience(u.tolist(), PATIENCE)
             at = {"epoch": largest, "error": errors[largest], "early": early, "early error": errors[early]}
-            at |= {"rank": one[f"U, {law}"].corr(-one["test error"], method="spearman"), "fall": u[largest] - u[-1]}
+            both = one[[f"U, {law}", "test error"]] * [1, -1]
+            ways = {"rank": both, "changes": both.diff(), "trend": both.rolling(AROUND).mean()}
+            at |= {way: float(part.corr(method="spearman").iloc[0, 1]) for way, part in ways.items()}
             kept.append({"law": law} | common | at)
     return pd.DataFrame(kept)
 
@@ -126,6 +129,21 @@ def draw(rows: pd.DataFrame, path: Path) -> None:
             axis.set(title=f"{sign}{name}; noise {noise:g}", xlabel="epoch")
     figure.savefig(path, dpi=70)
     plt.close(figure)
+
+
+def report(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Tables of means over the seeds and the figure; what each law keeps of each training."""
+    kept = choices(rows)
+    of_laws = kept.drop(columns="seed").groupby(["noise", "law"], sort=False)
+    print(f"\nmeans over the seeds {rows['seed'].unique().tolist()}, then their standard errors")
+    print(of_laws.mean().round(4).to_string())
+    print(of_laws.sem().round(4).to_string())
+    last = rows["epoch"].max()
+    print(f"\nmeans at some epochs; {last} is the last one")
+    at = rows[rows["epoch"].isin([20, 60, last])].drop(columns="seed").groupby(["noise", "epoch"])
+    print(at.mean().T.round(3).to_string())
+    draw(rows, path)
+    return kept
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
@@ -149,17 +167,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
             rows = pd.concat(parts, ignore_index=True)
             rows.to_csv(options.rows, index=False)
             print(choices(parts[-1]).round(4).to_string(index=False), flush=True)
-    kept = choices(rows)
-    print(f"\nmeans over the seeds {options.seeds}, and their standard errors")
-    means = kept.drop(columns="seed").groupby(["noise", "law"], sort=False)
-    print(means.mean().round(4).to_string())
-    print((means.std() / math.sqrt(len(options.seeds))).round(4).to_string())
-    print("\nthe epoch of least test error and the last one, means over the seeds")
-    best = rows.loc[rows.groupby(["noise", "seed"])["test error"].idxmin()]
-    for name, part in (("best", best), ("last", rows[rows["epoch"] == options.max_epochs - 1])):
-        print(name + "\n" + part.drop(columns="seed").groupby("noise").mean().T.round(3).to_string())
-    draw(rows, options.plot)
-    return kept
+    return report(rows, options.plot)
 
 
 if __name__ == "__main__":
