@@ -179,6 +179,8 @@ def test_trust_curves_beat_no_score_at_all(load, tmp_path, capsys):
     curves = tables["curves"]
     assert len(curves) == 9
     right = 1 - curves["error"]
+    is_ahead = curves["suspicious", "trust score"] > curves["suspicious", "model confidence"]
+    assert curves["suspicious", "ahead"].tolist() == is_ahead.astype(int).tolist()  # of one run
     assert (curves["trustworthy", "trust score"] > right).all()
     assert (curves["suspicious", "trust score"] > curves["error"]).mean() > 0.7
     accuracy = tables["accuracy"]["accuracy"].tolist()
