@@ -41,7 +41,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     Args:
         measure: Local uncertainty, `"entropy"` (scaled to [0, 1]) as in the sources, or `"triangle"`.
         prior_correction: Divide posteriors by the shares of the classes, as both sources do (thesis, section 2.4.4; Ha
-            et al. 2021, section 4.4.4). With many classes and few samples of each False is better.
+            et al. 2021, section 4.4.4).
         max_anchors: Generate no more anchors than so many, >= 1.
         n_halvings: Bisections of a segment, >= 1.
         min_size: N_m, smaller clusters are left out, >= 1.
