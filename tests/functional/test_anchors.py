@@ -42,19 +42,14 @@ class TestClassUncertainty:
         assert (class_uncertainty(counts, torch.tensor([[0, 1]] * 3)) > 0).tolist() == [False, True, True]
 
     def test_priors_do_not_decide_which_classes_are_the_most_frequent(self):
-        """Three of a rare class are fewer than four of a common one, and the pair's own shares still count."""
-        counts, pair = torch.tensor([[4.0, 6.0, 3.0]]), torch.tensor([[0, 1]])
-        priors = torch.tensor([0.4, 0.59, 0.01])
-        share = 10 / (10 + 6 / 0.59)
-        value = class_uncertainty(counts, pair, priors=priors, measure="triangle")
-        torch.testing.assert_close(value, torch.tensor([2 * share]))
-        assert class_uncertainty(torch.tensor([[4.0, 6.0, 5.0]]), pair, priors=priors) == 0
+        counts, pairs = torch.tensor([[4.0, 6.0, 3.0], [4.0, 6.0, 5.0]]), torch.tensor([[0, 1]] * 2)
+        value = class_uncertainty(counts, pairs, priors=torch.tensor([0.4, 0.59, 0.01]))
+        torch.testing.assert_close(value, torch.tensor([2 * 10 / (10 + 6 / 0.59), 0]))
 
-    def test_two_classes_are_corrected_as_before_to_the_bit(self):
-        counts = torch.randint(0, 13, (500, 2), generator=torch.Generator().manual_seed(0)).double()
-        pair, priors = torch.tensor([[0, 1]]).expand(500, 2), torch.tensor([0.9, 0.1]).double()
-        corrected = counts / priors
-        assert torch.equal(class_uncertainty(counts, pair, priors=priors), class_uncertainty(corrected, pair))
+    def test_two_classes_are_corrected_to_the_bit_as_their_counts(self):
+        counts, pairs = made_up_counts(j=2)
+        priors = torch.tensor([0.9, 0.1]).double()
+        assert torch.equal(class_uncertainty(counts, pairs, priors=priors), class_uncertainty(counts / priors, pairs))
 
 
 def linear(weights, bias):
