@@ -80,12 +80,12 @@ def error(module: nn.Module, split: Split) -> float:
     return float((module(x).argmax(dim=1) != y).float().mean())
 
 
-def load(n_samples: int) -> tuple[Split, Split]:
+def load(n_samples: int, seed: int = 0) -> tuple[Split, Split]:
     """Training and test half, standardised on the training half."""
     table = pd.read_csv(FOLDER.parent / "benchmarks" / "data" / "letter.csv.gz", nrows=n_samples)
     labels = table.pop("label").to_numpy()
     x_train, x_test, y_train, y_test = train_test_split(
-        table.to_numpy(np.float32), labels, test_size=0.5, stratify=labels, random_state=0
+        table.to_numpy(np.float32), labels, test_size=0.5, stratify=labels, random_state=seed
     )
     mean, scale = x_train.mean(axis=0), x_train.std(axis=0)
     return (

@@ -89,6 +89,9 @@ def show(name: str, rows: pd.DataFrame) -> None:
     for column in ("U_tr 1", "U_te 1", "U_tr 0", "U_te 0"):
         pick = rows[column].idxmax()
         print(f"chosen by {column}: {pick} (L_te {rows['L_te'][pick]:.3f}, U {rows[column][pick]:.3f})")
+    of_training, of_test = rows.loc[rows["U_tr 1"].idxmax(), ["U_tr 1", "U_te 1"]]
+    apart = of_training / of_test - 1
+    print(f"at the gamma chosen by U_tr 1: U_tr {of_training:.3f}, U_te {of_test:.3f}, {apart:+.0%}")
     gap = gaps(rows)
     print("|U_tr - U_te| by the size of the moves")
     print(gap.round(3).to_string())

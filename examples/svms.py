@@ -52,9 +52,9 @@ def standardized(features: Tensor, *others: Tensor) -> list[Tensor]:
     return [(part - mean) / torch.where(spread == 0, 1.0, spread) for part in (features, *others)]
 
 
-def read(name: str, n_samples: int) -> tuple[Tensor, Tensor]:
+def read(name: str, n_samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Standardised features and labels, at most `n_samples`, chosen at random."""
-    features, labels = raw(name, n_samples)
+    features, labels = raw(name, n_samples, seed)
     return standardized(features)[0], labels
 
 

@@ -111,13 +111,18 @@ def curves_of_tables(n_samples: int, n_repeats: int, n_folds: int) -> dict[tuple
 
 
 def summary(results: dict[tuple[str, str], list[dict[str, Any]]]) -> pd.DataFrame:
-    """Area under both curves, precision at the percentile of the accuracy: means over the runs."""
+    """Means over the runs: area under both curves, precision at the percentile of the accuracy.
+
+    `ahead` is the number of runs in which the area by trust is larger than that by confidence.
+    """
     rows = []
     for (table, classifier), runs in results.items():
         row = {"table": table, "classifier": classifier, "error": np.mean([run["error"] for run in runs])}
         row["alpha"] = np.median([run["alpha"] for run in runs])
         for kind, label in enumerate(("trustworthy", "suspicious")):
-            row |= {(label, s): np.mean([run["curves"][s][kind].mean() for run in runs]) for s in SCORES}
+            areas = {s: np.array([run["curves"][s][kind].mean() for run in runs]) for s in SCORES}
+            row |= {(label, s): values.mean() for s, values in areas.items()}
+            row[label, "ahead"] = int((areas["trust score"] > areas["model confidence"]).sum())
         rows.append(row | {("detected", s): np.nanmean([run["detected"][s] for run in runs]) for s in SCORES})
     return pd.DataFrame(rows)
 
@@ -230,8 +235,12 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
     table = summary(results)
     pd.set_option("display.width", 200, "display.max_columns", 20)
     for label in ("trustworthy", "suspicious", "detected"):
-        shown = table[["table", "classifier", "error", "alpha", *((label, s) for s in SCORES)]]
-        print(f"\n{label}\n" + shown.rename(columns=lambda c: c[1] if isinstance(c, tuple) else c).round(3).to_string())
+        columns = [column for column in table if column[0] == label]
+        shown = table[["table", "classifier", "error", "alpha", *columns]]
+        print(
+            f"\n{label}, {n_repeats} runs (seeds 0 to {n_repeats - 1})\n"
+            + shown.rename(columns=lambda c: c[1] if isinstance(c, tuple) else c).round(3).to_string()
+        )
     plot_curves(options.plots / "trust_curves_trustworthy.png", results, 0)
     plot_curves(options.plots / "trust_curves_suspicious.png", results, 1)
 

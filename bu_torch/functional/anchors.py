@@ -68,24 +68,25 @@ def class_uncertainty(
     draws in Fig. 4.6 and calls Gini impurity (that would be the parabola 4 p (1 - p)).
 
     `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the classes on
-    the two sides, and `priors` (J,) the shares P(C_j) of the classes to divide posteriors by (section 2.4.4); a class
-    with share 0 must have no counts. The value is 0 if neither class of the pair has counts, NaN if its counts
-    are NaN.
+    the two sides, and `priors` (J,) the shares P(C_j) of the classes. They divide posteriors in the measure alone, as
+    section 2.4.4 says of Eq. 2.4: which class is more frequent is decided by the counts as they are. A class with share
+    0 must have no counts. The value is 0 if neither class of the pair has counts, NaN if its counts are NaN.
 
     Example:
         >>> counts = torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 2.0]])
         >>> class_uncertainty(counts, torch.tensor([[0, 1], [0, 1]]))
         tensor([0.5000, 0.0000])
     """
-    if priors is not None:
-        counts = counts / torch.where(priors == 0, torch.ones_like(priors), priors).to(counts)
+    other = counts.scatter(1, pairs, 0).amax(dim=1)
     of_pair = counts.gather(1, pairs)
-    fewer, total = of_pair.amin(dim=1), of_pair.sum(dim=1)
-    share = fewer / torch.where(total == 0, torch.ones_like(total), total)
+    is_beaten = other > of_pair.amin(dim=1)
+    if priors is not None:
+        of_pair = of_pair / torch.where(priors == 0, torch.ones_like(priors), priors).to(counts)[pairs]
+    total = of_pair.sum(dim=1)
+    share = of_pair.amin(dim=1) / torch.where(total == 0, torch.ones_like(total), total)
     entropy = (torch.special.entr(share) + torch.special.entr(1 - share)) / math.log(2)
     value = 2 * share if measure == "triangle" else entropy
-    other = counts.scatter(1, pairs, 0).amax(dim=1)
-    return torch.where(other > fewer, torch.zeros_like(value), value)
+    return torch.where(is_beaten, torch.zeros_like(value), value)
 
 
 def anchor_uncertainty(

@@ -30,8 +30,8 @@ class BisectionAnchorUncertainty(AnchorEstimator):
       mirrored pair of top classes A_ji, else those of any other class with i second (Algorithm 5), else, if that is
       empty too, all that are predicted differently. A pair of classes stops when a round brings it no new sample.
     - The sample nearest to an anchor is looked for among all samples, also those predicted as a third class.
-    - In Eq. 10 of the paper |P| is the number of samples in the clusters that are kept, so that the weights of a repeat
-      add up to 1; the mean over the repeats is that of Eq. 11.
+    - As in Eq. 2.7 the clusters of all repeats make one weighted mean; Eq. 10 and 11 of the paper average the means of
+      the repeats, but a repeat whose clusters are all too small has none.
     - A cluster's pair of classes are the two that most of its samples are predicted as; if one class is alone, the
       other is that which is most often their second. Corrected posteriors are renormalised over the pair.
 
@@ -41,7 +41,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     Args:
         measure: Local uncertainty, `"entropy"` (scaled to [0, 1]) as in the sources, or `"triangle"`.
         prior_correction: Divide posteriors by the shares of the classes, as both sources do (thesis, section 2.4.4; Ha
-            et al. 2021, section 4.4.4). With many classes and few samples of each False is better.
+            et al. 2021, section 4.4.4).
         max_anchors: Generate no more anchors than so many, >= 1.
         n_halvings: Bisections of a segment, >= 1.
         min_size: N_m, smaller clusters are left out, >= 1.
@@ -101,9 +101,6 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         clusters = divisive_clusters(points, self.max_size, self.n_repeats, self.seed)
         n_clusters = int(clusters.max()) + 1
         size = torch.bincount(clusters.flatten(), minlength=n_clusters)
-        repeat = torch.zeros_like(size).scatter_(
-            0, clusters.flatten(), torch.arange(self.n_repeats, device=size.device).repeat_interleave(len(samples))
-        )
 
         def count(classes: Tensor) -> Tensor:
             code = clusters * logits.shape[1] + classes[samples]
@@ -115,9 +112,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         priors = shares if self.prior_correction else None
         local = class_uncertainty(count(self.labels).double(), pairs, priors=priors, measure=self.measure)
         weight = torch.where(size >= self.min_size, size, 0).double()
-        kept = weight.new_zeros(self.n_repeats).index_add_(0, repeat, weight)
-        total = weight.new_zeros(self.n_repeats).index_add_(0, repeat, weight * local)
-        return (total / kept.clamp(min=1)).mean().clamp(max=1).to(logits.dtype)
+        return ((weight * local).sum() / weight.sum().clamp(min=1)).clamp(max=1).to(logits.dtype)
 
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
         """Anchors on the boundary of a classifier, and the sample nearest to each (Algorithms 2, 4 and 5).

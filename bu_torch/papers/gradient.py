@@ -41,6 +41,9 @@ class GradientAnchorUncertainty(AnchorEstimator):
       as it is. Samples whose gradient is 0 or not finite have no direction and get no anchor.
     - The number of anchors may be off by 10, as in the source, but by no more than a tenth: to a class that should have
       ten, none would do. If no step comes so near, the nearest is taken.
+    - The histogram of a class without errors has no bin at zero, so that the class wants no anchor. If no class wants
+      any, as with a classifier without errors, each takes the bin nearest to zero: the thesis gives the worst value
+      only if all samples are predicted alike.
     - The anchor is found by bisection (`bisect_segments`). Its `pairs` are the classes predicted on its two sides; as
       in the thesis the value does not depend on them, but on the two classes that most neighbours are labelled as. A
       classifier that exchanges classes is therefore not told from the right one.
@@ -130,10 +133,15 @@ class GradientAnchorUncertainty(AnchorEstimator):
         return logits, Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
 
     def _wanted(self, logits: Tensor) -> Tensor:
-        """Number of anchors of each class (J,): the histogram of near-boundary-ness at zero."""
+        """Number of anchors of each class (J,): the histogram of near-boundary-ness at zero, or nearest to it."""
         signed = near_boundary_ness(logits, self.labels).double().cpu().numpy()
         labels = self.labels.cpu().numpy()
-        counts = [_histogram_at_zero(signed[labels == c]) for c in range(int(labels.max()) + 1)]
+        of_classes = [signed[labels == c] for c in range(int(labels.max()) + 1)]
+        at_zero = [bool(len(values)) and values.min() <= 0 <= values.max() for values in of_classes]
+        counts = [
+            _histogram_at_zero(values) if is_at_zero or not any(at_zero) else 0
+            for values, is_at_zero in zip(of_classes, at_zero, strict=True)
+        ]
         return torch.tensor(counts, device=self.labels.device)
 
     def _direction(self, model: Callable[[Tensor], Any]) -> Tensor:
@@ -175,11 +183,11 @@ class GradientAnchorUncertainty(AnchorEstimator):
 
 
 def _histogram_at_zero(values: np.ndarray) -> int:
-    """Number of values in the bin that holds zero; 0 where zero is outside of all."""
-    if not len(values) or not values.min() <= 0 <= values.max():
+    """Number of values in the bin that holds zero, or if there is none in the one nearest to it; 0 of no values."""
+    if not len(values):
         return 0
     counts, edges = np.histogram(values, bins="auto")
-    return int(counts[min(int(np.searchsorted(edges, 0, side="right")), len(counts)) - 1])
+    return int(counts[np.clip(np.searchsorted(edges, 0, side="right"), 1, len(counts)) - 1])
 
 
 def _gap_gradient(model: Callable[[Tensor], Any], batch: Tensor) -> Tensor:

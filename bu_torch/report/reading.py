@@ -251,6 +251,7 @@ def _read_check(entry: dict[str, Any], record: RunRecord) -> None:
     histograms = _checked(entry["histograms"], dict, "histograms")
     record.details[_integer(entry[record.axis])] = Details(
         ceiling=_number(entry.get("ceiling")),
+        agreeing_pairs=_number(entry.get("agreeing_pairs")),
         pairs=[_pair(*pair) for pair in _checked(entry["pairs"], list, "pairs of classes")],
         n_pairs_left_out=_integer(entry.get("n_pairs_left_out", 0)),
         doubtful=[

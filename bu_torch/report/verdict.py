@@ -99,7 +99,7 @@ def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
 
 
 def level(record: RunRecord, verdict: RunVerdict) -> str:
-    """Boundary uncertainty of the kept check and its expected maximum, in words; "" if there is none."""
+    """Boundary uncertainty of the kept check, its expected maximum and agreeing pairs; "" if there is none."""
     check = record.check_at(verdict.kept)
     if check is None or not math.isfinite(check["boundary_uncertainty"]):
         return ""
@@ -108,8 +108,11 @@ def level(record: RunRecord, verdict: RunVerdict) -> str:
     if details is None or not details.ceiling > 0:
         return value
     value += f" Its expected maximum at this number of samples is {details.ceiling:.3f}; chance may exceed it."
-    if any(pair.second > 1 for pair in details.pairs):
-        value += " Samples count as 0 if the network's two most likely classes are not those of their neighbours."
+    if details.agreeing_pairs < 1:
+        value += (
+            f" Where the network's two most likely classes are not those of the labels nearby, it is 0: they agree at"
+            f" {details.agreeing_pairs:.0%} of the perturbed samples."
+        )
     return value
 
 

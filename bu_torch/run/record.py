@@ -120,6 +120,7 @@ def check_line(entry: Mapping[str, Any], details: Details, rows: Tensor) -> dict
         "epoch": entry["epoch"],
         "step": entry.get("step"),
         "ceiling": details.ceiling,
+        "agreeing_pairs": details.agreeing_pairs,
         "pairs": details.pairs,
         "n_pairs_left_out": details.n_pairs_left_out,
         "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.boundary import uncertainty_ceiling
-from bu_torch.functional.pairs import sum_by_pair
-from bu_torch.functional.weights import cluster_sizes
+from bu_torch.functional.pairs import sum_by_pair, top_pairs
+from bu_torch.functional.weights import cluster_sizes, mean_of
 from bu_torch.signals.catalogue import Reading
 
 _MOST_PAIRS = 400  # those with most samples near their boundary
@@ -46,6 +46,8 @@ class Details(NamedTuple):
     Attributes:
         ceiling: Expected maximum of U: its mean if both classes are equally likely, with as many effective
             neighbours as now (`bu_torch.functional.boundary.uncertainty_ceiling`).
+        agreeing_pairs: Share of the perturbed samples at which the network's two likeliest classes are the likely Bayes
+            pair. Elsewhere u is 0.
         pairs: Pairs of classes, those with most samples near their boundary first, at most 400.
         n_pairs_left_out: Number of further pairs.
         near_boundary: |F| / h at the perturbed samples: how many kernel widths from the boundary, 0 on it.
@@ -56,6 +58,7 @@ class Details(NamedTuple):
     """
 
     ceiling: float
+    agreeing_pairs: float
     pairs: list[Pair]
     n_pairs_left_out: int
     near_boundary: Histogram
@@ -74,6 +77,7 @@ def describe(reading: Reading, *, label_trust: Tensor, nearest_class: Tensor, n_
     columns = (reading.pairs[shown], shares[shown], weights[shown], values[shown])
     return Details(
         ceiling=float(ceiling),
+        agreeing_pairs=float(_agreeing_pairs(reading)),
         pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*(column.tolist() for column in columns), strict=True)],
         n_pairs_left_out=len(reading.pairs) - len(shown),
         near_boundary=_histogram(distance, 0.0, 5.0, 25),
@@ -103,6 +107,13 @@ def _by_pair(reading: Reading) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         reachable = of_pair / torch.where(is_separable, torch.ones_like(part.weights), part.weights)
         ceilings.append((torch.where(is_separable, torch.ones_like(reachable), reachable) * part.shares).sum())
     return weights, values, shares, torch.stack(ceilings).mean()
+
+
+def _agreeing_pairs(reading: Reading) -> Tensor:
+    """Share of the perturbed samples whose top pair of classes is their likely Bayes pair, mean over the draws."""
+    likely = reading.pairs[reading.pair_index].repeat(len(reading.terms), 1)
+    agrees = (top_pairs(reading.logits) == likely).all(dim=1)
+    return mean_of(reading.by_sample(agrees.double()), reading.weights)
 
 
 def _doubtful(reading: Reading, label_trust: Tensor, nearest_class: Tensor, n_doubtful: int) -> list[Doubtful]:

@@ -76,6 +76,7 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
         assert sum(check["histograms"]["near_boundary"]["counts"]) == 240
         assert len(check["doubtful"]) == 50
         assert 0 < check["ceiling"] < 1
+        assert 0 < check["agreeing_pairs"] <= 1
     assert end["kind"] == "end"
     assert end["kept_epoch"] == stopping.best_epoch
     assert end["best_model_path"] == stopping.best_model_path

@@ -67,6 +67,18 @@ def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, caps
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_perturbation_laws_are_compared_by_seed(load, tmp_path, capsys):
+    example = load("perturbation_laws")
+    kept = example.main(["--smoke", "--plot", str(tmp_path / "figure.png"), "--rows", str(tmp_path / "rows.csv")])
+    assert (kept["best"] <= kept[["error", "early error", "last"]].min(axis=1)).all()
+    assert "means over the seeds [0, 1]" in capsys.readouterr().out
+    training, _ = example.load(1300)
+    values = example.Watched(training, 0).measure(module := example.LetterMLP())
+    expected = example.BoundaryUncertainty().fit(*training).score(module)
+    assert values["U, sphere"] == pytest.approx(float(expected), abs=1e-6)
+    assert values["U, sphere"] <= values["as printed"]
+
+
 def test_letter_mlp_keeps_by_patience_as_the_callback_would(load):
     keep = load("letter_mlp").keep_by_patience
     assert keep([0.1, 0.3, 0.2, 0.3, 0.25, 0.9], 3) == 1
@@ -162,6 +174,8 @@ def test_trust_curves_beat_no_score_at_all(load, tmp_path, capsys):
     curves = tables["curves"]
     assert len(curves) == 9
     right = 1 - curves["error"]
+    is_ahead = curves["suspicious", "trust score"] > curves["suspicious", "model confidence"]
+    assert curves["suspicious", "ahead"].tolist() == is_ahead.astype(int).tolist()  # of one run
     assert (curves["trustworthy", "trust score"] > right).all()
     assert (curves["suspicious", "trust score"] > curves["error"]).mean() > 0.7
     accuracy = tables["accuracy"]["accuracy"].tolist()

@@ -62,16 +62,12 @@ def measured(p, measure):
 
 
 def class_uncertainty(counts, pair, measure, priors=None):
-    """Section 2.3.5 with the correction of 2.4.4; a class as frequent as the pair's does not break the pair."""
-    total = sum(counts)
-    if total == 0:
-        return 0.0
-    posterior = [c / total / (priors[k] if priors is not None and c else 1) for k, c in enumerate(counts)]
+    """Section 2.3.5, and 2.4.4 in Eq. 2.4 alone; a class as frequent as the pair's does not break the pair."""
     i, j = pair
-    others = [p for k, p in enumerate(posterior) if k not in (i, j)]
-    if posterior[i] + posterior[j] == 0 or any(p > min(posterior[i], posterior[j]) for p in others):
+    if counts[i] + counts[j] == 0 or any(c > min(counts[i], counts[j]) for k, c in enumerate(counts) if k not in pair):
         return 0.0
-    return measured(posterior[i] / (posterior[i] + posterior[j]), measure)
+    p, q = (counts[k] / (priors[k] if priors is not None and counts[k] else 1) for k in pair)
+    return measured(p / (p + q), measure)
 
 
 def near_boundary_ness(g, label):
@@ -130,19 +126,16 @@ def bisect(discriminants, a, b, n_halvings=60):
 
 
 def cluster_mean(clusters, labels, first, second, n_classes, measure, min_size=8, priors=None):
-    """Eq. 10 and 11 of Ha et al. (2021): clusters is a list of repeats, each a list of lists of samples."""
-    values = []
-    for repeat in clusters:
-        kept = [c for c in repeat if len(c) >= min_size]
-        total = 0.0
-        for c in kept:
-            votes = [sum(first[n] == k for n in c) for k in range(n_classes)]
-            seconds = [sum(second[n] == k for n in c) for k in range(n_classes)]
-            pair = sorted(range(n_classes), key=lambda k: (-votes[k], -seconds[k], k))[:2]
-            counts = [sum(labels[n] == k for n in c) for k in range(n_classes)]
-            total += len(c) * class_uncertainty(counts, pair, measure, priors)
-        values.append(total / max(1, sum(len(c) for c in kept)))
-    return sum(values) / len(values)
+    """Eq. 2.7 over the clusters of all repeats: a list of repeats, each a list of lists of samples."""
+    kept = [c for repeat in clusters for c in repeat if len(c) >= min_size]
+    total = 0.0
+    for c in kept:
+        votes = [sum(first[n] == k for n in c) for k in range(n_classes)]
+        seconds = [sum(second[n] == k for n in c) for k in range(n_classes)]
+        pair = sorted(range(n_classes), key=lambda k: (-votes[k], -seconds[k], k))[:2]
+        counts = [sum(labels[n] == k for n in c) for k in range(n_classes)]
+        total += len(c) * class_uncertainty(counts, pair, measure, priors)
+    return total / sum(len(c) for c in kept)
 
 
 def wanted(logits, labels, n_classes):

@@ -139,8 +139,9 @@ def test_what_does_not_fit_is_named(estimator, make, message):
 
 
 class TestBisection:
-    def test_agrees_with_the_thesis_over_the_same_clusters(self):
-        features, labels = gaussians(500, n_classes=3, dtype=torch.float64)
+    @pytest.mark.parametrize("n", [500, 60])
+    def test_agrees_with_the_thesis_over_the_same_clusters(self, n):
+        features, labels = gaussians(n, n_classes=3, dtype=torch.float64)
         logits = bayes(features)
         first, second = logits.topk(2, dim=1).indices.T.tolist()
         samples = BisectionAnchorUncertainty().fit(features, labels).anchors(bayes).samples.unique()
@@ -150,7 +151,8 @@ class TestBisection:
             [samples[row == c].tolist() for c in row.unique()]
             for row in divisive_clusters(standardized, 12, 10, seed=0)
         ]
-        priors = (torch.bincount(labels) / 500).tolist()
+        assert (min(max(len(c) for c in repeat) for repeat in repeats) < 8) == (n == 60)  # one without a large cluster
+        priors = (torch.bincount(labels) / n).tolist()
         for measure in ("entropy", "triangle"):
             for correction in (False, True):
                 fitted = BisectionAnchorUncertainty(measure, correction).fit(features, labels)
@@ -264,6 +266,19 @@ class TestGradient:
         assert all(0 < number < 10 for number in numbers)
         assert torch.bincount(labels[found.samples]).tolist() == numbers
 
+    def test_a_classifier_without_errors_takes_the_bins_nearest_to_its_boundary(self):
+        """With one error its class alone has a bin at zero."""
+        features, _ = gaussians(dtype=torch.float64)
+        labels = (features[:, 0] > 1).long()
+        numbers = [np.histogram((1 - features[:, 0]).abs()[labels == c], bins="auto")[0][0] for c in (0, 1)]
+        fitted = GradientAnchorUncertainty().fit(features, labels)
+        found = torch.bincount(labels[fitted.anchors(lambda x: x[:, 0] - 1).samples]).tolist()
+        assert all(abs(n - number) <= number / 10 for n, number in zip(found, numbers, strict=True))
+        assert fitted.score(lambda x: x[:, 0] - 1) > 0
+        labels[features[:, 0].argmax()] = 0
+        samples = GradientAnchorUncertainty().fit(features, labels).anchors(lambda x: x[:, 0] - 1).samples
+        assert labels[samples].unique().tolist() == [0]
+
     def test_score_is_the_mean_over_the_anchors(self):
         features, labels = gaussians(100, n_classes=3, dtype=torch.float64)
         for measure in ("triangle", "entropy"):
@@ -282,16 +297,6 @@ class TestGradient:
         assert len(found.points) > 10
         assert (found.points[:, 2] == torch.tensor(0.1)).all()
 
-    def test_no_sample_that_crosses_the_boundary_gives_the_worst_value(self):
-        features, labels = gaussians(400)
-        fitted = GradientAnchorUncertainty().fit(features, labels)
-
-        def model(x):
-            return torch.where(x[:, 0] > 1, 1.0, -1.0) + 0 * x[:, 0]
-
-        assert fitted.anchors(model).points.shape == (0, 2)
-        assert fitted.score(model) == 0
-
     def test_flat_and_infinite_gradients_give_no_anchor(self):
         features, labels = gaussians(400)
 
@@ -306,7 +311,7 @@ class TestGradient:
         features = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).repeat(30, 1)
         fitted = GradientAnchorUncertainty().fit(features, torch.arange(60) % 2)
         model = lambda x: torch.where(x[:, 0] > 0.5, 1 + x[:, 1] ** 2, -1 - x[:, 1] ** 2)  # noqa: E731
-        assert len(fitted.anchors(model).samples) == 0
+        assert fitted.anchors(model).points.shape == (0, 2)
         assert fitted.score(model) == 0
 
     def test_histogram_at_zero(self):
@@ -314,8 +319,10 @@ class TestGradient:
             values = np.random.default_rng(seed).normal(0.5 * seed % 3, 1, 50 + seed)
             counts, edges = np.histogram(values, bins="auto")
             expected = [c for c, a, b in zip(counts, edges, edges[1:], strict=False) if a <= 0 < b]
-            assert _histogram_at_zero(values) == (expected[0] if expected else 0)
-        assert _histogram_at_zero(np.array([-2.0, -1.0])) == 0
+            nearest = counts[0] if values.min() > 0 else counts[-1]
+            assert _histogram_at_zero(values) == (expected[0] if expected else nearest)
+        assert _histogram_at_zero(np.array([-2.0, -1.0, -1.0])) == 2
+        assert _histogram_at_zero(np.array([1.0, 1.0, 1.0, 2.0])) == 3
         assert _histogram_at_zero(np.array([])) == 0
         assert _histogram_at_zero(np.zeros(7)) == 7
         assert _histogram_at_zero(np.array([-4.0, -3.0, -1.0, 0.0])) >= 1

@@ -236,7 +236,9 @@ class TestLongRun:
         for drawing in shown.drawings:
             if drawing["name"] in ("deciding", "scores", "agreement", "cost"):
                 for trace in drawing["data"]:
-                    if trace["name"] not in ("its expected maximum", "kept", "largest") and not trace["name"].startswith("rule"):
+                    if trace["name"] not in ("its expected maximum", "kept", "largest") and not trace[
+                        "name"
+                    ].startswith("rule"):
                         assert len(trace["x"]) <= 12
                         assert {record.end.kept_epoch, 56} <= set(trace["x"])
         assert "one of every 6 checks" in shown.main

@@ -129,6 +129,10 @@ class TestDetails:
             expected += share * float((counted * best)[here].sum() / counted[here].sum())
         details = signals.measure(logits).details(5)
         assert details.ceiling == pytest.approx(expected, rel=1e-5)
+        top = logits.topk(2, dim=1).indices.sort(dim=1).values
+        agrees = [float(w) for w, own, likely in zip(boundary.weights, top, pairs, strict=True) if own.equal(likely)]
+        assert 0 < len(agrees) < 120
+        assert details.agreeing_pairs == pytest.approx(sum(agrees) / 120)
         assert sum(pair.share for pair in details.pairs) == pytest.approx(1)
 
     def test_a_cluster_of_equal_weights_has_the_ceiling_of_its_members(self):
