@@ -11,7 +11,7 @@ import pandas as pd
 RESULTS = Path(__file__).parent / "results"
 KINDS = {"tables": ["quality", "quality-unseen", "quality-keel"], "images": ["images"], "texts": ["text"]}
 RULES = {
-    "default": "default",
+    "default": "bu-torch",
     "hold-out accuracy": "hold-out",
     "last epoch, average": "last epoch, averaged",
     "last epoch": "last epoch",
