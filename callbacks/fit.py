@@ -23,6 +23,7 @@ from bu_torch.callbacks.weights_after_check import WeightsAfterCheck
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
+from bu_torch.samples.batches import Keys
 from bu_torch.samples.reading import seeded
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Fit:
         self._schedule = Schedule(callback.every_n_epochs, callback.every_n_train_steps)
         self._network = NetworkReader(callback.perturbation, callback.output_key)
         self._samples = CheckSamples(callback, self.tracker, self._network, self._schedule)
-        self._watch = Watch(self._network, callback.input_key, callback.label_key)
+        self._watch = Watch(self._network, Keys(callback.input_key, callback.label_key))
         self._board = Board()
         self.after_check = WeightsAfterCheck()
         self.has_checked = False

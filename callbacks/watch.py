@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bu_torch.callbacks.averages import SHARDED
 from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer
 from bu_torch.callbacks.network import CHANGE_INPUTS, SEVERAL_TENSORS, NetworkReader
-from bu_torch.samples.batches import InputKey, Keys, split_batch
+from bu_torch.samples.batches import Keys, split_batch
 from bu_torch.samples.samples import UnreadableError, packed
 
 _MOST_BATCHES = 5  # until the network has been called
@@ -39,8 +39,8 @@ _Call = dict[str | int, Tensor]
 class Watch:
     """Compares what the network gets in training with what a check gives it."""
 
-    def __init__(self, network: NetworkReader, input_key: InputKey, label_key: str | int | None) -> None:
-        self._network, self._input_key, self._label_key = network, input_key, label_key
+    def __init__(self, network: NetworkReader, keys: Keys) -> None:
+        self._network, self._keys = network, keys
         self._witness: Witness | None = None
         self._n_batches = 0
 
@@ -51,7 +51,7 @@ class Watch:
         self._witness = witness = Witness(pl_module)  # in each process: all decide together
         # A batch that cannot be taken apart could not be read as a sample either.
         with contextlib.suppress(UnreadableError, TypeError, MisconfigurationException):
-            inputs, labels = split_batch(batch, Keys(self._input_key, self._label_key, pl_module))
+            inputs, labels = split_batch(batch, self._keys._replace(network=pl_module))
             several = packed(inputs)
             witness.rehearse(lambda: self._network.read(trainer, pl_module, pl_module, *several, is_whole=True), labels)
             witness.watch()

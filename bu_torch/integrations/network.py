@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from bu_torch.internal.network import read_logits
-from bu_torch.internal.packing import packed_model
+from bu_torch.internal.network import packed_model, read_logits
 from bu_torch.run import messages
 from bu_torch.run.budget import count_operations
 from bu_torch.run.groundwork import Groundwork

@@ -39,7 +39,7 @@ def as_features(
     if is_kept and features.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch computes little with these
         features = features.long()
     if features.dtype not in (torch.float32, torch.float64) and not is_kept:
-        features = features.to(torch.float64 if _exceeds_float32(features) else torch.float32)
+        features = features.to(torch.float64 if exceeds_float32(features) else torch.float32)
     features = features.detach()
     if not is_finite(features):
         n_bad = int((~features.isfinite().flatten(1).all(dim=1)).sum())
@@ -207,7 +207,8 @@ def _as_written(value: float) -> str:
     return f"{value:.6g}" if isinstance(value, float) and abs(value) > _EXACT_DOUBLE else f"{int(value)}"
 
 
-def _exceeds_float32(features: Tensor) -> bool:
+def exceeds_float32(features: Tensor) -> bool:
+    """Return True if float32 does not tell some of these integers apart."""
     if features.dtype not in (torch.int32, torch.int64, torch.uint32, torch.uint64):
         return False
     return bool((features.double().abs() > _EXACT_INTEGER).any())

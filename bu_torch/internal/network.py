@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bu_torch.functional.checks import as_logits
-from bu_torch.internal.packing import PackedNetwork
+from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.traces import evaluation_mode
 
 _BATCH = 4096
@@ -145,3 +145,28 @@ def device_of(model: object, inputs: Tensor | InBatches) -> torch.device:
     if isinstance(model, nn.Module):
         return next((p.device for p in model.parameters()), inputs.device)
     return inputs.device
+
+
+class PackedNetwork(nn.Module):
+    """A network that takes the packed tensor, and calls another as training does.
+
+    Args:
+        network: The network in training.
+        packing: Says what the tensor holds.
+    """
+
+    def __init__(self, network: nn.Module, packing: Packing) -> None:
+        super().__init__()
+        self.network, self.packing = network, packing
+
+    def forward(self, packed: Tensor) -> Any:
+        return call(self.network, self.packing.unpack(packed, dtype_of(self.network, torch.empty(0))))
+
+
+def packed_model(model: Any, packing: Packing | None) -> Any:
+    """The model as it takes packed inputs; itself without a packing."""
+    if packing is None:
+        return model
+    if isinstance(model, nn.Module):
+        return PackedNetwork(model, packing)
+    return lambda packed: call(model, packing.unpack(packed))

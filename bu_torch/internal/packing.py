@@ -1,4 +1,4 @@
-"""Several tensors a sample, such as token ids and their mask, packed into one tensor, and a network that takes them.
+"""Several tensors a sample, such as token ids and their mask, packed into one tensor, and how a model takes them.
 
 All that chooses, moves, compares and keeps samples works on one tensor; the network gets its own again.
 """
@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils import _pytree as pytree
 
-from bu_torch.internal.inputs import as_tensor
+from bu_torch.internal.inputs import as_tensor, exceeds_float32
 
 _LENGTH = 2  # dimensions of a row of indices
 _IMAGE = 4
-_EXACT = 2**24  # up to here float32 has all integers
 
 Form = Literal["rows", "channels", "columns"]
 
@@ -102,6 +101,11 @@ class Packing:
         return [shape for shape, dtype in zip(self.shapes, self.dtypes, strict=True) if dtype is None]
 
     @property
+    def n_numbers(self) -> int:
+        """Columns that hold numbers: the first."""
+        return sum(shape.numel() for shape in self.shapes_of_numbers)
+
+    @property
     def n_rows_of_indices(self) -> int:
         """Rows of equal length that the indices form, such as ids and their mask; 1 for indices of any other shape."""
         lengths = [shape.numel() for shape, dtype in zip(self.shapes, self.dtypes, strict=True) if dtype is not None]
@@ -121,32 +125,6 @@ class Packing:
     def _order(self) -> list[int]:
         """Places of the tensors in the order of the columns."""
         return sorted(range(len(self.dtypes)), key=lambda k: self.dtypes[k] is not None)
-
-
-class PackedNetwork(nn.Module):
-    """A network that takes the packed tensor, and calls another as training does.
-
-    Args:
-        network: The network in training.
-        packing: Says what the tensor holds.
-    """
-
-    def __init__(self, network: nn.Module, packing: Packing) -> None:
-        super().__init__()
-        self.network, self.packing = network, packing
-
-    def forward(self, packed: Tensor) -> Any:
-        floats = (parameter.dtype for parameter in self.network.parameters() if parameter.is_floating_point())
-        return call(self.network, self.packing.unpack(packed, next(floats, None)))
-
-
-def packed_model(model: Any, packing: Packing | None) -> Any:
-    """The model as it takes packed inputs; itself without a packing."""
-    if packing is None:
-        return model
-    if isinstance(model, nn.Module):
-        return PackedNetwork(model, packing)
-    return lambda packed: call(model, packing.unpack(packed))
 
 
 def as_tree(value: Any) -> Any:
@@ -212,29 +190,28 @@ def call(model: Callable[..., Any], tree: Any, of: Any = None) -> Any:
     return model(tree)
 
 
-def of_one_length(trees: list[Any]) -> list[Any]:
+def of_one_length(columns: list[list[Tensor]]) -> list[list[Tensor]]:
     """Pad rows of indices to the longest, if each batch is padded to its own; needs a mask, which leaves padding out.
 
-    Ids are padded with what the batches have behind their mask, all else with 0, on the side where the batches do.
+    A column holds one tensor of all batches. Ids are padded with what the batches have behind their mask, all else with
+    0, on the side where the batches do.
     """
-    spec = pytree.tree_structure(trees[0])
-    if any(pytree.tree_structure(tree) != spec for tree in trees):
-        return trees
-    columns: list[list[Tensor]] = list(map(list, zip(*map(pytree.tree_leaves, trees), strict=True)))
     if all(tensor.shape[1:] == column[0].shape[1:] for column in columns for tensor in column):
-        return trees
-    rows = [k for k, column in enumerate(columns) if all(_is_row(tensor) for tensor in column)]
-    mask_place = next((k for k in rows if len(rows) > 1 and all(map(_is_mask, columns[k]))), None)
-    if mask_place is None:
-        return trees
-    masks = columns[mask_place]
+        return columns
+    rows = [column for column in columns if all(map(_is_row, column))]
+    masks = next((column for column in rows if len(rows) > 1 and all(map(_is_mask, column))), None)
+    if masks is None:
+        return columns
     longest = max(mask.shape[1] for mask in masks)
     is_left = any(bool((mask[:, 0] == 0).any()) for mask in masks)
-    for k in rows:
-        if all(tensor.shape == mask.shape for tensor, mask in zip(columns[k], masks, strict=True)):
-            value = _padding_of(columns[k], masks)
-            columns[k] = [_lengthened(tensor, longest, value, is_left) for tensor in columns[k]]
-    return [pytree.tree_unflatten(list(batch), spec) for batch in zip(*columns, strict=True)]
+
+    def lengthened(column: list[Tensor]) -> list[Tensor]:
+        if not all(tensor.shape == mask.shape for tensor, mask in zip(column, masks, strict=True)):
+            return column
+        value = _padding_of(column, masks)
+        return [_lengthened(tensor, longest, value, is_left) for tensor in column]
+
+    return [lengthened(column) if any(column is row for row in rows) else column for column in columns]
 
 
 def _lengthened(row: Tensor, length: int, value: float, is_left: bool) -> Tensor:
@@ -268,8 +245,5 @@ def _is_mask(tensor: Tensor) -> bool:
 
 def _dtype_of_columns(tensors: list[Tensor]) -> torch.dtype:
     """Type that holds all values: float64 for float64 and for large integers, float32 for all else."""
-    are_large = (
-        bool((tensor.abs() > _EXACT).any()) for tensor in tensors if tensor.dtype in (torch.int32, torch.int64)
-    )
-    is_double = any(tensor.dtype == torch.float64 for tensor in tensors) or any(are_large)
+    is_double = any(tensor.dtype == torch.float64 or exceeds_float32(tensor) for tensor in tensors)
     return torch.float64 if is_double else torch.float32

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.packing import packed_model
+from bu_torch.internal.network import packed_model
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.run import messages, user_cache
 from bu_torch.run.budget import Plan, plan
@@ -94,8 +94,7 @@ class Groundwork:
 
         If checks were made before (`has_resumed`), the space of neighbours stays. Features of `module`, as it is before
         training, may be that space. `class_weight` holds if the settings have none. `tell` takes a line on how long it
-        will take, if that is long. Errors are those of `Signals.fit`
-        and `Signals.load`.
+        will take, if that is long. Errors are those of `Signals.fit` and `Signals.load`.
         """
         if line := messages.ignored(samples.n_ignored):
             warn(line)

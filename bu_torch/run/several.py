@@ -40,8 +40,7 @@ def settings_for(settings: _Settings, packing: Packing | None) -> _Settings:
     elif perturbation is None and packing.form == "rows":
         perturbation = "tokens"
     elif perturbation is None and packing.has_indices:
-        n_numbers = sum(shape.numel() for shape in packing.shapes_of_numbers)
-        perturbation = MixedMove(n_numbers, packing.n_rows_of_indices)
+        perturbation = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
     elif perturbation is None and not packing.is_table:
         perturbation = "neighbors"
     if callable(extractor):

@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_floats, check_integer
-from bu_torch.internal.network import device_of, read_logits
-from bu_torch.internal.packing import packed_model
+from bu_torch.internal.network import device_of, packed_model, read_logits
 from bu_torch.internal.printing import say
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run import messages, user_cache

@@ -115,15 +115,16 @@ def concatenate(
             break
     if not read:
         raise UnreadableError(NO_SAMPLE)
-    return _joined(of_one_length(read), all_labels)
+    return _joined(read, all_labels)
 
 
 def _joined(read: list[Any], all_labels: list[Tensor]) -> tuple[Any, Tensor]:
     spec = pytree.tree_structure(read[0])
     if any(pytree.tree_structure(tree) != spec for tree in read):
         raise UnreadableError("all batches must have the same inputs, got others in some.")
-    joined = [*map(list, zip(*map(pytree.tree_leaves, read), strict=True)), all_labels]
+    columns = list(map(list, zip(*map(pytree.tree_leaves, read), strict=True)))
     read.clear()
+    joined = [*of_one_length(columns), all_labels]
     for tensors in joined:
         shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
         if len(shapes) > 1:
@@ -202,30 +203,35 @@ def _entries_of_dict(batch: Mapping[Any, Any], keys: Keys) -> tuple[Any, Any]:
             f"batches are dicts with the keys {has}: name inputs and labels with `input_key=`, which may be a list, and"
             " `label_key=`."
         )
-    several = list(input_key) if isinstance(input_key, list | tuple) else None
-    for name, key in (*(("input_key", key) for key in several or [input_key]), ("label_key", label_key)):
+    for name, key in _named(input_key, label_key):
         if key not in batch:
             raise UnreadableError(f"`{name}={key!r}` is not among the keys of a batch: {has}.")
-    return batch[input_key] if several is None else {key: batch[key] for key in several}, batch[label_key]
+    inputs = {key: batch[key] for key in input_key} if isinstance(input_key, list | tuple) else batch[input_key]
+    return inputs, batch[label_key]
 
 
 def _entries_of_tuple(batch: Sequence[Any], keys: Keys) -> tuple[Any, Any]:
     input_key, label_key, network = keys
     if (input_key is None) != (label_key is None):
         raise UnreadableError("`input_key=` and `label_key=` go together, got one of them.")
-    several = list(input_key) if isinstance(input_key, list | tuple) else None
-    places = several or [input_key]
-    if isinstance(label_key, int) and all(isinstance(place, int) for place in places):
-        for name, place in (*(("input_key", place) for place in places), ("label_key", label_key)):
+    named = _named(input_key, label_key)
+    if all(isinstance(place, int) for _, place in named):
+        for name, place in named:
             if place not in range(-len(batch), len(batch)):
                 raise UnreadableError(f"`{name}={place}` is not a place in a batch of {len(batch)}.")
-        inputs = tuple(batch[place] for place in places)
-        return inputs if several else inputs[0], batch[label_key]
+        *inputs, labels = (batch[place] for _, place in named)
+        return tuple(inputs) if isinstance(input_key, list | tuple) else inputs[0], labels
     if len(batch) == _PAIR:
         return batch[0], batch[1]
     if len(batch) > _PAIR and network is not None and _ends_with_labels(batch, network):
         return tuple(batch[:-1]), batch[-1]
     raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__} of {len(batch)}.")
+
+
+def _named(input_key: Any, label_key: Any) -> list[tuple[str, Any]]:
+    """Each key, or place, after the name of its argument."""
+    several = input_key if isinstance(input_key, list | tuple) else [input_key]
+    return [*(("input_key", key) for key in several), ("label_key", label_key)]
 
 
 def _ends_with_labels(batch: Sequence[Any], network: Any) -> bool:

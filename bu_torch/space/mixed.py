@@ -27,7 +27,6 @@ class MixedFeatures:
 
     def __init__(self, packing: Packing) -> None:
         self.packing = packing
-        self._shapes = packing.shapes_of_numbers
         self._texts: TokenFeatures | None = None
         self._categories: list[Tensor] = []
 
@@ -58,9 +57,10 @@ class MixedFeatures:
 
     def _parts(self, inputs: Tensor) -> list[Tensor]:
         """Features of all numbers, and then of each place or of the text."""
-        columns = inputs[:, : self._n_numbers].split([shape.numel() for shape in self._shapes], dim=1)
+        shapes = self.packing.shapes_of_numbers
+        columns = inputs[:, : self.packing.n_numbers].split([shape.numel() for shape in shapes], dim=1)
         numbers = [inputs[:, :0]]
-        for part, shape in zip(columns, self._shapes, strict=True):
+        for part, shape in zip(columns, shapes, strict=True):
             is_image = len(shape) == _IMAGE
             numbers.append(pooled(part.reshape(len(part), *shape)).flatten(1) if is_image else part)
         rows = self._rows(inputs)
@@ -70,11 +70,7 @@ class MixedFeatures:
         known = zip(rows.T, self._categories, strict=True)
         return parts + [(column.unsqueeze(1) == categories).to(inputs.dtype) for column, categories in known]
 
-    @property
-    def _n_numbers(self) -> int:
-        return sum(shape.numel() for shape in self._shapes)
-
     def _rows(self, inputs: Tensor) -> Tensor:
         """Indices, of rows of equal length the first alone: ids, and not their mask."""
-        indices = inputs[:, self._n_numbers :].long()
+        indices = inputs[:, self.packing.n_numbers :].long()
         return indices[:, : indices.shape[1] // self.packing.n_rows_of_indices]

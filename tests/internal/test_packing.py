@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from bu_torch.internal.packing import Packing, as_inputs, as_tree, call, names_taken, of_one_length, packed_model
+from bu_torch.internal.network import packed_model
+from bu_torch.internal.packing import Packing, as_inputs, as_tree, call, names_taken, of_one_length
 
 N = 6
 IDS = torch.arange(1, 1 + N * 4).reshape(N, 4)
@@ -113,8 +114,9 @@ def test_batches_that_are_padded_each_to_its_own_length_become_as_long_as_the_lo
         "mask": nn.functional.pad(short["mask"], sides),
         "kind": torch.tensor([3]),
     }
-    assert_equal(of_one_length([short, long]), [expected, long])
-    unmasked = [{"ids": torch.ones(1, 2)}, {"ids": torch.ones(1, 3)}]
+    columns = of_one_length([[short[name], long[name]] for name in short])
+    assert_equal([dict(zip(short, batch, strict=True)) for batch in zip(*columns, strict=True)], [expected, long])
+    unmasked = [[torch.ones(1, 2), torch.ones(1, 3)]]
     assert of_one_length(unmasked) is unmasked
 
 
