@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bu_torch.functional.boundary import PairTerms, pair_terms
+from bu_torch.functional.boundary import PairTerms, dtype_of_labels, pair_terms
 from bu_torch.functional.checks import as_logits
 from bu_torch.functional.pairs import index_pairs
 from bu_torch.functional.parzen import Bandwidth
@@ -116,7 +116,7 @@ class ClusterScores:
         draw = torch.arange(n_stacked, device=self.labels.device).repeat_interleave(len(self.labels))
         self._members = (self.neighbors.repeat(n_stacked, 1) + (draw * len(self.labels)).unsqueeze(1)).to(torch.int32)
         self._n_classes = int(self.labels.max()) + 1
-        narrow = self.labels.to(torch.uint8 if self._n_classes <= 256 else torch.int32)
+        narrow = self.labels.to(dtype_of_labels(self._n_classes))
         self._member_labels = narrow[self.neighbors].repeat(n_stacked, 1)
         self._pair_of_draw = self._pair_index.repeat(n_stacked) + draw * len(self._pairs)
         self.reset()

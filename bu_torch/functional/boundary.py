@@ -15,6 +15,7 @@ from bu_torch.functional.pairs import count_by_pair, index_pairs, sum_by_pair, t
 from bu_torch.functional.parzen import Bandwidth, boundary_kernel
 from bu_torch.functional.weights import relative_weights
 
+_MOST_OF_BYTE = 256  # classes
 # Entries of one (rows, M) block, whatever N: on a CPU its temporaries stay in cache, on a GPU it fills the device.
 _BLOCK_ELEMENTS = {"cpu": 2**17}
 _BLOCK_ELEMENTS_ELSEWHERE = 2**24
@@ -121,7 +122,7 @@ def local_uncertainty(
     logits = as_logits(logits)
     _check_samples(logits, labels, neighbors, bayes_pairs, validate_args)
     weights = relative_weights(weights, (logits.shape[0],), logits.device)
-    local, counts, _ = _local_uncertainty(
+    local, counts, *_ = _local_uncertainty(
         logits, top_pairs(logits), labels, neighbors, bayes_pairs, bandwidth, weights=weights
     )
     return local, counts
@@ -136,6 +137,7 @@ class PairTerms(NamedTuple):
     local: Tensor  # u of each sample (N,)
     counts: Tensor  # k of each sample (N,)
     nearness: Tensor  # kernel exp(-(F/h)^2 / 2) of each sample in its own cluster (N,): 1 on the boundary
+    agrees: Tensor  # whether the two classes of the largest logits are the likely Bayes pair, (N,) bool
     predictions: Tensor  # class of the largest logit (N,), the lowest of equals
 
 
@@ -161,7 +163,7 @@ def pair_terms(
     logits = as_logits(logits)
     n_pairs = pairs.shape[0]
     top = top_pairs(logits)
-    local, counts, nearness = _local_uncertainty(
+    local, counts, nearness, agrees = _local_uncertainty(
         logits, top, labels, neighbors, pairs[pair_index], bandwidth, member_labels, weights
     )
     drawn = counts if weights is None else counts * weights
@@ -180,7 +182,7 @@ def pair_terms(
     values = torch.where(is_separable, (wrong == 0).double(), mixed.clamp(max=1.0))
     is_finite = torch.stack(torch.aminmax(logits)).isfinite().all()  # NaN passes through
     values = torch.where(is_finite, values, torch.full_like(values, torch.nan))
-    return PairTerms(values, size / labels.shape[0], weight, local, counts, nearness, predicted)
+    return PairTerms(values, size / labels.shape[0], weight, local, counts, nearness, agrees, predicted)
 
 
 def uncertainty_ceiling(counts: Tensor, n_neighbors: int) -> Tensor:
@@ -215,8 +217,11 @@ def _local_uncertainty(
     bandwidth: Bandwidth,
     member_labels: Tensor | None = None,
     weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Local uncertainty, counts and own kernel (N,) without checks, in blocks of rows: memory grows not with N M."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Local uncertainty, counts, own kernel, and whether the pair is the likely one (N,), without checks.
+
+    In blocks of rows: memory grows not with N M.
+    """
     # Halving keeps differences of huge logits in range, and is exact but for the smallest numbers; nothing here depends
     # on the scale.
     low, high = torch.aminmax(logits)
@@ -230,7 +235,7 @@ def _local_uncertainty(
     # 32-bit indices where they reach, for half the traffic.
     dtype = torch.int32 if flat.numel() < 2**31 else torch.int64
     narrow_top = top.to(dtype)
-    of_labels = torch.uint8 if logits.shape[1] <= 256 else torch.int32  # bytes are compared in half the time
+    of_labels = dtype_of_labels(logits.shape[1])
     top_labels, narrow_labels = top.to(of_labels), labels.to(of_labels)
     narrow_weights = None if weights is None else weights.to(logits.dtype)
     blocks = []
@@ -249,10 +254,15 @@ def _local_uncertainty(
     count_i, count_j, nearness = (torch.cat(parts) for parts in zip(*blocks, strict=True))
     counts = count_i + count_j
     counts = torch.where(counts < torch.finfo(counts.dtype).tiny, torch.zeros_like(counts), counts)
-    is_bayes_pair = (top == bayes_pairs).all(dim=1) & (counts != 0)
+    agrees = (top == bayes_pairs).all(dim=1)
     # 1 - |2 k_i / k - 1| = 2 min(k_i, k_j) / k, which loses no digits near 0.
     local = 2 * torch.minimum(count_i, count_j) / torch.where(counts == 0, torch.ones_like(counts), counts)
-    return torch.where(is_bayes_pair, local, torch.zeros_like(local)), counts, nearness
+    return torch.where(agrees & (counts != 0), local, torch.zeros_like(local)), counts, nearness, agrees
+
+
+def dtype_of_labels(n_classes: int) -> torch.dtype:
+    """Narrowest type for labels that are compared: bytes take half the time."""
+    return torch.uint8 if n_classes <= _MOST_OF_BYTE else torch.int32
 
 
 def _gap(flat: Tensor, n_classes: int, top: Tensor, members: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.functional.boundary import uncertainty_ceiling
-from bu_torch.functional.pairs import sum_by_pair, top_pairs
+from bu_torch.functional.pairs import sum_by_pair
 from bu_torch.functional.weights import cluster_sizes, mean_of
 from bu_torch.signals.catalogue import Reading
 
@@ -72,12 +72,13 @@ def describe(reading: Reading, *, label_trust: Tensor, nearest_class: Tensor, n_
     weights, values, shares, ceiling = _by_pair(reading)
     shown = weights.argsort(descending=True, stable=True)[:_MOST_PAIRS]
     nearness = torch.cat([terms.nearness for terms in reading.terms]).double()
+    agrees = torch.stack([terms.agrees for terms in reading.terms])
     distance = (-2 * nearness.log()).clamp(min=0).sqrt()  # NaN where a logit is not finite
     local = torch.cat([terms.local for terms in reading.terms]).double()
     columns = (reading.pairs[shown], shares[shown], weights[shown], values[shown])
     return Details(
         ceiling=float(ceiling),
-        agreeing_pairs=float(_agreeing_pairs(reading)),
+        agreeing_pairs=float(mean_of(agrees.double(), reading.weights)),
         pairs=[Pair(k, j, *rest) for (k, j), *rest in zip(*(column.tolist() for column in columns), strict=True)],
         n_pairs_left_out=len(reading.pairs) - len(shown),
         near_boundary=_histogram(distance, 0.0, 5.0, 25),
@@ -107,13 +108,6 @@ def _by_pair(reading: Reading) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         reachable = of_pair / torch.where(is_separable, torch.ones_like(part.weights), part.weights)
         ceilings.append((torch.where(is_separable, torch.ones_like(reachable), reachable) * part.shares).sum())
     return weights, values, shares, torch.stack(ceilings).mean()
-
-
-def _agreeing_pairs(reading: Reading) -> Tensor:
-    """Share of the perturbed samples whose top pair of classes is their likely Bayes pair, mean over the draws."""
-    likely = reading.pairs[reading.pair_index].repeat(len(reading.terms), 1)
-    agrees = (top_pairs(reading.logits) == likely).all(dim=1)
-    return mean_of(reading.by_sample(agrees.double()), reading.weights)
 
 
 def _doubtful(reading: Reading, label_trust: Tensor, nearest_class: Tensor, n_doubtful: int) -> list[Doubtful]:
