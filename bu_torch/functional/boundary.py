@@ -218,10 +218,7 @@ def _local_uncertainty(
     member_labels: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Local uncertainty, counts, own kernel, and whether the pair is the likely one (N,), without checks.
-
-    In blocks of rows: memory grows not with N M.
-    """
+    """Local uncertainty, counts, own kernel, agreement of the pairs (N,), unchecked, in blocks: no memory of N M."""
     # Halving keeps differences of huge logits in range, and is exact but for the smallest numbers; nothing here depends
     # on the scale.
     low, high = torch.aminmax(logits)
