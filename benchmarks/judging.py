@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import rivals
 
-from bu_torch.rule.rules import AccuracyAndUncertainty
+from bu_torch.rule.rules import DEFAULT_RULE
 
 PATIENCE = 20
 AVERAGE = "averaged_"  # begins the names of what is read of averages of weights
@@ -94,7 +94,7 @@ def on_both(name: str, *given: Any, **settings: Any) -> dict[str, Rule]:
 
 patient_largest, patient_smallest = (partial(best, patience=PATIENCE) for best in (largest, smallest))
 DEFAULT = "default"
-SCORE = AccuracyAndUncertainty.name
+SCORE = DEFAULT_RULE
 KEPT = "kept_so_far"
 RULES: dict[str, Rule] = {
     **on_both("best in hindsight", "test_error", smallest),
@@ -103,9 +103,8 @@ RULES: dict[str, Rule] = {
     DEFAULT: Rule(SCORE, patient_largest, needs_checks=True, of_average=True, kept_by=KEPT),
     f"{DEFAULT}, no limit": Rule(SCORE, largest, needs_checks=True, of_average=True, kept_by=KEPT),
     f"{DEFAULT}, no margin": Rule(SCORE, patient_largest, needs_checks=True, of_average=True),
-    "accuracy and uncertainty": Rule(SCORE, patient_largest, needs_checks=True, kept_by=KEPT),
-    "accuracy and uncertainty, no limit": Rule(SCORE, largest, needs_checks=True, kept_by=KEPT),
-    **on_both("expected accuracy", "expected_accuracy", patient_largest, needs_checks=True),
+    "default, no average": Rule(SCORE, patient_largest, needs_checks=True, kept_by=KEPT),
+    "expected accuracy": Rule(SCORE, patient_largest, needs_checks=True),
     **on_both("boundary uncertainty", "boundary_uncertainty", patient_largest, needs_checks=True),
     **on_both("trust score", "trust_score", patient_largest, needs_checks=True),
     **on_both("vote agreement", "vote_agreement", patient_largest, needs_checks=True),

@@ -66,8 +66,8 @@ from torch import Tensor, nn
 from torch.multiprocessing import get_context
 from torch.utils.data import DataLoader, TensorDataset
 
-from bu_torch import BoundaryUncertaintyMonitor, Signals
-from bu_torch.rule.rules import STANDARD_ERROR, AccuracyAndUncertainty, SelectionRule
+from bu_torch import BoundaryUncertaintyMonitor
+from bu_torch.rule.rules import STANDARD_ERROR, SelectionRule
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.settings import AVERAGING
 
@@ -201,7 +201,7 @@ class Curves(L.Callback):
             measured = {name: self.monitor.history[-1][name] for name in (*signals.NAMES, STANDARD_ERROR)}
             for name in signals.NAMES:
                 row.pop(name)
-            row |= {AVERAGE + name: value for name, value in self.with_score(measured, signals, AVERAGE).items()}
+            row |= {AVERAGE + name: value for name, value in self.with_kept(measured, AVERAGE).items()}
             row |= self.signals(pl_module, self.monitor)
         self.look(pl_module, "")
         with average.inside(pl_module):
@@ -224,18 +224,14 @@ class Curves(L.Callback):
         values = {name: float(value) for name, value in measured.values.items()}
         if values["expected_accuracy"] > accuracy:
             self.best = values["expected_accuracy"], measured.predictions
-        return self.with_score(values | {STANDARD_ERROR: float(measured.standard_error)}, signals, "")
+        return self.with_kept(values | {STANDARD_ERROR: float(measured.standard_error)}, "")
 
-    def with_score(self, values: dict[str, float], signals: Signals, prefix: str) -> dict[str, float]:
-        """What a check measured, the default rule's score of it, and the check that the rule keeps so far."""
+    def with_kept(self, values: dict[str, float], prefix: str) -> dict[str, float]:
+        """What a check measured, and the check that the default rule keeps so far."""
         checks = self.checks[prefix]
         checks.append({"epoch": len(checks), **values})
-        selection = SelectionRule(AccuracyAndUncertainty())
-        selection.rule.adapt(len(signals.boundary.labels), signals.boundary.n_neighbors)
-        selection.complete(checks)
-        score = {selection.score_name: checks[-1][selection.score_name]}
-        kept = selection.kept(checks)
-        return values | score | {KEPT: len(checks) - 1 if kept is None else kept["epoch"]}
+        kept = SelectionRule().kept(checks)
+        return values | {KEPT: len(checks) - 1 if kept is None else kept["epoch"]}
 
     def look(self, module: nn.Module, prefix: str) -> None:
         """Add to the row what is read of the weights that the module holds."""

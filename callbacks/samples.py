@@ -98,7 +98,7 @@ class CheckSamples:
 
     def _prepare_here(
         self, trainer: Trainer, pl_module: LightningModule, found: list[Samples], n_operations: int
-    ) -> tuple[PerturbedInputs, Plan | None, tuple[str, bool, int]]:
+    ) -> tuple[PerturbedInputs, Plan | None, tuple[str, bool]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
         groundwork = self._tracker.groundwork
         samples = found.pop()  # which alone holds them, so that those that are left out are free
@@ -134,7 +134,7 @@ class CheckSamples:
         inputs = groundwork.perturbed
         if trainer.world_size > 1:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
-        return inputs, groundwork.plan, (fingerprint, groundwork.is_restored, groundwork.n_samples)
+        return inputs, groundwork.plan, (fingerprint, groundwork.is_restored)
 
     def _read(self, trainer: Trainer, pl_module: LightningModule) -> Samples:
         asked = self._callback

@@ -51,10 +51,7 @@ MEASURED = (
 )
 MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
 RULE = {
-    "rule": (
-        "be one of 'accuracy_and_uncertainty', 'expected_accuracy', 'boundary_uncertainty', 'trust_score'",
-        "accuracy",
-    ),
+    "rule": ("be one of 'expected_accuracy', 'boundary_uncertainty', 'trust_score'", "accuracy"),
     "start_from_epoch": ("be an integer >= 0", -1),
 }
 SETTINGS = {name: wrong for name, wrong in MEASURED.items() if name != "n_components"} | {

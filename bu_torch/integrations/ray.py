@@ -55,7 +55,7 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         return False
 
     def best_result(self, trial_id: str) -> dict[str, Any] | None:
-        """Give the result of a trial whose weights are the best: the last one within the rule's margin.
+        """Give the result of a trial whose weights are the best by the rule.
 
         Args:
             trial_id: Name of the trial.

@@ -14,7 +14,7 @@ from bu_torch.internal.printing import cleaned, say
 from bu_torch.ranking.rank import find_checkpoints, fit_signals, rank_checkpoints
 from bu_torch.ranking.ranking import Ranking
 from bu_torch.ranking.soup import Soup, greedy_soup
-from bu_torch.rule.rules import RANKING_RULE, RULE_NAMES
+from bu_torch.rule.rules import DEFAULT_RULE, RULE_NAMES
 from bu_torch.samples.reading import read_samples
 from bu_torch.signals.measuring import Signals
 
@@ -41,7 +41,7 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
         help="the training samples: a Dataset, DataLoader, LightningDataModule or pair (inputs, labels), or a class or"
         " function that returns one",
     )
-    parser.add_argument("--rule", choices=RULE_NAMES, default=RANKING_RULE, help="default: %(default)s")
+    parser.add_argument("--rule", choices=RULE_NAMES, default=DEFAULT_RULE, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the ranking to this file")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
     parser.add_argument("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")

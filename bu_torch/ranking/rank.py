@@ -15,7 +15,7 @@ from bu_torch.internal.network import read_logits, warn_of_probabilities
 from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
-from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName, as_rule
+from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
 from bu_torch.run.caching import fit_or_load
 from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
@@ -33,7 +33,7 @@ def rank_checkpoints(
     module: nn.Module | Callable[..., nn.Module],
     dataset: Any,
     *,
-    rule: RuleName | Rule = RANKING_RULE,
+    rule: RuleName | Rule = DEFAULT_RULE,
     signals: Signals | None = None,
     weights_only: bool = True,
     batch_size: int = 4096,
@@ -54,8 +54,8 @@ def rank_checkpoints(
             label), a LightningDataModule, or what `bu_torch.read_samples` has read of other samples or as a subset. It
             is read in order, without what its sampler leaves out. Labels are integers from 0. Random augmentation is
             read once: better pass samples without.
-        rule: `"expected_accuracy"`, `"accuracy_and_uncertainty"`, `"boundary_uncertainty"`, `"trust_score"`, or a
-            `bu_torch.Rule` that does not look at `prediction_changes`, a signal of a run and not of one classifier.
+        rule: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a `bu_torch.Rule` that does not look
+            at `prediction_changes`, a signal of a run and not of one classifier.
         signals: Settings other than those of `Signals()`; fitted here, unless it is already. To keep what is computed
             once for later: `signals.save(file)`, and then `Signals().load(file, inputs, labels)`.
         weights_only: As in `load_checkpoint`.
@@ -92,7 +92,7 @@ def rank_models(
     dataset: Any,
     labels: Any = None,
     *,
-    rule: RuleName | Rule = RANKING_RULE,
+    rule: RuleName | Rule = DEFAULT_RULE,
     signals: Signals | None = None,
     batch_size: int = 4096,
 ) -> Ranking:
@@ -182,8 +182,6 @@ class Judge:
     def fit(self, dataset: Any) -> None:
         """Fit signals and rule on the samples of a dataset."""
         fit_signals(self.signals, dataset)
-        boundary = self.signals.boundary
-        self.rule.adapt(len(boundary.labels), boundary.n_neighbors)
 
     def measure(self, model: Callable[[Tensor], Any], name: str) -> dict[str, float]:
         return measure_model(self.signals, model, self.batch_size, name)

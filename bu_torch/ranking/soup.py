@@ -14,7 +14,7 @@ from bu_torch.internal.inputs import check_integer
 from bu_torch.ranking.checkpoints import Checkpoint, load_checkpoint, module_with_weights
 from bu_torch.ranking.rank import Judge, Paths, find_checkpoints
 from bu_torch.ranking.ranking import Candidate, Ranking
-from bu_torch.rule.rules import RANKING_RULE, Rule, RuleName
+from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.signals.measuring import Signals
 
 # Of a Lightning checkpoint, what does not tell of the one epoch that it was saved in.
@@ -101,7 +101,7 @@ def greedy_soup(
     module: nn.Module | Callable[..., nn.Module],
     dataset: Any,
     *,
-    rule: RuleName | Rule = RANKING_RULE,
+    rule: RuleName | Rule = DEFAULT_RULE,
     n_best: int | None = None,
     signals: Signals | None = None,
     weights_only: bool = True,

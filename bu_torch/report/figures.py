@@ -17,8 +17,7 @@ from bu_torch.signals.catalogue import SIGNALS
 
 # In short, and marks of sizes that leave each to be seen where they coincide.
 _RULES = {
-    "accuracy_and_uncertainty": ("accuracy, uncertainty", ring("star", 31, drawing.GREEN)),
-    "expected_accuracy": ("accuracy", ring("cross", 25, drawing.RED)),
+    "expected_accuracy": ("accuracy", ring("star", 25, drawing.GREEN)),
     "boundary_uncertainty": ("uncertainty", ring("circle", 12, drawing.BLUE)),
     "trust_score": ("trust", ring("square", 9, drawing.ORANGE)),
 }

@@ -78,7 +78,7 @@ def why_not_highest(record: RunRecord, verdict: RunVerdict) -> str:
     highest = f"the highest score, in {record.axis} {next(place for place in by_place if by_place[place] == most)}."
     replayed = verdict.by_rule.get(verdict.rule or DEFAULT_RULE) or {}
     is_margin = replayed.get(record.axis) == verdict.kept and record.settings.get("rule.n_standard_errors", 0.5) == 0.5
-    return f"It is the latest within half a standard error of {highest}" if is_margin else f"It is below {highest}"
+    return f"Trust chose it among those within half a standard error of {highest}" if is_margin else f"It is below {highest}"
 
 
 def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
@@ -142,15 +142,12 @@ def _selection(name: Any, record: RunRecord) -> SelectionRule:
     settings = record.settings
     start = settings.get("start_from_epoch")
     options: dict[str, Any] = {} if start is None else {"start_from_epoch": start}
-    n_samples, n_neighbors = record.data.get("n_samples"), settings.get("n_neighbors")
     try:
         selection = SelectionRule(name, **options)
         if name == settings.get("rule"):
             recorded = {option: settings.get(f"rule.{option}") for option in selection.rule.settings()}
             own = {option: float(value) for option, value in recorded.items() if isinstance(value, int | float)}
             selection.rule = RULES[name](**own)
-        if isinstance(n_samples, int) and isinstance(n_neighbors, int) and n_samples > 0:
-            selection.rule.adapt(n_samples, n_neighbors)
         return selection
     except (TypeError, ValueError, RecursionError) as error:
         reason = f"{error}"[:500]

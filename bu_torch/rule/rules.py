@@ -9,24 +9,22 @@ from typing import Any, Literal, get_args
 from bu_torch.internal.inputs import check_integer
 from bu_torch.signals.catalogue import SIGNALS
 
-RuleName = Literal["accuracy_and_uncertainty", "expected_accuracy", "boundary_uncertainty", "trust_score"]
-DEFAULT_RULE: RuleName = "accuracy_and_uncertainty"
-RANKING_RULE: RuleName = "expected_accuracy"  # of single checkpoints, whose weights are no average
+RuleName = Literal["expected_accuracy", "boundary_uncertainty", "trust_score"]
+DEFAULT_RULE: RuleName = "expected_accuracy"
 RULE_NAMES: tuple[RuleName, ...] = get_args(RuleName)
 Checks = Sequence[dict[str, Any]]
-_LARGEST_CLUSTER = 0.05  # of all samples
 STANDARD_ERROR = "standard_error"  # entry of a check: of its expected accuracy less the highest before
 # Columns of a history or a record that no rule may be named after, beside the signals.
 _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD_ERROR)
 
 
 class Rule:
-    """Scores a check by some of its signals; the epoch with the largest score is kept, or the latest of its equals.
+    """Scores a check by some of its signals; the epoch with the largest score is kept, or one of its equals.
 
     Pass an instance of a subclass in place of a rule's name (`rule=`). It sets `name` and `signals`, and defines
-    `score`; `margin` if it keeps the latest of equal epochs, `settings` if it has parameters, `adapt` if it depends on
-    the number of samples. A rule that remembers something also defines `reset`, `state_dict` and `load_state_dict`, and
-    serves one callback only.
+    `score`; `margin` if epochs may be equal, `preference` if it chooses among those, `settings` if it has parameters. A
+    rule that remembers something also defines `reset`, `state_dict` and `load_state_dict`, and serves one callback
+    only.
 
     Attributes:
         name: Name of the rule in checkpoints, records and messages. Two callbacks of one trainer must have rules of
@@ -63,7 +61,7 @@ class Rule:
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
     def margin(self, values: Mapping[str, float], standard_error: float) -> float:
-        """Distance below the highest score so far at which a check is still its equal, and kept in its place.
+        """Distance below the highest score so far at which a check is still its equal, and may be kept in its place.
 
         A number in the unit of the score; 0, the default, for none: of equal scores the first is kept. Patience counts
         from the highest score, not from its equals. The margin must follow from the arguments and the settings alone:
@@ -72,12 +70,13 @@ class Rule:
         """
         return 0.0
 
+    def preference(self, values: Mapping[str, float]) -> float:
+        """A number by which one of equal checks is chosen, larger is better; of the same number the latest is kept."""
+        return 0.0
+
     def settings(self) -> dict[str, Any]:
         """Plain data that scores depend on besides the signals; with other ones, a resumed run starts anew."""
         return {}
-
-    def adapt(self, n_samples: int, n_neighbors: int) -> None:
-        """Take note of the number of samples a check looks at, and of those in a cluster, before the first check."""
 
     def reset(self) -> None:
         """Forget all checks: a training or a replay begins."""
@@ -106,54 +105,43 @@ class SignalRule(Rule):
         return values[self.name]
 
 
-class AccuracyAndUncertainty(Rule):
-    """Expected accuracy, and a little boundary uncertainty.
+class ExpectedAccuracy(Rule):
+    """Expected accuracy says which checks are good, and trust chooses among those that it cannot tell apart.
 
-    Both are largest if the two classes are equally likely along the boundary. Near the largest, expected accuracy is
-    flat, and boundary uncertainty tells which of almost equal epochs has its boundary in the right place; alone, it
-    cannot tell that the boundary leaves a part out. It needs clusters of M neighbours that are small parts of the N
-    samples, so its weight falls with M / N, to zero if a cluster holds 5 % of all samples: with 40 neighbours, up to
-    800 samples expected accuracy decides alone.
-
-    A difference within half a standard error tells nothing, because the samples are a draw. Breiman et al. (1984) take
-    the simplest of models within one standard error; here the latest is taken, which has learnt longest. A whole
-    standard error is worse on texts and under much label noise (docs/limits.md, "What the margin does").
+    The samples are a draw, so a difference within a standard error tells little. Breiman et al. (1984) take the
+    simplest of models within one; here the check with the largest trust score is taken, or the latest of those, which
+    has learnt longest. Half a standard error is the margin: a whole one is no better on tables, and worse on texts
+    (docs/limits.md, "What the margin does").
 
     Args:
-        weight: Weight of the boundary uncertainty if clusters are very small.
-        n_standard_errors: A check within this many standard errors of the highest score is its equal, >= 0.
+        n_standard_errors: A check within this many standard errors of the highest score is its equal, >= 0. With 0 the
+            first highest is kept.
     """
 
-    name = "accuracy_and_uncertainty"
-    signals = ("expected_accuracy", "boundary_uncertainty")
+    name = "expected_accuracy"
+    signals = ("expected_accuracy", "trust_score")
 
-    def __init__(self, weight: float = 0.05, n_standard_errors: float = 0.5) -> None:
-        self.weight = weight
+    def __init__(self, n_standard_errors: float = 0.5) -> None:
         self.n_standard_errors = n_standard_errors
-        self._locality = 1.0
-
-    @property
-    def title(self) -> str:
-        return "expected accuracy and boundary uncertainty"
-
-    def adapt(self, n_samples: int, n_neighbors: int) -> None:
-        self._locality = max(0.0, 1 - n_neighbors / (_LARGEST_CLUSTER * n_samples))
 
     def score(self, values: Mapping[str, float]) -> float:
-        """The weighted sum."""
-        return values["expected_accuracy"] + self.weight * self._locality * values["boundary_uncertainty"]
+        """The expected accuracy."""
+        return values["expected_accuracy"]
 
     def margin(self, values: Mapping[str, float], standard_error: float) -> float:
         return self.n_standard_errors * standard_error
 
+    def preference(self, values: Mapping[str, float]) -> float:
+        """The trust score."""
+        return values["trust_score"]
+
     def settings(self) -> dict[str, Any]:
-        return {"weight": self.weight, "n_standard_errors": self.n_standard_errors}
+        return {"n_standard_errors": self.n_standard_errors}
 
 
 # Every rule that goes by a name, as a callable that makes it, for a rule may remember.
 RULES: dict[RuleName, Callable[..., Rule]] = {
-    "accuracy_and_uncertainty": AccuracyAndUncertainty,
-    "expected_accuracy": partial(SignalRule, "expected_accuracy"),
+    "expected_accuracy": ExpectedAccuracy,
     "boundary_uncertainty": partial(SignalRule, "boundary_uncertainty"),
     "trust_score": partial(SignalRule, "trust_score"),
 }
@@ -184,13 +172,10 @@ def as_rule(rule: Any) -> Rule:
 
 
 class SelectionRule:
-    """Keeps the first epoch with the largest score, or the latest within the rule's margin of it.
-
-    No later check has a higher score than the kept one, whose margin may have been wider.
+    """Keeps the first epoch with the largest score, or one within the rule's margin of it that the rule prefers.
 
     Args:
-        rule: `"accuracy_and_uncertainty"`, `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a
-            `Rule`.
+        rule: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a `Rule`.
         start_from_epoch: Checks of earlier epochs are not kept, >= 0.
 
     Attributes:
@@ -245,21 +230,26 @@ class SelectionRule:
         """The check whose epoch is kept among completed ones; None if none counts."""
         kept, highest = None, -math.inf
         for entry in history:
-            if self.takes_place(entry, kept, highest):
-                kept, highest = entry, max(entry[self.score_name], highest)
+            score, takes_place = self.score(entry), self.takes_place(entry, kept, highest)
+            kept = entry if takes_place else kept
+            highest = score if score is not None and score > highest else highest
         return kept
 
     def takes_place(self, entry: Mapping[str, Any], kept: Mapping[str, Any] | None, highest: float) -> bool:
-        """True if a completed check counts, and is higher than the `kept` one or within the margin of the `highest`."""
+        """True if a completed check counts, and the rule would have it in the place of the `kept` one.
+
+        Of checks that are no equals of the `highest` score so far, the higher one is kept.
+        """
         score = self.score(entry)
         if score is None or not math.isfinite(score):
             return False
-        if kept is None or score > kept[self.score_name]:
+        if kept is None:
             return True
-        if STANDARD_ERROR not in entry:
-            return False
-        margin = self._number("margin", {name: entry[name] for name in self.rule.signals}, entry[STANDARD_ERROR])
-        return margin > 0 and score >= highest - margin
+        margin = self._of_rule("margin", entry, entry[STANDARD_ERROR]) if STANDARD_ERROR in entry else 0.0
+        least = max(score, highest) - margin
+        if not margin > 0 or score < least or kept[self.score_name] < least:
+            return score > kept[self.score_name]
+        return self._of_rule("preference", entry) >= self._of_rule("preference", kept)
 
     def replay(self, history: Checks) -> dict[str, Any] | None:
         """Replay the rule on checks that another rule, or none, has judged; they are left as they are.
@@ -278,16 +268,15 @@ class SelectionRule:
         return judged
 
     def _scored(self, entry: Mapping[str, Any]) -> float:
-        values = {name: entry[name] for name in self.rule.signals}
-        if not all(math.isfinite(value) for value in values.values()):
+        if not all(math.isfinite(entry[name]) for name in self.rule.signals):
             return math.nan
-        return self._number("score", values)
+        return self._of_rule("score", entry)
 
-    def _number(self, method: str, *arguments: Any) -> float:
-        """Number that a method of the rule gives."""
+    def _of_rule(self, method: str, entry: Mapping[str, Any], *further: Any) -> float:
+        """Number that a method of the rule gives for a check."""
         name = f"`{type(self.rule).__name__}.{method}`"
         try:
-            found = getattr(self.rule, method)(*arguments)
+            found = getattr(self.rule, method)({name: entry[name] for name in self.rule.signals}, *further)
         except KeyError as error:
             raise KeyError(f"{name} reads {error}, which is not among its `signals`") from error
         if isinstance(found, bool) or not isinstance(found, Real):

@@ -17,9 +17,8 @@ from bu_torch.internal.traces import RestoringError
 
 _log = logging.getLogger(__name__)
 
-MAX_DRAWS = 12
+MAX_DRAWS = 4  # more are no better (docs/limits.md)
 AUTO = 0.15  # with the floor
-_UNBOUNDED_DRAWS = 4  # of data that the floor does not reach, where nothing bounds the price
 # Small data needs a floor, which a small network can afford: so many forward passes whatever the budget. For a network
 # in between, operations are bounded.
 _LEAST_FLOOR, _MOST_FLOOR = 500, 6000
@@ -58,7 +57,7 @@ def plan(
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
     n_samples = int(min(n_samples, max(n_fitting, n_neighbors)))
     if budget is None:
-        return Plan(n_samples, n_draws or min(MAX_DRAWS, max(_UNBOUNDED_DRAWS, _MOST_FLOOR // n_samples)))
+        return Plan(n_samples, n_draws or MAX_DRAWS)
     affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)
     floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, affordable))
     passes = math.floor(max(AUTO * n_visited, floor))

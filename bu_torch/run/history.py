@@ -181,9 +181,11 @@ class History:
             check_finite=settings.check_finite,
         )
         highest = -math.inf if before.highest is None else before.highest[selection.score_name]
-        if not selection.takes_place(entry, before.kept, highest):
-            return before._replace(verdict=verdict)
-        return Outcome(entry, entry if score > highest else before.highest, verdict)
+        return Outcome(
+            entry if selection.takes_place(entry, before.kept, highest) else before.kept,
+            entry if highest < score < math.inf else before.highest,
+            verdict,
+        )
 
 
 def place_of(entry: Mapping[str, Any]) -> tuple[int, int | None]:

@@ -36,7 +36,7 @@ class MeasurementSettings:
         n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
             samples is refused.
         n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws cost as
-            many more forward passes a check and make the numbers steadier. None chooses up to 12 within the budget:
+            many more forward passes a check and make the numbers steadier. None chooses up to 4 within the budget:
             the smaller the data, the more.
         max_samples: Measure at no more than this many training samples, a subset drawn with `seed`, stratified if
             labels are known without reading the samples; at least `n_neighbors`. None chooses within the budget. (The
@@ -166,11 +166,10 @@ class Settings(MeasurementSettings):
         check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
         start_from_epoch: Checks in earlier epochs are measured and logged but count neither for the patience nor as
             best, >= 0.
-        rule: `"accuracy_and_uncertainty"`, expected accuracy with a little boundary uncertainty
-            (`bu_torch.rule.rules.AccuracyAndUncertainty`): the latest epoch within half a standard error of the
-            largest score is kept. Or `"expected_accuracy"`, `"boundary_uncertainty"` or `"trust_score"` alone: the
-            epoch with the largest value is kept. Or a `bu_torch.Rule` of your own, which
-            gives each check a score. What is expected at a perturbed sample are the class probabilities of
+        rule: `"expected_accuracy"`: of the epochs within half a standard error of the largest, that with the largest
+            trust score is kept (`bu_torch.rule.rules.ExpectedAccuracy`). Or `"boundary_uncertainty"` or
+            `"trust_score"`: the epoch with the largest value is kept. Or a `bu_torch.Rule` of your own, which gives
+            each check a score. What is expected at a perturbed sample are the class probabilities of
             `Signals.probabilities`, computed once from the training labels: votes of the nearest samples, mixed with a
             kernel regression on all. The expected accuracy is the mean probability of the predicted class.
 

@@ -86,17 +86,13 @@ class Tracker:
 
     def prepare(self, samples: Samples, **options: Any) -> str:
         """Compute all that does not depend on the network, with options and errors as in `Groundwork.prepare`."""
-        fingerprint = self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
-        self._adapt(self.groundwork.n_samples)
-        return fingerprint
+        return self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
 
-    def go_on(self, fingerprint: str, is_restored: bool = True, n_samples: int | None = None) -> bool:
+    def go_on(self, fingerprint: str, is_restored: bool = True) -> bool:
         """Compare the samples with those of the checks so far; False if they differ, so that those count no more.
 
-        The arguments are those of the process that has prepared; `n_samples` only if that is another one.
+        The arguments are those of the process that has prepared.
         """
-        if n_samples is not None:
-            self._adapt(n_samples)
         known = self.groundwork.fingerprint
         are_the_same = not self.history or known is None or (is_restored and known == fingerprint)
         if not are_the_same:
@@ -104,10 +100,6 @@ class Tracker:
             self.predictions.forget()
         self.groundwork.fingerprint = fingerprint
         return are_the_same
-
-    def _adapt(self, n_samples: int) -> None:
-        if self.checks.selection is not None:
-            self.checks.selection.rule.adapt(n_samples, self.settings.n_neighbors)
 
     def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
         """Let the weights of a check enter the average, if there is one, before the check is measured.

@@ -17,7 +17,7 @@ def script(name):
     yield module
     sys.path.remove(str(FOLDER))
     del sys.modules[spec.name]
-    for imported in ("quality", "images", "judging", "rivals", "text"):
+    for imported in ("quality", "images", "judging", "rivals", "text", "training", "noise"):
         sys.modules.pop(imported, None)
 
 
@@ -31,3 +31,4 @@ def fixture_of(name):
 
 NAMES = ("quality", "judging", "rivals", "speed", "why", "images", "text", "check", "image_variants", "finetune")
 quality, judging, rivals, speed, why, images, text, check, image_variants, finetune = map(fixture_of, NAMES)
+decision, training, noise = map(fixture_of, ("decision", "training", "noise"))

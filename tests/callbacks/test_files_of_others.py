@@ -42,7 +42,7 @@ def craft(path, best, score, as_text=True):
     state["best_k_models"] = {best: value}
     (table,) = own["history"]
     values = dict(zip(table["names"], table["values"].T, strict=True))
-    values["accuracy_and_uncertainty"][slice(None) if score < 0 else slice(-1, None)] = score
+    values["expected_accuracy"][slice(None) if score < 0 else slice(-1, None)] = score
     state.update(best_epoch=int(values["epoch"][-1]), best_step=int(values["step"][-1]))
     torch.save(content, path)
 
@@ -220,7 +220,7 @@ def test_weights_in_a_state_that_do_not_fit_leave_the_module_as_it_is(tmp_path, 
             state.update(best_epoch=1, best_step=made.global_step, best_weights=weights)
         if key.startswith("BoundaryUncertaintyStopping"):
             (table,) = state["history"]
-            table["values"][-1, table["names"].index("accuracy_and_uncertainty")] = 1e9
+            table["values"][-1, table["names"].index("expected_accuracy")] = 1e9
     torch.save(content, tmp_path / "last.ckpt")
     with pytest.warns(UserWarning, match="do not fit: .*The weights stay as training left them"):
         _, stopping, module, look = fit(4, ckpt_path=tmp_path / "last.ckpt", weights_only=True)

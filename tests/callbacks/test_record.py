@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from problems import Classifier, blobs, loader, trainer
+from problems import Classifier, Gain, blobs, loader, trainer
 from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
@@ -59,7 +59,7 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     header, *checks, end = lines(stopping)
     assert header["kind"] == "header"
     assert header["format"] == 2
-    assert header["settings"]["rule"] == "accuracy_and_uncertainty"
+    assert header["settings"]["rule"] == "expected_accuracy"
     assert header["settings"]["averaging"] == 0.7
     assert header["settings"]["min_delta"] == 0.1
     assert header["settings"]["n_draws"] == 2
@@ -239,11 +239,11 @@ def test_a_resumed_run_records_what_only_its_rule_adds(tmp_path):
     last = ModelCheckpoint(tmp_path / "user", save_last=True)
     fit(tmp_path, BoundaryUncertaintyStopping(rule="trust_score"), last, max_epochs=1)
     last = tmp_path / "user" / "last.ckpt"
-    with pytest.warns(UserWarning, match="rule='accuracy_and_uncertainty', .* instead of rule='trust_score'"):
-        second = fit(tmp_path, BoundaryUncertaintyStopping(), ckpt_path=last, max_epochs=2)
+    with pytest.warns(UserWarning, match="rule='gain', .* instead of rule='trust_score'"):
+        second = fit(tmp_path, BoundaryUncertaintyStopping(rule=Gain()), ckpt_path=last, max_epochs=2)
     table = pd.read_csv(second.record_path)
     agree(table, second.history)
-    assert table.accuracy_and_uncertainty.notna().tolist() == [False, True]
+    assert table.gain.notna().tolist() == [False, True]
 
 
 def test_where_there_are_no_checkpoints_it_lies_beside_the_logs_and_where_nothing_is_kept_nowhere(tmp_path):

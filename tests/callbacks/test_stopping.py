@@ -88,31 +88,20 @@ def test_a_run_that_resumes_with_other_settings_says_that_it_begins_anew(tmp_pat
     assert [one.best_epoch for one in other] == [1] * len(other)
 
 
-def test_expected_accuracy_and_boundary_uncertainty_of_averages_are_the_default(tmp_path, log):
+def test_expected_accuracy_of_averages_and_among_equals_trust_are_the_default(tmp_path, log):
     stopping = BoundaryUncertaintyStopping(n_neighbors=5)
     trainer(tmp_path, stopping, max_epochs=200).fit(Classifier(), loader(*blobs(n=140)))
-    values = [entry["accuracy_and_uncertainty"] for entry in stopping.history]
-    assert (stopping.rule, stopping.averaging) == ("accuracy_and_uncertainty", 0.7)
-    assert values == pytest.approx(
-        [
-            entry["expected_accuracy"] + 0.05 * (1 - 20 * 5 / 140) * entry["boundary_uncertainty"]
-            for entry in stopping.history
-        ]
-    )
+    values = [entry["expected_accuracy"] for entry in stopping.history]
+    assert (stopping.rule, stopping.averaging) == ("expected_accuracy", 0.7)
     highest = values.index(max(values))
     assert stopping.stopped_epoch == highest + 20
-    equals = [
-        epoch
-        for epoch, (value, entry) in enumerate(zip(values, stopping.history, strict=True))
-        if epoch > highest and value >= max(values) - entry["standard_error"] / 2 > max(values) - 1
-    ]
-    assert stopping.best_epoch == max([highest, *equals])
-    assert equals
-    assert stopping.best_score == values[stopping.best_epoch]
-    title = "expected accuracy and boundary uncertainty"
+    kept = stopping.history[stopping.best_epoch]
+    of_kept = max(kept["standard_error"], stopping.history[highest]["standard_error"])
+    assert max(values) - of_kept / 2 <= stopping.best_score == kept["expected_accuracy"] < max(values)
+    assert kept["trust_score"] > stopping.history[highest]["trust_score"]
     equal = f", half a standard error or less below the {max(values):.4f} of epoch {highest}"
-    assert f"kept epoch {stopping.best_epoch} ({title}: {stopping.best_score:.4f}{equal})" in log.text
-    assert f"{title} did not improve in the last 20 checks" in stopping.stopping_reason
+    assert f"kept epoch {stopping.best_epoch} (expected accuracy: {stopping.best_score:.4f}{equal})" in log.text
+    assert "expected accuracy did not improve in the last 20 checks" in stopping.stopping_reason
 
 
 def stop(trainer):

@@ -61,8 +61,8 @@ def test_it_stops_and_loads_the_best_epoch_and_training_before_is_the_same_to_th
 
 
 def test_the_score_and_boundary_uncertainty_are_in_the_history_of_the_net():
-    made = fit(stopping(rule="accuracy_and_uncertainty"), epochs=3)
-    for name in ("accuracy_and_uncertainty", "boundary_uncertainty"):
+    made = fit(stopping(), epochs=3)
+    for name in ("expected_accuracy", "boundary_uncertainty"):
         assert made.history[:, name] == [check[name] for check in of(made).history]
 
 

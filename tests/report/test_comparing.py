@@ -52,7 +52,7 @@ def test_runs_on_other_data_are_not_to_be_compared_by_value(runs):
 
 
 def test_a_score_is_drawn_where_all_decided_by_the_same_rule(tmp_path):
-    for name, rule in (("a", "accuracy_and_uncertainty"), ("b", "accuracy_and_uncertainty"), ("c", "trust_score")):
+    for name, rule in (("a", "my_rule"), ("b", "my_rule"), ("c", "trust_score")):
         records.write_run(tmp_path / name, n_checks=9, n_classes=3, rule=rule)
     first, second, third = (read_record(tmp_path / name) for name in "abc")
 

@@ -100,8 +100,7 @@ def test_the_score_that_decides_is_drawn_first_where_its_largest_is_seen(tmp_pat
     if rule == "my_rule":
         assert score["y"] == [row["my_rule"] for row in rows]
     else:
-        judged = SelectionRule(rule or "accuracy_and_uncertainty")
-        judged.rule.adapt(record.data["n_samples"], record.settings["n_neighbors"])
+        judged = SelectionRule(rule or "expected_accuracy")
         assert score["y"] == pytest.approx(
             [check[judged.score_name] for check in judged.judged(record.checks)], rel=1e-6
         )
@@ -173,7 +172,7 @@ def test_the_highest_score_is_named_if_a_later_check_is_kept(tmp_path):
     rows = [row | {"standard_error": 0.1 * (row["epoch"] < 15)} for row in records.checks(20)]
     record = records.run(tmp_path, rows, n_checks=20, n_classes=3, rule=None)
     highest = max(range(20), key=content(record).drawings[0]["data"][0]["y"].__getitem__)
-    assert f"It is the latest within half a standard error of the highest score, in epoch {highest}." in words(record)
+    assert f"Trust chose it among those within half a standard error of the highest score, in epoch {highest}." in words(record)
     assert "would have kept epoch 14" in words(record)
     rows = [row | {"standard_error": 0.0} for row in rows]
     assert "highest score, in" not in words(records.run(tmp_path, rows, n_checks=20, n_classes=3, rule=None))

@@ -5,7 +5,7 @@ import pytest
 from problems import Gain
 
 from bu_torch import Rule, SelectionRule
-from bu_torch.rule.rules import RULE_NAMES, AccuracyAndUncertainty, as_rule
+from bu_torch.rule.rules import RULE_NAMES, ExpectedAccuracy, as_rule
 from bu_torch.signals.catalogue import SIGNALS
 
 
@@ -32,18 +32,12 @@ def test_a_rule_that_goes_by_a_name_keeps_the_first_largest_and_needs_signals_al
     assert rule.title
     history = [{"epoch": epoch, **dict.fromkeys(SIGNALS, 0.5 + 0.1 * epoch)} for epoch in range(3)]
     assert SelectionRule(name).replay(history)["epoch"] in range(3)
-    assert (SelectionRule().rule.name, SelectionRule().score_name) == ("accuracy_and_uncertainty",) * 2
-
-
-def test_the_default_is_expected_accuracy_and_a_little_boundary_uncertainty():
-    history = checks(expected_accuracy=[0.8, 0.81, 0.79], boundary_uncertainty=[0.2, 0.4, 1.0])
-    kept = SelectionRule().replay(history)
-    assert (kept["epoch"], kept["accuracy_and_uncertainty"]) == (2, pytest.approx(0.79 + 0.05))
-    assert SelectionRule(AccuracyAndUncertainty(0.01)).replay(history)["epoch"] == 1
+    assert (SelectionRule().rule.name, SelectionRule().score_name) == ("expected_accuracy",) * 2
 
 
 def equals(scores, errors, **columns):
-    return checks(expected_accuracy=scores, boundary_uncertainty=[0.0] * len(scores), standard_error=errors, **columns)
+    columns = {"trust_score": [1.0] * len(scores)} | columns
+    return checks(expected_accuracy=scores, standard_error=errors, **columns)
 
 
 @pytest.mark.parametrize(
@@ -60,17 +54,35 @@ def equals(scores, errors, **columns):
         ([0.6, 0.592, 0.599, 0.598], [0, 0.02, 0, 0], 2),  # higher than the one that was kept
     ],
 )
-def test_of_checks_within_half_a_standard_error_of_the_highest_the_latest_is_kept(scores, errors, kept):
+def test_of_equally_trusted_checks_within_half_a_standard_error_of_the_highest_the_latest_is_kept(scores, errors, kept):
     rule, history = SelectionRule(), equals(scores, errors)
     replayed = rule.replay(history)
     for end in range(1, 1 + len(history)):
         rule.complete(history[:end])
     assert rule.kept(history) == replayed
     assert replayed["epoch"] == kept
-    assert replayed["accuracy_and_uncertainty"] == scores[kept]
     assert [entry["expected_accuracy"] for entry in history] == pytest.approx(scores, nan_ok=True)
-    alone = SelectionRule(AccuracyAndUncertainty(n_standard_errors=0.0)).replay(equals(scores, errors))
+    alone = SelectionRule(ExpectedAccuracy(n_standard_errors=0.0)).replay(equals(scores, errors))
     assert alone["epoch"] == scores.index(max(x for x in scores if not math.isnan(x)))
+
+
+@pytest.mark.parametrize(
+    ("scores", "trust", "kept"),
+    [
+        ([0.6, 0.595, 0.598], [1, 2, 1.5], 1),  # trusted most
+        ([0.6, 0.595, 0.598], [3, 2, 1.5], 0),
+        ([0.6, 0.595, 0.598], [1, 2, 2], 2),  # as much, and later
+        ([0.6, 0.58, 0.598], [1, 9, 2], 2),  # the most trusted is no equal
+        ([0.6, 0.605, 0.604], [2, 1, 1.5], 0),  # equal to a higher one that came later
+        ([0.6, 0.595, 0.606, 0.604], [1, 9, 2, 3], 3),  # no equal of the new highest any more
+        ([0.6, 0.605, 0.612], [2, 1, 1.5], 2),
+    ],
+)
+def test_of_checks_within_half_a_standard_error_of_the_highest_the_most_trusted_is_kept(scores, trust, kept):
+    history = equals(scores, [0] + [0.02] * (len(scores) - 1), trust_score=trust)
+    assert SelectionRule().replay(history)["epoch"] == kept
+    scaled = equals(scores, [0] + [0.02] * (len(scores) - 1), trust_score=[7 * value for value in trust])
+    assert SelectionRule().replay(scaled)["epoch"] == kept
 
 
 def test_what_is_equal_does_not_drift():
@@ -82,6 +94,7 @@ def test_what_is_equal_does_not_drift():
 
 def test_early_checks_and_other_rules_have_no_equals():
     history = equals([0.9, 0.5, 0.6, 0.595], [0, 0.5, 0.5, 0.02], trust_score=[1, 3, 2.99, 2])
+    history = [entry | {"boundary_uncertainty": 1 - entry["expected_accuracy"]} for entry in history]
     assert SelectionRule(start_from_epoch=1).replay(history)["epoch"] == 3
     for name in RULE_NAMES[1:]:
         first = max(history, key=lambda entry: entry[name])["epoch"]
@@ -94,16 +107,6 @@ def test_early_checks_and_other_rules_have_no_equals():
             return 0.02 if standard_error else 0.0
 
     assert SelectionRule(Margin()).replay(history)["epoch"] == 2
-
-
-@pytest.mark.parametrize(("n_samples", "share"), [(100, 0), (800, 0), (1600, 0.5), (8000, 0.9), (80_000, 0.99)])
-def test_boundary_uncertainty_counts_less_where_clusters_are_no_small_part_of_the_samples(n_samples, share):
-    rule = as_rule("accuracy_and_uncertainty")
-    rule.adapt(n_samples, 40)
-    score = rule.score({"expected_accuracy": 0.5, "boundary_uncertainty": 1.0})
-    assert score == pytest.approx(0.5 + 0.05 * share)
-    rule.reset()
-    assert rule.score({"expected_accuracy": 0.5, "boundary_uncertainty": 1.0}) == score
 
 
 def test_a_rule_of_one_s_own_scores_by_its_signals():

@@ -19,9 +19,9 @@ ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 
 @pytest.mark.parametrize(
     ("n_training", "n_operations", "asked", "expected"),
     [
-        (120, 1000, {}, Plan(120, 12)),
-        (500, 1000, {}, Plan(500, 12)),
-        (686, 1000, {}, Plan(686, 8)),
+        (120, 1000, {}, Plan(120, 4)),
+        (500, 1000, {}, Plan(500, 4)),
+        (686, 1000, {}, Plan(686, 4)),
         (2500, 1000, {}, Plan(2500, 2)),
         (5000, 1000, {}, Plan(5000, 1)),
         (10000, 1000, {}, Plan(6000, 1)),
@@ -33,7 +33,7 @@ ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 
         (300, 10**9, {}, Plan(300, 1)),
         (200, 10**9, {}, Plan(200, 2)),
         (20000, 1000, {"budget": None}, Plan(20000, 4)),
-        (100, 1000, {"budget": None}, Plan(100, 12)),
+        (100, 1000, {"budget": None}, Plan(100, 4)),
         (20000, 1000, {"n_draws": 4}, Plan(1500, 4)),
         (20000, 1000, {"n_draws": 1000}, Plan(40, 1000)),
         (20000, 1000, {"max_samples": 3000}, Plan(3000, 2)),
@@ -51,7 +51,7 @@ def test_the_price_is_bounded(n_training, n_operations):
     made = plan(n_training, n_training, n_operations, **ASKED)
     floor = {0: 6000, 110_000: 4000, 10**8: 500}[n_operations]
     assert 40 <= made.n_samples <= n_training
-    assert 1 <= made.n_draws <= 12
+    assert 1 <= made.n_draws <= 4
     assert made.n_samples * made.n_draws <= max(0.15 * n_training, floor)
 
 
@@ -307,12 +307,12 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
         return monitor.tracker.groundwork.plan
 
     path = tmp_path / "user" / "last.ckpt"
-    assert fit(120) == Plan(120, 12)
+    assert fit(120) == Plan(120, 4)
     saved = torch.load(path, weights_only=True)["callbacks"]
-    assert [state["plan"] for name, state in saved.items() if "BoundaryUncertaintyMonitor" in name] == [(120, 12)]
+    assert [state["plan"] for name, state in saved.items() if "BoundaryUncertaintyMonitor" in name] == [(120, 4)]
     path.rename(tmp_path / "kept.ckpt")
     with pytest.warns(UserWarning, match="resumes with different training samples"):
-        assert fit(300, tmp_path / "kept.ckpt") == Plan(120, 12)
+        assert fit(300, tmp_path / "kept.ckpt") == Plan(120, 4)
     assert fit(300, tmp_path / "kept.ckpt", n_draws=2) == Plan(300, 2)
 
 

@@ -190,7 +190,7 @@ def test_a_resumed_loop_compares_nothing_by_another_rule_or_of_other_samples():
     first = BoundaryUncertaintyStopper(features, labels, n_neighbors=20)
     first.check(model)
     ruled = BoundaryUncertaintyStopper(features, labels, n_neighbors=20, rule="trust_score")
-    with pytest.warns(UserWarning, match="rule='trust_score' instead of rule='accuracy_and_uncertainty'"):
+    with pytest.warns(UserWarning, match="rule='trust_score' instead of rule='expected_accuracy'"):
         ruled.load_state_dict(first.state_dict())
     ruled.check(model)
     assert ruled.best_epoch == 1

@@ -211,7 +211,7 @@ def test_it_leaves_a_record(tmp_path):
     tracker.end_check(0.0, tracker.predictions.details())
     tracker.end("Enough.", kept_epoch=0)
     header, check, end = map(json.loads, Path(tracker.account.path).with_suffix(".jsonl").read_text().splitlines())
-    rule = {"rule": "accuracy_and_uncertainty", "rule.weight": 0.05, "rule.n_standard_errors": 0.5}
+    rule = {"rule": "expected_accuracy", "rule.n_standard_errors": 0.5}
     assert header["settings"] == {"patience": 20} | rule
     assert header["data"]["n_samples"] == 120
     assert (check["epoch"], check["step"], len(check["doubtful"])) == (0, 7, 50)

@@ -1,0 +1,436 @@
+"""Which epoch is kept, beside fair opponents, on clean labels and under noise as people make it.
+
+A collection is a set of tables, images or texts. For each data set, setting, kind of noise (`noise.py`) and seed, one
+network is trained on all labels, one on 75 % and one on 90 % of them. On all labels the shipped tracker checks the
+average of the weights after each epoch, as the callback does; the two others have a hold-out set. Every rule is
+causal, and waits 20 epochs for a better one unless its name says that it is the last epoch. *Averaged* are weights
+averaged as the callback averages them (0.7), or with 0.97.
+
+*Excess* is the test error of what is kept less that of the best epoch of the weights themselves on all labels, in
+hindsight; an average may be better than that. Half of a table trains, at most 2500 samples, and at most 4000 of the
+rest test.
+
+    python benchmarks/decision.py tables
+    python benchmarks/keel.py KEEL && python benchmarks/decision.py keel --folder KEEL
+    python benchmarks/decision.py images --emoji emoji-datasource-google-15.1.2.tgz
+    python benchmarks/text.py --fetch && python benchmarks/decision.py texts
+    python benchmarks/decision.py --show             # what is saved, of all collections together
+
+Each training is saved as it ends, and is not run again. `CHOSEN_ON` names the collections that choices were made on;
+the others were run once, when all was chosen.
+"""
+
+import argparse
+import copy
+import dataclasses
+import itertools
+import json
+import logging
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import images
+import numpy as np
+import pandas as pd
+import quality
+import text
+import torch
+import training
+from noise import KINDS as NOISES
+from noise import corrupt
+from quality import FOLDER, Case
+from torch import Tensor, nn
+from torch.multiprocessing import get_context
+from training import AVERAGE, LONG_AVERAGE, Columns
+
+from bu_torch.rule.rules import DEFAULT_RULE, STANDARD_ERROR, ExpectedAccuracy, SelectionRule
+from bu_torch.signals.catalogue import SIGNALS
+
+PATIENCE = 20
+HELD_OUT = {"quarter": 0.25, "tenth": 0.1}
+ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=1e-2)
+Record = dict[str, Any]
+Rule = Callable[[Record], float]  # from the curves of a case to the test error of what is kept
+
+
+def cosine(optimizer: torch.optim.Optimizer, n_steps: int) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_steps)
+
+
+SETTINGS: dict[str, tuple[training.Optimizer, Callable[..., Any] | None]] = {
+    "rmsprop": (partial(torch.optim.RMSprop, lr=1e-3), None),
+    "adamw": (ADAMW, None),
+    "sgd": (partial(torch.optim.SGD, lr=0.05, momentum=0.9), None),
+    "cosine": (ADAMW, cosine),
+}
+COLLECTIONS = ("tables", "others", "keel", "seven", "images", "images_unseen", "texts", "texts_unseen")
+CHOSEN_ON = ("tables", "images", "texts")
+OF_NETWORKS = ("none", "uniform-0.2", "hard-0.2")  # of images and texts, for they take long
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """Trainings that are run together: of one data set, setting and seed, with labels of each kind of noise."""
+
+    collection: str
+    data: str
+    setting: str
+    seed: int
+    noises: tuple[str, ...]
+    epochs: int
+
+    def file(self, folder: Path, noise: str) -> Path:
+        """Where the curves of one of them are kept."""
+        name = Path(self.data).name.partition(".csv")[0]
+        return folder / f"{self.collection}-{name}-{self.setting}-{noise}-{self.seed}-{self.epochs}.json"
+
+    def run(self) -> list[Record]:
+        """Curves of each kind of noise."""
+        torch.set_num_threads(1)
+        warnings.filterwarnings("ignore")
+        logging.getLogger("bu_torch").setLevel(logging.ERROR)
+        prepare = prepare_table if self.setting in SETTINGS else prepare_images_or_texts
+        given = prepare(self)
+        order = torch.randperm(len(given.labels), generator=torch.Generator().manual_seed(self.seed))
+        seeded = [torch.Generator().manual_seed(2000 + self.seed) for _ in self.noises]
+        draws = zip(self.noises, seeded, strict=True)
+        labels = torch.stack([corrupt(given.labels, given.described, given.n_classes, *draw) for draw in draws])
+        train = partial(training.run, test=given.test, n_epochs=self.epochs, seed=self.seed, **given.options)
+        nets = given.make(len(labels))
+        records = [{"all": columns} for columns in train(nets, samples=(given.inputs, labels), watch=given.watch)]
+        for name, share in HELD_OUT.items():
+            rest, held = order.tensor_split([len(order) - int(share * len(order))])
+            held_out = given.inputs[held], labels[:, held]
+            found = train(given.make(len(labels)), samples=(given.inputs[rest], labels[:, rest]), held_out=held_out)
+            for record, columns in zip(records, found, strict=True):
+                record[name] = columns
+        return records
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Data of a unit, and how it is trained."""
+
+    inputs: Tensor
+    labels: Tensor
+    test: training.Split
+    n_classes: int
+    described: Tensor  # features by which noise is made
+    make: Callable[[int], training.Stack | training.One]
+    options: dict[str, Any]
+    watch: dict[str, Any]
+
+
+def prepare_table(unit: Unit) -> Prepared:
+    case = Case(unit.data, 0.0, unit.seed, "", 0)
+    (inputs, labels), test, n_classes = quality.load(case)
+    optimizer, schedule = SETTINGS[unit.setting]
+
+    def make(n_members: int) -> training.Stack:
+        torch.manual_seed(unit.seed)
+        return training.Stack((inputs.shape[1], 128, 64, n_classes), n_members)
+
+    options = {"optimizer": optimizer, "schedule": schedule}
+    return Prepared(inputs, labels, (test[0][:4000], test[1][:4000]), n_classes, inputs, make, options, {})
+
+
+def prepare_images_or_texts(unit: Unit) -> Prepared:
+    case = Case(unit.data, 0.0, unit.seed, unit.setting, unit.epochs)
+    if unit.setting in text.KINDS:
+        (inputs, labels), test, net = text.prepare(case)
+        counts = nn.functional.one_hot(inputs, int(inputs.max()) + 1)[:, :, text.UNKNOWN + 1 :].sum(dim=1).clamp(max=1)
+        described = counts[:, counts.sum(dim=0) >= 5].float()
+        options: dict[str, Any] = {"optimizer": partial(torch.optim.AdamW, lr=text.RATE)}
+        watch: dict[str, Any] = {"perturbation": "tokens"}
+    else:
+        emoji = os.environ.get("EMOJI")
+        (inputs, labels), test, net = images.prepare(case, Path(emoji) if emoji else None)
+        described, watch = inputs, {}
+        options = {"optimizer": partial(torch.optim.AdamW, lr=1e-3)}
+        if images.KINDS[unit.setting].is_augmented:
+            options["augment"] = augmented
+    n_classes = int(torch.cat((labels, test[1])).max()) + 1
+    watch["module"] = net
+    return Prepared(
+        inputs, labels, test, n_classes, described, lambda _: training.One(copy.deepcopy(net)), options, watch
+    )
+
+
+def augmented(batch: Tensor) -> Tensor:
+    """Images (1, n, ...), each shifted and flipped as `images.Augmented` does."""
+    data = images.Augmented(batch[0], torch.zeros(batch.shape[1]))
+    return torch.stack([data[row][0] for row in range(len(data))]).unsqueeze(0)
+
+
+def units(collection: str, options: argparse.Namespace) -> list[Unit]:
+    """Trainings of a collection, those of a seed one after another."""
+    if collection.startswith(("images", "texts")):
+        room = images if collection.startswith("images") else text
+        kinds = room.UNSEEN if collection.endswith("unseen") else room.TUNING
+        names = images.there(list(kinds), options.emoji) if room is images else list(kinds)
+        noises = [noise for noise in options.noise if noise in OF_NETWORKS]
+        return [
+            Unit(collection, kinds[name].data, name, seed, (noise,), 40)
+            for seed, noise, name in itertools.product(range(options.seeds), noises, names)
+        ]
+    tables: Iterable[str] = quality.TABLES if collection == "tables" else quality.UNSEEN
+    if options.folder is not None:
+        tables = [str(file) for file in sorted(options.folder.glob("*.csv*"))]
+    elif collection in ("keel", "seven"):
+        raise SystemExit(f"`{collection}` needs `--folder`, which `benchmarks/keel.py` fills.")
+    return [
+        Unit(collection, table, setting, seed, tuple(options.noise), options.epochs)
+        for seed, table, setting in itertools.product(range(options.seeds), tables, options.settings)
+    ]
+
+
+def recall(unit: Unit, folder: Path) -> list[dict[str, Any]]:
+    """Rows of the trainings of a unit, which are run unless `folder` holds their curves."""
+    files = {noise: unit.file(folder, noise) for noise in unit.noises}
+    missing = tuple(noise for noise, file in files.items() if not file.exists())
+    if missing:
+        started = time.perf_counter()
+        part = dataclasses.replace(unit, noises=missing)
+        for noise, record in zip(missing, part.run(), strict=True):
+            beside = files[noise].with_suffix(".part")
+            beside.write_text(json.dumps(record))
+            beside.replace(files[noise])
+        print(f"{unit.data} {unit.setting} {unit.seed}: {time.perf_counter() - started:.0f} s", flush=True)
+    rows = []
+    for noise, file in files.items():
+        about = {"collection": unit.collection, "data": Path(unit.data).name.partition(".csv")[0]}
+        about |= {"setting": unit.setting, "noise": noise, "seed": unit.seed}
+        rows += [about | row for row in judge(json.loads(file.read_text()))]
+    return rows
+
+
+def run_all(todo: list[Unit], folder: Path, n_processes: int) -> Iterable[list[dict[str, Any]]]:
+    if n_processes == 1:
+        yield from (recall(unit, folder) for unit in todo)
+        return
+    with get_context("spawn").Pool(n_processes) as pool:
+        yield from pool.imap(partial(recall, folder=folder), todo)
+
+
+def first_largest(values: Iterable[float], patience: float = PATIENCE) -> tuple[int, int]:
+    """The first largest value, waiting so many epochs for a larger one; and the last epoch looked at."""
+    kept, epoch, values = 0, 0, list(values)
+    for epoch, value in enumerate(values):
+        if value > values[kept]:
+            kept = epoch
+        elif epoch - kept >= patience:
+            break
+    return kept, epoch
+
+
+class Latest(ExpectedAccuracy):
+    """The latest of the checks that expected accuracy cannot tell apart."""
+
+    name = "latest"
+
+    def preference(self, values: Mapping[str, float]) -> float:
+        return 0.0
+
+
+class MostUncertain(ExpectedAccuracy):
+    """Of those, the one with the largest boundary uncertainty."""
+
+    name = "most_uncertain"
+    signals = ("expected_accuracy", "boundary_uncertainty")
+
+    def preference(self, values: Mapping[str, float]) -> float:
+        return values["boundary_uncertainty"]
+
+
+def checks(columns: Columns, prefix: str) -> list[dict[str, float]]:
+    """Checks of weights or averages, as the tracker had them."""
+    names = (*SIGNALS, STANDARD_ERROR)
+    rows = zip(*(columns[prefix + name] for name in names), strict=True)
+    return [{"epoch": epoch, **dict(zip(names, row, strict=True))} for epoch, row in enumerate(rows)]
+
+
+def by(rule: Any, prefix: str = AVERAGE) -> Rule:
+    """A rule of bu_torch on the checks of all labels."""
+
+    def test_error(record: Record) -> float:
+        history = checks(record["all"], prefix)
+        selection = SelectionRule(rule)
+        _, stopped = first_largest(check[selection.score_name] for check in selection.judged(history))
+        kept = selection.replay(history[: stopped + 1])
+        return record["all"][prefix + "test_error"][0 if kept is None else kept["epoch"]]
+
+    return test_error
+
+
+def held_out(part: str, column: str, prefix: str = "", *, is_refit: bool = False) -> Rule:
+    """A hold-out set decides; `is_refit`: a training on all labels ends in the epoch that it has kept."""
+    sign = 1 if column == "val_accuracy" else -1
+
+    def test_error(record: Record) -> float:
+        kept, _ = first_largest([sign * value for value in record[part][prefix + column]])
+        return record["all" if is_refit else part][prefix + "test_error"][kept]
+
+    return test_error
+
+
+def last(prefix: str) -> Rule:
+    return lambda record: record["all"][prefix + "test_error"][-1]
+
+
+def label_wave(record: Record, width: int = 3) -> float:
+    """Label Wave (Yuan et al. 2024): the first minimum of the moving average of changed predictions.
+
+    Predictions are those of the training-mode passes of each epoch, as its authors' code has them.
+    """
+    changed = record["all"]["changed_predictions"][1:]
+    means = [float(np.mean(changed[max(0, epoch - width + 1) : epoch + 1])) for epoch in range(len(changed))]
+    kept = next((epoch for epoch in range(1, len(means)) if means[epoch] > means[epoch - 1]), len(means))
+    return record["all"]["test_error"][kept]
+
+
+def gradient_disparity(record: Record, n_increases: int = 5) -> float:
+    """Gradient disparity (Forouzesh and Thiran 2021): the end is the fifth epoch in a row in which it grew."""
+    grown = 0
+    disparities = record["all"]["disparity"]
+    for epoch in range(1, len(disparities)):
+        grown = grown + 1 if disparities[epoch] > disparities[epoch - 1] else 0
+        if grown == n_increases:
+            return record["all"]["test_error"][epoch]
+    return record["all"]["test_error"][-1]
+
+
+OURS, LAST, LONG_LAST = "bu-torch", "last epoch, averaged (0.7)", "last epoch, averaged (0.97)"
+QUARTER, TENTH = "hold-out accuracy, 25 %", "hold-out accuracy, 10 %"
+MEASURES = {"accuracy": "val_accuracy", "loss": "val_loss", "scaled loss": "val_scaled_loss"}
+RULES: dict[str, Rule] = {
+    OURS: by(DEFAULT_RULE),
+    "highest expected accuracy": by(ExpectedAccuracy(0)),
+    **{f"latest within {n} standard errors": by(Latest(n)) for n in (0.5, 1, 2)},
+    **{f"most trusted within {n} standard errors": by(ExpectedAccuracy(n)) for n in (1, 2)},
+    **{f"largest U within {n} standard errors": by(MostUncertain(n)) for n in (0.5, 1, 2)},
+    "trust score": by("trust_score"),
+    "boundary uncertainty": by("boundary_uncertainty"),
+    "expected accuracy, no average": by(ExpectedAccuracy(0), ""),
+    "boundary uncertainty, no average": by("boundary_uncertainty", ""),
+    "last epoch": last(""),
+    LAST: last(AVERAGE),
+    LONG_LAST: last(LONG_AVERAGE),
+    **{
+        f"hold-out {measure}, {share:.0%}{of}".replace("%", " %"): held_out(part, column, prefix)
+        for part, share in HELD_OUT.items()
+        for measure, column in MEASURES.items()
+        for of, prefix in {"": "", ", averaged": AVERAGE}.items()
+    },
+    **{
+        f"hold-out accuracy, {share:.0%}, then retrained on all{of}".replace("%", " %"): held_out(
+            part, "val_accuracy", prefix, is_refit=True
+        )
+        for part, share in HELD_OUT.items()
+        for of, prefix in {"": "", ", averaged": AVERAGE}.items()
+    },
+    "Label Wave": label_wave,
+    "gradient disparity": gradient_disparity,
+    "best average in hindsight": lambda record: min(record["all"][AVERAGE + "test_error"]),
+}
+REFERENCES = (LAST, LONG_LAST, QUARTER, TENTH)
+EPOCH_BEST = "best epoch"
+
+
+def judge(record: Record) -> list[dict[str, Any]]:
+    """One row a rule."""
+    best = min(record["all"]["test_error"])
+    rows = [{"rule": name, "test_error": rule(record), "best": best} for name, rule in RULES.items()]
+    return [*rows, {"rule": EPOCH_BEST, "test_error": best, "best": best}]
+
+
+def read(results: Path) -> pd.DataFrame:
+    """All rows that are saved."""
+    found = [pd.read_csv(file) for file in sorted(results.glob("decision-*.csv.gz"))]
+    rows = pd.concat(found, ignore_index=True)
+    return rows.assign(excess=rows.test_error - rows.best)
+
+
+def summarise(rows: pd.DataFrame, n_bootstrap: int = 2000) -> pd.DataFrame:
+    """Mean excess of each rule, and that of ours as a share of it with a 90 % bootstrap interval over data sets."""
+    rows = rows.assign(set=rows.collection + rows.data + np.where(rows.epochs == 40, rows.setting, ""))
+    by_set = rows.pivot_table(index="set", columns="rule", values="excess")
+    drawn = np.random.default_rng(0).integers(0, len(by_set), (n_bootstrap, len(by_set)))
+    ours = by_set[OURS].to_numpy()
+    found = []
+    for rule in by_set:
+        theirs = by_set[rule].to_numpy()
+        ratios = ours[drawn].mean(axis=1) / np.where(theirs[drawn].mean(axis=1) > 0, theirs[drawn].mean(axis=1), np.nan)
+        low, high = np.nanquantile(ratios, [0.05, 0.95]) if np.isfinite(ratios).any() else (math.nan, math.nan)
+        found.append(
+            {
+                "rule": rule,
+                "test error": rows[rows.rule == rule].test_error.mean(),
+                "excess": rows[rows.rule == rule].excess.mean(),
+                "ours / it": ours.mean() / theirs.mean() if theirs.mean() > 0 else math.nan,
+                "90 %": f"{low:.2f}-{high:.2f}",
+            }
+        )
+    return pd.DataFrame(found).set_index("rule").sort_values("excess", kind="stable")
+
+
+def show(rows: pd.DataFrame) -> None:
+    """Print what is saved: all rules, then ratios by labels and collection."""
+    pd.set_option("display.width", 200, "display.max_rows", None, "display.max_columns", None)
+    rows = rows.assign(labels=np.where(rows.noise == "none", "clean", "noisy"))
+    for labels, part in rows.groupby("labels"):
+        print(f"\n{labels}, {len(part) // len(RULES)} trainings\n{summarise(part).round(4)}")
+    for name, columns in {"noise": ["noise"], "collection": ["collection", "labels"], "setting": ["setting"]}.items():
+        table = []
+        for key, part in rows.groupby(columns):
+            summary = summarise(part)
+            cells = {
+                f"/ {rule}": "{:.2f} ({})".format(*summary.loc[rule, ["ours / it", "90 %"]]) for rule in REFERENCES
+            }
+            table.append({name: ", ".join(key), "trainings": len(part) // (len(RULES) + 1), **cells})
+        print(f"\n{pd.DataFrame(table).to_string(index=False)}")
+    wide = rows.pivot_table(index=["collection", "data", "setting", "noise", "seed"], columns="rule", values="excess")
+    for reference in (LAST, LONG_LAST):
+        worse = (wide[OURS] - wide[reference] > 0.01).groupby(level="noise").mean()
+        print(f"\nshare of trainings worse than {reference} by more than 0.01: {worse.round(3).to_dict()}")
+
+
+def main(arguments: list[str] | None = None) -> pd.DataFrame:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("collection", nargs="?", choices=COLLECTIONS)
+    parser.add_argument("--show", action="store_true", help="train nothing, show the saved results")
+    parser.add_argument("--folder", type=Path, help="tables of your own, or those of `keel.py`")
+    parser.add_argument("--emoji", type=Path, help="as in `images.py`")
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS), help="of tables")
+    parser.add_argument("--noise", nargs="+", default=list(NOISES), choices=list(NOISES))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=150, help="of tables; images and texts have 40")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--curves", type=Path, default=FOLDER / "data" / "curves", help="where trainings are saved")
+    options = parser.parse_args(arguments)
+    if not options.show:
+        if options.collection is None:
+            parser.error("name a collection, or --show")
+        if options.emoji is not None:
+            os.environ["EMOJI"] = str(options.emoji.resolve())
+        options.curves.mkdir(parents=True, exist_ok=True)
+        todo = units(options.collection, options)
+        found = list(run_all(todo, options.curves, options.processes))
+        epochs = {unit.collection: unit.epochs for unit in todo}
+        rows = pd.DataFrame(itertools.chain.from_iterable(found))
+        options.results.mkdir(parents=True, exist_ok=True)
+        rows = rows.assign(epochs=rows.collection.map(epochs)).round({"test_error": 5, "best": 5})
+        rows.to_csv(options.results / f"decision-{options.collection}.csv.gz", index=False)
+    rows = read(options.results)
+    show(rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

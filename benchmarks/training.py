@@ -1,0 +1,262 @@
+"""Trainings in a plain loop, several networks at a time, and what each opponent needs of them.
+
+All networks of a run have the same samples and a draw of labels each. An MLP is trained as a stack of MLPs, whose
+matrices are multiplied together; the optimisers work on single numbers, so that each learns as it would alone.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bu_torch import Signals
+from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.run.averaging import WeightAverage
+from bu_torch.run.budget import count_operations
+from bu_torch.run.settings import AVERAGING, Settings
+from bu_torch.run.tracker import Tracker
+from bu_torch.samples.samples import choose_among
+
+LONG = 0.97  # weight of the past in the average of a fair last epoch
+AVERAGE, LONG_AVERAGE = "averaged_", "long_"  # begin the names of what is read of averages
+N_GRADIENTS = 5  # of gradient disparity
+Split = tuple[Tensor, Tensor]
+Columns = dict[str, list[float]]
+Optimizer = Callable[..., torch.optim.Optimizer]
+
+
+class Stack(nn.Module):
+    """B multilayer perceptrons with ReLU, (B, n, d) -> (B, n, J), which begin alike as `nn.Sequential` begins them."""
+
+    def __init__(self, sizes: tuple[int, ...], n_members: int) -> None:
+        super().__init__()
+        layers = [nn.Linear(*pair) for pair in itertools.pairwise(sizes)]
+        self.weights = nn.ParameterList(layer.weight.detach().expand(n_members, -1, -1).clone() for layer in layers)
+        self.biases = nn.ParameterList(layer.bias.detach().expand(n_members, -1).clone() for layer in layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias.unsqueeze(1), x.relu() if layer else x, weight.transpose(1, 2))
+        return x
+
+    def member(self, number: int) -> Callable[[Tensor], Tensor]:
+        """One of the networks, (n, d) -> (n, J)."""
+
+        def forward(x: Tensor) -> Tensor:
+            for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+                x = nn.functional.linear(x.relu() if layer else x, weight[number], bias[number])
+            return x
+
+        return forward
+
+    @property
+    def n_operations(self) -> int:
+        """Operations of a pass of one sample through one network, as a check counts them."""
+        return 2 * sum(weight[0].numel() + weight.shape[1] for weight in self.weights)
+
+
+class One(nn.Module):
+    """Any network as a stack of one."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.squeeze(0)).unsqueeze(0)
+
+    def member(self, number: int) -> Callable[[Tensor], Tensor]:
+        return self.net
+
+
+@torch.no_grad()
+def read(member: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Logits of inputs, in batches."""
+    n_rows = min(4096, max(1, 2**20 // inputs[0].numel()))
+    return torch.cat([member(part) for part in inputs.split(n_rows)])
+
+
+def error(logits: Tensor, labels: Tensor) -> float:
+    return float((logits.argmax(dim=1) != labels).double().mean())
+
+
+def scaled_loss(logits: Tensor, labels: Tensor) -> float:
+    """Cross-entropy after temperature scaling on the same samples: the least over temperatures of 1/30 to 30."""
+    logits = logits.double()
+
+    def losses(exponents: Tensor) -> Tensor:
+        scaled = logits.unsqueeze(0) * exponents.exp().view(-1, 1, 1)
+        return -scaled.log_softmax(dim=2)[:, torch.arange(len(labels)), labels].mean(dim=1)
+
+    coarse = torch.linspace(-math.log(30), math.log(30), 15, dtype=torch.float64)
+    best = coarse[losses(coarse).argmin()]
+    fine = best + (coarse[1] - coarse[0]) * torch.linspace(-1, 1, 9, dtype=torch.float64)
+    return float(losses(fine).min())
+
+
+class Watched:
+    """A training on all labels: what the shipped tracker decides on, and the same of the weights themselves."""
+
+    def __init__(self, samples: Split, nets: Stack | One, seed: int, module: nn.Module | None, **settings: Any) -> None:
+        inputs, labels = samples
+        self.tracker = Tracker(Settings(averaging=None, cache=None, seed=seed, **settings), warn=lambda line: None)
+        if isinstance(nets, Stack):
+            n_operations = nets.n_operations
+        else:
+            net = nets.net.eval()
+            n_operations = count_operations(net, lambda: net(inputs[:1]))
+        plan = self.tracker.groundwork.plan_checks(len(inputs), len(inputs), n_operations, inputs[:1].nbytes)
+        chosen = choose_among(inputs, labels, lambda n: plan.n_samples, seed=seed)
+        self.tracker.prepare(chosen, module=module)
+        self.signals: Signals = self.tracker.groundwork.signals
+        self.perturbed = self.signals.perturbed_inputs
+        self.before: Tensor | None = None
+        self.best: tuple[float, Tensor | None] = (-math.inf, None)
+
+    def check(self, member: Callable[[Tensor], Tensor], epoch: int) -> dict[str, float]:
+        """A check of averaged weights, by the tracker."""
+        values = self.tracker.measure(read(member, self.perturbed))
+        self.tracker.add(epoch, values)
+        return values
+
+    def look(self, member: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """The same signals of the weights themselves."""
+        accuracy, best = self.best
+        measured = self.signals.measure(read(member, self.perturbed), self.before, best)
+        self.before = measured.predictions
+        values = {name: float(value) for name, value in measured.values.items()}
+        if values["expected_accuracy"] > accuracy:
+            self.best = values["expected_accuracy"], measured.predictions
+        return values | {STANDARD_ERROR: float(measured.standard_error)}
+
+
+def run(
+    nets: Stack | One,
+    optimizer: Optimizer,
+    samples: tuple[Tensor, Tensor],
+    test: Split,
+    n_epochs: int,
+    seed: int,
+    *,
+    watch: dict[str, Any] | None = None,
+    held_out: tuple[Tensor, Tensor] | None = None,
+    schedule: Callable[[torch.optim.Optimizer, int], Any] | None = None,
+    augment: Callable[[Tensor], Tensor] | None = None,
+) -> list[Columns]:
+    """Train a network for each row of labels (B, N) on inputs (N, ...), in batches of 32; columns of each, by epoch.
+
+    Args:
+        nets: The networks, as they are before training.
+        optimizer: Makes one of parameters.
+        samples: Inputs and labels.
+        test: Test samples.
+        n_epochs: Number of epochs.
+        seed: Of the order of the samples, and of checks.
+        watch: Settings of the tracker that checks; None for no checks.
+        held_out: Inputs (n, ...) and labels (B, n) to validate on; None for none.
+        schedule: Makes a schedule of learning rates, for an optimiser and a number of steps.
+        augment: Changes the inputs of a batch.
+    """
+    inputs, labels = samples
+    watched: list[Watched] = []
+    if watch is not None:
+        watched = [Watched((inputs, own), nets, seed, **{"module": None} | watch) for own in labels]
+    torch.manual_seed(seed)
+    steps = optimizer(nets.parameters())
+    planned = schedule(steps, n_epochs * math.ceil(labels.shape[1] / 32)) if schedule else None
+    averages = {AVERAGE: WeightAverage(AVERAGING), LONG_AVERAGE: WeightAverage(LONG)}
+    curves: list[list[dict[str, float]]] = [[] for _ in labels]
+    seen = torch.full_like(labels, -1)
+    for epoch in range(n_epochs):
+        nets.train()
+        disparities = disparity(nets, inputs, labels, augment) if watched else []
+        predicted = train_epoch(nets, steps, planned, inputs, labels, augment)
+        changed, seen = (predicted != seen).double().mean(dim=1).tolist(), predicted
+        nets.eval()
+        for number, curve in enumerate(curves):
+            curve.append(look(nets.member(number), test, held_out, number))
+            if watched:
+                curve[-1] |= {"changed_predictions": changed[number], "disparity": disparities[number]}
+                curve[-1] |= watched[number].look(nets.member(number))
+        for prefix, average in averages.items():
+            average.update(nets)
+            with average.inside(nets):
+                for number, curve in enumerate(curves):
+                    row = look(nets.member(number), test, held_out, number)
+                    if watched and prefix == AVERAGE:
+                        row |= watched[number].check(nets.member(number), epoch)
+                    curve[-1] |= {prefix + name: value for name, value in row.items()}
+    return [{name: [row[name] for row in curve] for name in curve[-1]} for curve in curves]
+
+
+def train_epoch(
+    nets: Stack | One,
+    steps: torch.optim.Optimizer,
+    planned: Any,
+    inputs: Tensor,
+    labels: Tensor,
+    augment: Callable[[Tensor], Tensor] | None,
+) -> Tensor:
+    """Train for an epoch; the predictions (B, N) of each sample when it was trained on."""
+    order = torch.stack([torch.randperm(labels.shape[1]) for _ in labels])
+    predicted = torch.empty_like(labels)
+    for batch in order.split(32, dim=1):
+        logits, losses = losses_of(nets, inputs, labels, batch, augment)
+        steps.zero_grad()
+        losses.mean(dim=1).sum().backward()
+        steps.step()
+        if planned is not None:
+            planned.step()
+        predicted.scatter_(1, batch, logits.detach().argmax(dim=2))
+    return predicted
+
+
+def look(
+    member: Callable[[Tensor], Tensor], test: Split, held_out: tuple[Tensor, Tensor] | None, number: int
+) -> dict[str, float]:
+    """Test error of a network, and what a validation loop would log."""
+    row = {"test_error": error(read(member, test[0]), test[1])}
+    return row if held_out is None else row | validate(read(member, held_out[0]), held_out[1][number])
+
+
+def losses_of(
+    nets: nn.Module, inputs: Tensor, labels: Tensor, batch: Tensor, augment: Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Logits (B, n, J) and losses (B, n) of rows (B, n) of the samples, a batch for each network."""
+    given = inputs[batch]
+    logits = nets(given if augment is None else augment(given))
+    wanted = labels.gather(1, batch)
+    return logits, nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
+
+
+def validate(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    return {
+        "val_accuracy": 1 - error(logits, labels),
+        "val_loss": float(nn.functional.cross_entropy(logits, labels)),
+        "val_scaled_loss": scaled_loss(logits, labels),
+    }
+
+
+def disparity(
+    nets: Stack | One, inputs: Tensor, labels: Tensor, augment: Callable[[Tensor], Tensor] | None
+) -> list[float]:
+    """Gradient disparity of each network (Forouzesh and Thiran 2021): mean distance of gradients of five batches.
+
+    The loss of a batch is divided by its standard deviation, as there. Random numbers and buffers stay as they were.
+    """
+    n_members, n = labels.shape
+    buffers = [(buffer, buffer.clone()) for buffer in nets.buffers()]
+    gradients = []
+    with torch.random.fork_rng(devices=[]):
+        for batch in torch.randperm(n)[: 32 * N_GRADIENTS].split(32):
+            _, losses = losses_of(nets, inputs, labels, batch.expand(n_members, -1), augment)
+            scaled = losses.mean(dim=1) / losses.detach().std(dim=1).clamp(min=1e-12)
+            found = torch.autograd.grad(scaled.sum(), [one for one in nets.parameters() if one.requires_grad])
+            gradients.append(torch.cat([part.reshape(n_members, -1) for part in found], dim=1))
+    for buffer, value in buffers:
+        buffer.copy_(value)
+    distances = [(first - second).norm(dim=1) for first, second in itertools.combinations(gradients, 2)]
+    return torch.stack(distances).mean(dim=0).tolist()
