@@ -11,7 +11,7 @@ from bu_torch.functional.probabilities import as_probabilities, best_candidate, 
 from bu_torch.functional.regression import landmark_projection, left_out_predictions, tangent_kernel
 from bu_torch.internal.inputs import as_flat_features, as_labels, check_fitted, check_integer, check_seed
 from bu_torch.internal.progress import advance
-from bu_torch.neighbors.k_means import lloyd, log_device
+from bu_torch.neighbors.k_means import lloyd
 from bu_torch.samples.balance import weights_of
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.space.features import common_standardization, standardize
@@ -126,10 +126,8 @@ class LabelRegression:
         if len(points) <= self.n_landmarks:
             return points
         rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(self.seed))[: self.n_landmarks]
-        log_device(points.device)
-        on_host = points.float().cpu().numpy()
-        centers, _ = lloyd(on_host, on_host[rows.numpy()], _LLOYD_STEPS)
-        return torch.from_numpy(centers).to(points)
+        single = points.float()
+        return lloyd(single, single[rows.to(points.device)], _LLOYD_STEPS)[0].to(points)
 
     def _orthogonal_basis(self, points: Tensor, root: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Coordinates B (S, R) of points, times `root` (S, 1), so that B'B = diag(e); e (R,); P (L, R)."""

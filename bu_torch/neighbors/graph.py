@@ -32,8 +32,9 @@ class NeighborGraph:
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         backend: `"faiss"` searches on the CPU, `"torch"` on the device of the features; `"auto"` takes FAISS for
-            features on the CPU and torch elsewhere, and says so in the log.
-        exact: True if FAISS must look at all samples; None decides by size. The torch backend always does.
+            features on the CPU and torch elsewhere, or FAISS's own kernels on a GPU (`"faiss-gpu"`) if the installed
+            FAISS has them, and says so in the log.
+        exact: True if FAISS must look at all samples; None decides by size. On an accelerator all are looked at.
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.

@@ -1,7 +1,6 @@
 """The rough generative classifier that says between which two classes a sample lies."""
 
 import math
-import warnings
 from typing import Any, Literal, Self
 
 import torch
@@ -19,7 +18,7 @@ from bu_torch.internal.inputs import (
     safe_unit,
     scikit_learn_seed,
 )
-from bu_torch.neighbors.k_means import lloyd, log_device
+from bu_torch.neighbors.k_means import errors_of_first, k_means, plus_plus
 
 _BLOCK_ELEMENTS = 2**19  # distances at once, 4 MB
 _SMALL = 1e-8  # times the squares that a squared distance is the difference of
@@ -35,8 +34,8 @@ class PrototypeClassifier:
     criterion of K-means as a mixture of K spherical Gaussians of one width, among 1, 3, ..., 39:
     N_j d ln(2 pi s2) + N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d). Only K <= N_j / 2 (or K = 1) whose
     sum of squared errors is positive compete. To compare them, FAISS's K-means starts at the first K of the same points
-    (k-means++ draws each after those before it); the prototypes are those of scikit-learn's. Of a class with more than
-    10,000 samples, a random 10,000 are looked at.
+    (k-means++ draws each after those before it); the prototypes are those of scikit-learn's. On an accelerator both run
+    in torch, with the same random numbers. Of a class with more than 10,000 samples, a random 10,000 are looked at.
 
     Args:
         n_prototypes: Prototypes of a class, or `"aic"` to choose for each class. A class never gets more than its
@@ -78,7 +77,6 @@ class PrototypeClassifier:
         labels = as_labels(labels, features.shape[0]).to(features.device)
         check_two_classes(labels)
         self._classes = PresentClasses(labels)
-        log_device(features.device)
         self._present = [self._fit_class(features[labels == c]) for c in self._classes.classes.tolist()]
         counts = torch.tensor([[len(prototypes) for prototypes in self._present]], device=features.device)
         self.n_prototypes_ = self._classes.spread(counts, 0).squeeze(0)
@@ -147,25 +145,16 @@ class PrototypeClassifier:
 
     def _best_number(self, features: Tensor, most: int) -> int:
         """Number of prototypes with the smallest criterion among 1, 3, ..., `most`."""
-        from sklearn.cluster import kmeans_plusplus
-
         scaled = features / safe_unit(features)
-        points = (scaled - scaled.mean(dim=0)).float().cpu().numpy()
-        centers, _ = kmeans_plusplus(points, most, random_state=scikit_learn_seed(self.seed))
-        errors = {k: lloyd(points, centers[:k], _LLOYD_STEPS)[1] for k in range(1, most + 1, 2)}
-        competing = {k: _aic(features.shape, k, sse) for k, sse in errors.items() if sse > 0}
+        points = (scaled - scaled.mean(dim=0)).float()
+        numbers = range(1, most + 1, 2)
+        errors = errors_of_first(points, plus_plus(points, most, scikit_learn_seed(self.seed)), numbers, _LLOYD_STEPS)
+        competing = {k: _aic(features.shape, k, sse) for k, sse in zip(numbers, errors, strict=True) if sse > 0}
         return min(competing, key=lambda k: competing[k], default=1)
 
     def _k_means(self, features: Tensor, k: int) -> Tensor:
-        from sklearn.cluster import KMeans
-        from sklearn.exceptions import ConvergenceWarning
-
         unit = safe_unit(features)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            model = KMeans(n_clusters=k, n_init=1, random_state=scikit_learn_seed(self.seed))
-            model.fit((features / unit).cpu().numpy())
-        return torch.as_tensor(model.cluster_centers_).to(features) * unit
+        return k_means(features / unit, k, scikit_learn_seed(self.seed)).to(features) * unit
 
 
 def _aic(shape: tuple[int, ...], k: int, sse: float) -> float:

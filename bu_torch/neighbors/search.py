@@ -1,4 +1,4 @@
-"""Nearest neighbours: FAISS on the CPU, blocks of torch on an accelerator, exact distances in both.
+"""Nearest neighbours: FAISS on the CPU, its kernels or blocks of torch on an accelerator, exact distances in all.
 
 Beyond a size, some lists of an inverted file are searched in place of all samples, with a recall that is measured.
 """
@@ -30,6 +30,7 @@ _FIRST_LISTS, _MOST_LISTS = 4, 0.25  # the latter as a share
 _LEAST_SCALE = 1e-30  # of what is safe to scale in float32
 _SAMPLED = 256  # queries of which a recall is measured
 _NEAR = (1 / 64, 1 / 16, 1 / 4)  # shares of the queries, nearest first, between which recalls are measured apart
+_FAISS_GPU, _MOST_ON_GPU = "cuda", 2048  # the type of its devices, and the most rows that it finds for a query
 _FARTHEST = 1e15  # in units of the base: beyond, squares of float32 do not tell one row from another
 
 
@@ -37,6 +38,10 @@ def resolve_backend(backend: str, device: torch.device) -> str:
     """The backend that `"auto"` stands for on `device`."""
     if backend != "auto":
         return backend
+    if device.type == _FAISS_GPU:
+        import faiss
+
+        return "faiss-gpu" if hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() else "torch"
     return "faiss" if device.type == "cpu" else "torch"
 
 
@@ -96,7 +101,7 @@ def nearest(
         recall = _answer_from_lists(question, base32, distances, rows)
     unsettled = distances[:, -1].isinf().nonzero().flatten()
     if unsettled.numel():
-        search = _faiss_search(base32) if backend == "faiss" else _torch_search(base32)
+        search = _SEARCHES[backend](base32)
     n_candidates, is_first = question.n_candidates, True
     while unsettled.numel():
         # One mask for all blocks: small tensors kept between the large ones of each block would scatter the heap.
@@ -303,3 +308,23 @@ def _torch_search(base32: Tensor) -> _Search:
         return torch.cat([block.values for block in found]).square_(), torch.cat([block.indices for block in found])
 
     return search
+
+
+def _faiss_gpu_search(base32: Tensor) -> _Search:
+    import faiss
+    import faiss.contrib.torch_utils  # lets FAISS take tensors, where they are
+
+    resources, in_blocks = faiss.StandardGpuResources(), _torch_search(base32)
+    resources.noTempMemory()  # 1.5 GB, which training may need
+    resources.setPinnedMemory(0)  # nothing is copied
+
+    def search(queries32: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        if k > _MOST_ON_GPU:
+            return in_blocks(queries32, k)
+        with torch.cuda.device(base32.device):
+            return faiss.knn_gpu(resources, queries32, base32, k)
+
+    return search
+
+
+_SEARCHES = {"faiss": _faiss_search, "faiss-gpu": _faiss_gpu_search, "torch": _torch_search}

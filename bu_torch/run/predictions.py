@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bu_torch.functional.boundary import dtype_of_labels
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run.state import State
 from bu_torch.signals.details import Details
@@ -64,10 +65,7 @@ class Predictions:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors on the CPU."""
-        state: dict[str, Any] = {
-            "predictions": self._last.cpu().to(torch.int32),
-            "best_predictions": self._best.cpu().to(torch.int32),
-        }
+        state: dict[str, Any] = {"predictions": narrowed(self._last), "best_predictions": narrowed(self._best)}
         recalls = self.recognition.state_dict()
         return state | {"recalls": recalls} if recalls else state
 
@@ -76,3 +74,8 @@ class Predictions:
         self._last, self._best = state.predictions, state.best_predictions
         self.recognition = Recognition()
         self.recognition.load_state_dict(state.recalls)
+
+
+def narrowed(predictions: Tensor) -> Tensor:
+    """Predictions on the CPU, as bytes if those hold them."""
+    return predictions.cpu().to(dtype_of_labels(1 + int(predictions.max()) if len(predictions) else 0))

@@ -120,8 +120,8 @@ def layout(labels: np.ndarray, n_neighbors: int, n_draws: int) -> Layout:
         "nearest_distance": _Array(
             (n_samples,), (_SINGLE, _DOUBLE), "finite distances >= 0", lambda found: np.isfinite(found) & (found >= 0)
         ),
-        "class_distances": distances,
         "left_out_distances": distances,
+        "own_distances": distances._replace(shape=(n_perturbed,), is_right=lambda found: found >= 0),
         "votes": shares._replace(shape=(n_samples, n_classes)),
         "probabilities": shares,
         "vote_skill": skill,

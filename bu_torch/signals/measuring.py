@@ -14,6 +14,7 @@ from bu_torch.estimators.space_choice import FeatureExtractor
 from bu_torch.functional.checks import as_logits, check_index
 from bu_torch.functional.expected_accuracy import standard_error_of_gain
 from bu_torch.functional.omission import cluster_counts
+from bu_torch.functional.trust import trust_with_own
 from bu_torch.internal.classes import PresentClasses
 from bu_torch.internal.inputs import as_labels, check_fitted
 from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
@@ -111,6 +112,7 @@ class Signals:
     boundary: BoundaryUncertainty
     preparation: Preparation
     _classes: PresentClasses
+    _own: Tensor  # columns of the labels, (n_draws * N,)
     _counts: tuple[Tensor, Tensor, Tensor]  # of the labels in each cluster
     _label_trust: Tensor  # trust scores of the labels at the perturbed samples, (n_draws * N,)
     _nearest_class: Tensor  # there, the sample that was perturbed left out, (n_draws * N,)
@@ -194,8 +196,8 @@ class Signals:
         weights, neighbors = self.boundary.weights, preparation.neighbors
         shares = functional.label_votes(columns, neighbors, 0.0, weights=weights)
         self._counts = cluster_counts(shares, neighbors, weights)
-        repeated, distances = columns.repeat(self.boundary.n_draws), preparation.left_out_distances
-        self._label_trust = functional.trust_score(distances, repeated, validate_args=False)
+        self._own, distances = columns.repeat(self.boundary.n_draws), preparation.left_out_distances
+        self._label_trust = functional.trust_score(distances, self._own, validate_args=False)
         self._nearest_class = self._classes.classes[distances[:, :-1].argmin(dim=1)]
         warn_of_copies(inputs, self.boundary)
         warn_of_little_skill(self.vote_skill, self.regression_skill)
@@ -204,7 +206,8 @@ class Signals:
     @property
     def class_distances(self) -> Tensor:
         """Distance from each perturbed sample to each class, (n_draws * N, J)."""
-        return self._classes.spread(self.preparation.class_distances, torch.inf)
+        own, nearest = self._own.unsqueeze(1), self.preparation.own_distances.unsqueeze(1)
+        return self._classes.spread(self.preparation.left_out_distances.scatter(1, own, nearest), torch.inf)
 
     @property
     def left_out_distances(self) -> Tensor:
@@ -285,10 +288,7 @@ class Signals:
         predictions = torch.cat([of_draw.predictions for of_draw in terms])
         columns = self._classes.columns(predictions)
         known = columns.clamp(max=len(self._classes))  # the last column is that of classes without samples
-        trust, left_out_trust = (
-            functional.trust_score(distances, known, validate_args=False)
-            for distances in (prepared.class_distances, prepared.left_out_distances)
-        )
+        trust, left_out_trust = trust_with_own(prepared.left_out_distances, known, self._own, prepared.own_distances)
         reading = Reading(
             logits=logits,
             terms=terms,
@@ -323,5 +323,6 @@ class Signals:
         self._classes.to(device)
         counts, most, commonest = self._counts
         self._counts = counts.to(device), most.to(device), commonest.to(device)
-        self._label_trust, self._nearest_class = self._label_trust.to(device), self._nearest_class.to(device)
+        for name in ("_own", "_label_trust", "_nearest_class"):
+            setattr(self, name, getattr(self, name).to(device))
         return self

@@ -22,16 +22,15 @@ from bu_torch.samples.copies import copies
 from bu_torch.signals.arrays import layout, read_arrays, write_arrays
 from bu_torch.space.mixed import MixedFeatures
 
-_FORMAT = 10  # of the arrays, to be raised when what they hold, or how that is computed, changes
+_FORMAT = 11  # of the arrays, to be raised when what they hold, or how that is computed, changes
 _PROBE = 64
 _PRIVATE = 0o600
 _LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
 _MOST_COPIES = 0.5
-MOST_ENTRIES = 2**28  # of an array with a column for each class: a gibibyte in float32, of which there are four
+MOST_ENTRIES = 2**28  # of an array with a column for each class: a gibibyte in float32, of which there are three
 
 _OF_BOUNDARY = ("labels", "neighbors", "nearest_distance", "bayes_pairs")
-_OF_CLASSES = ("class_distances", "left_out_distances", "votes", "probabilities")
-_DISTANCES = ("class_distances", "left_out_distances")
+_OF_CLASSES = ("left_out_distances", "own_distances", "votes", "probabilities")
 _SKILLS = ("vote_skill", "regression_skill")
 
 
@@ -49,9 +48,9 @@ class Preparation:
         neighbors: (N, M).
         nearest_distance: (N,).
         bayes_pairs: (N, 2).
-        class_distances: Distance from each perturbed sample to each class, (D * N, C + 1). The last column is that of
-            classes without samples: infinitely far.
-        left_out_distances: The same, the sample that was perturbed left out.
+        left_out_distances: Distance from each perturbed sample to each class, the sample that was perturbed left out,
+            (D * N, C + 1). The last column is that of classes without samples: infinitely far.
+        own_distances: Distance to that sample's class, the sample included, (D * N,).
         votes: Votes of the labels near each sample, (N, C).
         probabilities: Class probabilities at each perturbed sample, (D * N, C).
         vote_skill: Skill of these votes, 1 is certain, 0 chance.
@@ -64,8 +63,8 @@ class Preparation:
     neighbors: Tensor
     nearest_distance: Tensor
     bayes_pairs: Tensor
-    class_distances: Tensor
     left_out_distances: Tensor
+    own_distances: Tensor
     votes: Tensor
     probabilities: Tensor
     vote_skill: float
@@ -89,18 +88,15 @@ class Preparation:
         rows = torch.arange(len(points), device=perturbed.device).repeat(boundary.n_draws)
         left_out = TrustScore().fit(points, columns).class_distances(perturbed, rows)
         # With the sample that was perturbed, its own class is as near as the nearer of it and the rest of the class.
-        own = columns[rows].unsqueeze(1)
-        step = (perturbed - points[rows]).norm(dim=1, keepdim=True)
-        nearer = torch.minimum(left_out.gather(1, own), step)
-        left_out = _with_absent_column(left_out)
+        own = left_out.gather(1, columns[rows].unsqueeze(1)).squeeze(1)
         expected = LabelProbabilities(regression=LabelRegression(seed=boundary.seed))
         expected.fit(points, columns, boundary.neighbors, boundary.weights)
         return cls(
             fingerprint=fingerprint_of(boundary, inputs, labels, boundary.weights),
             space=boundary.space_name_,
             **{name: getattr(boundary, name) for name in _OF_BOUNDARY},
-            class_distances=left_out.clone().scatter_(1, own, nearer),
-            left_out_distances=left_out,
+            left_out_distances=_with_absent_column(left_out),
+            own_distances=torch.minimum(own, (perturbed - points[rows]).norm(dim=1)),
             votes=expected.votes.votes,
             probabilities=expected.predict_proba(perturbed),
             vote_skill=expected.votes.skill_,
@@ -134,7 +130,7 @@ class Preparation:
         fields: dict[str, Any] = {name: float(arrays.pop(name)) for name in _SKILLS}
         tensors = {name: torch.from_numpy(array).to(inputs.device) for name, array in arrays.items()}
         boundary._restore({name: tensors[name] for name in _OF_BOUNDARY}, weights, inputs, space)
-        fields |= tensors | {name: _with_absent_column(tensors[name]) for name in _DISTANCES}
+        fields |= tensors | {"left_out_distances": _with_absent_column(tensors["left_out_distances"])}
         return cls(fingerprint=fingerprint, space=space, **fields)
 
     def save(self, path: str | Path) -> None:
@@ -160,7 +156,7 @@ class Preparation:
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {name: getattr(self, name) for name in (*_OF_BOUNDARY, *_OF_CLASSES)}
-        return tensors | {name: tensors[name][:, :-1] for name in _DISTANCES}
+        return tensors | {"left_out_distances": self.left_out_distances[:, :-1]}
 
     def _arrays(self) -> dict[str, np.ndarray]:
         arrays = {name: tensor.cpu().numpy() for name, tensor in self._tensors().items()}

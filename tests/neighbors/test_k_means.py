@@ -1,49 +1,99 @@
-import logging
 import warnings
 
-import numpy as np
 import pytest
 import torch
+from emulation import came_back
 from sklearn.cluster import KMeans
 
-from bu_torch.neighbors.k_means import lloyd, log_device
+from bu_torch import LabelRegression, PrototypeClassifier
+from bu_torch.neighbors.k_means import errors_of_first, k_means, lloyd, plus_plus
 
 
-def points(n=200):
-    generator = np.random.default_rng(0)
-    return (generator.normal(size=(n, 3)) + 4 * generator.integers(0, 4, size=(n, 1))).astype(np.float32)
+def points(n=200, d=3):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(n, d, generator=generator) + 4 * torch.randint(0, 4, (n, 1), generator=generator)
+
+
+def inertia(samples, centers):
+    return float(torch.cdist(samples, centers).amin(dim=1).square().sum())
 
 
 @pytest.mark.parametrize("n_steps", [1, 3, 50])
-def test_centres_are_those_of_another_library(n_steps):
+def test_centres_are_those_of_another_library(n_steps, device):
     samples = points()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of convergence
-        theirs = KMeans(7, init=samples[:7], n_init=1, max_iter=n_steps, tol=0).fit(samples)
-    centers, error = lloyd(samples, samples[:7], n_steps)
-    assert centers.dtype == np.float32
-    np.testing.assert_allclose(centers, theirs.cluster_centers_, atol=1e-4)
+        theirs = KMeans(7, init=samples[:7].numpy(), n_init=1, max_iter=n_steps, tol=0).fit(samples.numpy())
+    centers, error = lloyd(samples.to(device), samples[:7].to(device), n_steps)
+    assert centers.dtype == torch.float32
+    torch.testing.assert_close(centers.cpu(), torch.from_numpy(theirs.cluster_centers_), atol=1e-4, rtol=0)
     if n_steps == 50:
         assert error == pytest.approx(theirs.inertia_, rel=1e-4)
 
 
-def test_more_steps_are_no_worse():
-    errors = [lloyd(points(), points()[:9], n_steps)[1] for n_steps in (1, 2, 5, 20)]
+def test_more_steps_are_no_worse(device):
+    samples = points().to(device)
+    errors = [lloyd(samples, samples[:9], n_steps)[1] for n_steps in (1, 2, 5, 20)]
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > errors[-1]
 
 
-def test_no_input_is_changed():
-    samples = points()
-    starts = samples[:5].copy()
+def test_no_input_is_changed(device):
+    samples, starts = points().to(device), points()[:5].to(device)
     lloyd(samples, starts, 3)
-    assert np.array_equal(samples, points())
-    assert np.array_equal(starts, points()[:5])
+    assert torch.equal(samples.cpu(), points())
+    assert torch.equal(starts.cpu(), points()[:5])
 
 
-def test_a_line_says_that_it_runs_on_the_cpu(caplog):
-    with caplog.at_level(logging.INFO, logger="bu_torch"):
-        log_device(torch.device("cpu"))
-        assert caplog.text == ""
-        log_device(torch.device("cuda:1"))
-    assert "K-means runs on the CPU, not on cuda:1" in caplog.text
+@pytest.mark.parametrize("d", [1, 3, 40])
+@pytest.mark.parametrize("k", [1, 2, 7, 39])
+def test_all_devices_draw_the_same_and_end_as_well(d, k, dtype, device):
+    samples = points(400, d).to(dtype)
+    there = samples.to(device)
+    assert torch.equal(plus_plus(there, k, 3).cpu(), plus_plus(samples, k, 3))
+    centers = k_means(there, k, 3)
+    assert centers.dtype == dtype
+    assert inertia(samples, centers.cpu()) <= 1.01 * inertia(samples, k_means(samples, k, 3))
+    assert torch.equal(centers.cpu(), k_means(there, k, 3).cpu())
+    numbers = range(1, k + 1, 2)
+    errors = errors_of_first(there.float(), plus_plus(there, k, 3).float(), numbers, 25)
+    assert errors == pytest.approx(
+        errors_of_first(samples.float(), plus_plus(samples, k, 3).float(), numbers, 25), 1e-3
+    )
+
+
+def test_centres_depend_neither_on_blocks_nor_on_the_order_of_samples(monkeypatch, accelerator):
+    samples = points().to(accelerator)
+    centers, error = lloyd(samples, samples[:9], 10)
+    shuffled, _ = lloyd(samples.flip(0), samples[:9], 10)
+    monkeypatch.setattr("bu_torch.neighbors.k_means._BLOCK_ELEMENTS", 100)
+    in_blocks, in_blocks_error = lloyd(samples, samples[:9], 10)
+    torch.testing.assert_close(shuffled.cpu(), centers.cpu())
+    torch.testing.assert_close(in_blocks.cpu(), centers.cpu())
+    assert in_blocks_error == pytest.approx(error)
+
+
+def test_a_centre_without_points_is_moved_to_some(device):
+    samples = torch.tensor([[0.0], [0.1], [5.0], [5.1], [90.0]], device=device)
+    centers, _ = lloyd(samples, samples[torch.tensor([0, 2, 2, 2])], 20)
+    assert centers.flatten().sort().values.tolist()[-1] == pytest.approx(90)
+    assert len(set(centers.flatten().tolist())) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_samples_stay_on_an_accelerator(dtype, accelerator):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.cat([torch.randn(200, 2, generator=generator) * 0.1 + c for c in (0.0, 3.0, 6.0)]).to(dtype)
+    labels = torch.arange(600) % 2
+    expected, there = PrototypeClassifier(seed=3).fit(features, labels), features.to(accelerator)
+    came_back.clear()
+    found = PrototypeClassifier(seed=3).fit(there, labels.to(accelerator))
+    assert max(came_back, default=0) <= 20  # errors of each number of prototypes
+    assert found.n_prototypes_.tolist() == expected.n_prototypes_.tolist() == [3, 3]
+    for ours, theirs in zip(found.prototypes_, expected.prototypes_, strict=True):
+        assert ours.device.type == accelerator.type
+        torch.testing.assert_close(ours.cpu(), theirs, atol=1e-5, rtol=0)
+    came_back.clear()
+    LabelRegression(n_landmarks=20).fit(there, labels.to(accelerator))
+    assert max(came_back, default=0) <= 20

@@ -11,6 +11,7 @@ from torch import nn
 from bu_torch import Rule, Signals
 from bu_torch.run import account, groundwork, messages
 from bu_torch.run.budget import Plan
+from bu_torch.run.predictions import narrowed
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import packed_checks
 from bu_torch.run.tracker import Tracker
@@ -117,11 +118,19 @@ def test_the_standard_error_is_of_the_gain_over_the_highest_expected_accuracy_be
         if epoch == 3:  # the highest is not the last
             assert accuracies.index(max(accuracies)) == 2
             state = tracker.state_dict()
+            assert state["predictions"].dtype == state["best_predictions"].dtype == torch.uint8
             tracker, again = prepared()
             tracker.load_state_dict(state)
             assert tracker.go_on(again)
     with pytest.raises(ValueError, match="predictions"):
         tracker.load_state_dict(state | {"best_predictions": state["best_predictions"].float()})
+
+
+@pytest.mark.parametrize("values", [[], [0, 255], [256, 0]])
+def test_predictions_are_kept_as_bytes_if_those_hold_them(values):
+    given = torch.tensor(values, dtype=torch.int64)
+    assert torch.equal(narrowed(given).long(), given)
+    assert narrowed(given).dtype == (torch.int32 if 256 in values else torch.uint8)
 
 
 def test_with_another_patience_all_before_counts_and_this_run_s_holds():
