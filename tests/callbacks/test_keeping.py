@@ -178,7 +178,7 @@ class TestEquals:
     SCRIPT = (0.7, 0.69, 0.5, 0.68, 0.4, 0.64)
 
     def test_the_score_of_the_kept_check_is_lightning_s(self, tmp_path):
-        own = Equals(self.SCRIPT)
+        own = Equals(self.SCRIPT, rule="expected_accuracy")
         made, weights = fit(tmp_path, own, max_epochs=6)
         assert (own.best_epoch, own.best_score) == (3, own.history[3]["expected_accuracy"])
         keeper = made.checkpoint_callback
@@ -193,9 +193,9 @@ class TestEquals:
     @pytest.mark.parametrize("end", [2, 3, 4, 5])
     def test_a_run_that_resumes_in_another_folder_goes_on_from_the_same_file(self, tmp_path, end):
         last = ModelCheckpoint(tmp_path / "user", save_last=True)
-        first = Equals(self.SCRIPT)
+        first = Equals(self.SCRIPT, rule="expected_accuracy")
         fit(tmp_path, first, last, max_epochs=end)
-        resumed, path = Equals(self.SCRIPT), tmp_path / "user" / "last.ckpt"
+        resumed, path = Equals(self.SCRIPT, rule="expected_accuracy"), tmp_path / "user" / "last.ckpt"
         fit(tmp_path / "elsewhere", resumed, max_epochs=6, ckpt_path=path)
         assert (resumed.best_epoch, resumed.best_score) == (3, resumed.history[3]["expected_accuracy"])
         assert (resumed.best_model_path == first.best_model_path) == (end >= 4)

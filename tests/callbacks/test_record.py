@@ -159,7 +159,7 @@ def test_tensorboard_shows_what_is_behind_the_numbers(tmp_path):
     for name in ("near_boundary", "local_uncertainty", "log_trust"):
         histograms = events.Histograms(f"boundary/{name}")
         assert [one.step for one in histograms] == [step for step, _ in shown]
-        assert all(sum(one.histogram_value.bucket) == 1440 for one in histograms)
+        assert all(sum(one.histogram_value.bucket) == 480 for one in histograms)
     assert "boundary/pairs/text_summary" in tags["tensors"]
     text = events.Tensors("boundary/pairs/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text.startswith("| classes | U |")
@@ -239,7 +239,7 @@ def test_a_resumed_run_records_what_only_its_rule_adds(tmp_path):
     last = ModelCheckpoint(tmp_path / "user", save_last=True)
     fit(tmp_path, BoundaryUncertaintyStopping(rule="trust_score"), last, max_epochs=1)
     last = tmp_path / "user" / "last.ckpt"
-    with pytest.warns(UserWarning, match="rule='gain', .* instead of rule='trust_score'"):
+    with pytest.warns(UserWarning, match="rule='gain' instead of rule='trust_score'"):
         second = fit(tmp_path, BoundaryUncertaintyStopping(rule=Gain()), ckpt_path=last, max_epochs=2)
     table = pd.read_csv(second.record_path)
     agree(table, second.history)

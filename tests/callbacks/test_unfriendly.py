@@ -381,7 +381,7 @@ class TestOutputs:
 
         callback = fit(tmp_path, loader(X, Y), Lenient(output), max_epochs=3)
         assert callback.stopped_epoch == 0
-        what = "expected accuracy and boundary uncertainty gave a score that is not finite (nan)."
+        what = "expected accuracy gave a score that is not finite (nan)."
         assert callback.stopping_reason == f"Stopped in epoch 0: {what}"
         assert callback.best_epoch is None
 

@@ -13,7 +13,7 @@ NAN = math.nan
 
 
 def check(epoch, score, error=0.0, step=None):
-    values = {"expected_accuracy": score, "boundary_uncertainty": 0.0, "standard_error": error}
+    values = {"expected_accuracy": score, "trust_score": 1.0, "standard_error": error}
     return {"epoch": epoch, **({} if step is None else {"step": step}), **values}
 
 
