@@ -3,8 +3,8 @@
 Section 4.4.1: the samples of a class lie on one axis at their near-boundary-ness, the boundary at 0, and the class gets
 as many anchors as its histogram holds in the bin of 0. Gaussian-kernel SVMs, C = 1: a wide kernel, a good one, a narrow
 one that overfits. `wanted` is that count, `within` the count in a bin of the same width with 0 in its middle, and
-`found` the anchors that `GradientAnchorUncertainty` makes, at most 10 or a tenth more or fewer. The thesis shows 175
-for a class of data that it does not give.
+`found` the anchors that `GradientAnchorUncertainty` makes, as near to that as steps come. The thesis shows 175 for a
+class of data that it does not give.
 
     python examples/anchor_counts.py
 """

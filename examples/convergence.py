@@ -94,7 +94,7 @@ def draw(ratio: pd.DataFrame, table: pd.DataFrame, path: Path) -> None:
         axis.axhline(CUTS[cut], color="black", linestyle=":")
         axis.set(title=f"U of the cut at {cut:g}; dotted: its limit", xlabel="samples N", xscale="log")
     axes[0].legend()
-    axes[2].legend()
+    axes[1].legend(loc="lower right")
     figure.savefig(path, dpi=100)
     plt.close(figure)
 

@@ -2,15 +2,14 @@
 
 Theorems 1 to 3 bound the Hausdorff distance between what the density filter keeps (Algorithm 1) and the true
 high-density set by n^-e, up to logarithms: with k = n^(2 / (2 + D)) and a density that crosses its level at a slope
-(beta = 1), e = min(1 / (2 D), 1 / (2 + D)), on a manifold with its own dimension for D, also amid noise. The bound
-holds if the error falls at least so fast: `slope` is that of its mean, over the upper half of the sizes. Densities: 1 -
-|x|^2 in the unit ball (line, plane, space) and 1 + cos(angle) on a circle in space; alpha is 0.1. Noisy: 0.05 of all
-samples are uniform in a cube, and the set is that of alpha = 0.05 / 0.95.
+(beta = 1), e = min(1 / (2 D), 1 / (2 + D)); on a manifold D is its own dimension, also amid noise. `slope` is that of
+the mean distance, over the upper half of the sizes. Densities: 1 - |x|^2 in the unit ball (line, plane, space) and 1 +
+cos(angle) on a circle in space; alpha is 0.1. Noisy: 0.05 of all are uniform in a cube, which leaves alpha 0.05 / 0.95.
 
 Theorem 4: where the score is above 1 by enough for an error eps of the sets, a classifier agrees with the Bayes rule,
-where it is as far below, it does not. Two classes have the plane's density, with radius 1.4 around x_0 = -1.2 and 1.2:
-they overlap, their high-density sets do not. A new sample is `decided` if its distances to the two sets differ by more
-than 2 eps; `wrong` of these, and of `all`, are on the other side of 1 than they should be.
+where it is as far below, it does not. Two classes have the plane's density, with radius 1.4 around x_0 = -1.2 and 1.2,
+and overlap. A new sample is `decided` if its distances to the sets differ by more than 2 eps; `wrong` is on the other
+side of 1 than it should be: of these, and of all.
 
     python examples/trust_rates.py
 """
@@ -29,7 +28,6 @@ from bu_torch import TrustScore
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-FOLDER = Path(__file__).parent
 SIZES = [250, 500, 1000, 2000, 4000]
 ALPHA, NOISE, RADIUS, CENTERS = 0.1, 0.05, 1.4, np.array([[-1.2, 0], [1.2, 0]])
 SETTINGS = {"line": 1, "plane": 2, "space": 3, "circle": 1, "noisy circle": 1}  # dimensions
@@ -46,21 +44,20 @@ def place(setting: str, mass: np.ndarray, rng: np.random.Generator) -> np.ndarra
 
 def draw(setting: str, n: int, rng: np.random.Generator) -> np.ndarray:
     samples = place(setting, rng.random(n), rng)
-    is_noise = rng.random((n, 1)) < (NOISE if setting == "noisy circle" else 0)
-    return np.where(is_noise, rng.uniform(-1.5, 1.5, samples.shape), samples)
+    share = NOISE if setting == "noisy circle" else 0
+    return np.where(rng.random((n, 1)) < share, rng.uniform(-1.5, 1.5, samples.shape), samples)
 
 
 def hausdorff(setting: str, kept: np.ndarray, rng: np.random.Generator) -> float:
     """Distance between kept samples and the true set, as 20 000 points, half of them on its edge."""
     mass = 1 - ((ALPHA - NOISE) / (1 - NOISE) if setting == "noisy circle" else ALPHA)
     points = place(setting, mass * np.minimum(2 * rng.random(20_000), 1), rng)
-    ball = np.linalg.norm(kept, axis=1).max() - np.linalg.norm(points, axis=1).max()
-    beyond = KDTree(points).query(kept)[0].max() if "circle" in setting else ball
+    outward = np.linalg.norm(kept, axis=1).max() - np.linalg.norm(points, axis=1).max()
+    beyond = KDTree(points).query(kept)[0].max() if "circle" in setting else outward
     return float(max(beyond, KDTree(kept).query(points)[0].max()))
 
 
 def distances(sizes: list[int], n_draws: int, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Mean Hausdorff distances, and their slopes beside the exponents."""
     found, rates, half = pd.DataFrame(index=sizes), {}, len(sizes) // 2
     for setting, d in SETTINGS.items():
         errors = np.empty((len(sizes), n_draws))
@@ -71,15 +68,13 @@ def distances(sizes: list[int], n_draws: int, seed: int) -> tuple[pd.DataFrame, 
             errors[at] = hausdorff(setting, samples[trust.kept_.numpy()], rng)
         found[setting] = errors.mean(axis=1)
         x = np.log(sizes[half:]) - np.log(sizes[half:]).mean()
-        errors = errors[half:] / errors[half:].mean(axis=1)[:, None]
-        slope = x @ np.log(found[setting][half:]) / (x @ x)
-        error = np.linalg.norm(x * errors.std(axis=1)) / (x @ x) / n_draws**0.5
-        rates[setting] = {"slope": slope, "error": error, "stated": -min(1 / (2 * d), 1 / (2 + d))}
+        spread = (errors[half:].T / errors[half:].mean(axis=1)).std(axis=0) / n_draws**0.5
+        row = {"slope": x @ np.log(found[setting][half:]) / (x @ x), "error": np.linalg.norm(x * spread) / (x @ x)}
+        rates[setting] = row | {"stated": -min(1 / (2 * d), 1 / (2 + d))}
     return found, pd.DataFrame(rates).T
 
 
 def agreement(sizes: list[int], n_draws: int, seed: int) -> pd.DataFrame:
-    """Theorem 4, means over the draws."""
     rows = []
     for n in np.repeat(sizes, n_draws):
         rng = np.random.default_rng((seed, n, len(rows)))
@@ -95,11 +90,14 @@ def agreement(sizes: list[int], n_draws: int, seed: int) -> pd.DataFrame:
 
 
 def plot(found: pd.DataFrame, rates: pd.DataFrame, agree: pd.DataFrame, path: Path) -> None:
-    plt.style.use(FOLDER.parent / "docs" / "pictures.mplstyle")
+    plt.style.use(Path(__file__).parents[1] / "docs" / "pictures.mplstyle")
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
-    labels = {name: f"{name}, {row['slope']:.2f} ({row['stated']:.2f})" for name, row in rates.iterrows()}
+    labels = {name: f"{name}, {slope:.2f} ({stated:.2f})" for name, slope, _, stated in rates.itertuples()}
     found.rename(columns=labels).plot(ax=axes[0], marker=".", loglog=True, title="Distance: slope (stated)")
     agree.drop(columns="wrong").plot(ax=axes[1], marker=".", loglog=True, title="Where the score tells the Bayes rule")
+    for axis in axes:
+        axis.set(ylim=(1e-3, 1), xlabel="samples n", xticks=found.index, xticklabels=found.index)
+        axis.minorticks_off()
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
@@ -108,13 +106,13 @@ def main(arguments: list[str] | None = None) -> tuple[pd.DataFrame, ...]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", type=Path, default=FOLDER / "trust_rates.png")
+    parser.add_argument("--plot", type=Path, default=Path(__file__).with_suffix(".png"))
     parser.add_argument("--smoke", action="store_true", help="fewer samples and draws")
     options = parser.parse_args(arguments)
-    n_draws, sizes = (2, SIZES[:4]) if options.smoke else (options.draws, SIZES)
-    found, rates = distances(sizes, n_draws, options.seed)
-    agree = agreement(sizes, n_draws, options.seed)
-    print(f"{n_draws} draws, seed {options.seed}", *(t.round(4).to_string() for t in (found, rates, agree)), sep="\n\n")
+    settings = (SIZES[:4], 2, options.seed) if options.smoke else (SIZES, options.draws, options.seed)
+    found, rates, agree = *distances(*settings), agreement(*settings)
+    shown = (table.round(4).to_string() for table in (found, rates, agree))
+    print(f"{settings[1]} draws, seed {options.seed}", *shown, sep="\n\n")
     plot(found, rates, agree, options.plot)
     return found, rates, agree
 
