@@ -5,7 +5,6 @@ high-density set by n^-e, up to logarithms: with k = n^(2 / (2 + D)) and a densi
 (beta = 1), e = min(1 / (2 D), 1 / (2 + D)); on a manifold D is its own dimension, also amid noise. `slope` is that of
 the mean distance, over the upper half of the sizes. Densities: 1 - |x|^2 in the unit ball (line, plane, space) and 1 +
 cos(angle) on a circle in space; alpha is 0.1. Noisy: 0.05 of all are uniform in a cube, which leaves alpha 0.05 / 0.95.
-
 Theorem 4: where the score is above 1 by enough for an error eps of the sets, a classifier agrees with the Bayes rule,
 where it is as far below, it does not. Two classes have the plane's density, with radius 1.4 around x_0 = -1.2 and 1.2,
 and overlap. A new sample is `decided` if its distances to the sets differ by more than 2 eps; `wrong` is on the other
