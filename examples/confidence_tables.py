@@ -23,8 +23,13 @@ paper's footnote 3 has it, `n - n*` as its text on Beta posteriors, or `n`. `--w
 widths printed for n = 30: the error rate that the printed width of M asks for, the .632 estimate of samples of these
 tables (mean and mean widths), and how often the error rate lies in each set.
 
+`--shrink` compares CUD's widths at n = 30 and n = 50 with the printed ones: as they are, and of the part in [0, 1]. An
+error rate lies there, and a set around a small training error loses its lower part. The paper's a_n is n, with the mean
+loss; with the sum of its section 5 it comes to n^2. `--rate` takes others.
+
     python examples/confidence_tables.py
     python examples/confidence_tables.py --widths
+    python examples/confidence_tables.py --shrink
 """
 
 import argparse
@@ -38,12 +43,14 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import torch
+from scipy.linalg import orth
 from scipy.optimize import brentq
 from scipy.stats import beta, kurtosis
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
 from bu_torch.evaluation import generalization_interval
+from bu_torch.evaluation.cells import CellSearch
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -67,6 +74,14 @@ PRINTED = {  # Table 3: widths of K, M and L
     "heart": (0.319, 0.319, 0.359), "pima": (0.307, 0.310, 0.350), "outlier": (0.328, 0.329, 0.368),
     "three points": (0.318, 0.317, 0.356), "bupa": (0.327, 0.326, 0.366), "magic": (0.300, 0.283, 0.324),
     "chi-squared": (0.329, 0.330, 0.351), "mammographic": (0.321, 0.321, 0.361),
+}  # fmt: skip
+PRINTED_CUD = {  # Tables 3 and 5: widths of CUD for n = 30 and n = 50
+    "spambase": (0.469, 0.418), "donut": (0.485, 0.448), "ionosphere": (0.437, 0.386), "heart": (0.459, 0.409),
+    "pima": (0.433, 0.433), "outlier": (0.555, 0.442), "three points": (0.508, 0.440), "bupa": (0.559, 0.499),
+    "magic": (0.606, 0.561), "chi-squared": (0.595, 0.401), "mammographic": (0.464, 0.419),
+}  # fmt: skip
+RATES: dict[str, Callable[[int], float]] = {  # a_n as a multiple of n
+    "1": lambda n: 1 / n, "sqrt n": lambda n: n**-0.5, "n": lambda n: 1.0, "n^2": lambda n: n,
 }  # fmt: skip
 Split = tuple[np.ndarray, np.ndarray]
 
@@ -167,9 +182,40 @@ def one_table(name: str, options: argparse.Namespace) -> dict[str, float]:
         peaks.append(abs(kurtosis(errors)) if np.ptp(errors) else 0.0)
     row = {"kurtosis": float(np.mean(peaks))}
     for method in options.methods:
-        row[f"coverage {SHORT[method]}"] = float(np.mean(covered[method]))
-        row[f"width {SHORT[method]}"] = float(np.mean(widths[method]))
+        for what, values in (("coverage", covered[method]), ("width", widths[method])):
+            row[f"{what} {SHORT[method]}"] = float(np.mean(values))
+            row[f"error of {what} {SHORT[method]}"] = float(np.std(values)) / options.repetitions**0.5
     return row
+
+
+def radius_of_cud(part: Split, rate: float, draws: int, rng: np.random.Generator) -> float:
+    """Half the width of CUD with such a multiple of n as a_n."""
+    n = len(part[1])
+    suprema = []
+    for counts in rng.multinomial(n, np.full(n, 1 / n), size=draws):
+        search = CellSearch(orth(part[0]), 2.0 * part[1] - 1, counts.astype(float))
+        search.slack, search.center = rate * search.slack, rate**0.5 * search.center
+        suprema.append(search.run() / n)
+    return float(np.quantile(suprema, 0.95, method="inverted_cdf"))
+
+
+def shrink(name: str, options: argparse.Namespace) -> dict[str, float]:
+    """Widths of CUD for n = 30 and n = 50, as they are and within [0, 1], with their standard errors, and coverage."""
+    row: dict[str, float] = {}
+    for n in (30, 50):
+        rng = np.random.default_rng(options.seed)
+        found = []
+        for _ in range(options.repetitions):
+            train, test = split(name, n, options.components, rng)
+            center, truth = error(fit(train), train), error(fit(train), test)
+            radius = radius_of_cud(train, RATES[options.rate](n), options.draws, rng)
+            within = min(center + radius, 1) - max(center - radius, 0)
+            found.append((2 * radius, within, abs(truth - center) <= radius + 1e-9))
+        means, errors = np.mean(found, axis=0), np.std(found, axis=0) / options.repetitions**0.5
+        for what, mean, one in zip(("width", "within", "covers"), means, errors, strict=True):
+            row |= {f"{what} {n}": float(mean), f"error of {what} {n}": float(one)}
+    row |= {f"printed {n}": width for n, width in zip((30, 50), PRINTED_CUD.get(name, (np.nan,) * 2), strict=True)}
+    return row | {f"{what} 50/30": row[f"{what} 50"] / row[f"{what} 30"] for what in ("width", "within", "printed")}
 
 
 def error_rate_of_m(width: float, n_tested: float) -> float:
@@ -244,6 +290,8 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser.add_argument("--tables", nargs="+", default=at_hand, choices=[*TABLES, *SIMULATED, *KEEL])
     parser.add_argument("--tested", default="n*", choices=list(TESTED), help="samples that K, M and L take as tested")
     parser.add_argument("--widths", action="store_true", help="the widths of K, M and L by each of these, and printed")
+    parser.add_argument("--shrink", action="store_true", help="the widths of CUD at n = 30 and 50, and printed")
+    parser.add_argument("--rate", default="n", choices=list(RATES), help="a_n, with --shrink")
     parser.add_argument("--methods", nargs="+", default=list(SHORT), choices=list(SHORT))
     parser.add_argument("--jobs", type=int, default=1, help="processes, a table each")
     parser.add_argument("--seed", type=int, default=0)
@@ -253,7 +301,7 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     if options.smoke:
         options.repetitions, options.draws, options.tables = 3, 20, ["ionosphere", "three points"]
 
-    run = partial(widths if options.widths else one_table, options=options)
+    run = partial(shrink if options.shrink else widths if options.widths else one_table, options=options)
     if options.jobs == 1:
         rows = [run(name) for name in options.tables]
     else:
@@ -263,10 +311,17 @@ def main(arguments: list[str] | None = None) -> pd.DataFrame:
     if options.widths:
         show_widths(table, options)
         return table
+    if options.shrink:
+        print(f"CUD, a_n = {options.rate}, {options.repetitions} repetitions, {options.draws} draws, ", end="")
+        print(f"{options.components} principal components, seed {options.seed}")
+        print(table.loc[:, ~table.columns.str.startswith("error")].round(3).to_string())
+        print(f"largest standard error: {table.filter(like='error').max(axis=None):.3f}")
+        return table
     for what in ("coverage", "width"):
         columns = {name: name.split()[1] for name in table if name.startswith(what)}
         print(f"{what}, n = {options.samples}, {options.repetitions} repetitions, {options.draws} draws")
-        print(table[list(columns)].rename(columns=columns).round(3).to_string(), end="\n\n")
+        print(table[list(columns)].rename(columns=columns).round(3).to_string())
+        print(f"largest standard error: {table.filter(like=f'error of {what}').max(axis=None):.3f}", end="\n\n")
     print(table["kurtosis"].round(2).to_string())
     if options.plot:
         draw(table, options.plot)

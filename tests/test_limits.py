@@ -26,8 +26,8 @@ def n_lines(files):
     ("what", "reached", "limit"),
     [
         ("lines of source", n_lines(FILES), 20_295),
-        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 24_327),
-        ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 17_300),
+        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 24_400),
+        ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 17_360),
         ("public names", len(bu_torch.__all__), 60),
     ],
 )

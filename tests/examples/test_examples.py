@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -202,6 +203,43 @@ def test_confidence_tables_compare_widths_with_the_printed_ones(load, capsys):
     for tested, (low, high) in {"n - n*": (0.02, 0.05), "n*": (0.1, 0.16), "n": (0.2, 0.33)}.items():
         assert table[f"asks for, {tested}"].between(low, high).all()
     assert "K: width by how many samples count as tested, and printed; coverage" in capsys.readouterr().out
+
+
+def test_confidence_tables_compare_how_cud_shrinks(load, capsys):
+    example = load("confidence_tables")
+    table = example.main(["--smoke", "--shrink"])
+    assert (table["width 30"] - table["within 30"] > [0.1, -1e-9]).all()  # three points: training errors are not small
+    assert (table["within 50/30"] - table["width 50/30"] > [0.1, -1e-9]).all()
+    assert table["printed 50/30"].tolist() == pytest.approx([0.883, 0.866], abs=1e-3)
+    assert "CUD, a_n = n, 3 repetitions, 20 draws" in capsys.readouterr().out
+    train, rate = example.split("outlier", 30, 4, np.random.default_rng(0))[0], example.RATES
+    radii = [example.radius_of_cud(train, rate[a](30), 20, np.random.default_rng(1)) for a in ("n^2", "n", "1")]
+    assert radii[0] <= radii[1] < radii[2]
+
+
+def test_convergence_of_ratios_where_it_is_proved(load, tmp_path):
+    ratios, slopes, table = load("convergence").main(["--smoke", "--plot", str(tmp_path / "figure.png")])
+    assert slopes.loc[[0.0, 0.33], "slope"].tolist() == pytest.approx([0, -1 / 3], abs=0.08)
+    assert ratios["variance"].between(0.7, 1.5).all()  # Eq. 3.7
+    by_cut = table["mean"].unstack("cut")
+    assert (by_cut[1.0] > by_cut[0.5]).all()
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_trust_rates_fall_and_the_score_tells_the_bayes_rule(load, tmp_path):
+    found, rates, agree = load("trust_rates").main(["--smoke", "--plot", str(tmp_path / "figure.png")])
+    assert (found.iloc[-1] < found.iloc[0]).all()
+    assert rates["stated"].tolist() == pytest.approx([-1 / 3, -1 / 4, -1 / 6, -1 / 3, -1 / 3])
+    assert (agree["wrong"] == 0).all()
+    assert agree["decided"].is_monotonic_increasing
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_anchor_counts_are_those_of_the_histogram_at_zero(load, tmp_path):
+    table = load("anchor_counts").main(["--smoke", "--plot", str(tmp_path / "figure.png")])
+    assert (abs(table["found"] - table["wanted"]) <= table["wanted"] / 10).all()
+    assert table.groupby("log2 gamma")["U"].mean().idxmax() == -1
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_c_is_chosen_by_cross_validation(load):
