@@ -14,7 +14,7 @@ from bu_torch.callbacks.loss_weights import LossWeights
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
 from bu_torch.callbacks.processes import in_first
 from bu_torch.callbacks.schedule import Schedule
-from bu_torch.callbacks.training_data import batch_hooks, describe, is_pair, read_pair, read_training_data
+from bu_torch.callbacks.training_data import batch_hooks, describe, is_pair, read_training_data
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.perturbation.draws import PerturbedInputs
@@ -24,7 +24,7 @@ from bu_torch.run.budget import Plan, count_operations
 from bu_torch.run.settings import as_file
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import Keys
-from bu_torch.samples.samples import Samples, fewer_of
+from bu_torch.samples.samples import Samples, fewer_of, whole_samples
 
 if TYPE_CHECKING:
     from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
@@ -145,7 +145,8 @@ class CheckSamples:
             return n_samples if trial is None else min(n_samples, trial)
 
         if is_pair(asked.reference):
-            return read_pair(asked.reference, how_many, asked.seed, keep_integers=keeps_integers(asked.perturbation))
+            samples = whole_samples(*asked.reference, keep_integers=keeps_integers(asked.perturbation))
+            return fewer_of(samples, how_many(len(samples.inputs)), asked.seed)
         return read_training_data(
             trainer,
             how_many=how_many,

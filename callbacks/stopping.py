@@ -19,7 +19,6 @@ from bu_torch.callbacks.results import StoppingResults
 from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
 from bu_torch.callbacks.weights_after_check import WeightsAfterCheck
 from bu_torch.internal.inputs import check_flag
-from bu_torch.rule.rules import as_rule
 from bu_torch.run.settings import MeasurementSettings, Settings
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -120,7 +119,6 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         self.stopping_reason = ""
         self._bearer: VerdictBearerMixin | None = None
         self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
-        self._key_of_rule: tuple[Any, str] | None = None
 
     keeps_weights = True  # of a check
 
@@ -131,10 +129,7 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
 
     @property
     def state_key(self) -> str:
-        # Lightning asks for it in each hook of each batch.
-        if self._key_of_rule is None or self._key_of_rule[0] is not self.rule:
-            self._key_of_rule = self.rule, self._generate_state_key(rule=as_rule(self.rule).name)
-        return self._key_of_rule[1]
+        return self._generate_state_key(rule=self.rule if isinstance(self.rule, str) else self.rule.name)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from bu_torch.internal.network import packed_model, read_logits
@@ -48,7 +48,8 @@ def make_stopper(
     """
     read = partial(read_loader, loader, seed=options["seed"], keys=keys)
     first = read(lambda n: 1)
-    if first.packing is None and _are_tokens(first.inputs) and options["perturbation"] is None:
+    are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()
+    if are_tokens and options["perturbation"] is None:
         options = options | {"perturbation": "tokens"}
     settings = Settings(**{name: value for name, value in options.items() if name != "folder"})
     model = packed_model(network, first.packing)
@@ -62,11 +63,6 @@ def make_stopper(
     inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
     options = options | planned | {"sample_weight": samples.weights}
     return BoundaryUncertaintyStopper(inputs, samples.labels, **options)
-
-
-def _are_tokens(inputs: Tensor) -> bool:
-    """True for token ids (n, length)."""
-    return inputs.ndim == 2 and not inputs.is_floating_point()
 
 
 def missing(module: str, packages: str) -> ImportError:

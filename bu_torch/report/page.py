@@ -76,7 +76,8 @@ def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
 def page(shown: Content) -> str:
     """The whole page in HTML; its policy lets it run no script but the two it has, and fetch nothing."""
     scripts = resource("plotly/plotly-cartesian.min.js"), resource("page.js")
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     parts = {
         "policy": f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
         " connect-src 'none'; base-uri 'none'; form-action 'none'",
@@ -96,10 +97,6 @@ def _json(value: Any) -> str:
     """JSON that can stand within a script element: it has no `<`, and no character beyond ASCII."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
 
 
 @functools.cache

@@ -47,10 +47,9 @@ def fit_or_load(
     """
     inputs = signals.boundary.as_inputs(inputs)
     labels = as_labels(labels, len(inputs)).to(inputs.device)
+    samples = inputs, labels, sample_weight
     with _bar(signals, inputs, has_progress_bar, tell):
-        if cache == "auto":
-            return _by_user_cache(signals, (inputs, labels, sample_weight))
-        return _by_file(signals, (inputs, labels, sample_weight), cache)
+        return _by_user_cache(signals, samples) if cache == "auto" else _by_file(signals, samples, cache)
 
 
 def _by_file(signals: Signals, samples: tuple[Any, ...], cache: Path | None) -> Cached:
@@ -118,7 +117,7 @@ def _keep(signals: Signals, file: Path | None, refusal: str) -> Cached:
 
 
 @contextmanager
-def _bar(signals: Signals, inputs: Tensor, is_shown: bool, tell: Callable[[str], None] | None = None) -> Iterator[None]:
+def _bar(signals: Signals, inputs: Tensor, is_shown: bool, tell: Callable[[str], None] | None) -> Iterator[None]:
     """A progress bar of what `signals` does within, after a few seconds, and a forecast of its time."""
     boundary = signals.boundary
 

@@ -84,7 +84,7 @@ def read_samples(
         check_integer("max_samples", max_samples, 1)
 
     def how_many(n_training: int) -> int:
-        return n_training if max_samples is None else min(n_training, max_samples)
+        return min(n_training, max_samples or n_training)
 
     if hasattr(dataset, "train_dataloader") and hasattr(dataset, "setup"):
         with preserved_random_state():

@@ -101,11 +101,14 @@ class LayerFeatures:
         inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers, keep_bytes=True)
         outputs: list[Any] = []
         is_input = self.layer == "penultimate"
+        hooked = [self.model if self.layer in ("logits", "penultimate") else self.model.get_submodule(self.layer)]
+        if is_input:
+            hooked = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
 
         def remember(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             outputs[:] = [(*given, *named.values())[0] if is_input else output]
 
-        handles = [module.register_forward_hook(remember, with_kwargs=True) for module in self._hooked()]
+        handles = [module.register_forward_hook(remember, with_kwargs=True) for module in hooked]
         rows = []
         start_passes()
         try:
@@ -119,11 +122,6 @@ class LayerFeatures:
             for handle in handles:
                 handle.remove()
         return torch.cat(rows)
-
-    def _hooked(self) -> list[nn.Module]:
-        if self.layer == "penultimate":
-            return [module for module in self.model.modules() if isinstance(module, nn.Linear)]
-        return [self.model if self.layer == "logits" else self.model.get_submodule(self.layer)]
 
     def _row(self, outputs: list[Any], n_samples: int) -> Tensor:
         if not outputs:
