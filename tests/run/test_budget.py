@@ -3,7 +3,6 @@ import warnings
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import TensorDataset
 
@@ -314,24 +313,3 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
     with pytest.warns(UserWarning, match="resumes with different training samples"):
         assert fit(300, tmp_path / "kept.ckpt") == Plan(120, 12)
     assert fit(300, tmp_path / "kept.ckpt", n_draws=2) == Plan(300, 2)
-
-
-def test_a_cache_is_written_once_and_taken_from_then_on(tmp_path, monkeypatch, caplog):
-    def fit(features, labels, **kwargs):
-        monitor = BoundaryUncertaintyMonitor(cache=tmp_path / "cache.npz", **kwargs)
-        torch.manual_seed(0)
-        trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), loader(features, labels))
-        return monitor.history
-
-    monitor = BoundaryUncertaintyMonitor(cache=tmp_path / "cache.npz")
-    trainer(tmp_path, monitor, fast_dev_run=True).fit(Classifier(), loader(*blobs()))
-    assert not (tmp_path / "cache.npz").exists()
-    first = fit(*blobs())
-    monkeypatch.setattr("bu_torch.signals.measuring.Preparation.make", lambda *a: pytest.fail("computed again"))
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        assert fit(*blobs()) == first
-    assert f"loaded the preparation of an earlier run: {tmp_path / 'cache.npz'}" in caplog.text
-    with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
-        fit(*blobs(), seed=1)
-    with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
-        fit(*blobs(150))
