@@ -33,18 +33,14 @@ _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 
 
 class CheckSamples:
-    """Reads the samples of a trainer, plans how many are looked at, and has them prepared.
-
-    Attributes:
-        loss_weights: Class weights of the module's loss, in the first process.
-    """
+    """Reads the samples of a trainer, plans how many are looked at, and has them prepared."""
 
     def __init__(
         self, callback: "BoundaryUncertaintyMonitor", tracker: Tracker, network: NetworkReader, schedule: Schedule
     ) -> None:
         self._callback = callback
         self._tracker, self._network, self._schedule = tracker, network, schedule
-        self.loss_weights = LossWeights()
+        self.loss_weights = LossWeights()  # in the first process
 
     def prepare(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Compute all that does not depend on the network; False if a run resumes with other samples than before."""

@@ -9,21 +9,13 @@ from bu_torch.run.record import Record, row
 
 
 class Account:
-    """The seconds of one training, and its record.
-
-    Attributes:
-        setup_seconds: Time that the preparation took.
-        check_seconds: Time that the checks took so far.
-        saving_seconds: Time that it took so far to save what is kept.
-        has_resumed: True if checks were made before this run began.
-        record: The record; None for none.
-    """
+    """The seconds of one training so far, and its record, if there is one."""
 
     def __init__(self) -> None:
         self.setup_seconds = 0.0
         self.check_seconds = 0.0
         self.saving_seconds = 0.0
-        self.has_resumed = False
+        self.has_resumed = False  # checks were made before this run began
         self._began = time.perf_counter()
         self._seconds_elsewhere = 0.0
         self.record: Record | None = None
