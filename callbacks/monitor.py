@@ -91,8 +91,8 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, if there are none) with a row for each check,
-            written as soon as it is measured: `epoch`, `step`, `seconds` since training began (without the checks of
-            other such callbacks), `check_seconds`, `train_loss` if `training_step` logs it (or `training_loss`,
+            written as soon as it is measured: `epoch`, `step`, `seconds` since training began, `check_seconds`,
+            `train_loss` if `training_step` logs it (or `training_loss`,
             `train/loss`, `loss/train`, `loss`), and what `history` has. "" if nothing is written: neither
             checkpoints nor logs on this machine's disk, `fast_dev_run`, `barebones`, or another process than the first.
 
