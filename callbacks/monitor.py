@@ -19,10 +19,11 @@ from bu_torch.callbacks.lightning_trees import (
     library_of,
 )
 from bu_torch.callbacks.optimizers import RAW_WEIGHTS
-from bu_torch.callbacks.results import MonitorResults
 from bu_torch.callbacks.training_data import Reference, check_reference
 from bu_torch.internal.inputs import check_integer
+from bu_torch.run.results import MeasurementResults
 from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import InputKey
 
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
@@ -30,7 +31,7 @@ _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accu
 
 @without(INSTEAD | dict.fromkeys(("monitor", "mode"), _DECIDES_NOTHING))
 @dataclass(kw_only=True, eq=False, repr=False)
-class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
+class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
     At the start of training the callback reads the training samples, finds their nearest neighbours and perturbs each
@@ -122,6 +123,11 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
     def _clear(self) -> None:
         """Begin another fit."""
         self._fit = Fit(self, self._tracked_settings())
+
+    @property
+    def tracker(self) -> Tracker:
+        """Measurements of this fit, and the verdict."""
+        return self._fit.tracker
 
     @property
     def state_key(self) -> str:
