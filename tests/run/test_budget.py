@@ -172,16 +172,15 @@ class OfImages(Classifier):
         return self.net(x)
 
 
-def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, caplog):
+def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, log):
     """It has few weights, and does much with each."""
     monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs")
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        data = loader(*images(), batch_size=1300)
-        trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
+    data = loader(*images(), batch_size=1300)
+    trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
     assert monitor.tracker.groundwork.plan == Plan(500, 1)
     assert monitor.tracker.groundwork.n_samples == 500
     expected = "measures at a stratified random 500 of 1300 training samples, 1 draw each, after every epoch."
-    assert expected in caplog.text
+    assert expected in log.text
 
 
 class Told(torch.utils.data.Dataset):
@@ -260,20 +259,18 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
         ({"reference": blobs(150), "n_draws": 2}, "150 samples, 2 draws each, after every epoch."),
     ],
 )
-def test_one_line_tells_the_plan(tmp_path, caplog, settings, told):
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=2).fit(Classifier(), loader(*blobs(600)))
-    (line,) = (one for one in caplog.messages if "measures at" in one)
+def test_one_line_tells_the_plan(tmp_path, log, settings, told):
+    trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=2).fit(Classifier(), loader(*blobs(600)))
+    (line,) = (one for one in log.messages if "measures at" in one)
     assert line == f"Boundary uncertainty measures at {told}"
 
 
 @pytest.mark.parametrize(("settings", "name"), [({}, "every_n_epochs"), ({"every_n_train_steps": 2}, None)])
-def test_slow_checks_are_told_of_once(tmp_path, monkeypatch, caplog, settings, name):
+def test_slow_checks_are_told_of_once(tmp_path, monkeypatch, log, settings, name):
     monkeypatch.setattr(budget, "_SLOW", 0)
     monkeypatch.setattr(budget, "_MUCH", 0)
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=3).fit(Classifier(), loader(*blobs(600)))
-    (line,) = (one for one in caplog.messages if "A check of boundary uncertainty takes" in one)
+    trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=3).fit(Classifier(), loader(*blobs(600)))
+    (line,) = (one for one in log.messages if "A check of boundary uncertainty takes" in one)
     assert line.endswith(f" s. To change it: `n_draws=`, `max_samples=`, `{name or next(iter(settings))}=`.")
 
 
