@@ -25,9 +25,9 @@ def n_lines(files):
 @pytest.mark.parametrize(
     ("what", "reached", "limit"),
     [
-        ("lines of source", n_lines(FILES), 20_178),
-        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 24_190),
-        ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 17_300),
+        ("lines of source", n_lines(FILES), 19_662),
+        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 23_721),
+        ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 17_164),
         ("public names", len(bu_torch.__all__), 60),
     ],
 )
