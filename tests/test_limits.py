@@ -26,7 +26,7 @@ def n_lines(files):
     ("what", "reached", "limit"),
     [
         ("lines of source", n_lines(FILES), 19_662),
-        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 23_721),
+        ("lines of tests", n_lines(ROOT.glob("tests/**/*.py")), 23_688),
         ("words of documentation", sum(len(page.read_text().split()) for page in PAGES), 17_164),
         ("public names", len(bu_torch.__all__), 60),
     ],
