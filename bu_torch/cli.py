@@ -14,7 +14,6 @@ from bu_torch.internal.printing import cleaned, say
 _COMMANDS = {
     "rank": ("rank checkpoints without validation data", "bu_torch.ranking.command:add_rank"),
     "report": ("write a page that shows a run", "bu_torch.report.commands:add_report"),
-    "watch": ("show a run while it trains", "bu_torch.report.commands:add_watch"),
     "cache": ("show or delete what trainings cache for later ones", "bu_torch.run.command:add_cache"),
 }
 

@@ -79,14 +79,11 @@ def suffix_of(callback: Any, monitors: Sequence[Any]) -> str:
 
     Those that measure alike log equal values, and share their names.
     """
-    groups: list[list[Any]] = []  # the settings of callbacks that measure alike
+    known: list[Any] = []  # settings that differ
     for one in monitors:
         settings = tuple(getattr(one, name) for name in _MEASURED)
-        number = next((n for n, group in enumerate(groups) if all(_equal(settings, other) for other in group)), None)
-        if number is None:
-            number = len(groups)
-            groups.append([])
-        groups[number].append(settings)
+        number = next((n for n, other in enumerate(known) if _equal(settings, other)), len(known))
+        known += [settings] * (number == len(known))
         if one is callback:
             return f"_{number + 1}" if number else ""
     return ""

@@ -29,14 +29,9 @@ class Companion(Callback):
 
         return blank, (self.library, type(self).__name__), vars(self)
 
-    _key_of_owner = ("", "")
-
     @property
     def state_key(self) -> str:
-        of_owner = self.owner.state_key
-        if self._key_of_owner[0] is not of_owner:
-            self._key_of_owner = of_owner, self._generate_state_key(owner=of_owner)
-        return self._key_of_owner[1]
+        return str(self._generate_state_key(owner=self.owner.state_key))
 
     def new_score(self, trainer: Trainer) -> float | None:
         """Score of the check of this hook; None if there is nothing to decide."""

@@ -2,8 +2,6 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,14 +62,14 @@ class Fit:
 
     def begin(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Prepare, and open the record; False if the checks of before a resume count no more."""
-        with self._clocks_of_others_stopped(trainer):
-            started = time.perf_counter()
-            # What is drawn at random, by a `perturbation` say, is the same each time. And `forward` may log.
-            with seeded(self._callback.seed), silence(trainer, pl_module):
-                is_comparable = self._samples.prepare(trainer, pl_module)
-            self._board.set_up(trainer, self._callback, self._monitors(trainer))
-            self._schedule.warn(trainer, self.tracker.history)
-            self.tracker.begin(started, record_folder(trainer), self._given())
+        started = time.perf_counter()
+        # What is drawn at random, by a `perturbation` say, is the same each time. And `forward` may log.
+        with seeded(self._callback.seed), silence(trainer, pl_module):
+            is_comparable = self._samples.prepare(trainer, pl_module)
+        monitors = [one for one in trainer.callbacks if hasattr(one, "_fit") and isinstance(one._fit, Fit)]
+        self._board.set_up(trainer, self._callback, monitors)
+        self._schedule.warn(trainer, self.tracker.history)
+        self.tracker.begin(started, record_folder(trainer), self._given())
         return is_comparable
 
     def start_epoch(self) -> bool:
@@ -90,14 +88,11 @@ class Fit:
         if self._network.is_tried or has_lazy_layers(pl_module):
             return
         groundwork = self.tracker.groundwork
-        with self._clocks_of_others_stopped(trainer):
-            started = time.perf_counter()
-            n_classes = groundwork.n_classes if groundwork.is_prepared else None
-            self._network.try_out(trainer, pl_module, n_classes)
-            if self._callback.reference is None:
-                self._watch.begin(trainer, pl_module, batch)
-            seconds = time.perf_counter() - started
-        self.tracker.account.leave_out(seconds)
+        started = time.perf_counter()
+        self._network.try_out(trainer, pl_module, groundwork.n_classes if groundwork.is_prepared else None)
+        if self._callback.reference is None:
+            self._watch.begin(trainer, pl_module, batch)
+        self.tracker.account.leave_out(time.perf_counter() - started)
 
     def see_loss(self, loss: Tensor) -> None:
         """Compare the class weights of the first loss with those that were found."""
@@ -111,7 +106,7 @@ class Fit:
         self._watch.end_batch(trainer, pl_module)
         self.has_checked = False
         if self._schedule.is_due_after_batch(trainer):
-            with self._clocks_of_others_stopped(trainer), self._watch.paused():
+            with self._watch.paused():
                 self._check(trainer, pl_module)
 
     def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -120,8 +115,7 @@ class Fit:
         self._watch.end()
         self._schedule.warn_of_uncounted_steps(trainer)
         if self._schedule.is_due_after_epoch(trainer):
-            with self._clocks_of_others_stopped(trainer):
-                self._check(trainer, pl_module)
+            self._check(trainer, pl_module)
         elif not self._schedule.is_by_steps:
             self._board.withdraw(trainer)
         elif self.tracker.history and self.tracker.history[-1]["epoch"] == trainer.current_epoch:
@@ -201,22 +195,6 @@ class Fit:
         if loss_weights.found is not None:
             given["class_weight"] = loss_weights.found
         return given
-
-    def _monitors(self, trainer: Trainer) -> list[Any]:
-        """Callbacks of this kind, this one among them."""
-        return [one for one in trainer.callbacks if hasattr(one, "_fit") and isinstance(one._fit, Fit)]
-
-    @contextmanager
-    def _clocks_of_others_stopped(self, trainer: Trainer) -> Iterator[None]:
-        """Do not count this callback's time as training time of the others."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            seconds = time.perf_counter() - started
-            for other in self._monitors(trainer):
-                if other is not self._callback:
-                    other.tracker.account.leave_out(seconds)
 
 
 def record_folder(trainer: Trainer) -> Path | None:

@@ -107,7 +107,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         try:
             module = trainer.lightning_module
             with evaluation_weights(trainer) as self._of_training:
-                self.owner.after_check.compare(module)
+                self.owner._fit.after_check.compare(module)
                 with self.owner.tracker.averaged(module):
                     super()._save_checkpoint(trainer, filepath)
         finally:
@@ -229,7 +229,7 @@ class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
             return
         module = trainer.lightning_module
         with self.owner.tracker.account.saving(), evaluation_weights(trainer):
-            self.owner.after_check.compare(module)
+            self.owner._fit.after_check.compare(module)
             with self.owner.tracker.averaged(module):
                 self.best.keep(measured_module(trainer, module), trainer.current_epoch, trainer.global_step)
         self.best_epoch, self.best_step = self.best.epoch, self.best.step

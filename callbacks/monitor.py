@@ -19,10 +19,11 @@ from bu_torch.callbacks.lightning_trees import (
     library_of,
 )
 from bu_torch.callbacks.optimizers import RAW_WEIGHTS
-from bu_torch.callbacks.results import MonitorResults
 from bu_torch.callbacks.training_data import Reference, check_reference
 from bu_torch.internal.inputs import check_integer
+from bu_torch.run.results import MeasurementResults
 from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import InputKey
 
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
@@ -30,7 +31,7 @@ _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accu
 
 @without(INSTEAD | dict.fromkeys(("monitor", "mode"), _DECIDES_NOTHING))
 @dataclass(kw_only=True, eq=False, repr=False)
-class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
+class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
     At the start of training the callback reads the training samples, finds their nearest neighbours and perturbs each
@@ -91,8 +92,8 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
         setup_seconds: Time spent before the first epoch, in seconds.
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, if there are none) with a row for each check,
-            written as soon as it is measured: `epoch`, `step`, `seconds` since training began (without the checks of
-            other such callbacks), `check_seconds`, `train_loss` if `training_step` logs it (or `training_loss`,
+            written as soon as it is measured: `epoch`, `step`, `seconds` since training began, `check_seconds`,
+            `train_loss` if `training_step` logs it (or `training_loss`,
             `train/loss`, `loss/train`, `loss`), and what `history` has. "" if nothing is written: neither
             checkpoints nor logs on this machine's disk, `fast_dev_run`, `barebones`, or another process than the first.
 
@@ -122,6 +123,11 @@ class BoundaryUncertaintyMonitor(MonitorResults, MeasurementSettings, Callback):
     def _clear(self) -> None:
         """Begin another fit."""
         self._fit = Fit(self, self._tracked_settings())
+
+    @property
+    def tracker(self) -> Tracker:
+        """Measurements of this fit, and the verdict."""
+        return self._fit.tracker
 
     @property
     def state_key(self) -> str:

@@ -88,7 +88,8 @@ class NetworkReader:
         in_first(trainer, lambda: _check_columns(logits, n_classes or 0))
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self._perturbation is None
-        if is_moved and _embeds(pl_module):  # and its `forward` rounds
+        embeds = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in pl_module.modules())
+        if is_moved and embeds:  # and its `forward` rounds
             rank_zero_warn(
                 "The samples are integers, and the network has an `nn.Embedding`. If they are token ids, pass"
                 " `perturbation='tokens'`: otherwise they are moved like numbers, to ids of unrelated tokens."
@@ -185,10 +186,6 @@ def has_lazy_layers(module: nn.Module) -> bool:
     return any(map(is_lazy, (*module.parameters(), *module.buffers())))
 
 
-def _embeds(module: nn.Module) -> bool:
-    return any(isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag) for part in module.modules())
-
-
 def _check_columns(logits: Tensor, n_classes: int) -> None:
     if n_classes > 2 == logits.shape[1] and not bool(logits[:, 0].any()):
         raise MisconfigurationException(
@@ -217,12 +214,8 @@ def silence(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
             if isinstance(part, library.lightning_module):
                 own = vars(part)
                 stack.callback(own.__setitem__ if "log" in own else own.pop, "log", own.get("log"))
-                own["log"] = _ignore
+                own["log"] = lambda *_, **__: None
         if loggers := trainer.loggers:
             stack.callback(setattr, trainer, "loggers", loggers)
             trainer.loggers = [library.dummy_logger() for _ in loggers]
         yield
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    pass

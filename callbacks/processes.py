@@ -77,11 +77,7 @@ def gather(trainer: Trainer, read: Callable[[], Tensor], n_rows: int) -> Tensor:
 
 
 class Collectives(TorchDispatchMode):
-    """Within, notices what only several processes together can compute.
-
-    Attributes:
-        are_seen: True if there was such an operation.
-    """
+    """Within, notices what only several processes together can compute."""
 
     supports_higher_order_operators = True  # as the mode that counts operations does
 

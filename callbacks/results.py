@@ -2,27 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from bu_torch.run.results import KeptResults, MeasurementResults
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.results import KeptResults
 
 if TYPE_CHECKING:
-    from bu_torch.callbacks.fit import Fit
     from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
     from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
 
 
-class MonitorResults(MeasurementResults):
-    """Measurements of the fit."""
-
-    _fit: "Fit"
-
-    @property
-    def tracker(self) -> Tracker:
-        """Measurements of this fit, and the verdict."""
-        return self._fit.tracker
-
-
-class StoppingResults(MonitorResults, KeptResults):
+class StoppingResults(KeptResults):
     """Results of the kept check and of stopping."""
 
     _bearer: "VerdictBearerMixin | None"

@@ -14,7 +14,7 @@ from bu_torch.callbacks.loss_weights import LossWeights
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
 from bu_torch.callbacks.processes import in_first
 from bu_torch.callbacks.schedule import Schedule
-from bu_torch.callbacks.training_data import batch_hooks, describe, is_pair, read_pair, read_training_data
+from bu_torch.callbacks.training_data import batch_hooks, describe, is_pair, read_training_data
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.perturbation.draws import PerturbedInputs
@@ -24,7 +24,7 @@ from bu_torch.run.budget import Plan, count_operations
 from bu_torch.run.settings import as_file
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import Keys
-from bu_torch.samples.samples import Samples, fewer_of
+from bu_torch.samples.samples import Samples, fewer_of, whole_samples
 
 if TYPE_CHECKING:
     from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
@@ -33,18 +33,14 @@ _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 
 
 class CheckSamples:
-    """Reads the samples of a trainer, plans how many are looked at, and has them prepared.
-
-    Attributes:
-        loss_weights: Class weights of the module's loss, in the first process.
-    """
+    """Reads the samples of a trainer, plans how many are looked at, and has them prepared."""
 
     def __init__(
         self, callback: "BoundaryUncertaintyMonitor", tracker: Tracker, network: NetworkReader, schedule: Schedule
     ) -> None:
         self._callback = callback
         self._tracker, self._network, self._schedule = tracker, network, schedule
-        self.loss_weights = LossWeights()
+        self.loss_weights = LossWeights()  # in the first process
 
     def prepare(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Compute all that does not depend on the network; False if a run resumes with other samples than before."""
@@ -126,7 +122,6 @@ class CheckSamples:
                 module=self._module_as_space(trainer, pl_module),
                 cache=None if trainer.fast_dev_run else as_file(self._callback.cache),
                 has_progress_bar=trainer.progress_bar_callback is not None,
-                tell=rank_zero_info,
                 class_weight=self.loss_weights.found,
             )
             for line in groundwork.lines():
@@ -145,7 +140,8 @@ class CheckSamples:
             return n_samples if trial is None else min(n_samples, trial)
 
         if is_pair(asked.reference):
-            return read_pair(asked.reference, how_many, asked.seed, keep_integers=keeps_integers(asked.perturbation))
+            samples = whole_samples(*asked.reference, keep_integers=keeps_integers(asked.perturbation))
+            return fewer_of(samples, how_many(len(samples.inputs)), asked.seed)
         return read_training_data(
             trainer,
             how_many=how_many,

@@ -17,9 +17,7 @@ from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 from bu_torch.callbacks.optimizers import RAW_WEIGHTS
 from bu_torch.callbacks.results import StoppingResults
 from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
-from bu_torch.callbacks.weights_after_check import WeightsAfterCheck
 from bu_torch.internal.inputs import check_flag
-from bu_torch.rule.rules import as_rule
 from bu_torch.run.settings import MeasurementSettings, Settings
 from bu_torch.signals.catalogue import SIGNALS
 
@@ -120,21 +118,12 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         self.stopping_reason = ""
         self._bearer: VerdictBearerMixin | None = None
         self._keeper: KeeperMixin | MemoryKeeperMixin | None = None
-        self._key_of_rule: tuple[Any, str] | None = None
 
     keeps_weights = True  # of a check
 
     @property
-    def after_check(self) -> WeightsAfterCheck:
-        """Weights of the last check, until they are saved."""
-        return self._fit.after_check
-
-    @property
     def state_key(self) -> str:
-        # Lightning asks for it in each hook of each batch.
-        if self._key_of_rule is None or self._key_of_rule[0] is not self.rule:
-            self._key_of_rule = self.rule, self._generate_state_key(rule=as_rule(self.rule).name)
-        return self._key_of_rule[1]
+        return self._generate_state_key(rule=self.rule if isinstance(self.rule, str) else self.rule.name)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -178,7 +167,9 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
             )
         if self._keeper is not None and self.filename is not None:
             try:
-                self._keeper.format_checkpoint_name(_trial_values())
+                of_signals = dict.fromkeys(SIGNALS, torch.tensor(0.5, dtype=torch.float64))
+                places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
+                self._keeper.format_checkpoint_name(places | of_signals)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise MisconfigurationException(
                     f"`filename` must be a template as `ModelCheckpoint` takes, such as"
@@ -238,9 +229,3 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
 
     def _tracked_settings(self) -> MeasurementSettings:
         return Settings.of(self)
-
-
-def _trial_values() -> dict[str, torch.Tensor]:
-    """Values of the kinds that a file name is made of."""
-    values = dict.fromkeys(SIGNALS, torch.tensor(0.5, dtype=torch.float64))
-    return {"epoch": torch.tensor(0), "step": torch.tensor(0), **values}

@@ -14,7 +14,7 @@ from bu_torch.callbacks.lightning_trees import LightningModule, Misconfiguration
 from bu_torch.internal.traces import preserved_attributes
 from bu_torch.samples import reading
 from bu_torch.samples.batches import Keys, TooManyBytesError
-from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
+from bu_torch.samples.samples import Samples, UnreadableError
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
 _NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
@@ -32,8 +32,8 @@ def read_training_data(
     n_least: int,
     keys: Keys,
     seed: int,
-    reference: Any = None,
-    transform: Callable[[Any], Any] | None = None,
+    reference: Any,
+    transform: Callable[[Any], Any] | None,
 ) -> Samples:
     """Read the trainer's training samples, or those of `reference`, as `bu_torch.samples.reading.read_loader` does.
 
@@ -88,12 +88,6 @@ def read_training_data(
             " sample once and perturbs that draw. To change it: `reference=` takes other samples."
         )
     return samples
-
-
-def read_pair(pair: tuple[Any, Any], how_many: Callable[[int], int], seed: int, keep_integers: bool) -> Samples:
-    """Inputs and labels that the user gave, checked, as many as are wanted."""
-    samples = whole_samples(*pair, keep_integers=keep_integers)
-    return fewer_of(samples, how_many(len(samples.inputs)), seed)
 
 
 def batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:

@@ -59,9 +59,8 @@ def cross_validation_error(
 
     check_integer("n_folds", n_folds, 2)
     check_integer("n_repeats", n_repeats, 1)
-    inputs, classes = _as_arrays(features, labels)
     splitter = RepeatedStratifiedKFold(n_splits=n_folds, n_repeats=n_repeats, random_state=scikit_learn_seed(seed))
-    return _resample(estimator, inputs, classes, splitter)
+    return _resample(estimator, features, labels, splitter)
 
 
 def holdout_error(
@@ -89,28 +88,23 @@ def holdout_error(
     check_integer("n_repeats", n_repeats, 1)
     if isinstance(test_size, bool) or not isinstance(test_size, float) or not 0 < test_size < 1:
         raise ValueError(f"`test_size` must be a share with 0 < test_size < 1, got {test_size!r}.")
-    inputs, classes = _as_arrays(features, labels)
     splitter = StratifiedShuffleSplit(n_splits=n_repeats, test_size=test_size, random_state=scikit_learn_seed(seed))
-    return _resample(estimator, inputs, classes, splitter)
+    return _resample(estimator, features, labels, splitter)
 
 
-def _as_arrays(features: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    inputs = as_features(features)
-    classes = as_labels(labels, inputs.shape[0])
-    check_two_classes(classes)
-    return inputs.cpu().numpy(), classes.cpu().numpy()
-
-
-def _resample(estimator: Any, inputs: np.ndarray, classes: np.ndarray, splitter: Any) -> ErrorEstimate:
+def _resample(estimator: Any, features: Any, labels: Any, splitter: Any) -> ErrorEstimate:
     from sklearn.model_selection import cross_validate
 
+    inputs = as_features(features)
+    classes = as_labels(labels, len(inputs))
+    check_two_classes(classes)
     if isinstance(estimator, type) or not (hasattr(estimator, "fit") and hasattr(estimator, "predict")):
         raise TypeError(f"`estimator` must be an object with `fit` and `predict`, got {estimator!r}.")
     with preserved_random_state():
         scores = cross_validate(
             _as_cloneable(estimator),
-            inputs,
-            classes,
+            inputs.cpu().numpy(),
+            classes.cpu().numpy(),
             cv=splitter,
             scoring=_error_rate,
             return_train_score=True,

@@ -1,11 +1,10 @@
 """Network and samples of a training, as the plain loop's stopper takes them: what the integrations share."""
 
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from bu_torch.internal.network import packed_model, read_logits
@@ -18,37 +17,17 @@ from bu_torch.samples.batches import NO_KEYS, Keys
 from bu_torch.samples.reading import read_loader
 
 
-class CalledNetwork(nn.Module):
-    """A network that a check calls as its framework does.
-
-    Args:
-        network: The network in training.
-        call: Given the network and inputs (n, ...), its output.
-    """
-
-    def __init__(self, network: nn.Module, call: Callable[[Any, Any], Any]) -> None:
-        super().__init__()
-        self.network = network
-        self._call = call
-
-    def forward(self, inputs: Any) -> Any:
-        return self._call(self.network, inputs)
-
-
 def make_stopper(
     network: nn.Module, loader: DataLoader[Any], options: dict[str, Any], keys: Keys = NO_KEYS
 ) -> BoundaryUncertaintyStopper:
     """Stopper on the samples that a loader visits; only those that a check looks at are read, and one more.
 
-    Args:
-        network: The network as `check` gets it, to count its operations.
-        loader: Training's own, or one that collates as it does.
-        options: Options of the stopper; by default token ids are exchanged.
-        keys: Keys or places of inputs and labels in a batch.
+    The loader may be one that collates as training's own. By default token ids are exchanged.
     """
     read = partial(read_loader, loader, seed=options["seed"], keys=keys)
     first = read(lambda n: 1)
-    if first.packing is None and _are_tokens(first.inputs) and options["perturbation"] is None:
+    are_tokens = first.packing is None and first.inputs.ndim == 2 and not first.inputs.is_floating_point()
+    if are_tokens and options["perturbation"] is None:
         options = options | {"perturbation": "tokens"}
     settings = Settings(**{name: value for name, value in options.items() if name != "folder"})
     model = packed_model(network, first.packing)
@@ -62,11 +41,6 @@ def make_stopper(
     inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
     options = options | planned | {"sample_weight": samples.weights}
     return BoundaryUncertaintyStopper(inputs, samples.labels, **options)
-
-
-def _are_tokens(inputs: Tensor) -> bool:
-    """True for token ids (n, length)."""
-    return inputs.ndim == 2 and not inputs.is_floating_point()
 
 
 def missing(module: str, packages: str) -> ImportError:

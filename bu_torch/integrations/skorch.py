@@ -1,14 +1,13 @@
 """Early stopping and the best weights for skorch, without a validation split."""
 
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from bu_torch.integrations.network import CalledNetwork, make_stopper, missing
+from bu_torch.integrations.network import make_stopper, missing
 from bu_torch.rule.rules import as_rule
 from bu_torch.run.settings import Settings
 
@@ -50,8 +49,7 @@ class BoundaryUncertaintyEarlyStopping(Callback):
     def on_epoch_begin(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
         if self.stopper_ is None:
             options = {name: getattr(self, name) for name in _OPTIONS}
-            call = partial(_call, isinstance(net.criterion_, nn.NLLLoss))
-            self.network_ = CalledNetwork(net.module_, call)
+            self.network_ = CalledNetwork(net.module_, isinstance(net.criterion_, nn.NLLLoss))
             self.stopper_ = make_stopper(self.network_, net.get_iterator(dataset_train, training=True), options)
 
     def on_epoch_end(self, net: Any, dataset_train: Any = None, dataset_valid: Any = None, **kwargs: Any) -> None:
@@ -66,6 +64,13 @@ class BoundaryUncertaintyEarlyStopping(Callback):
             self.stopper_.restore(self.network_)
 
 
-def _call(gives_probabilities: bool, module: Any, inputs: Any) -> Any:
-    output = module(**inputs) if isinstance(inputs, dict) else module(inputs)
-    return (output + torch.finfo(output.dtype).eps).log() if gives_probabilities else output  # as skorch's loss
+class CalledNetwork(nn.Module):
+    """The module of a net, called as skorch does; of probabilities it gives the logarithm, as skorch's loss reads."""
+
+    def __init__(self, network: nn.Module, gives_probabilities: bool) -> None:
+        super().__init__()
+        self.network, self._gives_probabilities = network, gives_probabilities
+
+    def forward(self, inputs: Any) -> Any:
+        output = self.network(**inputs) if isinstance(inputs, dict) else self.network(inputs)
+        return (output + torch.finfo(output.dtype).eps).log() if self._gives_probabilities else output

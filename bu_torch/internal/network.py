@@ -148,12 +148,7 @@ def device_of(model: object, inputs: Tensor | InBatches) -> torch.device:
 
 
 class PackedNetwork(nn.Module):
-    """A network that takes the packed tensor, and calls another as training does.
-
-    Args:
-        network: The network in training.
-        packing: Says what the tensor holds.
-    """
+    """A network that takes the packed tensor, and calls the network in training as training does."""
 
     def __init__(self, network: nn.Module, packing: Packing) -> None:
         super().__init__()

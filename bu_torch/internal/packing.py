@@ -61,7 +61,9 @@ class Packing:
             form = "rows"
         elif len({(tensor.dtype, *tensor.shape[2:]) for tensor in tensors if tensor.ndim == _IMAGE}) == 1:
             form = "channels" if all(tensor.ndim == _IMAGE for tensor in tensors) else form
-        dtype = {"rows": torch.int64, "channels": tensors[0].dtype}.get(form) or _dtype_of_columns(tensors)
+        is_double = any(tensor.dtype == torch.float64 or exceeds_float32(tensor) for tensor in tensors)
+        of_columns = torch.float64 if is_double else torch.float32  # which holds all values
+        dtype = {"rows": torch.int64, "channels": tensors[0].dtype}.get(form, of_columns)
         return cls(names, tuple(tensor.shape[1:] for tensor in tensors), dtypes, form, dtype, spec)
 
     def pack(self, tree: Any) -> Tensor:
@@ -198,7 +200,11 @@ def of_one_length(columns: list[list[Tensor]]) -> list[list[Tensor]]:
     """
     if all(tensor.shape[1:] == column[0].shape[1:] for column in columns for tensor in column):
         return columns
-    rows = [column for column in columns if all(map(_is_row, column))]
+    rows = [
+        column
+        for column in columns
+        if all(one.ndim == _LENGTH and (_holds_integers(one) or _is_mask(one)) for one in column)
+    ]
     masks = next((column for column in rows if len(rows) > 1 and all(map(_is_mask, column))), None)
     if masks is None:
         return columns
@@ -208,27 +214,13 @@ def of_one_length(columns: list[list[Tensor]]) -> list[list[Tensor]]:
     def lengthened(column: list[Tensor]) -> list[Tensor]:
         if not all(tensor.shape == mask.shape for tensor, mask in zip(column, masks, strict=True)):
             return column
-        value = _padding_of(column, masks)
-        return [_lengthened(tensor, longest, value, is_left) for tensor in column]
+        behind = (row[mask == 0] for row, mask in zip(column, masks, strict=True))  # in the first batch that has some
+        value = next((float(hidden[0]) for hidden in behind if len(hidden)), 0.0)
+        missing = [longest - row.shape[1] for row in column]
+        sides = [(n, 0) if is_left else (0, n) for n in missing]
+        return [pad(row, side, value=value) for row, side in zip(column, sides, strict=True)]
 
     return [lengthened(column) if any(column is row for row in rows) else column for column in columns]
-
-
-def _lengthened(row: Tensor, length: int, value: float, is_left: bool) -> Tensor:
-    n_missing = length - row.shape[1]
-    return pad(row, (n_missing, 0) if is_left else (0, n_missing), value=value)
-
-
-def _padding_of(rows: list[Tensor], masks: list[Tensor]) -> float:
-    """Value behind the mask, in the first batch that has one; 0 if none has."""
-    for row, mask in zip(rows, masks, strict=True):
-        if len(hidden := row[mask == 0]):
-            return float(hidden[0])
-    return 0
-
-
-def _is_row(tensor: Tensor) -> bool:
-    return tensor.ndim == _LENGTH and (_holds_integers(tensor) or _is_mask(tensor))
 
 
 def _place(path: tuple[Any, ...]) -> str:
@@ -241,9 +233,3 @@ def _holds_integers(tensor: Tensor) -> bool:
 
 def _is_mask(tensor: Tensor) -> bool:
     return bool(((tensor == 0) | (tensor == 1)).all())
-
-
-def _dtype_of_columns(tensors: list[Tensor]) -> torch.dtype:
-    """Type that holds all values: float64 for float64 and for large integers, float32 for all else."""
-    is_double = any(tensor.dtype == torch.float64 or exceeds_float32(tensor) for tensor in tensors)
-    return torch.float64 if is_double else torch.float32

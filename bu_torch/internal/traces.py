@@ -172,7 +172,10 @@ def _preserved_parameters(model: nn.Module) -> Iterator[None]:
     parameters = {name: one for name, one in model.named_parameters() if _is_plain(one)}
     is_first = model not in _CHANGED
     changed = _CHANGED.setdefault(model, set())
-    merged = {id(one) for part in model.modules() if _may_merge(part) for one in part.parameters()}
+    # A change of mode may change parameters: torch's own modules hand the mode on.
+    merging = (part for part in model.modules() if _has_own_train(part))
+    merging = (part for part in merging if not getattr(part.train, "__module__", "").startswith("torch."))
+    merged = {id(one) for part in merging for one in part.parameters()}
     with ExitStack() as stack:
         for name, parameter in parameters.items():
             before = None
@@ -220,11 +223,6 @@ def _move_back(tensor: Tensor, memory: Tensor) -> None:
     """Let a tensor have the place in memory, the size and the strides that it had."""
     if (tensor.data_ptr(), tensor.shape, tensor.stride()) != (memory.data_ptr(), memory.shape, memory.stride()):
         tensor.data = memory
-
-
-def _may_merge(module: nn.Module) -> bool:
-    """Tell if a change of mode may change parameters: torch's own modules hand the mode on."""
-    return _has_own_train(module) and not getattr(module.train, "__module__", "").startswith("torch.")
 
 
 def _has_own_train(module: nn.Module) -> bool:

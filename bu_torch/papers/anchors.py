@@ -23,6 +23,7 @@ class Anchors(NamedTuple):
 class AnchorEstimator:
     """Samples of an estimator by anchors, and the reading of a model."""
 
+    n_halvings: int
     inputs: Tensor
     labels: Tensor
     mean_: Tensor
@@ -67,5 +68,5 @@ class AnchorEstimator:
             )
         return logits
 
-    def _bisect(self, model: Callable[[Tensor], Any], start: Tensor, end: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        return bisect_segments(lambda x: self._read(model, x).argmax(dim=1), start, end, n_halvings=n)
+    def _bisect(self, model: Callable[[Tensor], Any], start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        return bisect_segments(lambda x: self._read(model, x).argmax(dim=1), start, end, n_halvings=self.n_halvings)

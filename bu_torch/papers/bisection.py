@@ -143,8 +143,9 @@ class BisectionAnchorUncertainty(AnchorEstimator):
             order = torch.randperm(len(flat), generator=generator).to(code.device)
             starts = order[is_active[code[order]]][:left]
             ends = partners.draw(starts, torch.rand(len(starts), dtype=torch.float64, generator=generator))
-            points, pairs = self._bisect(model, flat[starts], flat[ends], self.n_halvings)
-            samples = self._nearest(points)
+            points, pairs = self._bisect(model, flat[starts], flat[ends])
+            queries = standardize(points, self.mean_, self.scale_)
+            samples = nearest(self._standardized, queries, 1, exact=None).rows[:, 0]
             found.append(Anchors(points, pairs, samples))
             is_active = torch.zeros_like(is_active)
             is_active[code[starts[~is_near[samples]]]] = True
@@ -152,11 +153,6 @@ class BisectionAnchorUncertainty(AnchorEstimator):
             left -= len(starts)
         points, pairs, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
         return Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
-
-    def _nearest(self, points: Tensor) -> Tensor:
-        """Row of the sample nearest to each point (n,)."""
-        queries = standardize(points, self.mean_, self.scale_)
-        return nearest(self._standardized, queries, 1, exact=None).rows[:, 0]
 
 
 class _Partners:

@@ -129,7 +129,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
         samples = (self._read(model, ends).argmax(dim=1) != predicted).nonzero().squeeze(1)
         if not len(samples):
             return logits, none
-        points, pairs = self._bisect(model, flat[samples], ends[samples], self.n_halvings)
+        points, pairs = self._bisect(model, flat[samples], ends[samples])
         return logits, Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
 
     def _wanted(self, logits: Tensor) -> Tensor:

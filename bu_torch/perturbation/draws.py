@@ -82,10 +82,6 @@ class PerturbedInputs:
     Moves toward a neighbour and exchanges of tokens are made batch by batch when they are read, to the same bits each
     time: only the samples and the random choices are held. Without choices the inputs themselves are held: random
     directions, and what a user's perturbation gives.
-
-    Attributes:
-        shape: Of all of them together.
-        dtype: Of a batch.
     """
 
     def __init__(

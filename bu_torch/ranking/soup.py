@@ -166,8 +166,11 @@ class _Average:
     def __init__(self, first: Checkpoint) -> None:
         self.first = first
         self.n_members = 1
-        wide = {name: _as_wide(value) for name, value in first.state_dict.items()}
-        self.sums = {name: value for name, value in wide.items() if value is not None}
+        self.sums = {
+            name: value.to(torch.complex128 if value.is_complex() else torch.float64)
+            for name, value in first.state_dict.items()
+            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+        }
 
     def with_one(self, checkpoint: Checkpoint) -> Self:
         """The sums with another one; these stay as they are."""
@@ -206,10 +209,3 @@ def _fingerprint(checkpoint: Checkpoint) -> str:
             digest.update(repr((name, value.dtype, tuple(value.shape))).encode())
             digest.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _as_wide(value: Any) -> Tensor | None:
-    """A tensor in double precision; None for what is not averaged."""
-    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
-        return None
-    return value.to(torch.complex128 if value.is_complex() else torch.float64)

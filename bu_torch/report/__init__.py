@@ -6,6 +6,5 @@ from bu_torch.report.page import write_report
 from bu_torch.report.reading import find_records as find_records
 from bu_torch.report.reading import read_record
 from bu_torch.report.record import RunRecord as RunRecord
-from bu_torch.report.serving import watch
 
-__all__ = ["read_record", "watch", "write_comparison", "write_report"]
+__all__ = ["read_record", "write_comparison", "write_report"]

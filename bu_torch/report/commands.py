@@ -1,14 +1,12 @@
-"""The commands `bu-torch report` and `bu-torch watch`."""
+"""The command `bu-torch report`."""
 
 import argparse
-import contextlib
 from pathlib import Path
 
 from bu_torch.internal.printing import cleaned, say
 from bu_torch.report.comparing import write_comparison
 from bu_torch.report.page import write_report
 from bu_torch.report.reading import find_records, read_record
-from bu_torch.report.serving import watch
 
 _MOST_OTHERS = 20  # records that are named
 
@@ -39,30 +37,3 @@ def _report(options: argparse.Namespace) -> None:
         say(f"  not shown: {cleaned(other)}")
     if len(others) > _MOST_OTHERS:
         say(f"  not shown: {len(others) - _MOST_OTHERS} more")
-
-
-def add_watch(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `bu-torch watch`."""
-    parser.description = (
-        "Serve the page of the newest record to this machine alone, and refresh it while training runs."
-    )
-    parser.add_argument("folder", metavar="RUN_DIR", type=Path, help="any folder above a record")
-    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one (%(default)s)")
-    parser.add_argument(
-        "--allow-host",
-        metavar="HOST[:PORT]",
-        action="append",
-        default=[],
-        help="another name under which the page is reached, through a proxy; may be given several times",
-    )
-    parser.set_defaults(run=_watch)
-
-
-def _watch(options: argparse.Namespace) -> None:
-    with contextlib.suppress(KeyboardInterrupt):
-        watch(
-            options.folder,
-            port=options.port,
-            allowed_hosts=options.allow_host,
-            on_start=lambda address: say(f"{address} (Ctrl-C to stop)"),
-        )

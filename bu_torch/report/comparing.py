@@ -70,8 +70,7 @@ def comparison(records: Sequence[RunRecord]) -> Content:
         *sections.values(),
     )
     drawings = [] if curves is None else [{"name": curves.name, **curves.drawing}]
-    has_ended = all(record.end is not None for record in records)
-    return Content(f"{len(records)} runs – boundary uncertainty", "".join(main), drawings, has_ended)  # noqa: RUF001
+    return Content(f"{len(records)} runs – boundary uncertainty", "".join(main), drawings)  # noqa: RUF001
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

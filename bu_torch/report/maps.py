@@ -143,7 +143,8 @@ def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
     if not found:
         return None
     edges = found[max(found)].edges
-    same = [place for place, one in found.items() if _are_same(one.edges, edges)]
+    alike = (place for place, one in found.items() if len(one.edges) == len(edges))
+    same = [place for place in alike if np.allclose(found[place].edges, edges, equal_nan=True)]
     places = thinned(same, _MOST_COLUMNS, verdict.kept)
     counts = np.array([found[place].counts for place in places], dtype=float)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -173,10 +174,6 @@ def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
     if fullest[-1] > most:
         reading += f" The fullest row, with up to {fullest[-1]:.0%}, is beyond the colours."
     return Figure(name, title, reading, plotly_drawing([trace], layout, verdict, MORE), 340)
-
-
-def _are_same(edges: list[float], others: list[float]) -> bool:
-    return len(edges) == len(others) and bool(np.allclose(edges, others, equal_nan=True))
 
 
 def _edge(value: float, infinite: str) -> str:

@@ -16,8 +16,8 @@ from bu_torch.internal.files import whole_file
 from bu_torch.report.drawing import THEMES
 from bu_torch.report.figures import figures
 from bu_torch.report.record import RunRecord
-from bu_torch.report.sections import header, sections
-from bu_torch.report.text import escaped, without_folders
+from bu_torch.report.sections import sections
+from bu_torch.report.text import escaped
 from bu_torch.report.verdict import RunVerdict, headline
 
 
@@ -28,12 +28,6 @@ class Content:
     title: str  # of the window, escaped
     main: str  # HTML
     drawings: list[dict[str, Any]]  # figures, for the script
-    has_ended: bool  # nothing will be added to the record
-
-    @functools.cached_property
-    def json(self) -> str:
-        """All of it, as the script of the page reads it; made once, for a page that is watched asks again and again."""
-        return _json({"title": self.title, "main": self.main, "drawings": self.drawings, "hasEnded": self.has_ended})
 
 
 def render(record: RunRecord, others: Sequence[Path] = ()) -> str:
@@ -76,31 +70,22 @@ def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
     shown = figures(record, verdict)
     drawings = [{"name": one.name, **one.drawing} for one in shown]
     title = f"{escaped(headline(record, verdict)[0])} – boundary uncertainty"  # noqa: RUF001
-    return Content(title, sections(record, verdict, shown, others), drawings, record.end is not None)
+    return Content(title, sections(record, verdict, shown, others), drawings)
 
 
-def message(title: str, text: str) -> Content:
-    """A page that says why there is nothing to show."""
-    return Content(escaped(title), header(title, without_folders(text)), [], has_ended=False)
-
-
-def page(shown: Content, refresh_seconds: float | None = None) -> str:
-    """The whole page in HTML; it asks where it came from for news each `refresh_seconds`, or never.
-
-    Its policy lets it run no script but the two it has, and fetch nothing, or from where it came alone.
-    """
+def page(shown: Content) -> str:
+    """The whole page in HTML; its policy lets it run no script but the two it has, and fetch nothing."""
     scripts = resource("plotly/plotly-cartesian.min.js"), resource("page.js")
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    connect = "'none'" if refresh_seconds is None else "'self'"
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     parts = {
         "policy": f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
-        f" connect-src {connect}; base-uri 'none'; form-action 'none'",
+        " connect-src 'none'; base-uri 'none'; form-action 'none'",
         "title": shown.title,
         "style": resource("page.css"),
-        "refresh": "" if refresh_seconds is None else f"{refresh_seconds:g}",
         "main": shown.main,
         "themes": _json(THEMES),
-        "content": _json({"drawings": shown.drawings, "hasEnded": shown.has_ended}),
+        "content": _json(shown.drawings),
         "plotly": scripts[0],
         "script": scripts[1],
     }
@@ -112,10 +97,6 @@ def _json(value: Any) -> str:
     """JSON that can stand within a script element: it has no `<`, and no character beyond ASCII."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
 
 
 @functools.cache

@@ -1,32 +1,24 @@
 """Seconds that a training spends beside training itself, and the record that it leaves."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from bu_torch.run.record import Record, row
 
 
 class Account:
-    """The seconds of one training, and its record.
-
-    Attributes:
-        setup_seconds: Time that the preparation took.
-        check_seconds: Time that the checks took so far.
-        saving_seconds: Time that it took so far to save what is kept.
-        has_resumed: True if checks were made before this run began.
-    """
+    """The seconds of one training so far, and its record, if there is one."""
 
     def __init__(self) -> None:
         self.setup_seconds = 0.0
         self.check_seconds = 0.0
         self.saving_seconds = 0.0
-        self.has_resumed = False
+        self.has_resumed = False  # checks were made before this run began
         self._began = time.perf_counter()
         self._seconds_elsewhere = 0.0
-        self._record: Record | None = None
+        self.record: Record | None = None
 
     def begin(self, started: float, *, has_resumed: bool) -> None:
         """Count the time of training from now on."""
@@ -35,16 +27,10 @@ class Account:
         self._seconds_elsewhere = 0.0
         self.setup_seconds = self._began - started
 
-    def open_record(
-        self, folder: Path, header: Mapping[str, Any], checks: Iterable[Mapping[str, Any]], columns: Iterable[str]
-    ) -> None:
-        """Begin a record with the checks before a resume."""
-        self._record = Record(folder, header, map(row, checks), columns)
-
     @property
     def path(self) -> str:
         """Table of checks on disk; "" if there is none."""
-        return "" if self._record is None or self._record.path is None else str(self._record.path)
+        return "" if self.record is None or self.record.path is None else str(self.record.path)
 
     @property
     def training_seconds(self) -> float:
@@ -67,13 +53,13 @@ class Account:
 
     def note(self, line: Mapping[str, Any]) -> None:
         """Write one line beside the table, if there is a record."""
-        if self._record is not None:
-            self._record.tell(line)
+        if self.record is not None:
+            self.record.tell(line)
 
     def end_check(self, started: float, check: Mapping[str, Any], train_loss: float | None) -> None:
         """Count the time of a check, and add its row to the table."""
         now = time.perf_counter()
         self.check_seconds += now - started
-        if self._record is not None:
+        if self.record is not None:
             seconds = now - self._began - self._seconds_elsewhere
-            self._record.append(row(check, seconds, self.check_seconds, train_loss))
+            self.record.append(row(check, seconds, self.check_seconds, train_loss))

@@ -25,17 +25,14 @@ def _run(options: argparse.Namespace) -> None:
         return
     found = user_cache.entries(place)
     if options.clear:
-        deleted = [entry for entry in found if _is_free(entry) and user_cache.delete(entry.file)]
+        # Not a part that a training may be writing.
+        free = [entry for entry in found if entry.file.suffix != ".part" or entry.is_left]
+        deleted = [entry for entry in free if user_cache.delete(entry.file)]
         say(f"{cleaned(place)}: deleted {_in_words(deleted)}")
         return
     say(f"{cleaned(place)}: {_in_words(found)}")
     for entry in found:
         say(f"  {_size(entry.size)}, used {_age(time.time() - entry.used)} ago: {cleaned(entry.file.name)}")
-
-
-def _is_free(entry: user_cache.Entry) -> bool:
-    """False for a part that a training may be writing."""
-    return entry.file.suffix != ".part" or entry.is_left
 
 
 def _in_words(found: list[user_cache.Entry]) -> str:

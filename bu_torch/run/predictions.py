@@ -40,10 +40,9 @@ class Predictions:
         self._last = self.measurement.predictions
         values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
         scalars = torch.stack(list(values.values()))
-        if not has_rule:
-            return dict(zip(values, scalars.tolist(), strict=True))
-        measured = torch.cat((scalars, self.measurement.recalls())).tolist()
-        self.recognition.take(measured[len(values) :])
+        measured = (torch.cat((scalars, self.measurement.recalls())) if has_rule else scalars).tolist()
+        if has_rule:
+            self.recognition.take(measured[len(values) :])
         return dict(zip(values, measured[: len(values)], strict=True))
 
     def take_for_best(self) -> None:

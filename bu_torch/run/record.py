@@ -51,15 +51,11 @@ class Record:
         except OSError as error:
             self._give_up(folder, error)
         self.tell(header)
-        self._append(list(rows))
+        if before := list(rows):
+            self.append(*before)
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row; the first decides on the columns, beside those that were named."""
-        self._append([row])
-
-    def _append(self, rows: list[Mapping[str, Any]]) -> None:
-        if not rows:
-            return
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Write rows; the first decides on the columns, beside those that were named."""
         is_first = self._columns is None
         self._columns = self._columns or list(dict.fromkeys((*rows[0], *self._names)))
         text = io.StringIO(newline="")

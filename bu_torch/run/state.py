@@ -45,6 +45,11 @@ def read_state(state: Any, most_draws: int) -> State:
     _check(all(a < b for a, b in itertools.pairwise(places)), "checks in order of their epochs and steps", places)
     n_not_compared = _read(state, "n_not_compared", int, 0)
     _check(0 <= n_not_compared <= len(history), "`n_not_compared` within the history", n_not_compared)
+    space, prepared = _read(state, "space", str, None), _read(state, "prepared", Tensor, None)
+    _check(space in (None, *get_args(SpaceName)), "`space` as 'inputs', 'patches' or 'tokens'", space)
+    # The bytes of a `Preparation`: what is in them is checked beside the samples.
+    is_plain = prepared is None or (prepared.dtype == torch.uint8 and prepared.ndim == 1 and _holds_all(prepared))
+    _check(is_plain, "`prepared` as bytes in a plain tensor", getattr(prepared, "shape", None))
     return State(
         history=history,
         n_not_compared=n_not_compared,
@@ -55,8 +60,8 @@ def read_state(state: Any, most_draws: int) -> State:
         samples=_read(state, "samples", str, None),
         settings=_read(state, "settings", dict, None),
         rule=_read(state, "rule", dict, {}),
-        space=_read_space(_read(state, "space", str, None)),
-        prepared=_read_prepared(_read(state, "prepared", Tensor, None)),
+        space=space,
+        prepared=prepared,
         average=_read_average(_read(state, "average", dict, None)),
         recalls=_read_recalls(_read(state, "recalls", dict, {})),
     )
@@ -105,7 +110,10 @@ def _read_checks(table: Any) -> list[dict[str, Any]]:
     """Checks of a table, each with its epoch and step, and numbers by name."""
     _check(isinstance(table, Mapping), "a table of checks", table)
     names, values = table.get("names"), table.get("values")
-    _check(isinstance(names, list) and all(map(_is_name, names)) and "epoch" in names, "names of numbers", names)
+    are_names = isinstance(names, list) and all(
+        isinstance(name, str) and name.isidentifier() and len(name) <= _MOST_NAME for name in names
+    )
+    _check(are_names and "epoch" in names, "names of numbers", names)
     is_plain = isinstance(values, Tensor) and values.dtype == torch.float64 and values.ndim == 2 and _holds_all(values)
     _check(is_plain and values.shape[1] == len(names), "a table of checks", values)
     checks: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in values.tolist()]
@@ -116,33 +124,14 @@ def _read_checks(table: Any) -> list[dict[str, Any]]:
     return checks
 
 
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and name.isidentifier() and len(name) <= _MOST_NAME
-
-
 def _read_predictions(predictions: Any) -> Tensor:
     if predictions is None:
         return torch.empty(0, dtype=torch.int64)
-    _check(isinstance(predictions, Tensor), "`predictions` as a tensor", predictions)
-    is_plain = predictions.layout == torch.strided and not predictions.is_nested and predictions.device.type == "cpu"
-    _check(is_plain and predictions.ndim == 1, "`predictions` as a plain tensor of one dimension", predictions.shape)
-    if not len(predictions):
-        return torch.empty(0, dtype=torch.int64)
-    holds_all = predictions.untyped_storage().nbytes() >= predictions.numel() * predictions.element_size()
-    _check(predictions.dtype in _INTEGERS and holds_all, "`predictions` that hold their integers", predictions.dtype)
+    is_plain = isinstance(predictions, Tensor) and _holds_all(predictions) and predictions.ndim == 1
+    _check(is_plain, "`predictions` as a plain tensor of one dimension", predictions)
+    is_of_integers = predictions.dtype in _INTEGERS or not len(predictions)
+    _check(is_of_integers, "`predictions` that hold their integers", predictions.dtype)
     return predictions.long()
-
-
-def _read_space(space: Any) -> Any:
-    _check(space in (None, *get_args(SpaceName)), "`space` as 'inputs', 'patches' or 'tokens'", space)
-    return space
-
-
-def _read_prepared(prepared: Tensor | None) -> Tensor | None:
-    """Bytes of a `Preparation`: what is in them is checked beside the samples."""
-    is_plain = prepared is None or (prepared.dtype == torch.uint8 and prepared.ndim == 1 and _holds_all(prepared))
-    _check(is_plain, "`prepared` as bytes in a plain tensor", getattr(prepared, "shape", None))
-    return prepared
 
 
 def _read_recalls(recalls: dict[str, Any]) -> dict[str, list[Any]]:
@@ -167,16 +156,18 @@ def _read_average(average: dict[str, Any] | None) -> dict[str, Any] | None:
     for name, number in n_checks.items():
         _check(isinstance(name, str) and _is_count(number) and number >= 1, "an average of at least one check", number)
     weights = read_weights(average.get("weights"))
-    are_finite = all(bool(weight.isfinite().all()) for weight in weights.values())
-    _check(are_finite, "an average of finite weights", "others")
+    _check(all(bool(one.isfinite().all()) for one in weights.values()), "an average of finite weights", "others")
     return {"past": past, "n_checks": dict(n_checks), "weights": weights}
 
 
 def _holds_all(tensor: Tensor) -> bool:
     """True if a tensor is plain, on the CPU, and has a value of its own in memory for each element."""
-    is_plain = tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type == "cpu"
-    is_plain = is_plain and not tensor.requires_grad
-    return is_plain and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    is_plain = tensor.layout == torch.strided and not tensor.is_nested and not tensor.requires_grad
+    return (
+        is_plain
+        and tensor.device.type == "cpu"
+        and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    )
 
 
 def _read_plan(plan: Any, most_draws: int) -> Plan | None:

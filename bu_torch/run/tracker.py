@@ -19,7 +19,7 @@ from bu_torch.run.budget import MAX_DRAWS
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
 from bu_torch.run.predictions import Predictions
-from bu_torch.run.record import check_line, header_line
+from bu_torch.run.record import Record, check_line, header_line, row
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import compared_settings, packed_checks, read_state
 from bu_torch.samples.samples import Samples
@@ -171,7 +171,7 @@ class Tracker:
         named = {**settings, **self.checks.rule_settings(), "rule": None if selection is None else selection.rule.name}
         header = header_line(named, self.groundwork.about, self.checks.n_not_compared, account.setup_seconds)
         columns = [*Signals.NAMES, STANDARD_ERROR, *([] if selection is None else selection.added)]
-        account.open_record(folder, header, self.history, columns)
+        account.record = Record(folder, header, map(row, self.history), columns)
 
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""

@@ -84,7 +84,7 @@ def read_samples(
         check_integer("max_samples", max_samples, 1)
 
     def how_many(n_training: int) -> int:
-        return n_training if max_samples is None else min(n_training, max_samples)
+        return min(n_training, max_samples or n_training)
 
     if hasattr(dataset, "train_dataloader") and hasattr(dataset, "setup"):
         with preserved_random_state():
@@ -121,19 +121,12 @@ def read_loader(
     is chosen among the samples read. `weights` say how often a sampler draws each: a `WeightedRandomSampler` tells it,
     and a few passes of a sampler of one's own are counted. Numbers from global random states follow from `seed`.
 
-    Args:
-        loader: Any DataLoader. Its `collate_fn` makes the batches; its workers are not used.
-        how_many: Given the number of samples, the number wanted, >= 1.
-        seed: Seed of the subset and of global random states.
-        keys: Keys or places of inputs and labels in a batch.
-        n_batches: Batches in a training epoch; only a loader in order leaves out the same samples in every epoch.
-        stream_limit: Samples to read at most from an `IterableDataset`; None reads all.
-        max_bytes: Bytes that the inputs may take, as the first batch shows; None for no bound. Items that are batches
-            are read all the same.
-        unwrap: Takes a sampler and gives the user's own, if a trainer has wrapped it to share it among processes.
-        transform: What a trainer does to each batch before the network gets it; the samples are then on the CPU.
-        looks_for_augmentation: True to read a few samples a second time, to see if they are others then.
-        has_progress_bar: Show a progress bar after a few seconds.
+    `how_many` takes the number of samples and gives the number wanted, >= 1; of a stream at most `stream_limit` are
+    read. Of `n_batches` a training epoch, only a loader in order leaves out the same samples in every epoch. The first
+    batch shows if the inputs take more than `max_bytes`; items that are batches are read all the same. `unwrap` gives
+    the user's own sampler, if a trainer has wrapped it to share it among processes; `transform` does what a trainer
+    does to each batch, and the samples are then on the CPU. `looks_for_augmentation` reads a few samples a second time,
+    to see if they are others then.
 
     Raises:
         UnreadableError: If `read_samples` would raise a ValueError.

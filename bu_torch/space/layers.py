@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_features, as_floats, check_fitted, check_flag, check_integer
 from bu_torch.internal.network import as_taken
-from bu_torch.internal.progress import advance, start_passes
+from bu_torch.internal.progress import advance
 from bu_torch.internal.traces import evaluation_mode
 from bu_torch.space.features import principal_components
 
@@ -101,29 +101,26 @@ class LayerFeatures:
         inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers, keep_bytes=True)
         outputs: list[Any] = []
         is_input = self.layer == "penultimate"
+        hooked = [self.model if self.layer in ("logits", "penultimate") else self.model.get_submodule(self.layer)]
+        if is_input:
+            hooked = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
 
         def remember(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             outputs[:] = [(*given, *named.values())[0] if is_input else output]
 
-        handles = [module.register_forward_hook(remember, with_kwargs=True) for module in self._hooked()]
+        handles = [module.register_forward_hook(remember, with_kwargs=True) for module in hooked]
         rows = []
-        start_passes()
         try:
             with evaluation_mode(self.model):
                 for batch in inputs.split(self.batch_size):
                     outputs.clear()
                     self.model(as_taken(self.model, batch if self.keep_integers else as_floats(batch)))
                     rows.append(self._row(outputs, len(batch)).to(inputs.device))
-                    advance(n_passes=len(batch))
+                    advance()
         finally:
             for handle in handles:
                 handle.remove()
         return torch.cat(rows)
-
-    def _hooked(self) -> list[nn.Module]:
-        if self.layer == "penultimate":
-            return [module for module in self.model.modules() if isinstance(module, nn.Linear)]
-        return [self.model if self.layer == "logits" else self.model.get_submodule(self.layer)]
 
     def _row(self, outputs: list[Any], n_samples: int) -> Tensor:
         if not outputs:

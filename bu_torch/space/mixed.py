@@ -20,9 +20,6 @@ class MixedFeatures:
     Each place counts alike, as in Gower (1971): the indicators of a place have a variance of 1 together, as a number
     has. Images among the numbers are pooled. A long row of indices is a text (`TokenFeatures`), which counts as much as
     all numbers together.
-
-    Args:
-        packing: Says which columns of a sample are numbers.
     """
 
     def __init__(self, packing: Packing) -> None:

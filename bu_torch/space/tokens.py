@@ -55,8 +55,12 @@ class TokenFeatures:
         self._known = ids[is_known]
         self._weights = (len(flat) / n_texts[is_known].double()).log()
         n_axes = min(self.n_components, len(flat))
-        is_reduced = len(self._known) > n_axes
-        self._axes = self._find_axes(flat, n_axes) if is_reduced else torch.eye(len(self._known)).double()
+        self._axes = torch.eye(len(self._known)).double()
+        if len(self._known) > n_axes:
+            from sklearn.decomposition import TruncatedSVD
+
+            found = TruncatedSVD(n_axes, random_state=scikit_learn_seed(self.seed)).fit(self._counts(flat))
+            self._axes = torch.as_tensor(found.components_.T.copy()).double()
         return self
 
     def transform(self, tokens: Any) -> Tensor:
@@ -72,12 +76,6 @@ class TokenFeatures:
         if not len(self._known):
             return torch.zeros(len(flat), 1, device=tokens.device)
         return torch.as_tensor(self._counts(flat) @ self._axes.numpy()).float().to(tokens.device)
-
-    def _find_axes(self, flat: Tensor, n_axes: int) -> Tensor:
-        from sklearn.decomposition import TruncatedSVD
-
-        found = TruncatedSVD(n_axes, random_state=scikit_learn_seed(self.seed)).fit(self._counts(flat))
-        return torch.as_tensor(found.components_.T.copy()).double()
 
     def _counts(self, flat: Tensor) -> "csr_matrix":
         """Weighted counts of known tokens, rows of length 1, (n, V)."""

@@ -59,16 +59,15 @@ class Hiding(LeavingOut):
 class TestWeightsLeftOut:
     @pytest.mark.parametrize("strict", [True, False])
     @pytest.mark.parametrize("checkpoints", [True, False])
-    def test_frozen_ones_stay_and_all_others_are_put_back(self, tmp_path, caplog, strict, checkpoints):
+    def test_frozen_ones_stay_and_all_others_are_put_back(self, tmp_path, log, strict, checkpoints):
         module, own = (LeavingOut if checkpoints else Hiding)(strict=strict), Scripted()
-        with caplog.at_level("INFO", logger="lightning.pytorch"):
-            _, weights = fit(tmp_path, own, module=module, enable_checkpointing=checkpoints)
+        _, weights = fit(tmp_path, own, module=module, enable_checkpointing=checkpoints)
         assert same(weights_of(module), weights[1])
-        said = [one.getMessage() for one in caplog.records if "leave out" in one.getMessage()]
+        said = [one.getMessage() for one in log.records if "leave out" in one.getMessage()]
         assert len(said) == 1
         assert "2 that training does not change, which stay as they are" in said[0]
         assert said[0].endswith("backbone.weight, backbone.bias.")
-        assert "its weights are in the model" in caplog.text
+        assert "its weights are in the model" in log.text
 
     @pytest.mark.parametrize("strict", [True, False])
     def test_one_that_training_changes_is_warned_of_by_name(self, tmp_path, caplog, strict):

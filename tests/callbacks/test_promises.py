@@ -367,14 +367,6 @@ class TestBesideTheUsersOwn:
         assert made.stopping.best_epoch == 1
         assert same(made.module.state_dict(), made.weights.of_epoch[1] if is_restored else seen)
 
-    def test_the_first_checkpoint_callback_is_ours_and_theirs_are_all_there(self, tmp_path):
-        own = [ModelCheckpoint(tmp_path / "a", monitor="given", mode="max"), ModelCheckpoint(tmp_path / "b")]
-        made = run(tmp_path, [0.1, 0.9, 0.2], *own, trainer_kwargs={"max_epochs": 3})
-        assert made.trainer.checkpoint_callback.best_model_path == made.stopping.best_model_path
-        assert made.trainer.checkpoint_callbacks[1:] == own
-        assert torch.load(own[0].best_model_path, weights_only=True)["epoch"] == 1
-        assert torch.load(own[1].best_model_path, weights_only=True)["epoch"] == 2
-
 
 # One for each phase of an epoch and of what follows it.
 HOOKS = ["on_train_batch_end", "on_validation_end", "on_train_epoch_end", "on_train_end", "on_fit_end"]

@@ -1,7 +1,5 @@
 """Several runs on one page: what it shows of each, and what it refuses."""
 
-import json
-
 import browser
 import pytest
 import records
@@ -9,6 +7,7 @@ import records
 from bu_torch.cli import main
 from bu_torch.report import read_record, write_comparison
 from bu_torch.report.comparing import comparison
+from bu_torch.report.page import page
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_a_run_without_steps_beside_one_with_several_checks_an_epoch(tmp_path):
     shown = comparison([read_record(tmp_path / f"{name}.csv") for name in ("steps", "none", "some")])
     curves = [trace for trace in shown.drawings[0]["data"] if trace["mode"] != "markers"]
     assert [len(trace["x"]) for trace in curves[:3]] == [6, 0, 5]
-    assert json.loads(shown.json)
+    assert page(shown)
 
 
 @pytest.mark.parametrize("n_runs", [0, 1, 11])

@@ -1,14 +1,12 @@
 """What a browser draws of the page, on a desktop and on a phone, in light and in dark."""
 
 import csv
-import threading
 
 import browser
 import pytest
 import records
 
-from bu_torch.report import read_record, serving, write_report
-from bu_torch.report.serving import PageServer
+from bu_torch.report import read_record, write_report
 
 pytestmark = pytest.mark.skipif(browser.BINARY is None, reason="no chromium is installed")
 MAPS = ["near_boundary", "local_uncertainty", "log_trust"]
@@ -146,33 +144,3 @@ def test_a_run_without_details_and_one_without_checks(chromium, tmp_path):
             page.open(report.as_uri())
             assert page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id)") == names
             assert page.complaints == []
-
-
-def test_watching_goes_on_until_the_run_ends_and_stays_where_it_was_scrolled_to(chromium, tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "_REFRESH_SECONDS", 0.5)
-    folder = tmp_path / "run"
-    records.write_run(folder, n_checks=5, n_classes=3, ended=False)
-    with PageServer(folder) as server, browser.Browser(chromium, height=600) as page:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            page.open(server.address)
-            page.evaluate("scrollTo(0, 700)")
-            page.evaluate("window.same = document.getElementById('scores'); 0")
-            records.write_run(folder, n_checks=9, n_classes=3, ended=False)
-            page.wait_for("document.getElementById('scores').data[0].x.length === 9")
-            assert page.evaluate("scrollY") == 700
-            assert page.evaluate("window.same === document.getElementById('scores')")
-            assert "Watching" in page.evaluate("document.getElementById('watch').textContent")
-            records.write_run(folder, n_checks=12, n_classes=3)
-            page.wait_for("document.getElementById('watch').textContent.startsWith('The run has ended')")
-            assert page.evaluate("document.title").endswith("boundary uncertainty")
-            n_requests = len(page.requests)
-            page.evaluate("new Promise((done) => setTimeout(done, 1500))")
-            assert len(page.requests) == n_requests
-            assert page.complaints == []
-            addresses = {address for address in page.requests if not address.startswith("data:")}
-            assert addresses == {server.address}
-        finally:
-            server.shutdown()
-            thread.join()

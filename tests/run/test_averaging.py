@@ -230,18 +230,6 @@ def test_training_has_its_own_bits_back(make):
     assert versions == [parameter._version for parameter in module.parameters()]
 
 
-def test_a_graph_that_waits_for_its_backward_pass_is_not_disturbed():
-    module, average = network(), WeightAverage(0.7)
-    average.update(module)
-    train(module, 0)
-    average.update(module)
-    loss = module(torch.ones(4, 3)).square().sum()
-    with average.inside(module):
-        pass
-    loss.backward()
-    assert all(parameter.grad is not None for parameter in module.parameters())
-
-
 class Interrupted:
     """Raises KeyboardInterrupt once, before the n-th line that the given functions run."""
 
@@ -279,16 +267,6 @@ def test_ctrl_c_at_any_line_leaves_the_weights_of_training():
         if interrupted.left >= 0:
             break
     assert n > 20
-
-
-def test_after_an_exception_inside_training_has_its_bits_back():
-    module, average = network(), WeightAverage(0.5)
-    follow(module, average, 2)
-    before = state_of(module)
-    with pytest.raises(ZeroDivisionError), average.inside(module):
-        raise ZeroDivisionError
-    assert same(state_of(module), before)
-    assert not average.is_inside
 
 
 def test_its_state_is_a_copy_and_goes_on_where_it_was_taken():
@@ -411,17 +389,6 @@ def test_a_parameter_that_is_infinite_from_the_start_is_left_as_it_is():
         found = state_of(module)
     assert torch.equal(found.pop("transitions"), states[-1]["transitions"])
     assert close(found, {name: value for name, value in averages_of(states, 0.5).items() if name != "transitions"})
-
-
-def test_masks_that_prune_stay_masks():
-    module, average = nn.Sequential(nn.Linear(4, 4)), WeightAverage(0.5)
-    nn.utils.prune.random_unstructured(module[0], "weight", 0.25)
-    average.update(module)
-    nn.utils.prune.random_unstructured(module[0], "weight", 0.5)
-    average.update(module)
-    mask = module[0].weight_mask.clone()
-    with average.inside(module):
-        assert torch.equal(module[0].weight_mask, mask)
 
 
 class TestMasks:

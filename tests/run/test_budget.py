@@ -3,7 +3,6 @@ import warnings
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, blobs, loader, trainer
 from torch.utils.data import TensorDataset
 
@@ -173,16 +172,15 @@ class OfImages(Classifier):
         return self.net(x)
 
 
-def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, caplog):
+def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, log):
     """It has few weights, and does much with each."""
     monitor = BoundaryUncertaintyMonitor(feature_extractor="inputs")
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        data = loader(*images(), batch_size=1300)
-        trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
+    data = loader(*images(), batch_size=1300)
+    trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
     assert monitor.tracker.groundwork.plan == Plan(500, 1)
     assert monitor.tracker.groundwork.n_samples == 500
     expected = "measures at a stratified random 500 of 1300 training samples, 1 draw each, after every epoch."
-    assert expected in caplog.text
+    assert expected in log.text
 
 
 class Told(torch.utils.data.Dataset):
@@ -261,20 +259,18 @@ def test_a_resumed_run_looks_at_the_same_samples(tmp_path, data):
         ({"reference": blobs(150), "n_draws": 2}, "150 samples, 2 draws each, after every epoch."),
     ],
 )
-def test_one_line_tells_the_plan(tmp_path, caplog, settings, told):
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=2).fit(Classifier(), loader(*blobs(600)))
-    (line,) = (one for one in caplog.messages if "measures at" in one)
+def test_one_line_tells_the_plan(tmp_path, log, settings, told):
+    trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=2).fit(Classifier(), loader(*blobs(600)))
+    (line,) = (one for one in log.messages if "measures at" in one)
     assert line == f"Boundary uncertainty measures at {told}"
 
 
 @pytest.mark.parametrize(("settings", "name"), [({}, "every_n_epochs"), ({"every_n_train_steps": 2}, None)])
-def test_slow_checks_are_told_of_once(tmp_path, monkeypatch, caplog, settings, name):
+def test_slow_checks_are_told_of_once(tmp_path, monkeypatch, log, settings, name):
     monkeypatch.setattr(budget, "_SLOW", 0)
     monkeypatch.setattr(budget, "_MUCH", 0)
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=3).fit(Classifier(), loader(*blobs(600)))
-    (line,) = (one for one in caplog.messages if "A check of boundary uncertainty takes" in one)
+    trainer(tmp_path, BoundaryUncertaintyMonitor(**settings), max_epochs=3).fit(Classifier(), loader(*blobs(600)))
+    (line,) = (one for one in log.messages if "A check of boundary uncertainty takes" in one)
     assert line.endswith(f" s. To change it: `n_draws=`, `max_samples=`, `{name or next(iter(settings))}=`.")
 
 
@@ -314,24 +310,3 @@ def test_a_resumed_run_keeps_its_plan_unless_asked_for_another(tmp_path):
     with pytest.warns(UserWarning, match="resumes with different training samples"):
         assert fit(300, tmp_path / "kept.ckpt") == Plan(120, 4)
     assert fit(300, tmp_path / "kept.ckpt", n_draws=2) == Plan(300, 2)
-
-
-def test_a_cache_is_written_once_and_taken_from_then_on(tmp_path, monkeypatch, caplog):
-    def fit(features, labels, **kwargs):
-        monitor = BoundaryUncertaintyMonitor(cache=tmp_path / "cache.npz", **kwargs)
-        torch.manual_seed(0)
-        trainer(tmp_path, monitor, max_epochs=2).fit(Classifier(), loader(features, labels))
-        return monitor.history
-
-    monitor = BoundaryUncertaintyMonitor(cache=tmp_path / "cache.npz")
-    trainer(tmp_path, monitor, fast_dev_run=True).fit(Classifier(), loader(*blobs()))
-    assert not (tmp_path / "cache.npz").exists()
-    first = fit(*blobs())
-    monkeypatch.setattr("bu_torch.signals.measuring.Preparation.make", lambda *a: pytest.fail("computed again"))
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        assert fit(*blobs()) == first
-    assert f"loaded the preparation of an earlier run: {tmp_path / 'cache.npz'}" in caplog.text
-    with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
-        fit(*blobs(), seed=1)
-    with pytest.raises(MisconfigurationException, match="was made of other samples or settings"):
-        fit(*blobs(150))

@@ -1,11 +1,8 @@
 """A loop of one's own stops as a trainer does."""
 
 import copy
-import json
 import pickle
-from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from problems import Classifier, blobs, loader, trainer
@@ -28,50 +25,6 @@ class Steps:
         self.optimizer.zero_grad()
         nn.functional.cross_entropy(self.model(self.features), self.labels).backward()
         self.optimizer.step()
-
-
-class InLightning(Classifier):
-    def __init__(self):
-        super().__init__()
-        self.net = Steps().model
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.5)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"patience": 2, "rule": "boundary_uncertainty", "start_from_epoch": 3},
-        {"patience": 4, "rule": "trust_score", "min_delta": 0.05},
-        {"stopping_threshold": 0.1},
-    ],
-)
-def test_a_loop_keeps_and_stops_where_a_trainer_does(tmp_path, arguments):
-    arguments |= {"n_neighbors": 20, "n_draws": 2}
-    steps = Steps()
-    stopping = BoundaryUncertaintyStopping(**arguments)
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(steps.features, steps.labels), batch_size=200)
-    module = InLightning()
-    trainer(tmp_path, stopping, max_epochs=60).fit(module, data)
-
-    stopper = BoundaryUncertaintyStopper(steps.features, steps.labels, **arguments)
-    for _ in range(60):
-        steps.epoch()
-        if stopper.check(steps.model):
-            break
-    stopper.restore(steps.model)
-
-    assert stopper.stopped_epoch == stopping.stopped_epoch
-    assert stopper.best_epoch == stopping.best_epoch
-    if stopping.stopped_epoch is not None:
-        assert stopper.stopping_reason == stopping.stopping_reason
-    assert len(stopper.history) == len(stopping.history)
-    for ours, theirs in zip(stopper.history, stopping.history, strict=True):
-        assert ours.keys() == theirs.keys() - {"step"}
-        assert [*ours.values()] == pytest.approx([theirs[name] for name in ours], rel=1e-5)
-    for ours, theirs in zip(steps.model.parameters(), module.net.parameters(), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-6)
 
 
 def test_a_resumed_loop_goes_on(tmp_path):
@@ -123,7 +76,8 @@ def test_checks_within_an_epoch_are_known_by_their_steps(tmp_path):
             stopper.check(steps.model, **arguments)
     stopper.restore(steps.model)
     record = read_record(tmp_path)
-    assert (record.places, record.end.kept_step) == ([5, 10, 15, 20], stopper.best_step)
+    assert record.places == [5, 10, 15, 20]
+    assert (record.end.kept_epoch, record.end.kept_step) == (stopper.best_epoch, stopper.best_step)
 
 
 def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
@@ -148,30 +102,12 @@ def test_any_callable_is_checked_and_outputs_with_logits_are_understood():
         ({"folder": 3}, TypeError, "`folder`"),
         ({"inputs": 1.5}, ValueError, "`inputs`"),
         ({"sample_weight": torch.ones(7)}, ValueError, r"`sample_weight` must have one weight a sample, \(120,\)"),
-        ({"class_weight": "equal"}, TypeError, "`class_weight` must be 'balanced'"),
-        ({"output_key": 1.5}, TypeError, "`output_key` must be a name, a place or None, got 1.5"),
-        ({"output_key": True}, TypeError, "`output_key` must be a name, a place or None, got True"),
-        ({"cache": 3}, TypeError, "`cache` must be a path, 'auto' or None, got 3"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, error, message):
     features, labels = blobs()
     with pytest.raises(error, match=message):
         BoundaryUncertaintyStopper(**{"inputs": features, "labels": labels, **arguments})
-
-
-def test_the_record_of_a_loop(tmp_path):
-    steps = Steps()
-    stopper = BoundaryUncertaintyStopper(steps.features, steps.labels, n_neighbors=20, patience=2, folder=tmp_path)
-    while not stopper.check(steps.model):
-        steps.epoch()
-    stopper.restore(steps.model)
-    path = Path(stopper.record_path)
-    assert path == tmp_path / "boundary_uncertainty.csv"
-    assert pd.read_csv(path).epoch.tolist() == [entry["epoch"] for entry in stopper.history]
-    lines = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
-    assert [line["kind"] for line in lines] == ["header", *["check"] * len(stopper.history), "end"]
-    assert lines[-1]["kept_epoch"] == stopper.best_epoch
 
 
 def test_the_state_is_small_where_lightning_saves_it_too(tmp_path):
