@@ -122,6 +122,7 @@ class CheckSamples:
                 module=self._module_as_space(trainer, pl_module),
                 cache=None if trainer.fast_dev_run else as_file(self._callback.cache),
                 has_progress_bar=trainer.progress_bar_callback is not None,
+                tell=rank_zero_info,
                 class_weight=self.loss_weights.found,
             )
             for line in groundwork.lines():

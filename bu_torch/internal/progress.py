@@ -1,6 +1,7 @@
-"""Progress of a long computation on a bar, wherever it runs."""
+"""Progress of a long computation on a bar, wherever it runs, and a forecast of its time."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
@@ -12,18 +13,51 @@ class Bar(Protocol):
     def update(self, n: float = 1) -> object: ...
 
 
+class Forecast:
+    """Forecast of a long computation from the pace of its first part.
+
+    Args:
+        totals: Units of work that are to be done, by kind.
+        tell: Takes a kind and the seconds that it will take, once, if these are many.
+    """
+
+    def __init__(self, totals: Mapping[str, float], tell: Callable[[str, float], None]) -> None:
+        self._totals, self._tell = dict(totals), tell
+        self._started = dict.fromkeys(totals, time.perf_counter())
+        self._counts = dict.fromkeys(totals, 0.0)
+
+    def start(self, kind: str) -> None:
+        """Start the clock: what came before is no part of the pace."""
+        if not self._counts.get(kind):
+            self._started[kind] = time.perf_counter()
+
+    def count(self, kind: str, n: float) -> None:
+        """Count `n` units that were done."""
+        if kind not in self._totals:
+            return
+        self._counts[kind] += n
+        seconds = time.perf_counter() - self._started[kind]
+        if seconds >= _FIRST_PART:
+            seconds *= self._totals.pop(kind) / self._counts[kind]
+            if seconds >= _LONG:
+                self._tell(kind, seconds)
+
+
+_FIRST_PART, _LONG = 1.0, 10.0  # seconds
+_forecast: ContextVar[Forecast | None] = ContextVar("forecast", default=None)
 _bar: ContextVar[Bar | None] = ContextVar("bar", default=None)
 _is_counted = ContextVar("is_counted", default=True)
 
 
 @contextmanager
-def shown_on(bar: Bar) -> Iterator[None]:
-    """Let `advance` move `bar` within."""
-    token = _bar.set(bar)
+def shown_on(bar: Bar, forecast: Forecast | None = None) -> Iterator[None]:
+    """Let `advance` move `bar` within, and count for a forecast."""
+    tokens = _bar.set(bar), _forecast.set(forecast)
     try:
         yield
     finally:
-        _bar.reset(token)
+        _bar.reset(tokens[0])
+        _forecast.reset(tokens[1])
 
 
 @contextmanager
@@ -34,9 +68,25 @@ def uncounted() -> Iterator[None]:
         yield
     finally:
         _is_counted.reset(token)
+        if (forecast := _forecast.get()) is not None:
+            forecast.start("comparisons")
 
 
-def advance(n: float = 0) -> None:
-    """Move the bar by `n` comparisons, 0 for work that is not counted; does nothing without a bar."""
-    if (bar := _bar.get()) is not None:
-        bar.update(n if _is_counted.get() else 0)
+def start_passes() -> None:
+    """Begin to time passes through a network, unless some have been counted."""
+    if (forecast := _forecast.get()) is not None:
+        forecast.start("passes")
+
+
+def advance(n: float = 0, n_passes: int = 0) -> None:
+    """Move the bar by `n` comparisons, 0 for work that is not counted; does nothing without a bar.
+
+    `n_passes` samples went through a network.
+    """
+    bar, forecast, n = _bar.get(), _forecast.get(), n if _is_counted.get() else 0
+    if bar is not None:
+        bar.update(n)
+    if forecast is not None and n:
+        forecast.count("comparisons", n)
+    if forecast is not None and n_passes:
+        forecast.count("passes", n_passes)

@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,8 +12,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.progress import shown_on
-from bu_torch.run import user_cache
+from bu_torch.internal.progress import Forecast, shown_on
+from bu_torch.run import messages, user_cache
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import n_comparisons
 
@@ -36,18 +36,19 @@ def fit_or_load(
     *,
     sample_weight: Tensor | None = None,
     has_progress_bar: bool = False,
+    tell: Callable[[str], None] | None = None,
 ) -> Cached:
     """Read what an earlier run has kept of the same samples and settings, or fit and keep it.
 
     A file of the user's own is refused if it is of others; if it cannot be written, a warning says so. `"auto"` stands
     for a file in the user's cache folder, where what does not fit is computed anew. Nothing is kept there of what
     depends on code of the user's or on features of a network, nor of what took no time; a space is chosen anew each
-    time, for the network has a say in it.
+    time, for the network has a say in it. `tell` takes a line that says how long the fit will take, if that is long.
     """
     inputs = signals.boundary.as_inputs(inputs)
     labels = as_labels(labels, len(inputs)).to(inputs.device)
     samples = inputs, labels, sample_weight
-    with _bar(signals, len(inputs), has_progress_bar):
+    with _bar(signals, inputs, has_progress_bar, tell):
         return _by_user_cache(signals, samples) if cache == "auto" else _by_file(signals, samples, cache)
 
 
@@ -116,17 +117,26 @@ def _keep(signals: Signals, file: Path | None, refusal: str) -> Cached:
 
 
 @contextmanager
-def _bar(signals: Signals, n_samples: int, is_shown: bool) -> Iterator[None]:
-    """A progress bar of what `signals` does within, after a few seconds."""
+def _bar(signals: Signals, inputs: Tensor, is_shown: bool, tell: Callable[[str], None] | None) -> Iterator[None]:
+    """A progress bar of what `signals` does within, after a few seconds, and a forecast of its time."""
+    boundary = signals.boundary
+
+    def tell_of(kind: str, seconds: float) -> None:
+        if tell is not None:
+            tell(messages.long_preparation(kind, seconds))
+
+    totals = {"comparisons": n_comparisons(len(inputs), boundary.n_draws)}
+    if boundary.may_use_module(inputs):
+        totals["passes"] = (1 + boundary.n_draws) * len(inputs)
     with (
         tqdm(
             desc="Boundary uncertainty prepares",
-            total=n_comparisons(n_samples, signals.boundary.n_draws),
+            total=totals["comparisons"],
             delay=_BAR_DELAY,
             disable=not is_shown,
             leave=False,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}",
         ) as bar,
-        shown_on(bar),
+        shown_on(bar, Forecast(totals, tell_of)),
     ):
         yield

@@ -87,13 +87,14 @@ class Groundwork:
         module: nn.Module | None = None,
         cache: Path | Literal["auto"] | None = None,
         has_progress_bar: bool = False,
+        tell: Callable[[str], None] | None = None,
         class_weight: ClassWeight | None = None,
     ) -> str:
         """Make or find the preparation; returns the fingerprint of samples and settings, for `Tracker.go_on`.
 
         If checks were made before (`has_resumed`), the space of neighbours stays. Features of `module`, as it is before
-        training, may be that space. `class_weight` holds if the settings have none. Errors are those of `Signals.fit`
-        and `Signals.load`.
+        training, may be that space. `class_weight` holds if the settings have none. `tell` takes a line on how long it
+        will take, if that is long. Errors are those of `Signals.fit` and `Signals.load`.
         """
         if line := messages.ignored(samples.n_ignored):
             warn(line)
@@ -115,6 +116,7 @@ class Groundwork:
                 file,
                 sample_weight=samples.weights,
                 has_progress_bar=has_progress_bar,
+                tell=tell,
             )
             self.found_in, self.kept_in = cached.found_in, cached.kept_in
             if cached.refusal:

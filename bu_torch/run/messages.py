@@ -108,6 +108,16 @@ def space(name: str, skills: Mapping[str, float]) -> str:
     return f"Neighbours are found in {_SPACES[name]}: left-out labels are predicted best there ({listed})."
 
 
+def long_preparation(kind: str, seconds: float) -> str:
+    """Forecast the time of the `"comparisons"` of samples, or of their `"passes"` through the network."""
+    if kind == "comparisons":
+        return f"Boundary uncertainty compares samples for about {seconds:.0f} s first. To change it: `max_samples`."
+    return (
+        f"Boundary uncertainty passes samples through the network for up to {seconds:.0f} s first, to find near ones by"
+        " its features. To change it: `feature_extractor`, or `max_samples`."
+    )
+
+
 def ignored(n_ignored: int) -> str:
     """Tell how many samples are left out; "" for none."""
     if not n_ignored:

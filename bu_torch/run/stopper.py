@@ -211,7 +211,9 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         samples = fewer_of(self._samples, made.n_samples, self.seed)
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
-        fingerprint = tracker.prepare(samples, module=module, cache=as_file(self.cache), has_progress_bar=True)
+        fingerprint = tracker.prepare(
+            samples, module=module, cache=as_file(self.cache), has_progress_bar=True, tell=_log.info
+        )
         if line := messages.cache(groundwork.found_in, groundwork.kept_in, groundwork.n_samples, user_cache.folder()):
             self._tell(line)
         groundwork.signals.to(device_of(model, groundwork.perturbed))

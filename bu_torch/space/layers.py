@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_features, as_floats, check_fitted, check_flag, check_integer
 from bu_torch.internal.network import as_taken
-from bu_torch.internal.progress import advance
+from bu_torch.internal.progress import advance, start_passes
 from bu_torch.internal.traces import evaluation_mode
 from bu_torch.space.features import principal_components
 
@@ -110,13 +110,14 @@ class LayerFeatures:
 
         handles = [module.register_forward_hook(remember, with_kwargs=True) for module in hooked]
         rows = []
+        start_passes()
         try:
             with evaluation_mode(self.model):
                 for batch in inputs.split(self.batch_size):
                     outputs.clear()
                     self.model(as_taken(self.model, batch if self.keep_integers else as_floats(batch)))
                     rows.append(self._row(outputs, len(batch)).to(inputs.device))
-                    advance()
+                    advance(n_passes=len(batch))
         finally:
             for handle in handles:
                 handle.remove()

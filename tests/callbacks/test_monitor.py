@@ -101,7 +101,7 @@ class Endless(IterableDataset):
 
 
 READ_ALL = {"how_many": lambda n_training: n_training, "most": None, "keys": NO_KEYS, "seed": 0}
-READ_ALL |= {"max_bytes": None, "n_least": 1, "transform": None}
+READ_ALL |= {"max_bytes": None, "n_least": 1}
 
 
 class TestFindingTheData:
@@ -244,6 +244,15 @@ class TestModels:
         assert len(monitor.history) == 4
         assert graphs
         assert max(graphs) <= 1
+
+
+def test_second_fit_starts_anew(tmp_path):
+    monitor = BoundaryUncertaintyMonitor()
+    for _ in range(2):
+        fit(tmp_path, loader(*blobs()), monitor=monitor, max_epochs=2)
+        assert [entry["epoch"] for entry in monitor.history] == [0, 1]
+    assert monitor.check_seconds > 0
+    assert monitor.setup_seconds > 0
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
