@@ -78,7 +78,11 @@ def why_not_highest(record: RunRecord, verdict: RunVerdict) -> str:
     highest = f"the highest score, in {record.axis} {next(place for place in by_place if by_place[place] == most)}."
     replayed = verdict.by_rule.get(verdict.rule or DEFAULT_RULE) or {}
     is_margin = replayed.get(record.axis) == verdict.kept and record.settings.get("rule.n_standard_errors", 0.5) == 0.5
-    return f"Trust chose it among those within half a standard error of {highest}" if is_margin else f"It is below {highest}"
+    return (
+        f"Trust chose it among those within half a standard error of {highest}"
+        if is_margin
+        else f"It is below {highest}"
+    )
 
 
 def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
