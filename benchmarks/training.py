@@ -6,10 +6,11 @@ matrices are multiplied together; the optimisers work on single numbers, so that
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from tables import Split
 from torch import Tensor, nn
 
 from bu_torch import Signals
@@ -20,12 +21,23 @@ from bu_torch.run.settings import AVERAGING, Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import choose_among
 
+PATIENCE = 20  # epochs that a rule waits for a better one
 LONG = 0.97  # weight of the past in the average of a fair last epoch
 AVERAGE, LONG_AVERAGE = "averaged_", "long_"  # begin the names of what is read of averages
 N_GRADIENTS = 5  # of gradient disparity
-Split = tuple[Tensor, Tensor]
 Columns = dict[str, list[float]]
 Optimizer = Callable[..., torch.optim.Optimizer]
+
+
+def first_largest(values: Iterable[float], patience: float = PATIENCE) -> tuple[int, int]:
+    """The first largest value, waiting so many epochs for a larger one; and the last epoch looked at."""
+    kept, epoch, values = 0, 0, list(values)
+    for epoch, value in enumerate(values):
+        if value > values[kept]:
+            kept = epoch
+        elif epoch - kept >= patience:
+            break
+    return kept, epoch
 
 
 class Stack(nn.Module):

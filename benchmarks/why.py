@@ -1,6 +1,6 @@
 """Why the rules keep what they keep: each signal, and what its settings do, beside the test error over the epochs.
 
-Every case is one Lightning training as in `quality.py`, on all labels of a table's training half. After each epoch all
+Every case is one Lightning training with RMSprop, on all labels of a table's training half. After each epoch all
 variants of the signals are read: other radii and numbers of perturbations, cluster sizes, trust with and without the
 own sample and with filtering. A variant is judged by two numbers: the Spearman correlation of its curve with the test
 accuracy over the epochs, and the excess error of the epoch where it is largest (patience 20) as a ratio to the excess
@@ -23,12 +23,13 @@ from pathlib import Path
 import lightning as L
 import numpy as np
 import pandas as pd
-import quality
+import tables
 import torch
-from quality import Case, Split
+from fitting import Case, Classifier, Curves, Record, fit, recall, train_part
+from tables import Split
 from torch import Tensor
 from torch.multiprocessing import get_context
-from torch.utils.data import DataLoader, TensorDataset
+from training import first_largest, read
 
 from bu_torch import BoundaryUncertainty, LabelProbabilities, LabelVotes, TrustScore, functional
 
@@ -191,16 +192,29 @@ class Variants(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         row, self.before = self.reference.measure(pl_module, self.before)
         row["training loss"] = -float(trainer.callback_metrics["train_loss"])
-        row["test_error"] = float((quality.predict(pl_module, self.test[0]) != self.test[1]).float().mean())
+        row["test_error"] = float((read(pl_module, self.test[0]).argmax(dim=1) != self.test[1]).float().mean())
         self.rows.append(row)
 
 
 def load(case: Case) -> tuple[Split, Split, int]:
     makers: dict[str, Callable[[], Split]] = {"ring": ring, "tic_tac_toe": tic_tac_toe}
-    return quality.prepare(case, *makers[case.table]()) if case.table in makers else quality.load(case)
+    samples = makers[case.table]() if case.table in makers else tables.read_table(case.table)
+    return tables.prepare(*samples, case.seed, case.noise)
 
 
-def run(case: Case) -> quality.Record:
+def classifier(split: Split, n_classes: int) -> Classifier:
+    net = tables.mlp(128, 64)(split[0].shape[1:], n_classes)
+    return Classifier(net, partial(torch.optim.RMSprop, lr=1e-3))
+
+
+def train_held_out(case: Case, split: Split, held_out: Split, test: Split, n_classes: int) -> Curves:
+    L.seed_everything(case.seed, verbose=False)
+    curves = Curves(test)
+    fit(classifier(split, n_classes), split, case.epochs, [curves], held_out)
+    return curves
+
+
+def run(case: Case) -> Record:
     """Curves of all variants, and of a hold-out set in a second training."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -208,21 +222,19 @@ def run(case: Case) -> quality.Record:
     split, test, n_classes = load(case)
     L.seed_everything(case.seed, verbose=False)
     variants = Variants(Reference(*split), test)
-    trainer = quality.silent_trainer(case.epochs, [variants])
-    loader = DataLoader(TensorDataset(*split), batch_size=32, shuffle=True)
-    trainer.fit(quality.Net(split[0].shape[1:], n_classes, case.setting), loader)
+    fit(classifier(split, n_classes), split, case.epochs, [variants])
     columns = {name: [row[name] for row in variants.rows] for name in variants.rows[-1]}
-    part = quality.train_part(case, split, partial(quality.train, case, test=test, n_classes=n_classes))
+    part = train_part(case, split, partial(train_held_out, case, test=test, n_classes=n_classes))
     return {"case": dataclasses.asdict(case), "all": columns, "part": part.columns()}
 
 
-def judge(records: list[quality.Record]) -> pd.DataFrame:
+def judge(records: list[Record]) -> pd.DataFrame:
     """One row a case, group and variant: correlation with the test accuracy, and excess error of the kept epoch."""
     rows = []
     for record in records:
         curves = record["all"]
         errors = np.array(curves["test_error"])
-        held = quality.largest(record["part"]["val_accuracy"], quality.PATIENCE)[0]
+        held = first_largest(record["part"]["val_accuracy"])[0]
         common = {
             **record["case"],
             "hold-out": record["part"]["test_error"][held] - errors.min(),
@@ -231,7 +243,7 @@ def judge(records: list[quality.Record]) -> pd.DataFrame:
         for group, names in GROUPS.items():
             for name in (name for name in names if name in curves):
                 ranks = pd.DataFrame({"signal": curves[name], "accuracy": -errors}).iloc[2:].corr(method="spearman")
-                kept = quality.largest(curves[name], quality.PATIENCE)[0]
+                kept = first_largest(curves[name])[0]
                 rows.append(
                     {**common, "group": group, "variant": name, "correlation": ranks.iloc[0, 1],
                      "excess": errors[kept] - errors.min()}
@@ -246,7 +258,7 @@ def summarise(judged: pd.DataFrame) -> pd.DataFrame:
     return means[["correlation", "/ hold-out"]].unstack("noise")
 
 
-def plot_signals(records: list[quality.Record], shown: list[tuple[str, float]], path: Path) -> None:
+def plot_signals(records: list[Record], shown: list[tuple[str, float]], path: Path) -> None:
     """Test error over the epochs, U and trust beside it, and what each keeps."""
     import matplotlib
 
@@ -264,8 +276,8 @@ def plot_signals(records: list[quality.Record], shown: list[tuple[str, float]], 
     for (table, noise), (top, bottom) in zip(shown, axes.T, strict=True):
         curves = by_case[table, noise]
         top.plot(curves["test_error"], color="black", linewidth=1)
-        kept = {name: quality.largest(curves[name], quality.PATIENCE)[0] for name in names}
-        kept["expected accuracy"] = quality.largest(curves["expected accuracy"], quality.PATIENCE)[0]
+        kept = {name: first_largest(curves[name])[0] for name in names}
+        kept["expected accuracy"] = first_largest(curves["expected accuracy"])[0]
         for (name, epoch), color in zip(kept.items(), (*names.values(), "tab:green"), strict=True):
             top.plot(epoch, curves["test_error"][epoch], "o", color=color, label=f"kept by {name}")
         top.set(title=f"{table}, label noise {noise:.0%}", ylabel="test error")
@@ -309,11 +321,11 @@ def plot_variants(summary: pd.DataFrame, path: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three small tables, 40 epochs")
-    parser.add_argument("--tables", nargs="+", default=(*quality.TABLES, *HARD), choices=(*quality.TABLES, *HARD))
+    parser.add_argument("--tables", nargs="+", default=(*tables.TABLES, *HARD), choices=(*tables.TABLES, *HARD))
     parser.add_argument("--epochs", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--results", type=Path, default=quality.FOLDER / "results")
+    parser.add_argument("--results", type=Path, default=tables.FOLDER / "results")
     parser.add_argument("--curves", type=Path, help="keep all curves in this folder, and use again those it holds")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -323,7 +335,7 @@ def main(arguments: list[str] | None = None) -> None:
         for seed, noise, table in itertools.product(range(options.seeds), (0.0, 0.2), options.tables)
     ]
     with get_context("spawn").Pool(options.processes) as pool:
-        records = list(pool.imap(partial(quality.recall, folder=options.curves, run=run, kind="why"), cases))
+        records = list(pool.imap(partial(recall, folder=options.curves, run=run, kind="why"), cases))
     judged = judge(records)
     is_hard = judged.table.isin(HARD)
     summary = summarise(judged[~is_hard])
@@ -334,7 +346,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.results.mkdir(parents=True, exist_ok=True)
     name = "why-quick" if options.quick else "why"
     content = {
-        "environment": quality.environment(),
+        "environment": tables.environment(),
         "summary": json.loads(summary.to_json(orient="split")),
         "excess": json.loads(by_table.to_json(orient="split")),
     }

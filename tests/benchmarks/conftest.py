@@ -17,7 +17,7 @@ def script(name):
     yield module
     sys.path.remove(str(FOLDER))
     del sys.modules[spec.name]
-    for imported in ("quality", "images", "judging", "rivals", "text", "training", "noise"):
+    for imported in ("quality", "images", "tables", "text", "training", "fitting", "noise"):
         sys.modules.pop(imported, None)
 
 
@@ -29,6 +29,5 @@ def fixture_of(name):
     return loaded
 
 
-NAMES = ("quality", "judging", "rivals", "speed", "why", "images", "text", "check", "image_variants", "finetune")
-quality, judging, rivals, speed, why, images, text, check, image_variants, finetune = map(fixture_of, NAMES)
-decision, training, noise = map(fixture_of, ("decision", "training", "noise"))
+NAMES = ("quality", "tables", "speed", "why", "images", "text", "check", "errors", "finetune", "training", "noise")
+quality, tables, speed, why, images, text, check, errors, finetune, training, noise = map(fixture_of, NAMES)

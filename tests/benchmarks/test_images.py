@@ -1,4 +1,4 @@
-"""The benchmark of images, and the command that compares with committed results."""
+"""The images of the benchmark, and the networks for them."""
 
 import json
 import tarfile
@@ -10,30 +10,14 @@ from PIL import Image
 
 def test_kinds_are_apart_and_what_they_say(images):
     assert not set(images.TUNING) & set(images.UNSEEN)
-    case = images.Case("digits", 0.2, 1, "digits_augmented", 2)
-    (inputs, noisy), (test, clean), net = images.prepare(case)
+    (inputs, labels), (test, clean), net = images.prepare("digits_augmented", 1)
     assert inputs.shape == (800, 1, 8, 8)
+    assert len(labels) == 800
     assert len(test) == len(clean) == 997
     assert net(inputs[:3]).shape == (3, 10)
-    quiet = images.prepare(images.Case("digits", 0.0, 1, "digits_augmented", 2))
-    assert torch.equal(quiet[0][0], inputs)
-    assert 0.1 < float((quiet[0][1] != noisy).float().mean()) < 0.26  # a tenth of those drawn anew stays what it was
-    assert torch.equal(quiet[1][1], clean)
-
-
-def test_curves_are_of_the_weights_and_of_their_average(images):
-    """After one epoch these are the same; batch norm and dropout are read as in a check."""
-    case = images.Case("digits", 0.0, 0, "digits_augmented", 2)
-    record = images.run(case)
-    for part in ("all", "part"):
-        averaged = {name for name in record[part] if name.startswith("averaged_")}
-        pairs = {name: (record[part][name.removeprefix("averaged_")], record[part][name]) for name in averaged}
-        for name, (first, average) in pairs.items():
-            assert average[0] == pytest.approx(first[0], rel=1e-5), name
-        assert any(average[1] != first[1] for first, average in pairs.values())
-    assert "averaged_accuracy_and_uncertainty" in record["all"]
-    assert "averaged_loo_loss" in record["all"]
-    assert "averaged_val_loss" in record["part"]
+    again = images.prepare("digits_augmented", 1)
+    assert torch.equal(again[0][0], inputs)
+    assert all(torch.equal(*pair) for pair in zip(again[2].parameters(), net.parameters(), strict=True))
 
 
 def test_augmentation_shifts_within_its_reach(images):
@@ -100,18 +84,3 @@ def test_kinds_without_their_images_are_left_out(images, capsys):
     assert images.there(["digits", "emoji_64"], None) == ["digits"]
     assert capsys.readouterr().out == "Left out for want of `--emoji`: emoji_64.\n"
     assert images.there(["digits", "emoji_64"], images.IMAGES) == ["digits", "emoji_64"]
-    with pytest.raises(SystemExit):
-        images.main(["--kinds", "emoji_64"])
-
-
-@pytest.mark.parametrize(("moved", "expected"), [(0.004, True), (0.006, False)])
-def test_what_moved_is_told(check, tmp_path, monkeypatch, moved, expected):
-    def result(folder, change=0.0):
-        cases = [{"rule": rule, "excess": 0.02 + change * (rule == "trust score")} for rule in check.RULES]
-        (folder / "images-quick.json").write_text(json.dumps({"cases": cases}))
-
-    result(tmp_path)
-    monkeypatch.setattr(check, "QUICK", {"images-quick": lambda given: result(check.Path(given[-1]), moved)})
-    assert check.main(["--results", str(tmp_path)]) is expected
-    assert check.main(["--results", str(tmp_path), "--accept"]) is True
-    assert check.main(["--results", str(tmp_path)]) is True

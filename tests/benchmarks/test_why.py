@@ -29,7 +29,7 @@ def test_the_signals_are_those_of_the_monitor(why, tmp_path):
     monitor = BoundaryUncertaintyMonitor(n_draws=4, budget=None)
     trainer = problems.trainer(tmp_path, monitor, variants, enable_checkpointing=False)
     pl.seed_everything(0, verbose=False)
-    module = why.quality.Net(split[0].shape[1:], n_classes, "rmsprop")
+    module = why.classifier(split, n_classes)
     trainer.fit(module, DataLoader(TensorDataset(*split), batch_size=32, shuffle=True))
     names = ("expected accuracy", "boundary uncertainty", "trust score", "label agreement", "vote agreement")
     names += ("neighbor agreement",)

@@ -1,0 +1,84 @@
+"""The tables that are shipped, or the user's: read, cut into training and test samples, and the network for them."""
+
+import itertools
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+FOLDER = Path(__file__).parent
+DATA = {file.name.partition(".csv")[0]: file for file in sorted((FOLDER / "data").rglob("*.csv*"))}
+TABLES = tuple(name for name, file in DATA.items() if file.parent.name == "data")
+UNSEEN = tuple(name for name, file in DATA.items() if file.parent.name == "unseen")
+LEAST_ROWS = 80
+Split = tuple[Tensor, Tensor]
+
+
+def read_table(table: str) -> Split:
+    """A table that is shipped, or the user's file of that path."""
+    columns = pd.read_csv(DATA.get(table, table))
+    if "label" not in columns:
+        raise ValueError(f"`{table}` must have a column `label`, got the columns {', '.join(columns)}.")
+    labels = columns.pop("label")
+    if words := list(columns.select_dtypes(exclude=["number", "bool"])):
+        raise ValueError(f"`{table}` must hold numbers beside `label`, got others in {', '.join(words)}.")
+    is_bad = ~np.isfinite(columns.to_numpy(np.float64)).all(axis=1) | labels.isna().to_numpy()
+    if is_bad.any():
+        raise ValueError(f"`{table}` must have no empty or infinite cell, got {is_bad.sum()} rows with one.")
+    if pd.api.types.is_float_dtype(labels) and (labels % 1 != 0).any():
+        raise ValueError(f"`{table}` must hold classes in `label`, got fractions (a regression?).")
+    if len(columns) < LEAST_ROWS:
+        raise ValueError(f"`{table}` must have at least {LEAST_ROWS} rows, half of them for training.")
+    return torch.tensor(columns.to_numpy(np.float32)), torch.tensor(pd.factorize(labels, sort=True)[0])
+
+
+def load(table: str, seed: int, noise: float = 0.0) -> tuple[Split, Split, int]:
+    """`prepare` of a table by its name or path."""
+    return prepare(*read_table(table), seed, noise)
+
+
+def prepare(features: Tensor, labels: Tensor, seed: int, noise: float = 0.0) -> tuple[Split, Split, int]:
+    """Training samples, of whose labels a share is drawn anew, test samples, and the number of classes.
+
+    Features are standardised on the training samples, at most 2500.
+    """
+    n_classes = int(labels.max()) + 1
+    generator = torch.Generator().manual_seed(1000 + seed)
+    order = torch.randperm(len(labels), generator=generator)
+    half = len(labels) // 2
+    train, test = order[: min(half, 2500)], order[half:]
+    mean, scale = features[train].mean(dim=0), features[train].std(dim=0)
+    features = (features - mean) / torch.where(scale > 0, scale, 1.0)
+    noisy = redraw(labels[train], n_classes, noise, generator)
+    return (features[train], noisy), (features[test], labels[test]), n_classes
+
+
+def redraw(labels: Tensor, n_classes: int, share: float, generator: torch.Generator) -> Tensor:
+    """A copy of labels, of which about this share is drawn anew among all classes."""
+    noisy = labels.clone()
+    is_redrawn = torch.rand(len(noisy), generator=generator) < share
+    noisy[is_redrawn] = torch.randint(0, n_classes, (int(is_redrawn.sum()),), generator=generator)
+    return noisy
+
+
+def mlp(*widths: int) -> Callable[[torch.Size, int], nn.Module]:
+    def build(shape: torch.Size, n_classes: int) -> nn.Module:
+        sizes = (shape.numel(), *widths)
+        hidden = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+        return nn.Sequential(*hidden, nn.Linear(sizes[-1], n_classes))
+
+    return build
+
+
+def environment() -> dict[str, str]:
+    packages = ("bu-torch", "torch", "lightning", "faiss-cpu", "scikit-learn")
+    return {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+    }

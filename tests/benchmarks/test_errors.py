@@ -1,0 +1,42 @@
+"""The table of test errors."""
+
+import pandas as pd
+
+
+def rows(errors, collection, noise, first, others=0.5):
+    values = [first] + [others] * (len(errors.RULES) - 2) + [0.01]
+    about = {"collection": collection, "data": "some", "setting": "adamw", "noise": noise, "seed": 0}
+    return pd.DataFrame({"rule": list(errors.RULES), "test_error": values}).assign(**about)
+
+
+def test_rules_and_kinds_of_noise_are_those_of_the_benchmark(errors, quality):
+    assert set(errors.RULES) == {*quality.RULES, quality.EPOCH_BEST} & set(errors.RULES)
+    assert ("none", *errors.NOISES) == quality.NOISES
+    assert {errors.kind_of(collection) for collection in quality.COLLECTIONS} == set(errors.KINDS)
+
+
+def test_means_are_over_trainings_of_a_kind_and_the_least_is_bold(errors, tmp_path, capsys):
+    parts = {
+        "keel": [rows(errors, "keel", "none", 0.1), rows(errors, "keel", "hard-0.2", 0.2)],
+        "tables": [rows(errors, "tables", "none", 0.4), rows(errors, "tables", "pairs-0.4", 0.6)],
+        "images_unseen": [rows(errors, "images_unseen", "none", 0.5)],
+        "quick": [rows(errors, "quick", "none", 0.9)],
+    }
+    for name, found in parts.items():
+        pd.concat(found).to_csv(tmp_path / f"quality-{name}.csv.gz", index=False)
+    errors.main(tmp_path)
+    head, _, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("| data (trainings) | bu-torch | hold-out 25 % | hold-out 10 % |")
+    rest = " 0.500 |" * 4 + " 0.010 |"
+    assert lines == [
+        f"| tables, clean labels (2) | **0.250** |{rest}",
+        f"| tables, wrong labels (2) | **0.400** |{rest}",
+        f"| tables, 40 % as a class near by (1) | 0.600 |{rest.replace('0.500', '**0.500**')}",
+        f"| tables, 20 % where it is hard to tell (1) | **0.200** |{rest}",
+        f"| images, clean labels (1) | **0.500** |{rest.replace('0.500', '**0.500**')}",
+    ]
+
+
+def test_without_results_there_is_a_head_alone(errors, tmp_path, capsys):
+    errors.main(tmp_path)
+    assert len(capsys.readouterr().out.splitlines()) == 2

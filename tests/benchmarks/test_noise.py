@@ -1,0 +1,47 @@
+"""Noise as people make it."""
+
+import pytest
+import torch
+
+
+def samples(n=2000, n_classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(n_classes, (n,), generator=generator)
+    centres = torch.tensor([[0.0, 0.0], [2.0, 0.0], [9.0, 0.0], [9.0, 1.0]])
+    return centres[labels] + torch.randn(n, 2, generator=generator), labels
+
+
+def corrupted(noise, kind, n_classes=3, seed=0):
+    features, labels = samples(n_classes=n_classes)
+    return features, labels, noise.corrupt(labels, features, n_classes, kind, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("kind", "share"), [("none", 0), ("uniform-0.2", 2 / 15), ("pairs-0.4", 0.4), ("hard-0.2", 0.2)]
+)
+def test_so_many_labels_change(noise, kind, share):
+    _, before, after = corrupted(noise, kind)
+    assert float((before != after).double().mean()) == pytest.approx(share, abs=0.03)
+    assert torch.equal(after, corrupted(noise, kind)[2])
+    assert torch.equal(before, samples()[1])
+
+
+def test_pairs_are_classes_with_near_means(noise):
+    _, before, after = corrupted(noise, "pairs-0.2", n_classes=4)
+    for own, other in ((0, 1), (1, 0), (2, 3), (3, 2)):
+        assert set(after[before == own].tolist()) == {own, other}
+
+
+def test_hard_samples_change_more_often_and_to_the_class_next_to_them(noise):
+    features, before, after = corrupted(noise, "hard-0.2")
+    is_hard = (features[:, 0] > 0) & (features[:, 0] < 2)
+    changed = before != after
+    assert changed[is_hard].double().mean() > 3 * changed[features[:, 0] > 7].double().mean()
+    assert set(after[changed & is_hard].tolist()) == {0, 1}
+
+
+def test_another_kind_of_noise_is_refused(noise):
+    with pytest.raises(
+        ValueError, match=r"`noise` must be `none` or begin with uniform-, pairs- or hard-, got 'some-0.2'"
+    ):
+        corrupted(noise, "some-0.2")
