@@ -23,7 +23,7 @@ _MOST_NAME = 60
 
 
 def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) -> Path:
-    """Write a page with several runs side by side; a file that is there is replaced as a whole or not at all.
+    """Write a page with several runs side by side; an older page that is there is replaced as a whole or not at all.
 
     Args:
         records: 2 to 10 different records from `read_record`.
@@ -33,7 +33,7 @@ def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) ->
         The path.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If it cannot be written, or another file is there.
         ValueError: If there are fewer records or more, if two are the same, or if the settings of one are none that a
             rule takes.
     """

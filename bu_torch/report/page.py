@@ -20,6 +20,8 @@ from bu_torch.report.sections import sections
 from bu_torch.report.text import escaped
 from bu_torch.report.verdict import RunVerdict, headline
 
+_GENERATOR, _HEAD = b'<meta name="generator" content="bu-torch">', 2000  # and the bytes it is among
+
 
 @dataclass(frozen=True)
 class Content:
@@ -40,7 +42,7 @@ def render(record: RunRecord, others: Sequence[Path] = ()) -> str:
 
 
 def write_report(record: RunRecord, path: str | PathLike[str], others: Sequence[Path] = ()) -> Path:
-    """Write the page of a record; a file that is there is replaced as a whole or not at all.
+    """Write the page of a record; an older page that is there is replaced as a whole or not at all.
 
     Args:
         record: Record from `read_record`.
@@ -51,14 +53,18 @@ def write_report(record: RunRecord, path: str | PathLike[str], others: Sequence[
         The path.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If it cannot be written, or another file is there.
         ValueError: If the record's settings are none that a rule takes.
     """
     return write_page(render(record, others), Path(path))
 
 
 def write_page(text: str, path: Path) -> Path:
-    """Write a page; a file that is there is replaced as a whole or not at all."""
+    """Write a page; an older page is replaced as a whole or not at all, another file is not."""
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            if _GENERATOR not in file.read(_HEAD):
+                raise FileExistsError(f"{path} is there, and no page of bu-torch: it is left as it is.")
     with whole_file(path) as part:
         part.write_bytes(text.encode("utf-8"))
     return path

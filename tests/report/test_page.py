@@ -362,6 +362,17 @@ def test_the_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [file.name for file in out.parent.iterdir()] == ["report.html"]
 
 
+def test_a_file_that_is_no_page_is_left_as_it_is(tmp_path, capsys):
+    records.write_run(tmp_path / "run", n_checks=2, n_classes=2)
+    out = tmp_path / "report.html"
+    for before in (b"mine", b""):
+        out.write_bytes(before)
+        assert main(["report", str(tmp_path / "run"), "-o", str(out)]) == (1 if before else 0)
+        assert (out.read_bytes() == before) == bool(before)
+    assert "report.html is there, and no page of bu-torch: it is left as it is" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "run"), "-o", str(out)]) == 0
+
+
 def test_the_command_needs_no_plotly_to_be_installed(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     older = records.write_run(tmp_path / "older", n_checks=2, n_classes=2)
