@@ -65,16 +65,24 @@ def cosine(optimizer: torch.optim.Optimizer, n_steps: int) -> Any:
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_steps)
 
 
+def schedule_free(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Schedule-Free AdamW (Defazio et al. 2024) with its own learning rate."""
+    from schedulefree import AdamWScheduleFree
+
+    return AdamWScheduleFree(parameters, weight_decay=1e-2)
+
+
 SETTINGS: dict[str, tuple[training.Optimizer, Callable[..., Any] | None]] = {
     "rmsprop": (partial(torch.optim.RMSprop, lr=1e-3), None),
     "adamw": (ADAMW, None),
     "sgd": (partial(torch.optim.SGD, lr=0.05, momentum=0.9), None),
     "cosine": (ADAMW, cosine),
+    "schedule_free": (schedule_free, None),
 }
 COLLECTIONS = ("tables", "others", "keel", "seven", "images", "images_unseen", "texts", "texts_unseen", "own")
 CHOSEN_ON = ("tables", "images", "texts")
 QUICK = "quick"  # a collection that is committed to notice what changes, and told of nowhere
-OF_NETWORKS = ("none", "uniform-0.2", "hard-0.2")  # of images and texts, for they take long
+OF_NETWORKS = tuple(noise for noise in NOISES if noise != "pairs-0.4")  # of images and texts
 
 
 @dataclasses.dataclass(frozen=True)

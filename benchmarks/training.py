@@ -183,11 +183,11 @@ def run(
     curves: list[list[dict[str, float]]] = [[] for _ in labels]
     seen = torch.full_like(labels, -1)
     for epoch in range(n_epochs):
-        nets.train()
+        switch("train", nets, steps)
         disparities = disparity(nets, inputs, labels, augment) if watched else []
         predicted = train_epoch(nets, steps, planned, inputs, labels, augment)
         changed, seen = (predicted != seen).double().mean(dim=1).tolist(), predicted
-        nets.eval()
+        switch("eval", nets, steps)
         for number, curve in enumerate(curves):
             curve.append(look(nets.member(number), test, held_out, number))
             if watched:
@@ -202,6 +202,12 @@ def run(
                         row |= watched[number].check(nets.member(number), epoch)
                     curve[-1] |= {prefix + name: value for name, value in row.items()}
     return [{name: [row[name] for row in curve] for name in curve[-1]} for curve in curves]
+
+
+def switch(mode: str, *parts: Any) -> None:
+    """Call `train` or `eval` of networks, and of optimisers that have it."""
+    for part in parts:
+        getattr(part, mode, lambda: None)()
 
 
 def train_epoch(
