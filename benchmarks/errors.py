@@ -18,12 +18,6 @@ RULES = {
     "last epoch": "last epoch",
     "best epoch": "best",
 }
-NOISES = {
-    "uniform-0.2": "20 % at random",
-    "pairs-0.2": "20 % as a class near by",
-    "pairs-0.4": "40 % as a class near by",
-    "hard-0.2": "20 % where it is hard to tell",
-}
 
 
 def kind_of(collection: str) -> str:
@@ -44,10 +38,7 @@ def table(results: Path = RESULTS) -> pd.DataFrame:
         kinds = errors.index.get_level_values("collection").map(kind_of)
         noises = errors.index.get_level_values("noise")
         for kind in KINDS:
-            parts = {"clean labels": noises == "none", "wrong labels": noises != "none"}
-            if kind == "tables":
-                parts |= {said: noises == noise for noise, said in NOISES.items()}
-            for said, is_part in parts.items():
+            for said, is_part in {"clean labels": noises == "none", "wrong labels": noises != "none"}.items():
                 part = errors[(kinds == kind) & is_part]
                 if len(part):
                     rows[f"{kind}, {said} ({len(part)})"] = part.mean()
