@@ -3,8 +3,8 @@
 A collection is a set of tables, images or texts. For each data set, setting, kind of noise (`noise.py`) and seed, one
 network is trained on all labels, one on 75 % and one on 90 % of them. On all labels the shipped tracker checks the
 average of the weights after each epoch, as the callback does; the two others have a hold-out set. Every rule is
-causal, and waits 20 epochs for a better one unless its name says that it is the last epoch. *Averaged* are weights
-averaged as the callback averages them (0.7), or with 0.97.
+causal, and waits 20 epochs for a better one unless its name or its authors say otherwise. *Averaged* are weights
+averaged as the callback averages them (0.7), or with 0.97. Augmented images are checked as they are without.
 
 *Excess* is the test error of what is kept less that of the best epoch of the weights themselves on all labels, in
 hindsight; an average may be better than that. Half of a table trains, at most 2500 samples, and at most 4000 of the
@@ -28,8 +28,8 @@ import dataclasses
 import itertools
 import json
 import logging
-import math
 import os
+import re
 import tempfile
 import time
 import warnings
@@ -273,11 +273,15 @@ def by(rule: Any, prefix: str = AVERAGE) -> Rule:
 
 
 def held_out(part: str, column: str, prefix: str = "", *, is_refit: bool = False) -> Rule:
-    """A hold-out set decides; `is_refit`: a training on all labels ends in the epoch that it has kept."""
-    sign = 1 if column == "val_accuracy" else -1
+    """A hold-out set decides; `is_refit`: a training on all labels ends in the epoch that it has kept.
+
+    Of equal accuracies the one with the least loss is kept.
+    """
 
     def test_error(record: Record) -> float:
-        kept, _ = first_largest([sign * value for value in record[part][prefix + column]])
+        losses = record[part][prefix + ("val_loss" if column == "val_accuracy" else column)]
+        scores = record[part][prefix + column] if column == "val_accuracy" else [0.0] * len(losses)
+        kept, _ = first_largest([(score, -loss) for score, loss in zip(scores, losses, strict=True)])
         return record["all" if is_refit else part][prefix + "test_error"][kept]
 
     return test_error
@@ -287,26 +291,26 @@ def last(prefix: str) -> Rule:
     return lambda record: record["all"][prefix + "test_error"][-1]
 
 
-def label_wave(record: Record, width: int = 3) -> float:
+def label_wave(record: Record, patience: int = 1, width: int = 3) -> float:
     """Label Wave (Yuan et al. 2024): the first minimum of the moving average of changed predictions.
 
     Predictions are those of the training-mode passes of each epoch, as its authors' code has them.
     """
     changed = record["all"]["changed_predictions"][1:]
-    means = [float(np.mean(changed[max(0, epoch - width + 1) : epoch + 1])) for epoch in range(len(changed))]
-    kept = next((epoch for epoch in range(1, len(means)) if means[epoch] > means[epoch - 1]), len(means))
-    return record["all"]["test_error"][kept]
+    means = [-float(np.mean(changed[max(0, epoch - width + 1) : epoch + 1])) for epoch in range(len(changed))]
+    return record["all"]["test_error"][first_largest(means, patience)[0] + 1]
 
 
-def gradient_disparity(record: Record, n_increases: int = 5) -> float:
-    """Gradient disparity (Forouzesh and Thiran 2021): the end is the fifth epoch in a row in which it grew."""
+def gradient_disparity(record: Record, *, in_a_row: bool) -> float:
+    """Gradient disparity (Forouzesh and Thiran 2021): the end is the fifth epoch in which it grew, in a row or not."""
+    errors, disparities = record["all"]["test_error"], record["all"]["disparity"]
     grown = 0
-    disparities = record["all"]["disparity"]
-    for epoch in range(1, len(disparities)):
-        grown = grown + 1 if disparities[epoch] > disparities[epoch - 1] else 0
-        if grown == n_increases:
-            return record["all"]["test_error"][epoch]
-    return record["all"]["test_error"][-1]
+    for epoch in range(1, len(disparities) - 1):  # it was measured before each epoch
+        has_grown = disparities[epoch + 1] > disparities[epoch]
+        grown = grown + 1 if has_grown else 0 if in_a_row else grown
+        if grown == 5:
+            return errors[epoch]
+    return errors[-1]
 
 
 OURS, LAST, LONG_LAST = "bu-torch", "last epoch, averaged (0.7)", "last epoch, averaged (0.97)"
@@ -339,7 +343,9 @@ RULES: dict[str, Rule] = {
         for of, prefix in {"": "", ", averaged": AVERAGE}.items()
     },
     "Label Wave": label_wave,
-    "gradient disparity": gradient_disparity,
+    "Label Wave, patience 10": partial(label_wave, patience=10),
+    "gradient disparity, five in a row": partial(gradient_disparity, in_a_row=True),
+    "gradient disparity, five in all": partial(gradient_disparity, in_a_row=False),
     "best average in hindsight": lambda record: min(record["all"][AVERAGE + "test_error"]),
 }
 REFERENCES = (LAST, LONG_LAST, QUARTER, TENTH)
@@ -368,26 +374,33 @@ def read(*files: Path) -> pd.DataFrame:
 
 
 def summarise(rows: pd.DataFrame, n_bootstrap: int = 2000) -> pd.DataFrame:
-    """Mean excess of each rule, and that of ours as a share of it with a 90 % bootstrap interval over data sets."""
-    rows = rows.assign(set=rows.collection + rows.data + np.where(rows.epochs == 40, rows.setting, ""))
-    by_set = rows.pivot_table(index="set", columns="rule", values="excess")
+    """Mean error and excess of each rule, and our excess as a share of its, with a 90 % bootstrap interval.
+
+    Means are over data sets, and those are drawn; kinds of training on the same images or texts are one. The share is
+    infinite if the other rule has no excess.
+    """
+    by_set = rows.pivot_table(index=rows.data.map(source_of), columns="rule", values=["test_error", "excess"])
     drawn = np.random.default_rng(0).integers(0, len(by_set), (n_bootstrap, len(by_set)))
-    ours = by_set[OURS].to_numpy()
+    excess = by_set["excess"]
     found = []
-    for rule in by_set:
-        theirs = by_set[rule].to_numpy()
-        ratios = ours[drawn].mean(axis=1) / np.where(theirs[drawn].mean(axis=1) > 0, theirs[drawn].mean(axis=1), np.nan)
-        low, high = np.nanquantile(ratios, [0.05, 0.95]) if np.isfinite(ratios).any() else (math.nan, math.nan)
-        found.append(
-            {
-                "rule": rule,
-                "test error": rows[rows.rule == rule].test_error.mean(),
-                "excess": rows[rows.rule == rule].excess.mean(),
-                "ours / it": ours.mean() / theirs.mean() if theirs.mean() > 0 else math.nan,
-                "90 %": f"{low:.2f}-{high:.2f}",
-            }
+    for rule in excess:
+        ours, theirs = excess[OURS].to_numpy(), excess[rule].to_numpy()
+        low, high = np.quantile(
+            shares(ours[drawn].mean(axis=1), theirs[drawn].mean(axis=1)), [0.05, 0.95], method="nearest"
         )
+        share = float(shares(ours.mean(), theirs.mean()))
+        row = {"rule": rule, "test error": by_set["test_error", rule].mean(), "excess": theirs.mean()}
+        found.append(row | {"ours / it": share, "90 %": f"{low:.2f}-{high:.2f}"})
     return pd.DataFrame(found).set_index("rule").sort_values("excess", kind="stable")
+
+
+def source_of(data: str) -> str:
+    """Data that several kinds of training share."""
+    return re.sub(r"^emoji\d+$", "emoji", {"first": "descriptions", "second": "descriptions"}.get(data, data))
+
+
+def shares(ours: Any, theirs: Any) -> np.ndarray:
+    return np.where(theirs > 0, ours / np.where(theirs > 0, theirs, 1.0), np.inf)
 
 
 def with_labels(rows: pd.DataFrame) -> pd.DataFrame:
@@ -408,7 +421,7 @@ def plot(rows: pd.DataFrame, path: Path) -> None:
     order = rows[rows.rule.isin(DRAWN)].groupby("rule").excess.mean().sort_values(ascending=False).index
     for axis, (labels, title) in zip(axes, {"clean": "clean labels", "noisy": "wrong labels"}.items(), strict=True):
         part = rows[rows.labels == labels]
-        by_set = part.pivot_table(index=["collection", "data"], columns="rule", values="excess")[order]
+        by_set = part.pivot_table(index=["collection", "data"], columns="rule", values="excess").reindex(columns=order)
         axis.axvline(0, color="tab:gray", linewidth=0.8)
         for row, rule in enumerate(order):
             axis.scatter(by_set[rule], [row] * len(by_set), s=12, color="tab:gray", alpha=0.5, linewidth=0)

@@ -263,7 +263,8 @@ def disparity(
 ) -> list[float]:
     """Gradient disparity of each network (Forouzesh and Thiran 2021): mean distance of gradients of five batches.
 
-    The loss of a batch is divided by its standard deviation, as there. Random numbers and buffers stay as they were.
+    The loss of a batch is divided by its standard deviation, of which no gradient is taken. Random numbers and buffers
+    stay as they were.
     """
     n_members, n = labels.shape
     buffers = [(buffer, buffer.clone()) for buffer in nets.buffers()]

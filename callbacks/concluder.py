@@ -124,11 +124,11 @@ def _describe_kept(owner: "BoundaryUncertaintyStopping", kept: dict[str, Any], h
     assert tracker.checks.selection is not None  # noqa: S101  (there is a rule)
     title, unit = tracker.checks.selection.title, as_rule(owner.rule).unit
     where = f", its checkpoint is {cleaned(path)}" if path else ""
-    is_last = kept is owner.history[-1] and owner.stopped_epoch is None and not has_failed
+    is_last = kept is owner.history[-1] is tracker.checks.highest and owner.stopped_epoch is None and not has_failed
     longer = " That was the last check: longer training may help." if is_last else ""
     highest, equal = tracker.checks.highest, ""
     if highest is not None and highest[name] > kept[name]:
-        equal = f", half a standard error or less below the {highest[name]:.4f} of {_place(owner, highest)}"
+        equal = f", within the margin of the {highest[name]:.4f} of {_place(owner, highest)}"
     return (
         f"Boundary uncertainty kept {_place(owner, kept)} ({title}: {kept[name]:.4f}{unit and f' {unit}'}{equal}):"
         f" its {'averaged ' if tracker.average is not None else ''}weights are {how}in the model{where}."

@@ -29,13 +29,12 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures, of a moving average of the weights at the checks (`averaging`). By default
-    the score is the expected accuracy at the perturbed samples and a little boundary uncertainty (`rule`). Training
-    stops after `patience` checks without a larger score, and the latest epoch within half a standard error of the
-    largest is kept. With `every_n_train_steps` checks are made within epochs, and one of those steps is kept.
-    Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module then holds the kept average
-    and a checkpoint of it lies on disk, with the weights of training under `raw_state_dict`; after any other exception
-    the weights stay as they are and a line says where the checkpoint is. Training itself is the same to the bit with
-    and without this callback.
+    the score is the expected accuracy at the perturbed samples (`rule`). Training stops after `patience` checks without
+    a larger score, and of the epochs within half a standard error of the largest the most trusted is kept. With
+    `every_n_train_steps` checks are made within epochs, and one of those steps is kept. Whether patience,
+    `max_epochs`, `max_time` or Ctrl-C ends training, the module then holds the kept average and a checkpoint of it lies
+    on disk, with the weights of training under `raw_state_dict`; after any other exception the weights stay as they are
+    and a line says where the checkpoint is. Training itself is the same to the bit with and without this callback.
 
     Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind
     this callback in `trainer.callbacks` when a fit begins. The checkpoint is the trainer's first, so

@@ -43,8 +43,10 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         """
         checks = self._trials.setdefault(trial_id, History(self._settings))
         name = checks.score_name
-        if name not in result or "epoch" not in result:
-            raise ValueError(f"A result must be a check with `epoch` and `{name}`, got {', '.join(result)}.")
+        signals = () if checks.selection is None else checks.selection.rule.signals
+        if not {"epoch", name, *signals} <= set(result):
+            wanted = ", ".join(f"`{one}`" for one in dict.fromkeys(("epoch", name, *signals)))
+            raise ValueError(f"A result must be a check with {wanted}, got {', '.join(result)}.")
         # A trial that goes on from a checkpoint reports some checks again.
         before = [one for one in checks.entries if _place(one) < _place(result)]
         checks.load([*before, result], 0, {})

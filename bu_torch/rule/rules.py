@@ -6,7 +6,7 @@ from functools import partial
 from numbers import Real
 from typing import Any, Literal, get_args
 
-from bu_torch.internal.inputs import check_integer
+from bu_torch.internal.inputs import check_integer, check_number
 from bu_torch.signals.catalogue import SIGNALS
 
 RuleName = Literal["expected_accuracy", "boundary_uncertainty", "trust_score"]
@@ -122,7 +122,7 @@ class ExpectedAccuracy(Rule):
     signals = ("expected_accuracy", "trust_score")
 
     def __init__(self, n_standard_errors: float = 0.5) -> None:
-        self.n_standard_errors = n_standard_errors
+        self.n_standard_errors = check_number("n_standard_errors", n_standard_errors, 0)
 
     def score(self, values: Mapping[str, float]) -> float:
         """The expected accuracy."""
@@ -232,24 +232,34 @@ class SelectionRule:
         for entry in history:
             score, takes_place = self.score(entry), self.takes_place(entry, kept, highest)
             kept = entry if takes_place else kept
-            highest = score if score is not None and score > highest else highest
+            highest = score if score is not None and highest < score < math.inf else highest
         return kept
 
     def takes_place(self, entry: Mapping[str, Any], kept: Mapping[str, Any] | None, highest: float) -> bool:
         """True if a completed check counts, and the rule would have it in the place of the `kept` one.
 
-        Of checks that are no equals of the `highest` score so far, the higher one is kept.
+        A check is an equal of the `highest` score so far if it lies within its margin of it. The kept one is an equal
+        of a score that is higher still if it lies within either's margin.
         """
         score = self.score(entry)
         if score is None or not math.isfinite(score):
             return False
         if kept is None:
             return True
-        margin = self._of_rule("margin", entry, entry[STANDARD_ERROR]) if STANDARD_ERROR in entry else 0.0
-        least = max(score, highest) - margin
-        if not margin > 0 or score < least or kept[self.score_name] < least:
-            return score > kept[self.score_name]
-        return self._of_rule("preference", entry) >= self._of_rule("preference", kept)
+        top, margin = max(score, highest), self._margin(entry)
+        kept_score = kept[self.score_name]
+        if score < top - margin or (margin == 0 and score == kept_score):
+            return False
+        if kept_score < top - max(margin, self._margin(kept)):
+            return True
+        return not self._of_rule("preference", entry) < self._of_rule("preference", kept)
+
+    def _margin(self, entry: Mapping[str, Any]) -> float:
+        """Margin of a check, 0 if it is none or not known."""
+        if STANDARD_ERROR not in entry:
+            return 0.0
+        margin = self._of_rule("margin", entry, entry[STANDARD_ERROR])
+        return margin if margin > 0 else 0.0
 
     def replay(self, history: Checks) -> dict[str, Any] | None:
         """Replay the rule on checks that another rule, or none, has judged; they are left as they are.
@@ -275,8 +285,9 @@ class SelectionRule:
     def _of_rule(self, method: str, entry: Mapping[str, Any], *further: Any) -> float:
         """Number that a method of the rule gives for a check."""
         name = f"`{type(self.rule).__name__}.{method}`"
+        values = {signal: entry[signal] for signal in self.rule.signals}
         try:
-            found = getattr(self.rule, method)({name: entry[name] for name in self.rule.signals}, *further)
+            found = getattr(self.rule, method)(values, *further)
         except KeyError as error:
             raise KeyError(f"{name} reads {error}, which is not among its `signals`") from error
         if isinstance(found, bool) or not isinstance(found, Real):

@@ -120,8 +120,11 @@ class History:
     def fall_back(self, epoch: int | None, step: int | None = None) -> None:
         """Keep the check of this epoch and step: the weights of those after it are lost, or of all, if None.
 
-        Patience goes on as it was.
+        Patience goes on as it was, and all else too if that check is the kept one already.
         """
+        if self.kept is not None and place_of(self.kept) == (epoch, step):
+            self.is_kept_new = False
+            return
         places: list[tuple[int | None, int | None]] = [place_of(entry) for entry in self.compared]
         n_left = places.index((epoch, step)) + 1 if (epoch, step) in places else 0
         left = Outcome()

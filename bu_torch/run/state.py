@@ -17,6 +17,7 @@ from bu_torch.run.settings import MeasurementSettings
 _COMPARED = ("start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight")
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _MOST_NAME = 100  # characters of a column
+_MOST_DRAWS = 1000  # of a plan
 
 
 class State(NamedTuple):
@@ -171,11 +172,12 @@ def _holds_all(tensor: Tensor) -> bool:
 
 
 def _read_plan(plan: Any, most_draws: int) -> Plan | None:
+    """The plan of a state; None, so that another is made, for more draws than the settings of today allow."""
     if plan is None:
         return None
     is_pair = isinstance(plan, tuple | list) and len(plan) == 2 and all(map(_is_count, plan))
-    _check(is_pair and plan[0] >= 1 and 1 <= plan[1] <= most_draws, f"a plan of at most {most_draws} draws", plan)
-    return Plan(*plan)
+    _check(is_pair and plan[0] >= 1 and 1 <= plan[1] <= _MOST_DRAWS, f"a plan of at most {_MOST_DRAWS} draws", plan)
+    return Plan(*plan) if plan[1] <= most_draws else None
 
 
 def _is_count(value: Any) -> bool:

@@ -100,7 +100,7 @@ class Endless(IterableDataset):
             yield from zip(*blobs(), strict=True)
 
 
-READ_ALL = {"how_many": lambda n_training: n_training, "most": None, "keys": NO_KEYS, "seed": 0}
+READ_ALL = {"how_many": lambda n_training: n_training, "most": None, "keys": NO_KEYS, "seed": 0, "transform": None}
 READ_ALL |= {"max_bytes": None, "n_least": 1}
 
 

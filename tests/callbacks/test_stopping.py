@@ -99,7 +99,7 @@ def test_expected_accuracy_of_averages_and_among_equals_trust_are_the_default(tm
     assert max(values) - of_kept / 2 <= stopping.best_score == kept["expected_accuracy"] < max(values)
     assert kept["trust_score"] >= stopping.history[highest]["trust_score"]
     assert kept == SelectionRule().replay(stopping.history)
-    equal = f", half a standard error or less below the {max(values):.4f} of epoch {highest}"
+    equal = f", within the margin of the {max(values):.4f} of epoch {highest}"
     assert f"kept epoch {stopping.best_epoch} (expected accuracy: {stopping.best_score:.4f}{equal})" in log.text
     assert "expected accuracy did not improve in the last 20 checks" in stopping.stopping_reason
 

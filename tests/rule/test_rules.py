@@ -51,7 +51,7 @@ def equals(scores, errors, **columns):
         ([0.6, 0.595, 0.7, 0.65], [0, 0.02, 0.02, 0.02], 2),
         ([0.6, math.nan, 0.595], [0, math.nan, 0.02], 2),
         ([0.6, 0.599], [0, math.nan], 0),
-        ([0.6, 0.592, 0.599, 0.598], [0, 0.02, 0, 0], 2),  # higher than the one that was kept
+        ([0.6, 0.592, 0.599, 0.598], [0, 0.02, 0, 0], 1),  # the others are no equals
     ],
 )
 def test_of_equally_trusted_checks_within_half_a_standard_error_of_the_highest_the_latest_is_kept(scores, errors, kept):
@@ -85,6 +85,41 @@ def test_of_checks_within_half_a_standard_error_of_the_highest_the_most_trusted_
     assert SelectionRule().replay(scaled)["epoch"] == kept
 
 
+@pytest.mark.parametrize(
+    ("scores", "errors", "trust", "kept"),
+    [
+        ([0.72, 0.70, 0.705], [0, 0.05, 0.001], [1, 2, 0.5], 1),  # the last is higher than the kept one, but no equal
+        ([0.72, 0.70, 0.72], [0, 0.05, 0], [1, 2, 1], 1),  # the last predicts as the highest, which is trusted less
+        ([0.72, 0.71, 0.73], [0, 0.05, 0.001], [1, 2, 1], 1),  # an equal by its own margin
+        ([0.70, 0.71, 0.73], [0, 0.001, 0.05], [1, 2, 1], 1),  # an equal by that of the new highest
+        ([0.70, 0.71, 0.73], [0, 0.001, 0.001], [1, 2, 1], 2),
+        ([0.7, math.inf, 0.699], [0, 0, 0.02], [1, 1, 1], 2),
+    ],
+)
+def test_each_check_is_an_equal_by_a_margin_of_its_own_or_of_the_highest(scores, errors, trust, kept):
+    assert SelectionRule().replay(equals(scores, errors, trust_score=trust))["epoch"] == kept
+
+
+def test_an_own_rule_may_prefer_what_is_no_number():
+    class Odd(Product):
+        name = "odd"
+
+        def margin(self, values, standard_error):
+            return 1.0
+
+        def preference(self, values):
+            return math.nan
+
+    history = checks(trust_score=[1, 1, 1], expected_accuracy=[0.5, 0.4, 0.3], standard_error=[0, 0.1, 0.1])
+    assert SelectionRule(Odd()).replay(history)["epoch"] == 2
+
+
+@pytest.mark.parametrize("wrong", [-1, math.nan, math.inf, "x", True])
+def test_a_margin_of_no_size_is_refused(wrong):
+    with pytest.raises(ValueError, match="`n_standard_errors` must be a finite number >= 0"):
+        ExpectedAccuracy(wrong)
+
+
 def test_what_is_equal_does_not_drift():
     """A thousand checks, each within half a standard error of the one before."""
     falling = [0.9 - 0.0001 * epoch for epoch in range(1000)]
@@ -95,7 +130,7 @@ def test_what_is_equal_does_not_drift():
 def test_early_checks_and_other_rules_have_no_equals():
     history = equals([0.9, 0.5, 0.6, 0.595], [0, 0.5, 0.5, 0.02], trust_score=[1, 3, 2.99, 2])
     history = [entry | {"boundary_uncertainty": 1 - entry["expected_accuracy"]} for entry in history]
-    assert SelectionRule(start_from_epoch=1).replay(history)["epoch"] == 3
+    assert SelectionRule(start_from_epoch=1).replay(history)["epoch"] == 1
     for name in RULE_NAMES[1:]:
         first = max(history, key=lambda entry: entry[name])["epoch"]
         assert SelectionRule(name).replay(history)["epoch"] == first

@@ -140,7 +140,8 @@ def test_a_margin_that_changes_later_changes_nothing_that_was_decided():
     rule.width = 0.0
     assert kept(history) == 1
     assert feed(history, [(0.44, 0.01)]) == []
-    assert feed(history, [(0.46, 0.01)]) == [3]  # higher than what is kept
+    assert feed(history, [(0.46, 0.01)]) == []  # higher than what is kept, but no equal of the highest
+    assert feed(history, [(0.51, 0.01)]) == [4]
 
 
 def test_without_a_rule_nothing_is_kept():
@@ -149,3 +150,21 @@ def test_without_a_rule_nothing_is_kept():
     assert (history.kept, history.highest, history.last_score) == (None, None, None)
     assert not history.verdict.should_stop
     assert history.state_dict() == {"history": history.entries, "n_not_compared": 0}
+
+
+@pytest.mark.parametrize("end", range(4))
+def test_a_resumed_run_remembers_a_highest_that_is_not_kept(end):
+    rows = [(0.70, 0.0, 2.0), (0.72, 0.05, 1.0), (0.705, 0.01, 1.5), (0.71, 0.05, 1.9)]
+    made = [check(epoch, score, error) | {"trust_score": trust} for epoch, (score, error, trust) in enumerate(rows)]
+    whole, first, second = (History(Settings()) for _ in range(3))
+    for one in made:
+        whole.add(dict(one))
+    for one in made[:end]:
+        first.add(dict(one))
+    state = pickle.loads(pickle.dumps(first.state_dict()))  # noqa: S301  (our own)
+    second.load(state["history"], state["n_not_compared"], state["rule"])
+    second.fall_back(*((None, None) if first.kept is None else (first.kept["epoch"], None)))
+    for one in made[end:]:
+        second.add(dict(one))
+    assert (kept(whole), whole.highest["epoch"]) == (0, 1)
+    assert (second.kept, second.highest, second.verdict) == (whole.kept, whole.highest, whole.verdict)
