@@ -3,6 +3,7 @@
 from typing import Any
 
 from bu_torch.integrations.network import missing
+from bu_torch.rule.rules import STANDARD_ERROR, as_rule
 from bu_torch.run.history import History
 from bu_torch.run.settings import Settings
 
@@ -43,10 +44,9 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         """
         checks = self._trials.setdefault(trial_id, History(self._settings))
         name = checks.score_name
-        signals = () if checks.selection is None else checks.selection.rule.signals
-        if not {"epoch", name, *signals} <= set(result):
-            wanted = ", ".join(f"`{one}`" for one in dict.fromkeys(("epoch", name, *signals)))
-            raise ValueError(f"A result must be a check with {wanted}, got {', '.join(result)}.")
+        signals = as_rule(self._settings.rule).signals if STANDARD_ERROR in result else ()  # by which equals are chosen
+        if absent := [one for one in ("epoch", name, *signals) if one not in result]:
+            raise ValueError(f"A result must be a check with `{absent[0]}`, got {', '.join(result)}.")
         # A trial that goes on from a checkpoint reports some checks again.
         before = [one for one in checks.entries if _place(one) < _place(result)]
         checks.load([*before, result], 0, {})
