@@ -103,9 +103,6 @@ class Unit:
 
     def run(self) -> list[Record]:
         """Curves of each kind of noise."""
-        torch.set_num_threads(1)
-        warnings.filterwarnings("ignore")
-        logging.getLogger("bu_torch").setLevel(logging.ERROR)
         prepare = prepare_table if self.setting in SETTINGS else prepare_images_or_texts
         given = prepare(self)
         order = torch.randperm(len(given.labels), generator=torch.Generator().manual_seed(self.seed))
@@ -225,11 +222,18 @@ def recall(unit: Unit, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def begin_process() -> None:
+    """Make a process of a pool quiet, and of one thread."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("bu_torch").setLevel(logging.ERROR)
+
+
 def run_all(todo: list[Unit], folder: Path, n_processes: int) -> Iterable[list[dict[str, Any]]]:
     if n_processes == 1:
         yield from (recall(unit, folder) for unit in todo)
         return
-    with get_context("spawn").Pool(n_processes) as pool:
+    with get_context("spawn").Pool(n_processes, begin_process) as pool:
         yield from pool.imap(partial(recall, folder=folder), todo)
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bu_torch.ranking.scoring import BoundaryUncertaintyScorer
     from bu_torch.ranking.soup import Soup as Soup
     from bu_torch.ranking.soup import average_checkpoints, greedy_soup
-    from bu_torch.rule.rules import Rule, SelectionRule
+    from bu_torch.rule.rules import ExpectedAccuracy, Rule, SelectionRule
     from bu_torch.run.stopper import BoundaryUncertaintyStopper
     from bu_torch.samples.reading import read_samples
     from bu_torch.signals.measuring import Measurement as Measurement
@@ -57,6 +57,7 @@ __all__ = [
     "BoundaryUncertaintyScorer",
     "BoundaryUncertaintyStopper",
     "BoundaryUncertaintyStopping",
+    "ExpectedAccuracy",
     "GradientAnchorUncertainty",
     "LabelProbabilities",
     "LayerFeatures",
@@ -92,7 +93,7 @@ _MODULES = {
     "estimators.label_regression": ("LabelRegression",),
     "estimators.label_votes": ("LabelVotes",),
     "space.layers": ("LayerFeatures",),
-    "rule.rules": ("Rule", "SelectionRule"),
+    "rule.rules": ("ExpectedAccuracy", "Rule", "SelectionRule"),
     "run.stopper": ("BoundaryUncertaintyStopper",),
     "space.patches": ("PatchFeatures",),
     "perturbation.moves": ("exchange_tokens", "perturb", "perturb_toward_neighbors"),

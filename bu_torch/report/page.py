@@ -64,7 +64,7 @@ def write_page(text: str, path: Path) -> Path:
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
             if _GENERATOR not in file.read(_HEAD):
-                raise FileExistsError(f"{path} is there, and no page of bu-torch: it is left as it is.")
+                raise FileExistsError(f"{path} exists, and bu-torch has not written it: name another file (`-o`).")
     with whole_file(path) as part:
         part.write_bytes(text.encode("utf-8"))
     return path

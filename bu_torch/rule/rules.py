@@ -110,7 +110,7 @@ class ExpectedAccuracy(Rule):
 
     The samples are a draw, so a difference within a standard error tells little. Breiman et al. (1984) take the
     simplest of models within one; here the check with the largest trust score is taken, or the latest of those, which
-    has learnt longest. Half a standard error is the margin: a whole one is no better on tables, and worse on texts
+    has learnt longest. The margin is half a standard error: wider ones are as good on tables, and worse on images
     (docs/limits.md, "What the margin does").
 
     Args:
@@ -155,7 +155,8 @@ def as_rule(rule: Any) -> Rule:
             raise ValueError(f"`rule` must be one of {names}, or a `bu_torch.Rule`, got {rule!r}.")
         return RULES[rule]()
     if not isinstance(rule, Rule):
-        raise TypeError(f"`rule` must be a name or a `bu_torch.Rule`, got {type(rule).__name__}.")
+        got = f"the class {rule.__name__}" if isinstance(rule, type) else type(rule).__name__
+        raise TypeError(f"`rule` must be a name or an instance of `bu_torch.Rule`, got {got}.")
     name, signals = getattr(rule, "name", None), getattr(rule, "signals", None)
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"`rule.name` must be a string of letters, digits and underscores, got {name!r}.")

@@ -52,9 +52,9 @@ def test_a_desktop(chromium, many, dark):
         page.open(many.as_uri())
         assert page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id)") == NAMES
         scores = drawn(page, "scores")
-        assert scores["traces"] == 11  # two scores, the ceiling, four rules on both
+        assert scores["traces"] == 9  # two scores, the ceiling, three rules on both
         assert scores["lines"] == 3
-        assert scores["points"] == 8
+        assert scores["points"] == 6
         assert scores["shapes"] == 1
         assert "kept: " in " ".join(scores["labels"])
         assert drawn(page, "agreement")["lines"] == 4

@@ -369,7 +369,7 @@ def test_a_file_that_is_no_page_is_left_as_it_is(tmp_path, capsys):
         out.write_bytes(before)
         assert main(["report", str(tmp_path / "run"), "-o", str(out)]) == (1 if before else 0)
         assert (out.read_bytes() == before) == bool(before)
-    assert "report.html is there, and no page of bu-torch: it is left as it is" in capsys.readouterr().err
+    assert "report.html exists, and bu-torch has not written it" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "run"), "-o", str(out)]) == 0
 
 

@@ -204,7 +204,7 @@ def made(**attributes):
 @pytest.mark.parametrize(
     ("rule", "error", "message"),
     [
-        (Product, TypeError, "`rule` must be a name or a `bu_torch.Rule`, got type"),
+        (Product, TypeError, "`rule` must be a name or an instance of `bu_torch.Rule`, got the class Product"),
         (None, TypeError, "got NoneType"),
         (made(name="two words"), ValueError, "`rule.name`"),
         (made(name=None), ValueError, "`rule.name`"),
