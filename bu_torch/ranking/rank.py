@@ -181,7 +181,7 @@ class Judge:
         self.batch_size = check_integer("batch_size", batch_size, 1)
 
     def fit(self, dataset: Any) -> None:
-        """Fit signals and rule on the samples of a dataset."""
+        """Fit the signals on the samples of a dataset."""
         fit_signals(self.signals, dataset)
 
     def measure(self, model: Callable[[Tensor], Any], name: str) -> dict[str, float]:

@@ -167,7 +167,7 @@ class Settings(MeasurementSettings):
         start_from_epoch: Checks in earlier epochs are measured and logged but count neither for the patience nor as
             best, >= 0.
         rule: `"expected_accuracy"`: of the epochs within half a standard error of the largest, that with the largest
-            trust score is kept (`bu_torch.rule.rules.ExpectedAccuracy`). Or `"boundary_uncertainty"` or
+            trust score is kept (`bu_torch.ExpectedAccuracy`). Or `"boundary_uncertainty"` or
             `"trust_score"`: the epoch with the largest value is kept. Or a `bu_torch.Rule` of your own, which gives
             each check a score. What is expected at a perturbed sample are the class probabilities of
             `Signals.probabilities`, computed once from the training labels: votes of the nearest samples, mixed with a
