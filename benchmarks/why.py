@@ -25,11 +25,11 @@ import numpy as np
 import pandas as pd
 import tables
 import torch
-from fitting import Case, Classifier, Curves, Record, fit, recall, train_part
+from fitting import Case, Classifier, Curves, Record, fit, recall, test_error, train_part
 from tables import Split
 from torch import Tensor
 from torch.multiprocessing import get_context
-from training import first_largest, read
+from training import first_largest
 
 from bu_torch import BoundaryUncertainty, LabelProbabilities, LabelVotes, TrustScore, functional
 
@@ -192,7 +192,7 @@ class Variants(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         row, self.before = self.reference.measure(pl_module, self.before)
         row["training loss"] = -float(trainer.callback_metrics["train_loss"])
-        row["test_error"] = float((read(pl_module, self.test[0]).argmax(dim=1) != self.test[1]).float().mean())
+        row["test_error"] = test_error(pl_module, self.test)
         self.rows.append(row)
 
 
