@@ -421,7 +421,7 @@ def plot(rows: pd.DataFrame, path: Path) -> None:
 
     plt.style.use(FOLDER.parent / "docs" / "pictures.mplstyle")
     rows = with_labels(rows)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharex=True, sharey=True)
     order = rows[rows.rule.isin(DRAWN)].groupby("rule").excess.mean().sort_values(ascending=False).index
     for axis, (labels, title) in zip(axes, {"clean": "clean labels", "noisy": "wrong labels"}.items(), strict=True):
         part = rows[rows.labels == labels]
@@ -431,7 +431,7 @@ def plot(rows: pd.DataFrame, path: Path) -> None:
             axis.scatter(by_set[rule], [row] * len(by_set), s=12, color="tab:gray", alpha=0.5, linewidth=0)
             color = "tab:red" if rule == OURS else "tab:blue"
             axis.scatter(by_set[rule].mean(), row, s=90, color=color, marker="|", linewidth=3)
-        axis.set(title=title, yticks=range(len(order)), yticklabels=order, xlim=(-0.03, 0.25))
+        axis.set(title=title, yticks=range(len(order)), yticklabels=order)
         axis.set(xlabel="excess test error (dot: a data set, bar: mean)")
     axes[0].get_yticklabels()[list(order).index(OURS)].set(color="tab:red", weight="bold")
     figure.savefig(path, dpi=120)
