@@ -398,6 +398,18 @@ def summarise(rows: pd.DataFrame, n_bootstrap: int = 2000) -> pd.DataFrame:
     return pd.DataFrame(found).set_index("rule").sort_values("excess", kind="stable")
 
 
+def least_favourable(rows: pd.DataFrame) -> pd.DataFrame:
+    """Our share of each reference's excess without the data set whose absence raises it most, and which that is."""
+    sources = rows.data.map(source_of)
+    found = {
+        source: summarise(rows[sources != source], n_bootstrap=1).loc[list(REFERENCES), "ours / it"]
+        for source in sources.unique()
+        if sources.nunique() > 1
+    }
+    table = pd.DataFrame(found, index=list(REFERENCES))
+    return pd.DataFrame({"without": table.T.idxmax(), "ours / it": table.max(axis=1)}) if found else table
+
+
 def source_of(data: str) -> str:
     """Data that several kinds of training share."""
     return re.sub(r"^emoji\d+$", "emoji", {"first": "descriptions", "second": "descriptions"}.get(data, data))
@@ -445,6 +457,8 @@ def show(rows: pd.DataFrame) -> None:
     rows["half"] = np.where(rows.collection.isin(CHOSEN_ON), "chosen on", "unseen")
     for labels, part in rows.groupby("labels"):
         print(f"\n{labels}, {len(part) // (len(RULES) + 1)} trainings\n{summarise(part).round(4)}")
+        least = least_favourable(part)
+        print(f"without the data set that favours us most\n{least.round(2).to_string()}")
     for columns in (["noise"], ["half", "labels"], ["collection", "labels"], ["setting"]):
         table = []
         for key, part in rows.groupby(columns):
