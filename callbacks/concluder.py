@@ -92,10 +92,10 @@ class ConcluderMixin(Companion):
             rank_zero_info(_describe_kept(owner, owner._kept, how, has_failed=exception is not None))
             if line := owner.tracker.unrecognised(owner._kept):
                 rank_zero_info(line)
-        elif trainer.current_epoch:
+        elif trainer.current_epoch or exception is None or isinstance(exception, KeyboardInterrupt):
             why = messages.why_none_kept(owner.tracker.checks)
-            if not owner.history:
-                name = "every_n_epochs" if owner.every_n_train_steps is None else "every_n_train_steps"
+            name = "every_n_epochs" if owner.every_n_train_steps is None else "every_n_train_steps"
+            if not owner.history and getattr(owner, name) > 1:
                 why += f" (`{name}={getattr(owner, name)}`)"
             if owner._fit.waits_for_average:
                 why += ": the average of WeightAveraging was not updated before it"
@@ -155,6 +155,9 @@ def why_ended(trainer: Trainer, exception: BaseException | None, bearer: Verdict
             and left <= 0
         ):
             return "Training ran until `max_time`."
+    if (who := _who_stopped(trainer)) is not None:
+        name = type(getattr(who, "owner", who)).__name__
+        return f"`{name}` stopped training: {who.stopping_reason_message.removesuffix(' Signaling Trainer to stop.')}"
     if trainer.limit_train_batches == 0:
         return "There was no training batch."
     if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:
@@ -162,3 +165,11 @@ def why_ended(trainer: Trainer, exception: BaseException | None, bearer: Verdict
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return f"Training ran until `max_steps={trainer.max_steps}`."
     return "Other code stopped training (`trainer.should_stop`)."
+
+
+def _who_stopped(trainer: Trainer) -> Any:
+    """Early stopping that stopped this training, by Lightning or in another callback of this kind; None if none did."""
+    candidates = [one for one in trainer.callbacks if isinstance(one, library_of(trainer).early_stopping)]
+    now = (trainer.current_epoch, trainer.current_epoch - 1)  # Lightning counts an epoch before or after this hook
+    stopped = [one for one in candidates if one.stopping_reason_message and one.stopped_epoch in now]
+    return stopped[0] if stopped and trainer.should_stop else None

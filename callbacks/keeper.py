@@ -68,12 +68,9 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         # Without Lightning's comparison of step counts, which stand still if a module steps its optimiser itself.
         if score is not None and math.isfinite(score):
             with self.owner.tracker.account.saving():
-                self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
-
-    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Tell if the last check is the one to keep, in any process."""
-        is_new = self.owner.tracker.checks.is_kept_new
-        return bool(trainer.strategy.reduce_boolean_decision(is_new, all=False))
+                candidates = self._monitor_candidates(trainer)
+                if trainer.strategy.reduce_boolean_decision(self.owner.tracker.checks.is_kept_new, all=False):
+                    self._update_best_and_save(candidates[self.monitor], trainer, candidates)
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
         candidates = super()._monitor_candidates(trainer)

@@ -311,7 +311,6 @@ class TestWords:
         caplog.set_level("INFO")
         fit(tmp_path / "quiet", Scripted(self.SCRIPT), max_epochs=4)
         assert "improved" not in caplog.text
-        assert "top 1" not in caplog.text
         fit(tmp_path, Scripted(self.SCRIPT, verbose=True), max_epochs=4)
         said = [one.getMessage() for one in caplog.records]
         assert [line for line in said if "improved" in line] == [
@@ -320,7 +319,7 @@ class TestWords:
             "Metric boundary_uncertainty improved by 0.400 >= min_delta = 0.0. New best score: 0.900",
         ]
         assert sum("saving model to" in line for line in said) == 3
-        assert sum("was not in top 1" in line for line in said) == 1
+        assert not any("not in top 1" in line for line in said)
 
     def test_a_run_that_resumes_compares_with_the_best_of_before(self, tmp_path, caplog):
         last = ModelCheckpoint(tmp_path / "user", save_last=True)

@@ -192,6 +192,12 @@ class TestEnds:
         assert same(module.state_dict(), weights[3])
         assert f"kept no epoch: {why}. Training ran" in log.text
 
+    def test_ctrl_c_before_the_first_check(self, tmp_path, log):
+        interrupt = LambdaCallback(on_train_batch_end=lambda *_: fail(KeyboardInterrupt()))
+        with pytest.raises(SystemExit):
+            trainer(tmp_path, Scripted(self.script), interrupt).fit(Classifier(), loader(*blobs()))
+        assert "kept no epoch: no check was made. Training was interrupted (KeyboardInterrupt)." in log.text
+
     def test_no_batch_and_no_check(self, tmp_path):
         stopping, _, _ = run(tmp_path, self.script, trainer_kwargs={"limit_train_batches": 0})
         assert stopping.stopping_reason == "There was no training batch."
