@@ -148,13 +148,9 @@ def why_ended(trainer: Trainer, exception: BaseException | None, bearer: Verdict
         return describe_exception(exception)
     if bearer is not None and bearer.has_stopped:
         return bearer.why_stopped
-    for callback in trainer.callbacks:
-        if (
-            isinstance(callback, library_of(trainer).timer)
-            and (left := callback.time_remaining()) is not None
-            and left <= 0
-        ):
-            return "Training ran until `max_time`."
+    timers = [one for one in trainer.callbacks if isinstance(one, library_of(trainer).timer)]
+    if any(left is not None and left <= 0 for left in (one.time_remaining() for one in timers)):
+        return "Training ran until `max_time`."
     if (who := _who_stopped(trainer)) is not None:
         name = type(getattr(who, "owner", who)).__name__
         return f"`{name}` stopped training: {who.stopping_reason_message.removesuffix(' Signaling Trainer to stop.')}"
@@ -169,7 +165,7 @@ def why_ended(trainer: Trainer, exception: BaseException | None, bearer: Verdict
 
 def _who_stopped(trainer: Trainer) -> Any:
     """Early stopping that stopped this training, by Lightning or in another callback of this kind; None if none did."""
-    candidates = [one for one in trainer.callbacks if isinstance(one, library_of(trainer).early_stopping)]
-    now = (trainer.current_epoch, trainer.current_epoch - 1)  # Lightning counts an epoch before or after this hook
-    stopped = [one for one in candidates if one.stopping_reason_message and one.stopped_epoch in now]
-    return stopped[0] if stopped and trainer.should_stop else None
+    stopped = (one for one in trainer.callbacks if isinstance(one, library_of(trainer).early_stopping))
+    now = trainer.current_epoch - 1  # or later; what stopped an earlier fit keeps its words
+    said = (one for one in stopped if one.stopping_reason_message and one.stopped_epoch >= now)
+    return next(said, None) if trainer.should_stop else None

@@ -12,8 +12,10 @@ boundary in two parts, of which a stiff SVM leaves one out: the omission beside 
 
 `--proposal-1` adds anchors by bisection, with the prior correction of the sources and without; both take far longer.
 With several `--seeds`, each another draw of samples, moves and anchors, it is counted on how many draws each choice is
-within 0.02 of the least L_val. With `--panels` a figure of each mixture for the widths given: predictions with anchors
-on the boundary, the samples nearest to those (thesis, Fig. 2.3), and how much each sample weighs in U (Fig. 14).
+within 0.02 of the least L_val, and the largest U is shown with its gamma: of all SVMs, of those that leave out nothing
+(omission below 0.01) and of those that leave out a part (above 0.03). With `--panels` a figure of each mixture for the
+widths given: predictions with anchors on the boundary, the samples nearest to those (thesis, Fig. 2.3), and how much
+each sample weighs in U (Fig. 14).
 """
 
 import argparse
@@ -123,6 +125,13 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
         print(f"{said:>36}  " + "".join(f"{pick:>4} ({rows['L_val'][pick]:.3f})      " for pick in picks), flush=True)
     print(f"\nL_val within 0.02 of the least, on so many of {len(options.seeds)} draws (seeds {options.seeds})")
     print(pd.DataFrame({name: pd.DataFrame(draws).sum() for name, draws in near.items()}).T.to_string())
+    if len(options.seeds) > 1:
+        kinds = {"of all": (0, 1), "leaving out nothing": (0, 0.01), "leaving out a part": (0.03, 1)}
+        largest = {
+            name: {of: largest_of(rows[rows["omission"].between(*limits)]) for of, limits in kinds.items()}
+            for name, rows in tables.items()
+        }
+        print("\nlargest U, and its log2 gamma", pd.DataFrame(largest).T.to_string(), sep="\n")
     print("\nseconds: cross-validation; training and U of all gammas, and once the fit")
     for name, rows in tables.items():
         folds, u, of_fit = rows["s, folds"].sum(), rows["s, U"].sum(), rows["s, fit"].iloc[0]
@@ -131,6 +140,10 @@ def main(arguments: list[str] | None = None) -> dict[str, pd.DataFrame]:
         print(rows.round(3).to_string())
     draw(tables, options.plot)
     return tables
+
+
+def largest_of(rows: pd.DataFrame) -> str:
+    return f"{rows['U'].max():.3f} ({rows['U'].idxmax()})" if len(rows) else ""
 
 
 def draw(tables: dict[str, pd.DataFrame], path: Path) -> None:

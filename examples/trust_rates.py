@@ -4,7 +4,8 @@ Theorems 1 to 3 bound the Hausdorff distance between what the density filter kee
 high-density set by n^-e, up to logarithms: with k = n^(2 / (2 + D)) and a density that crosses its level at a slope
 (beta = 1), e = min(1 / (2 D), 1 / (2 + D)); on a manifold D is its own dimension, also amid noise. `slope` is that of
 the mean distance, over the upper half of the sizes. Densities: 1 - |x|^2 in the unit ball (line, plane, space) and 1 +
-cos(angle) on a circle in space; alpha is 0.1. Noisy: 0.05 of all are uniform in a cube, which leaves alpha 0.05 / 0.95.
+cos(angle) on a circle in space; alpha is 0.1. Noisy: 0.05 of all are uniform in a cube of side 3, which leaves alpha
+0.05 / 0.95.
 Theorem 4: where the score is above 1 by enough for an error eps of the sets, a classifier agrees with the Bayes rule,
 where it is as far below, it does not. Two classes have the plane's density, with radius 1.4 around x_0 = -1.2 and 1.2,
 and overlap. A new sample is `decided` if its distances to the sets differ by more than 2 eps; `wrong` is on the other
@@ -27,7 +28,7 @@ from bu_torch import TrustScore
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-SIZES = [250, 500, 1000, 2000, 4000]
+SIZES = [250, 500, 1000, 2000, 4000, 8000, 16_000]
 ALPHA, NOISE, RADIUS, CENTERS = 0.1, 0.05, 1.4, np.array([[-1.2, 0], [1.2, 0]])
 SETTINGS = {"line": 1, "plane": 2, "space": 3, "circle": 1, "noisy circle": 1}  # dimensions
 
@@ -103,7 +104,7 @@ def plot(found: pd.DataFrame, rates: pd.DataFrame, agree: pd.DataFrame, path: Pa
 
 def main(arguments: list[str] | None = None) -> tuple[pd.DataFrame, ...]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, default=Path(__file__).with_suffix(".png"))
     parser.add_argument("--smoke", action="store_true", help="fewer samples and draws")
