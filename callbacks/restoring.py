@@ -66,7 +66,7 @@ def _load(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin) -> str:
         load = partial(module.load_state_dict, keeper.best.fitted(module), strict=False)
     else:  # a file of this process may hold hyperparameters of any class
         if Path(path).is_dir() and not (is_own or Path(trainer.ckpt_path or os.devnull).is_dir()):
-            raise ValueError("the list of shards in a folder may run code, and training did not resume from such a one")
+            raise ValueError("the list of shards in a folder may run code, and training did not resume from a folder")
         strategy, optimizers = trainer.strategy, trainer.strategy.optimizers
         strategy.optimizers = []  # strategies that shard weights would load their states, too
         try:

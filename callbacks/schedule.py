@@ -66,7 +66,7 @@ class Schedule:
         if is_uncounted and not trainer.fast_dev_run:
             rank_zero_warn(
                 "An epoch has ended and `trainer.global_step` is 0, so no check is made by steps. Lightning counts only"
-                " steps of `self.optimizers()`. To change it: `every_n_epochs=` needs no count."
+                " steps of `self.optimizers()`. To change it: `every_n_epochs=` counts no steps."
             )
 
     def _warn_of_late_epochs(self, trainer: Trainer) -> None:

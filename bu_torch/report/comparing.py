@@ -123,7 +123,7 @@ def _curves(runs: Sequence[_Run]) -> Figure | None:
     traces, layout = stacked(rows, axis)
     layout["margin"] = layout["margin"] | {"b": 24}
     reading = (
-        "One colour a run; a circle marks the kept check. Higher is better in every panel. If all runs have the same"
+        "One colour per run; a circle marks the kept check. Higher is better in every panel. If all runs have the same"
         " rule, its score is shown too. Each axis begins above the lowest values, so that the largest stand out."
     )
     height = 120 + 150 * len(rows) + 22 * len(runs)
@@ -172,7 +172,7 @@ def _costs(runs: Sequence[_Run]) -> str:
         times = (duration(seconds) for seconds in (record.setup_seconds, spent, training))
         rows.append([name, str(len(record.checks)), *times, share])
     head = ("run", "checks", "preparation", "callback in all", "training beside it", "share")
-    text = "Time of preparation, checks and saving, as a share of training beside them."
+    text = "Time of preparation, checks and saving, as a share of training time."
     return section("costs", "Costs", text, table(head, rows, numbers=(1, 2, 3, 4, 5)))
 
 

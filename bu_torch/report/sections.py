@@ -145,7 +145,7 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> str:
         names = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
         rows.append([name, str(check[record.axis]), *(shown_number(check.get(column, math.nan)) for column in names)])
     note = (
-        "Each rule is replayed on the checks of this run, with its first epoch but without patience. The run itself may"
+        "Each rule is replayed on the checks of this run that count, but without patience. The run itself may"
         " have kept another epoch if it resumed from elsewhere, or if its rule has a margin of its own."
     )
     head = ("rule", record.axis, "expected accuracy", "U", "trust", "label agreement")

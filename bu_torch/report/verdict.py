@@ -151,7 +151,7 @@ def _selection(name: Any, record: RunRecord) -> SelectionRule:
         return selection
     except (TypeError, ValueError, RecursionError) as error:
         reason = f"{error}"[:500]
-        raise ValueError(f"{record.path}: the settings beside it are none that a rule takes: {reason}") from None
+        raise ValueError(f"{record.path}: the settings beside it do not suit its rule: {reason}") from None
 
 
 def _kept_by_score(column: str, record: RunRecord) -> dict[str, Any] | None:

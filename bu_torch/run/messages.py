@@ -95,7 +95,7 @@ def balance(labels: Tensor, weights: Tensor | None, *, is_sampled: bool, has_cla
         return drawn
     label, share = rare
     return (
-        f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts as much in"
+        f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts that much in"
         " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike, which may cost accuracy."
     )
 
