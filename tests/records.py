@@ -138,8 +138,9 @@ def write_run(folder, n_checks=60, classes=None, n_classes=26, name="boundary_un
     n_classes = len(classes) if classes else n_classes
     rows = checks(n_checks)
     lines = [header(classes, n_classes, **settings), *(details(row["epoch"], n_classes, n_checks) for row in rows)]
+    kept = SelectionRule().replay(rows)["epoch"] if settings.get("rule", "expected_accuracy") else None
+    lines[-1]["kept_epoch"] = kept
     if ended:
-        kept = SelectionRule().replay(rows)["epoch"] if settings.get("rule", "expected_accuracy") else None
         reason = f"Stopped in epoch {n_checks - 1}: expected_accuracy did not improve in the last 20 checks."
         lines.append(end(kept, n_checks - 1, reason, f"{folder}/boundary-epoch={kept}-step=1.ckpt"))
     write_details(folder / f"{name}.jsonl", lines)

@@ -249,6 +249,8 @@ def _read_header(entry: dict[str, Any], record: RunRecord) -> None:
 
 def _read_check(entry: dict[str, Any], record: RunRecord) -> None:
     histograms = _checked(entry["histograms"], dict, "histograms")
+    kept = entry.get(f"kept_{record.axis}")
+    record.kept_so_far = None if kept is None else _integer(kept)
     record.details[_integer(entry[record.axis])] = Details(
         ceiling=_number(entry.get("ceiling")),
         agreeing_pairs=_number(entry.get("agreeing_pairs")),

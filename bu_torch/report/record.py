@@ -39,6 +39,7 @@ class RunRecord:
         setup_seconds: Time spent before the first epoch; NaN if unknown.
         started: Start of the run in ISO format; "" if unknown.
         details: Details by epoch or step, if written and read. Their `row` is a place in the data set.
+        kept_so_far: Epoch or step of the check that is kept, by the last check with details; None if that tells none.
         end: None if the run still goes on, or was killed.
         missing: Sentences on what the page cannot show, and why.
         axis: `"epoch"`, or `"step"` if checks are within epochs.
@@ -55,6 +56,7 @@ class RunRecord:
     setup_seconds: float = math.nan
     started: str = ""
     details: dict[int, Details] = field(default_factory=dict)
+    kept_so_far: int | None = None
     end: End | None = None
     missing: list[str] = field(default_factory=list)
     axis: Literal["epoch", "step"] = "epoch"

@@ -146,7 +146,7 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> str:
         rows.append([name, str(check[record.axis]), *(shown_number(check.get(column, math.nan)) for column in names)])
     note = (
         "Each rule is replayed on the checks of this run that count, but without patience. The run itself may"
-        " have kept another epoch if it resumed from elsewhere, or if its rule has a margin of its own."
+        " have kept another epoch if it resumed from elsewhere."
     )
     head = ("rule", record.axis, "expected accuracy", "U", "trust", "label agreement")
     return section("rules", "What each rule would have kept", note, table(head, rows, numbers=(1, 2, 3, 4, 5)))

@@ -36,13 +36,15 @@ class RunVerdict:
             for name in RULE_NAMES
             if _has(record, *as_rule(name).signals)
         }
-        if rule is not None and rule not in RULE_NAMES and _has(record, rule):
-            by_rule[rule] = _kept_by_score(rule, record)
-        if record.end is not None and rule is not None:
+        if rule is None:
+            check = by_rule.get(DEFAULT_RULE)
+            return cls(rule, None if check is None else check[record.axis], by_rule)
+        kept = record.kept_so_far
+        if record.end is not None:
             kept = record.end.kept_step if record.axis == "step" else record.end.kept_epoch
-            return cls(rule, kept, by_rule)
-        check = by_rule.get(rule or DEFAULT_RULE)
-        return cls(rule, None if check is None else check[record.axis], by_rule)
+        if rule not in RULE_NAMES and _has(record, rule):  # not to be replayed
+            by_rule[rule] = record.check_at(kept)
+        return cls(rule, kept, by_rule)
 
 
 def scores(record: RunRecord, verdict: RunVerdict) -> tuple[str, list[int], list[float]]:
@@ -93,8 +95,6 @@ def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
     title, text = f"No {record.axis} was kept", "No finite check counted."
     if verdict.kept is not None:
         title, text = f"{record.axis.capitalize()} {verdict.kept} {'was kept' if record.end else 'is kept so far'}", why
-    elif record.end is None and verdict.rule not in verdict.by_rule:
-        title, text = f"Which {record.axis} is kept is not known", "The table has no score of this run's rule."
     return title, f"{text} {_ending(record)}".lstrip()
 
 
@@ -152,13 +152,6 @@ def _selection(name: Any, record: RunRecord) -> SelectionRule:
     except (TypeError, ValueError, RecursionError) as error:
         reason = f"{error}"[:500]
         raise ValueError(f"{record.path}: the settings beside it do not suit its rule: {reason}") from None
-
-
-def _kept_by_score(column: str, record: RunRecord) -> dict[str, Any] | None:
-    """The check that a rule has kept which cannot be replayed, by the scores that it has left in the table."""
-    first = _first_epoch(record)
-    counted = [check for check in _compared(record) if check["epoch"] >= first and math.isfinite(check[column])]
-    return max(counted, key=lambda check: check[column]) if counted else None
 
 
 def _first_epoch(record: RunRecord) -> int:

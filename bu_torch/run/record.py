@@ -109,12 +109,14 @@ def header_line(
     }
 
 
-def check_line(entry: Mapping[str, Any], details: Details, rows: Tensor) -> dict[str, Any]:
-    """The line of a check: what is behind its row. `rows` are the samples' places in the data set."""
+def check_line(entry: Mapping[str, Any], details: Details, rows: Tensor, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """The line of a check: what is behind its row, and which check is `kept` by now; `rows` are places of samples."""
     return {
         "kind": "check",
         "epoch": entry["epoch"],
         "step": entry.get("step"),
+        "kept_epoch": kept.get("epoch"),
+        "kept_step": kept.get("step"),
         "ceiling": details.ceiling,
         "agreeing_pairs": details.agreeing_pairs,
         "pairs": details.pairs,

@@ -176,7 +176,7 @@ class Tracker:
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
         if self.account.path and details is not None:
-            line = check_line(self.history[-1], details, self.groundwork.rows)
+            line = check_line(self.history[-1], details, self.groundwork.rows, self.kept or {})
             self.account.note(line | _not_compared(self.checks))
         self.predictions.drop_logits()
         self.account.end_check(started, self.history[-1], train_loss)

@@ -341,8 +341,7 @@ class TestBesideTheUsersOwn:
         assert made.current_epoch == (3 if stopped == "ours" else 5)
         assert ours.stopped_epoch == (2 if stopped == "ours" else None)
         assert theirs.stopped_epoch == (0 if stopped == "ours" else 4)
-        theirs_said = "`EarlyStopping` stopped training: Monitored metric score did not improve in the last 4 records."
-        assert (theirs_said in ours.stopping_reason) == (stopped == "theirs")
+        assert ("`EarlyStopping` stopped training: Monitored" in ours.stopping_reason) == (stopped == "theirs")
         assert ours.best_epoch == 0
 
     @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def test_beside_the_table_lies_what_does_not_fit_it(tmp_path):
     assert {"python", "torch", "bu-torch"} <= set(header["versions"])
     assert header["setup_seconds"] == stopping.setup_seconds
     assert [(check["epoch"], check["step"]) for check in checks] == [(0, 4), (1, 8), (2, 12)]
+    assert (checks[-1]["kept_epoch"], checks[-1]["kept_step"]) == (stopping.best_epoch, stopping.best_step)
     for check in checks:
         assert sum(check["histograms"]["near_boundary"]["counts"]) == 240
         assert len(check["doubtful"]) == 50

@@ -189,17 +189,17 @@ def test_a_killed_run_says_so_and_a_monitor_that_it_decides_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_rule_that_cannot_be_replayed_is_drawn_by_the_scores_it_left(tmp_path, ended):
-    rows = [row | {"my_rule": float(min(row["epoch"], 7))} for row in records.checks(20)]
-    record = records.run(tmp_path, rows, n_checks=20, n_classes=3, rule="my_rule", ended=ended)
+def test_a_rule_that_cannot_be_replayed_is_drawn_where_the_run_has_kept(tmp_path, ended):
+    rows = [row | {"my_rule": float(min(row["epoch"], 9))} for row in records.checks(20)]
+    checks = [records.details(epoch, 3, 20) | {"kept_epoch": min(epoch, 7)} for epoch in range(20)]
+    lines = [records.header(n_classes=3, rule="my_rule"), *checks, *([records.end(7)] if ended else [])]
+    records.write_details(tmp_path / "boundary_uncertainty.jsonl", lines)
+    record = read_record(records.write_table(tmp_path / records.TABLE, rows))
     drawn = {trace["name"]: trace for trace in drawing(record, "scores")["data"] if trace["mode"] == "markers"}
     assert drawn["rule: my rule"]["x"] == [7]
     assert "my rule, this run's" in words(record)
     if not ended:
         assert "Epoch 7 is kept so far" in words(record)
-        said = words(records.run(tmp_path, records.checks(20)))
-        assert "Which epoch is kept is not known" in said
-        assert "The table has no score of this run's rule." in said
 
 
 def test_a_table_alone_shows_what_it_has(tmp_path):
