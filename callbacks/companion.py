@@ -77,3 +77,19 @@ class KeepingCompanion(Companion):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         super().on_exception(trainer, pl_module, exception)
         self.settle(trainer, is_in_all=False)
+
+
+def place_of_check(owner: "BoundaryUncertaintyStopping", check: dict[str, Any]) -> str:
+    """A check in words: its epoch, or its step too."""
+    if owner.every_n_train_steps is not None and "step" in check:
+        return f"step {check['step']} of epoch {check['epoch']}"
+    return f"epoch {check['epoch']}"
+
+
+def within_margin(owner: "BoundaryUncertaintyStopping") -> str:
+    """Name the check of the highest score, if another is kept; "" otherwise."""
+    checks = owner.tracker.checks
+    kept, highest, name = checks.kept, checks.highest, checks.score_name
+    if kept is None or highest is None or highest[name] <= kept[name]:
+        return ""
+    return f", within the margin of the {highest[name]:.4f} of {place_of_check(owner, highest)}"

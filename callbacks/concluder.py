@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from bu_torch.callbacks.companion import Companion
+from bu_torch.callbacks.companion import Companion, place_of_check, within_margin
 from bu_torch.callbacks.keeper import KeeperMixin
 from bu_torch.callbacks.lightning_trees import FITTING, LightningModule, Trainer, library_of
 from bu_torch.callbacks.monitor import describe_exception
@@ -79,6 +79,7 @@ class ConcluderMixin(Companion):
         self._is_concluded = True
         owner = self.owner
         owner.stopping_reason = why_ended(trainer, exception, owner._bearer)
+        cost = messages.cost(owner.tracker.account)
         owner.tracker.end(
             owner.stopping_reason,
             kept_epoch=owner.best_epoch,
@@ -89,7 +90,7 @@ class ConcluderMixin(Companion):
         if owner._kept is not None:
             is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
             how = restore(trainer, owner._keeper) if is_graceful and owner.restore_best_weights else "not "
-            rank_zero_info(_describe_kept(owner, owner._kept, how, has_failed=exception is not None))
+            rank_zero_info(f"{_describe_kept(owner, owner._kept, how, has_failed=exception is not None)} {cost}")
             if line := owner.tracker.unrecognised(owner._kept):
                 rank_zero_info(line)
         elif trainer.current_epoch or exception is None or isinstance(exception, KeyboardInterrupt):
@@ -99,7 +100,9 @@ class ConcluderMixin(Companion):
                 why += f" (`{name}={getattr(owner, name)}`)"
             if owner._fit.waits_for_average:
                 why += ": the average of WeightAveraging was not updated before it"
-            rank_zero_info(f"Boundary uncertainty kept no epoch: {why}. {owner.stopping_reason}")
+            rank_zero_info(
+                f"Boundary uncertainty kept no epoch: {why}. {owner.stopping_reason} The weights are those of training."
+            )
 
     def _leave_first_place(self, trainer: Trainer) -> None:
         """Put the keepers behind the user's own checkpoint callbacks, if this process was spawned.
@@ -126,20 +129,12 @@ def _describe_kept(owner: "BoundaryUncertaintyStopping", kept: dict[str, Any], h
     where = f", its checkpoint is {cleaned(path)}" if path else ""
     is_last = kept is owner.history[-1] is tracker.checks.highest and owner.stopped_epoch is None and not has_failed
     longer = " That was the last check: longer training may help." if is_last else ""
-    highest, equal = tracker.checks.highest, ""
-    if highest is not None and highest[name] > kept[name]:
-        equal = f", within the margin of the {highest[name]:.4f} of {_place(owner, highest)}"
+    score = f"{kept[name]:.4f}{unit and f' {unit}'}{within_margin(owner)}"
     return (
-        f"Boundary uncertainty kept {_place(owner, kept)} ({title}: {kept[name]:.4f}{unit and f' {unit}'}{equal}):"
+        f"Boundary uncertainty kept {place_of_check(owner, kept)} ({title}: {score}):"
         f" its {'averaged ' if tracker.average is not None else ''}weights are {how}in the model{where}."
-        f" {owner.stopping_reason.rstrip('.')}.{longer} {messages.cost(tracker.account)}"
+        f" {owner.stopping_reason.rstrip('.')}.{longer}"
     )
-
-
-def _place(owner: "BoundaryUncertaintyStopping", check: dict[str, Any]) -> str:
-    if owner.every_n_train_steps is not None and "step" in check:
-        return f"step {check['step']} of epoch {check['epoch']}"
-    return f"epoch {check['epoch']}"
 
 
 def why_ended(trainer: Trainer, exception: BaseException | None, bearer: VerdictBearerMixin | None) -> str:
@@ -153,7 +148,8 @@ def why_ended(trainer: Trainer, exception: BaseException | None, bearer: Verdict
         return "Training ran until `max_time`."
     if (who := _who_stopped(trainer)) is not None:
         name = type(getattr(who, "owner", who)).__name__
-        return f"`{name}` stopped training: {who.stopping_reason_message.removesuffix(' Signaling Trainer to stop.')}"
+        said = f"`{name}` stopped training in epoch {who.stopped_epoch}"
+        return f"{said}: {who.stopping_reason_message.removesuffix(' Signaling Trainer to stop.')}"
     if trainer.limit_train_batches == 0:
         return "There was no training batch."
     if trainer.max_epochs not in (None, -1) and trainer.current_epoch >= trainer.max_epochs:

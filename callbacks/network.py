@@ -170,6 +170,8 @@ class NetworkReader:
                 ". The samples are integers: token ids cannot be moved along a line, so pass"
                 " `perturbation='tokens'`, or a callable that replaces some of them."
             )
+        if "'str'" in str(error):
+            return ". If `forward` takes the dict of a batch, pass `input_key=[...]`, a list of its keys."
         if self._output_key is None and "or an output with `logits`" in str(error):
             return ". `output_key=` names the logits in a tuple or a dict."
         way_out = SEVERAL_TENSORS if isinstance(error, AttributeError) else CHANGE_INPUTS

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bu_torch.callbacks.companion import Companion
+from bu_torch.callbacks.companion import Companion, place_of_check, within_margin
 from bu_torch.callbacks.lightning_trees import LightningModule, Trainer
 from bu_torch.run import messages
 
@@ -64,6 +64,10 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             self.best_score = torch.tensor(self._best_before, dtype=torch.float64)
             improvement = self._improvement_message(torch.tensor(verdict.best, dtype=torch.float64))
             self._log_info(trainer, improvement, log_rank_zero_only=False)
+        checks, why = self.owner.tracker.checks, within_margin(self.owner)
+        if self.verbose and why and checks.kept and checks.entries[-1] in (checks.kept, checks.highest):
+            kept = place_of_check(self.owner, checks.kept)
+            self._log_info(trainer, f"Boundary uncertainty keeps {kept}{why}.", log_rank_zero_only=False)
         self._best_before = verdict.best
         self._take_over_verdict()
         should_stop = trainer.strategy.reduce_boolean_decision(verdict.should_stop, all=False)

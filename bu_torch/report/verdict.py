@@ -86,7 +86,7 @@ def why_not_highest(record: RunRecord, verdict: RunVerdict) -> str:
 def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
     """The kept check and the end of the run, in words."""
     if not record.checks:
-        return "No check yet", f"The record holds no check yet. {_ending(record)}"
+        return f"No check {'yet' if record.end is None else 'was made'}", _ending(record)
     why = why_not_highest(record, verdict)
     if verdict.rule is None:
         would = f"no {record.axis}" if verdict.kept is None else f"{record.axis} {verdict.kept}"
@@ -110,8 +110,8 @@ def level(record: RunRecord, verdict: RunVerdict) -> str:
     value += f" Its expected maximum at this number of samples is {details.ceiling:.3f}; chance may exceed it."
     if details.agreeing_pairs < 1:
         value += (
-            f" Where the network's two most likely classes are not those of the labels nearby, it is 0: they agree at"
-            f" {details.agreeing_pairs:.0%} of the perturbed samples."
+            f" It is 0 at {1 - details.agreeing_pairs:.0%} of the perturbed samples, where the network's two likeliest"
+            " classes are not those of the labels nearby."
         )
     return value
 

@@ -41,7 +41,8 @@ def why_stopped(checks: History, epoch: int, step: int | None = None) -> str:
     now, unit = (epoch, "epoch") if step is None else (step, "step")
     then = compared[-1 - wait].get(unit) if wait < len(compared) else None
     since = f" ({now - then} {unit}s)" if then is not None and now - then > wait else ""
-    return f"{start} did not improve in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
+    by = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
+    return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
 
 
 def why_none_kept(checks: History) -> str:

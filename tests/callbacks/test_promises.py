@@ -341,7 +341,7 @@ class TestBesideTheUsersOwn:
         assert made.current_epoch == (3 if stopped == "ours" else 5)
         assert ours.stopped_epoch == (2 if stopped == "ours" else None)
         assert theirs.stopped_epoch == (0 if stopped == "ours" else 4)
-        assert ("`EarlyStopping` stopped training: Monitored" in ours.stopping_reason) == (stopped == "theirs")
+        assert ("`EarlyStopping` stopped training in epoch 4: " in ours.stopping_reason) == (stopped == "theirs")
         assert ours.best_epoch == 0
 
     @pytest.mark.parametrize(

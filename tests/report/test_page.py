@@ -66,7 +66,7 @@ def test_what_a_finished_run_shows(tmp_path):
     assert "Stopped in epoch 59: expected accuracy did not improve in the last 20 checks." in said
     assert f"At epoch {kept}, boundary uncertainty is {record.checks[kept]['boundary_uncertainty']:.3f}" in said
     assert f"maximum at this number of samples is {record.details[kept].ceiling:.3f}; chance may" in said
-    assert "they agree at 40% of the perturbed samples." in said
+    assert "It is 0 at 60% of the perturbed samples" in said
     assert f"Samples that trust doubts most, at epoch {kept}" in said
     assert "expected accuracy, this run's" in said
     for doubt in record.details[kept].doubtful:

@@ -23,7 +23,7 @@ VALUES = dict.fromkeys(Signals.NAMES, 0.5)
 @pytest.mark.parametrize(
     ("settings", "last", "reason"),
     [
-        ({"patience": 1}, 0.1, "expected accuracy did not improve in the last check."),
+        ({"patience": 1, "min_delta": 1}, 0.1, "expected accuracy did not improve by more than 1 in the last check."),
         ({"patience": 1, "rule": "trust_score"}, 0.1, "trust score did not improve in the last check."),
         (
             {"rule": "expected_accuracy", "stopping_threshold": 0.8},
