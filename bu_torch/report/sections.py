@@ -102,7 +102,9 @@ def _tiles(record: RunRecord, verdict: RunVerdict) -> str:
             tiles.insert(1, ("expected accuracy", shown_number(check["expected_accuracy"]), "at the perturbed samples"))
     spent, training = record.costs
     if training > 0 and math.isfinite(spent):
-        tiles.append(("cost", f"{spent / training:.0%}", f"{duration(spent)} beside {duration(training)} of training"))
+        since = ", since the run resumed" if math.isnan(record.values("seconds")[0]) else ""
+        beside = f"{duration(spent)} beside {duration(training)} of training{since}"
+        tiles.append(("cost", f"{spent / training:.0%}", beside))
     if math.isfinite(record.setup_seconds):
         tiles.append(("preparation", duration(record.setup_seconds), "once, before the first epoch"))
     cells = (
