@@ -64,8 +64,9 @@ class VerdictBearerMixin(Companion, EarlyStopping):
             self.best_score = torch.tensor(self._best_before, dtype=torch.float64)
             improvement = self._improvement_message(torch.tensor(verdict.best, dtype=torch.float64))
             self._log_info(trainer, improvement, log_rank_zero_only=False)
-        checks, why = self.owner.tracker.checks, within_margin(self.owner)
-        if self.verbose and why and checks.kept and checks.entries[-1] in (checks.kept, checks.highest):
+        checks = self.owner.tracker.checks
+        is_news = self.verbose and checks.entries[-1] in (checks.kept, checks.highest)
+        if is_news and checks.kept and (why := within_margin(self.owner)):
             kept = place_of_check(self.owner, checks.kept)
             self._log_info(trainer, f"Boundary uncertainty keeps {kept}{why}.", log_rank_zero_only=False)
         self._best_before = verdict.best

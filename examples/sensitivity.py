@@ -5,9 +5,8 @@ how certain a flexible SVM looks at its training samples, at the perturbed ones 
 against gamma without the perturbation, for M from 20 to 160 and for K from 3 to 40 (which matters beyond two classes
 alone), beside cross-validation and, for the mixture GMM, U of 2000 new samples. `cube` is the law of the paper's text:
 each feature is moved by d(x) times a number uniform in [-1, 1], where `perturb` moves the whole sample by d(x) in a
-random direction.
-With several `--seeds`, each another draw of samples and moves, it is counted on how many each variant chooses a gamma
-whose L_val is more than 0.01 above or below that of M = 40, and on how many the gamma is larger.
+random direction. With several `--seeds`, each another draw of samples and moves, it is counted on how many each variant
+chooses a gamma whose L_val is more than 0.01 above or below that of M = 40, and on how many the gamma is larger.
 
     python examples/sensitivity.py --data GMM wine_white3
 """
@@ -70,9 +69,8 @@ def sweep(
     name: str, features: Tensor, labels: Tensor, c: float, exponents: list[int], n_folds: int, n_new: int, seed: int
 ) -> pd.DataFrame:
     """Errors and U in all variants, one row for each gamma."""
-    fitted = BoundaryUncertainty(max(SIZES), n_draws=4, seed=seed).fit(
-        features, labels
-    )  # the nearest 20 are among the 160
+    # The nearest 20 are among the 160.
+    fitted = BoundaryUncertainty(max(SIZES), n_draws=4, seed=seed).fit(features, labels)
     standardized = fitted.standardize(features)
     pairs = {k: PrototypeClassifier(k).fit(standardized, labels).top_pairs(standardized) for k in PROTOTYPES}
     new = BoundaryUncertainty(n_draws=4).fit(*mixture(n_new, 1 + 1000 * seed)) if name == "GMM" else None

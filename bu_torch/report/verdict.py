@@ -78,7 +78,7 @@ def why_not_highest(record: RunRecord, verdict: RunVerdict) -> str:
     if verdict.kept not in by_place or by_place[verdict.kept] == (most := max(by_place.values())):
         return ""
     highest = f"the highest score, in {record.axis} {next(place for place in by_place if by_place[place] == most)}."
-    replayed = verdict.by_rule.get(verdict.rule or DEFAULT_RULE) or {}
+    replayed = verdict.by_rule.get(DEFAULT_RULE) or {} if verdict.rule in (None, DEFAULT_RULE) else {}
     is_margin = replayed.get(record.axis) == verdict.kept and record.settings.get("rule.n_standard_errors", 0.5) == 0.5
     return f"{'Trust chose it within half a standard error of' if is_margin else 'It is below'} {highest}"
 
