@@ -83,12 +83,13 @@ def test_error(module: nn.Module, test: Split) -> float:
     return error(torch.cat([module(batch) for batch in test[0].split(250)]), test[1])
 
 
-def silent_trainer(max_epochs: int, callbacks: list[L.Callback]) -> L.Trainer:
-    """A trainer on the CPU that leaves no files and prints nothing."""
+def silent_trainer(max_epochs: int, callbacks: list[L.Callback], accelerator: str = "cpu") -> L.Trainer:
+    """A trainer that leaves no files and prints nothing."""
     return L.Trainer(
         max_epochs=max_epochs,
         callbacks=callbacks,
-        accelerator="cpu",
+        accelerator=accelerator,
+        devices=1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

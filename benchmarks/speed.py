@@ -311,7 +311,13 @@ class Clock(L.Callback):
 
 
 def epoch_seconds(
-    build: Callable[[], nn.Module], samples: tuple[Tensor, Tensor], epochs: int, *, stopping: bool, held_out: bool
+    build: Callable[[], nn.Module],
+    samples: tuple[Tensor, Tensor],
+    epochs: int,
+    device: str = "cpu",
+    *,
+    stopping: bool,
+    held_out: bool,
 ) -> tuple[float, float, float]:
     """Median seconds of a Lightning epoch, mean of the checks in it, and seconds of what comes before the first."""
     torch.manual_seed(0)
@@ -321,7 +327,7 @@ def epoch_seconds(
     if held_out:
         loaders.append(DataLoader(TensorDataset(*(part[n_train:] for part in samples)), batch_size=128))
     clock = Clock()
-    trainer = silent_trainer(epochs, [clock, callback] if stopping else [clock])
+    trainer = silent_trainer(epochs, [clock, callback] if stopping else [clock], device)
     trainer.fit(Module(build()), *loaders)
     return float(np.median(np.diff(clock.times))), callback.check_seconds / epochs, callback.setup_seconds
 
@@ -346,15 +352,35 @@ def trainings(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], tuple[Ten
     return cases
 
 
-def compare_trainings(quick: bool) -> pd.DataFrame:
+def trainings_on_a_gpu(quick: bool) -> dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, Tensor], int]]:
+    """Those of letter, and of random images of 32 and of 224 pixels."""
+    from torchvision.models import resnet18
+
+    cases = {name: (build, samples, 6) for name, (build, samples, _) in trainings(quick).items() if "MLP 128" in name}
+    for count, side in ((100, 32),) if quick else ((2_000, 32), (500, 224)):
+        samples = random_images(count, side)
+        cases[f"ResNet-18, {count} images of {side} pixels"] = partial(resnet18, num_classes=10), samples, 4
+    return cases
+
+
+def random_images(count: int, side: int) -> tuple[Tensor, Tensor]:
+    """Noise around a picture of each of ten classes."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % 10
+    coarse = torch.randn(10, 3, 8, 8, generator=generator)[labels]
+    coarse += torch.randn(coarse.shape, generator=generator)
+    return nn.functional.interpolate(coarse, size=side, mode="bilinear"), labels
+
+
+def compare_trainings(quick: bool, device: str = "cpu") -> pd.DataFrame:
     """A Lightning epoch without the callback, with it, and with a validation loop on a quarter of the data."""
     rows = []
-    for name, (build, samples, epochs) in trainings(quick).items():
+    for name, (build, samples, epochs) in (trainings if device == "cpu" else trainings_on_a_gpu)(quick).items():
         kinds = {"plain": (False, False), "ours": (True, False), "held": (False, True)}
         runs: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
-        for _ in range(1 if quick else 3):
+        for _ in range(1 if quick or device != "cpu" else 3):
             for kind, (stopping, held_out) in kinds.items():
-                runs[kind].append(epoch_seconds(build, samples, epochs, stopping=stopping, held_out=held_out))
+                runs[kind].append(epoch_seconds(build, samples, epochs, device, stopping=stopping, held_out=held_out))
         plain, ours, held = (min(of_kind) for of_kind in runs.values())
         rows.append(
             {"training": name, "epoch, s": plain[0], "with the callback": ours[0] / plain[0],
@@ -459,7 +485,7 @@ def plot(setup: pd.DataFrame, checks: pd.DataFrame, path: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes alone")
-    parser.add_argument("--device", help="time a whole check of 1,000,000 samples on this device, and nothing else")
+    parser.add_argument("--device", help="time a check of 1,000,000 samples and trainings there, and nothing else")
     parser.add_argument(
         "--parts",
         nargs="+",
@@ -470,10 +496,6 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    if options.device:
-        size = (20_000, 100) if options.quick else (1_000_000, 100)
-        print(pd.DataFrame([whole_check(options.device, *size, 9)]).to_string(index=False, float_format="%.3g"))
-        return
     sizes = tuple(size for size in SIZES if not options.quick or size[0] * size[1] <= 5_000 * 64)
     repeats = 3 if options.quick else 9
     wholes = WHOLE[:1] if options.quick else WHOLE
@@ -511,10 +533,24 @@ def main(arguments: list[str] | None = None) -> None:
             lambda: pd.DataFrame([in_a_process_of_its_own(whole, *(WHOLE[0] if options.quick else LARGE))]),
         ),
     }
+    if options.device:
+        size = (20_000, 100) if options.quick else (1_000_000, 100)
+        parts = {
+            f"check on {options.device}": (
+                "U and trust on the device",
+                lambda: pd.DataFrame([whole_check(options.device, *size, 9)]),
+            ),
+            f"epoch on {options.device}": (
+                "A Lightning epoch on the device",
+                lambda: compare_trainings(options.quick, options.device).reset_index(),
+            ),
+        }
     options.results.mkdir(parents=True, exist_ok=True)
     file = options.results / ("speed-quick.json" if options.quick else "speed.json")
     content = json.loads(file.read_text()) if file.exists() else {}
     environment = {**tables.environment(), "threads": str(torch.get_num_threads())}
+    if torch.cuda.is_available():
+        environment["gpu"] = torch.cuda.get_device_name()
     with pd.option_context("display.width", 200, "display.max_columns", None, "display.precision", 3):
         for name in options.parts or [name for name in parts if name != "large"]:
             title, measure = parts[name]

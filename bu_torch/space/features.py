@@ -18,6 +18,7 @@ from bu_torch.internal.inputs import (
     scikit_learn_seed,
 )
 from bu_torch.internal.network import as_taken
+from bu_torch.internal.precision import full_precision
 from bu_torch.internal.traces import evaluation_mode
 from bu_torch.space.mixed import MixedFeatures
 from bu_torch.space.patches import PatchFeatures, pooled
@@ -118,6 +119,7 @@ class FeatureSpace:
         """Inputs (n, ...) as points (n, k) of the space; float64 for float64 features and float32 for all others."""
         return self._as_points(self.extract(inputs))
 
+    @full_precision()
     def _as_points(self, flat: Tensor) -> Tensor:
         points = standardize(flat, self.mean_, self.scale_)
         return points if self.components_ is None else points @ self.components_.T
@@ -133,10 +135,11 @@ class FeatureSpace:
         if self.feature_extractor is None:
             return pooled(inputs).flatten(1)
         with ExitStack() as stack:
-            for one in (self.module, getattr(self.feature_extractor, "__self__", None), self.feature_extractor):
+            owner = getattr(self.feature_extractor, "__self__", self.feature_extractor)  # of a method, its module
+            for one in (self.module, owner, self.feature_extractor):
                 stack.enter_context(evaluation_mode(one))
             parts = [
-                as_tensor(self.feature_extractor(as_taken(self.feature_extractor, part)), "feature_extractor(inputs)")
+                as_tensor(self.feature_extractor(as_taken(owner, part)), "feature_extractor(inputs)")
                 for part in inputs.split(_BATCH)
             ]
         features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_features, as_floats, check_fitted, check_flag, check_integer
 from bu_torch.internal.network import as_taken
+from bu_torch.internal.precision import full_precision
 from bu_torch.internal.progress import advance, start_passes
 from bu_torch.internal.traces import evaluation_mode
 from bu_torch.space.features import principal_components
@@ -95,7 +96,8 @@ class LayerFeatures:
         activations = self._activations(inputs)
         if self.n_components is None:
             return activations
-        return (activations - self.mean_.to(activations)) @ self.components_.to(activations).T
+        with full_precision():
+            return (activations - self.mean_.to(activations)) @ self.components_.to(activations).T
 
     def _activations(self, inputs: Any) -> Tensor:
         inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers, keep_bytes=True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bu_torch.internal.inputs import as_floats, check_fitted, check_integer, check_seed
+from bu_torch.internal.precision import full_precision
 from bu_torch.internal.progress import advance
 
 _LARGE, _POOLED = 64 * 64, 32 * 32  # pixels of a channel: of images that are pooled at least, and then
@@ -102,6 +103,7 @@ class PatchFeatures:
         blocks = self._standardized(images).split(max(1, _BLOCK_ELEMENTS // per_image))
         return torch.cat([self._of_block(block) for block in blocks])
 
+    @full_precision()
     def _of_block(self, images: Tensor) -> Tensor:
         advance()
         n_pixels = self._filters[0].numel()

@@ -10,6 +10,15 @@ from bu_torch import Signals
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture(autouse=True)
+def training_rounds_its_products():
+    """What Lightning advises on a GPU that can."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 def vectors():
     return blobs(n=300)
 

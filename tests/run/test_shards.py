@@ -95,7 +95,7 @@ def results(tmp_path_factory):
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1]), folder=folder))
     for n in (1, 2):
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", script]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
         run = subprocess.run(launch, capture_output=True, text=True, timeout=300, env=environment)
         assert run.returncode == 0, run.stderr
     return [torch.load(folder / name) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]

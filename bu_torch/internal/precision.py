@@ -1,0 +1,26 @@
+"""Products of float32 as exact as float32 is, whatever training asks for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_ROUNDING = (
+    torch.backends.cudnn.conv,  # TF32 unless told otherwise, which keeps three digits
+    torch.backends.cuda.matmul,  # TF32 and bfloat16 after `torch.set_float32_matmul_precision`, as are the next two
+    torch.backends.mkldnn.conv,
+    torch.backends.mkldnn.matmul,
+)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Round no factor of a product or a convolution within: neighbours are found by differences of what they give."""
+    before = [part.fp32_precision for part in _ROUNDING]
+    try:
+        for part in _ROUNDING:
+            part.fp32_precision = "ieee"
+        yield
+    finally:
+        for part, precision in zip(_ROUNDING, before, strict=True):
+            part.fp32_precision = precision

@@ -1,0 +1,69 @@
+"""Features are exact to float32, however training rounds its own products."""
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from bu_torch.internal.precision import _ROUNDING, full_precision
+from bu_torch.space.features import FeatureSpace
+from bu_torch.space.layers import LayerFeatures
+from bu_torch.space.patches import PatchFeatures
+
+IMAGES = torch.rand(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+PRODUCTS = {torch.nn.functional.conv2d, torch.Tensor.matmul, torch.Tensor.__matmul__}
+
+
+def settings():
+    return [part.fp32_precision for part in _ROUNDING]
+
+
+@pytest.fixture(params=["highest", "high", "medium"])
+def asked(request):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield settings()
+    torch.set_float32_matmul_precision(before)
+
+
+class Products(TorchFunctionMode):
+    """Notes how each product of float32 rounds."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in PRODUCTS and args[0].dtype == torch.float32:
+            self.seen.append(settings())
+        return function(*args, **(kwargs or {}))
+
+
+def patches():
+    return PatchFeatures(n_patches=10).fit(IMAGES).transform
+
+
+def components():
+    space = FeatureSpace("inputs", n_components=5)
+    space.fit_transform(IMAGES)
+    return space.transform
+
+
+def layer():
+    return LayerFeatures(nn.Flatten(), "logits", n_components=5).fit(IMAGES).transform
+
+
+@pytest.mark.parametrize("features", [patches, components, layer])
+def test_no_factor_is_rounded(features, asked):
+    transform = features()
+    with Products() as products:
+        transform(IMAGES)
+    assert products.seen
+    assert all(seen == ["ieee"] * 4 for seen in products.seen)
+    assert settings() == asked
+
+
+def test_what_training_asked_for_is_put_back_after_an_error(asked):
+    with pytest.raises(KeyError), full_precision():
+        raise KeyError
+    assert settings() == asked
