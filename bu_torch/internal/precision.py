@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+_BACKENDS: Any = torch.backends  # of which mypy sees no more than the files
 _ROUNDING = (
-    torch.backends.cudnn.conv,  # TF32 unless told otherwise, which keeps three digits
-    torch.backends.cuda.matmul,  # TF32 and bfloat16 after `torch.set_float32_matmul_precision`, as are the next two
-    torch.backends.mkldnn.conv,
-    torch.backends.mkldnn.matmul,
+    _BACKENDS.cudnn.conv,  # TF32 unless told otherwise, which keeps three digits
+    _BACKENDS.cuda.matmul,  # TF32 and bfloat16 after `torch.set_float32_matmul_precision`, as are the next two
+    _BACKENDS.mkldnn.conv,
+    _BACKENDS.mkldnn.matmul,
 )
 
 
