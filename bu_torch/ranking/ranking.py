@@ -39,8 +39,7 @@ class Candidate(NamedTuple):
 
     def as_record(self) -> dict[str, Any]:
         """Rank, name, epoch, step, score and all signals, by name."""
-        head = {"rank": self.rank, "name": self.name, "epoch": self.epoch, "step": self.step, "score": self.score}
-        return head | self.signals
+        return {name: getattr(self, name) for name in ("rank", "name", "epoch", "step", "score")} | self.signals
 
 
 @dataclass(frozen=True)
@@ -104,13 +103,11 @@ class Ranking(Sequence[Candidate]):
 
     def to_json(self, path: str | Path) -> None:
         """Write the rule and a record for each candidate; a number that is not finite is null. Folders are made."""
-        records = [
-            {
-                name: None if isinstance(value, float) and not math.isfinite(value) else value
-                for name, value in candidate.as_record().items()
-            }
-            for candidate in self.candidates
-        ]
+
+        def plain(value: Any) -> Any:
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        records = [{name: plain(value) for name, value in one.as_record().items()} for one in self.candidates]
         text = json.dumps({"rule": self.rule, "candidates": records}, indent=2, allow_nan=False)
         with whole_file(Path(path)) as part:
             part.write_text(text + "\n", encoding="utf-8")

@@ -2,20 +2,20 @@
 
 import copy
 import threading
-from collections import OrderedDict
 from typing import Any
 
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_integer
 from bu_torch.ranking.estimators import encode, estimator_logits
-from bu_torch.ranking.rank import MEASURED, measure_model
+from bu_torch.ranking.rank import MEASURED, Judge
+from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.measuring import Signals
 
 _MOST_FITTED = 4
 _BATCH = 4096
-_fitted: OrderedDict[str, Signals] = OrderedDict()  # of this process: a search copies and pickles its scorer
+_fitted: dict[str, Signals] = {}  # of this process, the latest last: a search copies and pickles its scorer
 _lock = threading.RLock()
 
 
@@ -83,12 +83,11 @@ class BoundaryUncertaintyScorer:
             inputs, labels = inputs[rows], labels[rows]
         key = self.signals.fingerprint_of(inputs, labels)
         with _lock:  # candidates that are scored by threads share one, which they must not widen at once
-            if key not in _fitted:
-                _fitted[key] = copy.deepcopy(self.signals).fit(inputs, labels)
-                while len(_fitted) > _MOST_FITTED:
-                    _fitted.popitem(last=False)
-            _fitted.move_to_end(key)
+            fitted = _fitted.pop(key, None) or copy.deepcopy(self.signals).fit(inputs, labels)
+            _fitted[key] = fitted
+            for oldest in list(_fitted)[:-_MOST_FITTED]:
+                del _fitted[oldest]
             read = estimator_logits(estimator, classes, X if hasattr(X, "iloc") else None)
-            values = measure_model(_fitted[key], read, _BATCH, type(estimator).__name__)
+            values = Judge(DEFAULT_RULE, fitted, _BATCH).measure(read, type(estimator).__name__)
         signed = {name: value if SIGNALS[name].is_larger_better else -value for name, value in values.items()}
         return signed if self.signal is None else signed[self.signal]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bu_torch.internal.files import whole_file
 from bu_torch.internal.inputs import check_integer
 from bu_torch.ranking.checkpoints import Checkpoint, load_checkpoint, module_with_weights
-from bu_torch.ranking.rank import Judge, Paths, find_checkpoints
+from bu_torch.ranking.rank import Judge, Paths, find_checkpoints, fit_signals
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.signals.measuring import Signals
@@ -137,8 +137,9 @@ def greedy_soup(
     """
     if n_best is not None:
         check_integer("n_best", n_best, 1)
-    judge = Judge(rule, signals, batch_size)
-    ranking = judge.rank_files(find_checkpoints(paths), module, dataset, weights_only, device)
+    judge, files = Judge(rule, signals, batch_size), find_checkpoints(paths)
+    fit_signals(judge.signals, dataset)
+    ranking = judge.rank_files(files, module, weights_only, device)
     candidates = [candidate for candidate in ranking if candidate.score == candidate.score]
     if not candidates:
         raise ValueError("`paths` must hold a checkpoint whose logits are finite, got none.")

@@ -23,7 +23,7 @@ _MOST_NAME = 60
 
 
 def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) -> Path:
-    """Write a page with several runs side by side; an older page that is there is replaced as a whole or not at all.
+    """Write a page with several runs side by side, as `write_report` does.
 
     Args:
         records: 2 to 10 different records from `read_record`.
@@ -34,8 +34,7 @@ def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) ->
 
     Raises:
         OSError: If it cannot be written, or another file is there.
-        ValueError: If there are fewer records or more, if two are the same, or if the settings of one are none that a
-            rule takes.
+        ValueError: If the records are not 2 to 10 different ones, or the settings of one are none that a rule takes.
     """
     return write_page(page(comparison(records)), Path(path))
 
@@ -56,21 +55,17 @@ def comparison(records: Sequence[RunRecord]) -> Content:
         raise ValueError(f"`records` must be different runs, but {again} is given twice.")
     verdicts = [RunVerdict.of(record) for record in records]
     runs = [_Run(*one) for one in zip(records, verdicts, _names(paths), RUN_COLOURS, strict=False)]
-    curves = _curves(runs)
-    sections = {
-        "Curves": figure_section(curves) if curves else "",
-        "What was kept": _kept(runs),
-        "Costs": _costs(runs),
-        "Settings that differ": _differences(runs),
-    }
-    anchors = zip(("curves", "kept", "costs", "settings"), sections, strict=True)
-    main = (
-        header(f"{len(records)} runs side by side", _caution(records)),
-        contents({name: title for name, title in anchors if sections[title]}),
-        *sections.values(),
-    )
-    drawings = [] if curves is None else [{"name": curves.name, **curves.drawing}]
-    return Content(f"{len(records)} runs – boundary uncertainty", "".join(main), drawings)  # noqa: RUF001
+    figures = _curves(runs)
+    titles = {one.name: one.title for one in figures}
+    titles |= {"kept": "What was kept", "costs": "Costs", "settings": "Settings that differ"}
+    # When values of different runs mean the same.
+    caution = "A record tells the number of samples, not whether they are the same."
+    if any(record.data != records[0].data for record in records):
+        caution = "These runs differ in their data, so compare only their shapes and costs."
+    same = "Runs on the same samples, measured with the same settings, can be compared value by value."
+    top = header(f"{len(records)} runs side by side", f"{same} {caution}"), contents(titles)
+    main = "".join((*top, *map(figure_section, figures), _kept(runs), _costs(runs), _differences(runs)))
+    return Content(f"{len(records)} runs – boundary uncertainty", main, figures)  # noqa: RUF001
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -87,24 +82,17 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [escaped(name, _MOST_NAME) for name in names]
 
 
-def _caution(records: Sequence[RunRecord]) -> str:
-    """When values of different runs mean the same."""
-    same = "Runs on the same samples, measured with the same settings, can be compared value by value."
-    if any(record.data != records[0].data for record in records):
-        return f"{same} These runs differ in their data, so compare only their shapes and costs."
-    return f"{same} A record tells the number of samples, not whether they are the same."
-
-
-def _curves(runs: Sequence[_Run]) -> Figure | None:
+def _curves(runs: Sequence[_Run]) -> list[Figure]:
+    """The figure of the curves, if there is one."""
     axis = "epoch" if all(run.record.axis == "epoch" for run in runs) else "step"
     at_place = [_places(run, axis) for run in runs]
     rows: list[tuple[str, list[dict[str, Any]], tuple[float, float]]] = []
     for title, columns in _panels(runs):
-        finite = [within_reach(column.values()) for column in columns]
-        if not any(finite):
+        finite = [values for column in columns if (values := within_reach(column.values()))]
+        if not finite:
             continue
         traces: list[dict[str, Any]] = []
-        lows = [statistics.median(values) for values in finite if values]  # first checks, far below, are cut off
+        lows = [statistics.median(values) for values in finite]  # first checks, far below, are cut off
         for run, column, at in zip(runs, columns, at_place, strict=True):
             places = [place for place in column if place in at]
             values = [column[place] for place in places]
@@ -117,9 +105,9 @@ def _curves(runs: Sequence[_Run]) -> Figure | None:
                 circle = ring("circle", 12, run.colour)
                 mark = dots([at[kept]], [column[kept]], run.name, circle, hoverinfo="skip")
                 traces.append(mark | legend | {"showlegend": False})
-        rows.append((title, traces, with_room(min(lows), max(max(values) for values in finite if values))))
+        rows.append((title, traces, with_room(min(lows), max(map(max, finite)))))
     if not rows:
-        return None
+        return []
     traces, layout = stacked(rows, axis)
     layout["margin"] = layout["margin"] | {"b": 24}
     reading = (
@@ -127,7 +115,7 @@ def _curves(runs: Sequence[_Run]) -> Figure | None:
         " rule, its score is shown too. Each axis begins above the lowest values, so that the largest stand out."
     )
     height = 120 + 150 * len(rows) + 22 * len(runs)
-    return Figure("curves", "Curves", reading, plotly_drawing(traces, layout, None), height)
+    return [Figure("curves", "Curves", reading, plotly_drawing(traces, layout, None), height)]
 
 
 def _places(run: _Run, axis: str) -> dict[int, Any]:
@@ -144,8 +132,7 @@ def _panels(runs: Sequence[_Run]) -> list[tuple[str, list[dict[int, float]]]]:
     ]
     rules = {run.verdict.rule or DEFAULT_RULE for run in runs}
     if len(rules) == 1 and not rules & set(_PANELS):
-        scored = (scores(run.record, run.verdict)[1:] for run in runs)
-        panels.insert(0, ("score", [dict(zip(places, values, strict=True)) for places, values in scored]))
+        panels.insert(0, ("score", [scores(run.record, run.verdict)[1] for run in runs]))
     return panels
 
 

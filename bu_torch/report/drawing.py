@@ -1,8 +1,6 @@
 """Figures of a page for plotly.js, in colours for light and for dark pages.
 
-The part of plotly.js that draws curves and maps lies in `plotly/`, as npm has it under the name
-plotly.js-cartesian-dist-min: a third of the whole library.
-
+`plotly/` holds the part of plotly.js that draws curves and maps, as npm has it: plotly.js-cartesian-dist-min.
 Backgrounds, grids and text come from `THEMES`, which the page puts in as it is read; curves are seen on both.
 """
 
@@ -16,9 +14,6 @@ BLUE, ORANGE, VIOLET, GREEN, GREY, RED = "#3b82f6", "#d97706", "#a855f7", "#16a3
 _PINK, _CYAN, _LIME, _BROWN = "#ec4899", "#0891b2", "#65a30d", "#92400e"
 SHARE_COLOURS = (RED, BLUE, GREEN, ORANGE, GREY, VIOLET, _PINK, _CYAN, _LIME, _BROWN)
 RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, VIOLET, _CYAN, _PINK, _LIME, _BROWN, GREY)
-_FEW_CHECKS = 40  # up to so many, each is marked
-_DIGITS = 7  # of a number in a curve
-_REACH = 1e300
 _LINE_HEIGHT = 18  # of a label, in pixels
 
 
@@ -118,7 +113,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 def curve(x: list[Any], y: Sequence[float], name: str, colour: str, dash: str = "solid") -> dict[str, Any]:
     """A trace of values by epoch or step, with gaps where one is not finite."""
-    mode = "lines+markers" if len(x) <= _FEW_CHECKS and dash == "solid" else "lines"
+    mode = "lines+markers" if len(x) <= 40 and dash == "solid" else "lines"
     line = {"color": colour, "dash": dash, "width": 2}
     shown = {"line": line, "marker": {"size": 5}, "hovertemplate": "%{y:.4f}"}
     return {"type": "scatter", "mode": mode, "x": x, "y": finite_or_none(y), "name": name, "yaxis": "y"} | shown
@@ -137,15 +132,15 @@ def ring(symbol: str, size: int, colour: str) -> dict[str, Any]:
 
 def within_reach(values: Iterable[float | None]) -> list[float]:
     """The values that an axis can span: finite, and not so large that a sum of them is not."""
-    return [value for value in values if value is not None and abs(value) < _REACH]
+    return [value for value in values if value is not None and abs(value) < 1e300]
 
 
 def finite_or_none(values: Sequence[float]) -> list[float | None]:
     """`values` with a gap where one is not finite, which JSON cannot say, in as many digits as can be seen."""
-    return [float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None for value in values]
+    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values]
 
 
 def thinned(places: list[int], most: int, kept: int | None) -> list[int]:
     """About `most` of the places, evenly, with the last and the kept one."""
-    step = math.ceil(len(places) / most)
+    step = max(1, math.ceil(len(places) / most))
     return sorted({*places[::step], *places[-1:], *([kept] if kept in places else [])})

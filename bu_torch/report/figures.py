@@ -48,15 +48,16 @@ def figures(record: RunRecord, verdict: RunVerdict) -> list[Figure]:
     """All figures for which the record has something to show."""
     if not record.checks:
         return []
+    few = with_fewer_checks(record, verdict)
     drawn = [
-        _deciding(record, verdict),
-        _scores(record, verdict),
-        _shares(record, verdict, is_larger_better=True),
-        _shares(record, verdict, is_larger_better=False),
-        _training_loss(record, verdict),
+        _deciding(record, few, verdict),
+        _scores(record, few, verdict),
+        _shares(few, verdict, is_larger_better=True),
+        _shares(few, verdict, is_larger_better=False),
+        _training_loss(few, verdict),
         pair_map(record, verdict),
         *(spread(record, verdict, name) for name in SPREADS),
-        _cost(record, verdict),
+        _cost(record, few, verdict),
     ]
     return [one for one in drawn if one is not None]
 
@@ -68,8 +69,6 @@ def drawing_step(record: RunRecord) -> int:
 
 def with_fewer_checks(record: RunRecord, verdict: RunVerdict) -> RunRecord:
     """The record with as many checks as a curve can show."""
-    if drawing_step(record) == 1:
-        return record
     places = set(drawing.thinned(record.places, _MOST_POINTS, verdict.kept))
     return dataclasses.replace(record, checks=[check for check in record.checks if check[record.axis] in places])
 
@@ -86,15 +85,15 @@ def _upper_range(values: list[float], kept: list[float], least_span: float = 0.0
     return with_room(min([low, *within_reach(kept), high - least_span]), high)
 
 
-def _deciding(record: RunRecord, verdict: RunVerdict) -> Figure | None:
-    label, places, values = scores(record, verdict)
-    shown = set(with_fewer_checks(record, verdict).places)
-    by_place = {place: value for place, value in zip(places, values, strict=True) if place in shown}
-    finite = within_reach(by_place.values())
+def _deciding(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
+    label, by_place = scores(record, verdict)
+    places = [place for place in few.places if place in by_place]
+    values = [by_place[place] for place in places]
+    finite = within_reach(values)
     if not finite:
         return None
-    traces = [curve(list(by_place), list(by_place.values()), "score", drawing.BLUE)]
-    kept = [by_place[verdict.kept]] if verdict.kept in by_place else []
+    traces = [curve(places, values, "score", drawing.BLUE)]
+    kept = [by_place[verdict.kept]] if verdict.kept in places else []
     if kept:
         name, hover = "kept" if verdict.rule else "would be kept", f"{record.axis} %{{x}}: %{{y:.4f}}"
         traces.append(dots([verdict.kept], kept, name, ring("circle", 14, drawing.RED), hovertemplate=hover))
@@ -109,14 +108,13 @@ def _deciding(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     return Figure("deciding", title, reading, plotly_drawing(traces, layout, verdict), 320)
 
 
-def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
+def _scores(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure:
     detailed = [place for place in record.places if place in record.details]
     ceilings = [record.details[place].ceiling for place in detailed]
-    record = with_fewer_checks(record, verdict)
     curves = [
-        curve(record.places, record.values("boundary_uncertainty"), "boundary uncertainty", drawing.BLUE),
+        curve(few.places, few.values("boundary_uncertainty"), "boundary uncertainty", drawing.BLUE),
         curve(detailed, ceilings, "its expected maximum", drawing.GREY, dash="dot"),
-        curve(record.places, record.values("trust_score"), "trust score", drawing.ORANGE) | {"yaxis": "y2"},
+        curve(few.places, few.values("trust_score"), "trust score", drawing.ORANGE) | {"yaxis": "y2"},
     ]
     traces = [one for one in curves if any(value is not None for value in one["y"])] + _marks(verdict, record.axis)
     layout = {
@@ -124,15 +122,13 @@ def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
         "yaxis": axis("U", domain=[0.46, 1], rangemode="tozero"),
         "yaxis2": axis("trust", domain=[0, 0.4], anchor="x"),
     }
-    return Figure(
-        "scores",
-        "Boundary uncertainty and trust",
+    reading = (
         "Larger is better in both. Boundary uncertainty tells whether both classes mix along the decision boundary,"
         " trust whether predictions agree with the nearest samples. The marks show the check that each"
-        " rule would have kept.",
-        plotly_drawing(traces, layout, verdict),
-        520,
+        " rule would have kept."
     )
+    title = "Boundary uncertainty and trust"
+    return Figure("scores", title, reading, plotly_drawing(traces, layout, verdict), 520)
 
 
 def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
@@ -151,7 +147,6 @@ def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
 
 def _shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -> Figure | None:
     """Each share in a panel of its own, with an axis on which its best values are seen."""
-    record = with_fewer_checks(record, verdict)
     kept = record.check_at(verdict.kept) or {}
     rows = []
     signals = [signal for signal in SIGNALS.values() if signal.panel == "shares"]
@@ -179,7 +174,6 @@ def _shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -
 
 
 def _training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
-    record = with_fewer_checks(record, verdict)
     values = record.values("train_loss")
     if not any(math.isfinite(value) for value in values):
         return None
@@ -189,35 +183,27 @@ def _training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     return Figure("loss", "Training loss", reading, plotly_drawing(traces, layout, verdict), 280)
 
 
-def _cost(record: RunRecord, verdict: RunVerdict) -> Figure | None:
+def _cost(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
     totals, checks = (_differences(record, name) for name in ("seconds", "check_seconds"))
-    costs = [
-        {record.axis: place, "check": spent, "all else": total - spent}
-        for place, spent, total in zip(record.places, checks, totals, strict=True)
-    ]
-    if not any(math.isfinite(cost["all else"]) for cost in costs):
+    others = {place: totals[place] - checks[place] for place in totals}
+    if not any(map(math.isfinite, others.values())):
         return None
-    record = with_fewer_checks(dataclasses.replace(record, checks=costs), verdict)
     curves = [
-        curve(record.places, record.values(name), name, colour) | {"hovertemplate": "%{y:.3~s}s"}
-        for name, colour in (("check", drawing.BLUE), ("all else", drawing.GREY))
+        curve(few.places, [spent[place] for place in few.places], name, colour) | {"hovertemplate": "%{y:.3~s}s"}
+        for name, spent, colour in (("check", checks, drawing.BLUE), ("all else", others, drawing.GREY))
     ]
     layout = {"xaxis": axis(record.axis), "yaxis": axis("seconds", type="log", minor={"showgrid": False})}
-    return Figure(
-        "cost",
-        "What the checks cost",
+    reading = (
         "Seconds that each check took, beside all other time since the previous check: training and its callbacks. The"
-        " axis is logarithmic.",
-        plotly_drawing(curves, layout, verdict),
-        320,
+        " axis is logarithmic."
     )
+    return Figure("cost", "What the checks cost", reading, plotly_drawing(curves, layout, verdict), 320)
 
 
-def _differences(record: RunRecord, name: str) -> list[float]:
-    """Differences from check to check of a total; NaN if it is not known, or falls as a clock must not."""
-    differences = []
-    before = 0.0
-    for total in record.values(name):
-        differences.append(total - before if total >= before else math.nan)
+def _differences(record: RunRecord, name: str) -> dict[int, float]:
+    """Differences by check of a total; NaN if it is not known, or falls as a clock must not."""
+    differences, before = {}, 0.0
+    for place, total in zip(record.places, record.values(name), strict=True):
+        differences[place] = total - before if total >= before else math.nan
         before = total if math.isfinite(total) else before
     return differences

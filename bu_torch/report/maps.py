@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 
@@ -42,23 +41,18 @@ SPREADS = {
 
 def class_name(record: RunRecord, index: int, most: int = 60) -> str:
     """A class in words, escaped: plotly understands some HTML in its labels."""
-    has_name = record.classes is not None and index < len(record.classes)
-    return escaped(record.classes[index] if has_name and record.classes else index, most)
+    names = record.classes or []
+    return escaped(names[index] if index < len(names) else index, most)
 
 
 def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     """Boundary uncertainty of each two classes, at the kept check."""
     shown = shown_details(record, verdict)
-    if shown is None or not len(shown[1].pairs):
+    if shown is None or not shown[1].pairs:
         return None
     place, details = shown
     classes, n_classes_left_out = _classes_shown(details.pairs)
-    is_small = len(classes) <= 8
     values, notes = _pair_grids(record, details.pairs, classes)
-    cells = {"type": "heatmap", "hoverongaps": False, "xgap": 1, "ygap": 1}
-    trace = cells | {"z": values, "hovertext": notes, "hoverinfo": "text", "coloraxis": "coloraxis"}
-    if is_small:
-        trace["texttemplate"] = "%{z:.2f}"
     names = [class_name(record, index, 14) for index in classes]
     ticks = {"tickvals": list(range(len(classes))), "ticktext": names} | _PLAIN
     low, high = _colour_range(within_reach(itertools.chain(*values)))
@@ -68,6 +62,18 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         "coloraxis": {"cmin": low, "cmax": high, "colorbar": COLOUR_BAR | BELOW | {"y": 0, "yanchor": "top"}},
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
     }
+    cells = {"type": "heatmap", "hoverongaps": False, "xgap": 1, "ygap": 1}
+    blanks = [  # cells without a value, those of the diagonal darker
+        [1 if row == column else 0 if value is None else None for column, value in enumerate(line)]
+        for row, line in enumerate(values)
+    ]
+    greys = [[0, "rgba(133,144,162,0.10)"], [1, "rgba(133,144,162,0.55)"]]  # for light and for dark pages
+    traces = [
+        cells | {"z": blanks, "zmin": 0, "zmax": 1, "colorscale": greys, "showscale": False, "hoverinfo": "skip"},
+        cells | {"z": values, "hovertext": notes, "hoverinfo": "text", "coloraxis": "coloraxis"},
+    ]
+    if len(classes) <= 8:
+        traces[1]["texttemplate"] = "%{z:.2f}"
     reading = (
         "The stronger the colour, the less the two classes mix along the boundary between them. The colours span the"
         " values shown. The diagonal is grey; a faint cell is a pair with no sample near its boundary."
@@ -77,24 +83,9 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     if details.n_pairs_left_out:
         reading += f" {details.n_pairs_left_out} pairs with fewer samples near their boundary are not in the record."
     side = max(22, 240 // len(classes)) * len(classes)
-    return Figure(
-        "pairs",
-        f"Which boundaries are bad: pairs of classes at {record.axis} {place}",
-        reading,
-        plotly_drawing([cells | _blanks(values), trace], layout, None, WORSE),
-        160 + side,
-        most_width=max(420, 160 + 3 * side // 2),
-    )
-
-
-def _blanks(values: list[list[float | None]]) -> dict[str, Any]:
-    """The cells of a pair map that have no value, those of the diagonal darker; for light and for dark pages."""
-    blanks = [
-        [1 if row == column else 0 if value is None else None for column, value in enumerate(line)]
-        for row, line in enumerate(values)
-    ]
-    colours = [[0, "rgba(133,144,162,0.10)"], [1, "rgba(133,144,162,0.55)"]]
-    return {"z": blanks, "zmin": 0, "zmax": 1, "colorscale": colours, "showscale": False, "hoverinfo": "skip"}
+    title = f"Which boundaries are bad: pairs of classes at {record.axis} {place}"
+    drawn = plotly_drawing(traces, layout, None, WORSE)
+    return Figure("pairs", title, reading, drawn, 160 + side, most_width=max(420, 160 + 3 * side // 2))
 
 
 def _colour_range(values: list[float]) -> tuple[float, float]:
@@ -155,7 +146,6 @@ def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
     # One row may hold nearly all, such as that of all beyond an edge: the others are to be told apart.
     fullest = sorted(shares.max(axis=1).tolist())
     most = next((share for share in (fullest[-2:-1] or fullest) if share > 0), 1.0)
-    ticks = range(0, n_bins + 1, max(1, math.ceil(n_bins / 8)))
     trace = {
         "type": "heatmap",
         "x": places,
@@ -165,6 +155,7 @@ def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
         "hovertemplate": f"{record.axis} %{{x}}, {axis_title} %{{hovertext}}: %{{z:.1%}}<extra></extra>",
         "coloraxis": "coloraxis",
     }
+    ticks = range(0, n_bins + 1, max(1, math.ceil(n_bins / 8)))
     names = [_edge(edges[place], "-∞" if place == 0 else "∞") for place in ticks]
     layout = {
         "xaxis": axis(record.axis, **_PLAIN),

@@ -6,38 +6,35 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bu_torch.internal.files import whole_file
-from bu_torch.report.drawing import THEMES
+from bu_torch.report.drawing import THEMES, Figure
 from bu_torch.report.figures import figures
 from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import sections
 from bu_torch.report.text import escaped
 from bu_torch.report.verdict import RunVerdict, headline
 
-_GENERATOR, _HEAD = b'<meta name="generator" content="bu-torch">', 2000  # and the bytes it is among
 
-
-@dataclass(frozen=True)
-class Content:
+class Content(NamedTuple):
     """Content of a page: all of it but the scripts that draw it."""
 
     title: str  # of the window, escaped
     main: str  # HTML
-    drawings: list[dict[str, Any]]  # figures, for the script
+    figures: list[Figure]
+
+    @property
+    def drawings(self) -> list[dict[str, Any]]:
+        """The figures, for the script."""
+        return [{"name": one.name, **one.drawing} for one in self.figures]
 
 
 def render(record: RunRecord, others: Sequence[Path] = ()) -> str:
-    """Give the page of a record, HTML that fetches nothing; `others` are records nearby, to be listed.
-
-    Raises:
-        ValueError: If the record's settings are none that a rule takes.
-    """
+    """Give the page of a record, HTML that fetches nothing; arguments and errors as in `write_report`."""
     return page(content(record, others))
 
 
@@ -63,7 +60,7 @@ def write_page(text: str, path: Path) -> Path:
     """Write a page; an older page is replaced as a whole or not at all, another file is not."""
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
-            if _GENERATOR not in file.read(_HEAD):
+            if b'<meta name="generator" content="bu-torch">' not in file.read(2000):
                 raise FileExistsError(f"{path} exists, and bu-torch has not written it: name another file (`-o`).")
     with whole_file(path) as part:
         part.write_bytes(text.encode("utf-8"))
@@ -74,9 +71,8 @@ def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
     """Content of the page of a record."""
     verdict = RunVerdict.of(record)
     shown = figures(record, verdict)
-    drawings = [{"name": one.name, **one.drawing} for one in shown]
     title = f"{escaped(headline(record, verdict)[0])} – boundary uncertainty"  # noqa: RUF001
-    return Content(title, sections(record, verdict, shown, others), drawings)
+    return Content(title, sections(record, verdict, shown, others), shown)
 
 
 def page(shown: Content) -> str:

@@ -68,13 +68,11 @@ def header(title: str, text: str) -> str:
 
 
 def _missing(record: RunRecord) -> str:
-    notes = list(record.missing)
+    notes, n_checks = list(record.missing), len(record.checks)
     if n_bad := sum(not math.isfinite(value) for value in record.values("boundary_uncertainty")):
-        notes.append(
-            f"Boundary uncertainty is not finite in {n_bad} of {len(record.checks)} checks: gaps in the curve."
-        )
+        notes.append(f"Boundary uncertainty is not finite in {n_bad} of {n_checks} checks: gaps in the curve.")
     if record.details and (without := sum(place not in record.details for place in record.places)):
-        notes.append(f"{without} of {len(record.checks)} checks have no details here.")
+        notes.append(f"{without} of {n_checks} checks have no details here.")
     if (step := drawing_step(record)) > 1:
         notes.append(f"The curves show one of every {step} checks, besides the kept one and the last.")
     return f'<ul class="notes">{"".join(f"<li>{escaped(note)}</li>" for note in notes)}</ul>' if notes else ""
@@ -95,9 +93,9 @@ def _tiles(record: RunRecord, verdict: RunVerdict) -> str:
             ("trust score", shown_number(check["trust_score"]), "above 1: agrees with the nearest class"),
             *tiles,
         ]
-        label, places, values = scores(record, verdict)
-        if check[axis] in places and verdict.rule not in SIGNALS:
-            tiles.insert(1, ("score", shown_number(values[places.index(check[axis])]), label))
+        label, by_place = scores(record, verdict)
+        if check[axis] in by_place and verdict.rule not in SIGNALS:
+            tiles.insert(1, ("score", shown_number(by_place[check[axis]]), label))
         if "expected_accuracy" in check:
             tiles.insert(1, ("expected accuracy", shown_number(check["expected_accuracy"]), "at the perturbed samples"))
     spent, training = record.costs
@@ -136,16 +134,17 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> str:
     if not record.checks:
         return ""
     rows = []
+    columns = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
     for rule in dict.fromkeys((*RULE_NAMES, *verdict.by_rule)):
-        label = rule_label(rule)
-        name = f"<strong>{escaped(label)}</strong>, this run's" if rule == verdict.rule else escaped(label)
+        label = escaped(rule_label(rule))
+        name = f"<strong>{label}</strong>, this run's" if rule == verdict.rule else label
         check = verdict.by_rule.get(rule)
         if check is None:
             why = "kept none: no finite check counted" if rule in verdict.by_rule else "not in the table"
             rows.append([name, why, "", "", "", ""])
-            continue
-        names = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
-        rows.append([name, str(check[record.axis]), *(shown_number(check.get(column, math.nan)) for column in names)])
+        else:
+            values = (shown_number(check.get(column, math.nan)) for column in columns)
+            rows.append([name, str(check[record.axis]), *values])
     note = (
         "Each rule is replayed on the checks of this run that count, but without patience. The run itself may"
         " have kept another epoch if it resumed from elsewhere."
@@ -156,7 +155,7 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> str:
 
 def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> str:
     shown = shown_details(record, verdict)
-    if shown is None or not len(shown[1].pairs):
+    if shown is None or not shown[1].pairs:
         return ""
     found = sorted(shown[1].pairs, key=lambda pair: -pair[2] * (1 - pair[4] if math.isfinite(pair[4]) else 0))
     rows = [
@@ -169,13 +168,12 @@ def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> str:
         ]
         for first, second, share, weight, value in found[:_MOST_PAIRS]
     ]
-    return section(
-        "worst-pairs",
-        "The pairs that cost most",
+    reading = (
         "Pairs with the largest product of share of samples and 1 - boundary uncertainty. If few samples are near a"
-        " boundary, its number is noisy.",
-        table(("class", "and class", "U", "samples", "near the boundary"), rows, numbers=(2, 3, 4)),
+        " boundary, its number is noisy."
     )
+    body = table(("class", "and class", "U", "samples", "near the boundary"), rows, numbers=(2, 3, 4))
+    return section("worst-pairs", "The pairs that cost most", reading, body)
 
 
 def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
@@ -194,19 +192,17 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
         ]
         for doubt in doubtful
     ]
-    suspects = dict.fromkeys(str(doubt.row) for doubt in doubtful if doubt.label != doubt.nearest_class)
-    indices = f"<pre>[{', '.join(suspects)}]</pre>"
-    after = f"<p>Indices of those whose nearest class is not their label:</p>{indices}" if suspects else ""
+    suspects = ", ".join(dict.fromkeys(str(doubt.row) for doubt in doubtful if doubt.label != doubt.nearest_class))
+    indices = f"<p>Indices of those whose nearest class is not their label:</p><pre>[{suspects}]</pre>"
     head = ("index", "label", "prediction", "nearest class", "trust", "listed in", "disagreement")
-    return section(
-        "doubtful",
-        f"Samples that trust doubts most, at {record.axis} {place}",
+    button = '<button type="button" data-file="doubtful-labels.csv">Save as CSV</button>'
+    reading = (
         f"{len(rows)} samples, by the trust in their label or in the prediction, whichever is lower. If the"
         " neighbours are against the label, it may be wrong: look there first, above all at samples listed in many"
-        " checks.",
-        '<button type="button" data-file="doubtful-labels.csv">Save as CSV</button>'
-        f"{table(head, rows, numbers=(0, 4, 5), is_tall=True)}{after}",
+        " checks."
     )
+    body = f"{button}{table(head, rows, numbers=(0, 4, 5), is_tall=True)}{indices if suspects else ''}"
+    return section("doubtful", f"Samples that trust doubts most, at {record.axis} {place}", reading, body)
 
 
 def _suspicion(doubt: Doubtful) -> str:
