@@ -13,7 +13,7 @@ from bu_torch.internal.printing import cleaned, say
 # Each command, what it does, and the function that adds its options, `run` among them.
 _COMMANDS = {
     "rank": ("rank checkpoints without validation data", "bu_torch.ranking.command:add_rank"),
-    "report": ("write a page that shows a run", "bu_torch.report.commands:add_report"),
+    "report": ("write a page that shows a run", "bu_torch.report.page:add_report"),
     "cache": ("show or delete what trainings cache for later ones", "bu_torch.run.command:add_cache"),
 }
 

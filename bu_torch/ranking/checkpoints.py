@@ -19,6 +19,8 @@ from bu_torch.internal.traces import preserved_random_state
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # what is looked for in a folder
 _STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's
+Buildable = nn.Module | Callable[..., nn.Module]
+Device = torch.device | str | None
 _WAY_OUT = "Pass a module instance, or a function without arguments that returns one."
 
 
@@ -84,9 +86,7 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
 
 
 @contextmanager
-def module_with_weights(
-    module: nn.Module | Callable[..., nn.Module], checkpoint: Checkpoint, device: torch.device | str | None = None
-) -> Iterator[nn.Module]:
+def module_with_weights(module: Buildable, checkpoint: Checkpoint, device: Device = None) -> Iterator[nn.Module]:
     """A module with the weights of a checkpoint; one that was given has its own back on leaving, to the bit.
 
     A class is built from the hyperparameters in the file, a callable of no argument is called; `device` is for these.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_labels, check_integer
 from bu_torch.internal.network import read_logits, warn_of_probabilities
-from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
+from bu_torch.ranking.checkpoints import SUFFIXES, Buildable, Device, load_checkpoint, module_with_weights
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
@@ -200,13 +200,7 @@ class Judge:
         scored.sort(key=lambda one: -one.score if math.isfinite(one.score) else math.inf)
         return Ranking(self.rule.name, tuple(one._replace(rank=rank) for rank, one in enumerate(scored, 1)))
 
-    def rank_files(
-        self,
-        files: list[Path],
-        module: nn.Module | Callable[..., nn.Module],
-        weights_only: bool,
-        device: torch.device | str | None,
-    ) -> Ranking:
+    def rank_files(self, files: list[Path], module: Buildable, weights_only: bool, device: Device) -> Ranking:
         """Rank checkpoints; of equally good ones the earliest comes first."""
         measured = []
         for file in files:

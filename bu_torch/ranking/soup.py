@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -18,14 +19,7 @@ from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.signals.measuring import Signals
 
 # Of a Lightning checkpoint, what does not tell of the one epoch that it was saved in.
-_KEPT_ENTRIES = (
-    "pytorch-lightning_version",
-    "hyper_parameters",
-    "hparams_name",
-    "hparams_type",
-    "datamodule_hyper_parameters",
-    "datamodule_hparams_name",
-)
+_KEPT_ENTRIES = re.compile(r"pytorch-lightning_version|hparams_type|(datamodule_)?(hyper_parameters|hparams_name)")
 
 
 class Soup(NamedTuple):
@@ -50,8 +44,8 @@ class Soup(NamedTuple):
     def save(self, path: str | Path) -> None:
         """Write the average as the best checkpoint was written: with its hyperparameters, or as a bare state_dict.
 
-        The file holds plain data and tensors, so that `torch.load(path, weights_only=True)` and Lightning's
-        `load_from_checkpoint` read it; no state of an optimiser or a callback is in it, to resume from.
+        `torch.load(path, weights_only=True)` and Lightning's `load_from_checkpoint` read it; no state of an optimiser
+        or a callback is in it, to resume from.
 
         Raises:
             FileExistsError: If there is a file already.
@@ -74,9 +68,9 @@ class Soup(NamedTuple):
 def average_checkpoints(paths: Paths, *, weights_only: bool = True) -> dict[str, Any]:
     """The uniform average of the weights in several files: the uniform soup of Wortsman et al. (2022).
 
-    Floating-point and complex tensors are averaged in double precision, running means and variances of BatchNorm among
-    them; whole numbers (its count of batches) are those of the first. Averages of runs that started apart are mostly
-    useless: the checkpoints should be of one run, or fine-tuned from the same weights.
+    Floating-point and complex tensors are averaged in double precision, BatchNorm's means and variances too; whole
+    numbers (its count of batches) are those of the first. The checkpoints should be of one run, or fine-tuned from the
+    same weights: averages of runs that started apart are mostly useless.
 
     Args:
         paths: As in `rank_checkpoints`.
@@ -111,9 +105,8 @@ def greedy_soup(
     """Average the best checkpoints as far as the rule says that it helps: a greedy soup that needs no held-out data.
 
     The recipe of Wortsman et al. (2022), "Model soups", section 2, with the rule in place of held-out accuracy: from
-    the best checkpoint on, each is added to the average if the average does not become worse by it; of files with the
-    same weights one is. `average_checkpoints` tells what is averaged, and when that makes sense: while the error of a
-    run still falls from epoch to epoch, its last one is better than any average.
+    the best checkpoint on, each is added to the average (`average_checkpoints`) if that becomes no worse by it; files
+    with the same weights count once. While the error of a run still falls, its last epoch is better than any average.
 
     Args:
         paths: As in `rank_checkpoints`.
@@ -130,10 +123,8 @@ def greedy_soup(
         The soup. Its only member is the best checkpoint if no average was at least as good.
 
     Raises:
-        FileNotFoundError: As in `rank_checkpoints`.
-        ValueError: As in `rank_checkpoints`, or if checkpoints do not hold tensors of the same names and shapes, or
-            the logits of all are not finite.
-        TypeError: As in `rank_checkpoints`.
+        ValueError: If checkpoints do not hold tensors of the same names and shapes, or no logits are finite; this and
+            other errors as in `rank_checkpoints`.
     """
     if n_best is not None:
         check_integer("n_best", n_best, 1)
@@ -148,16 +139,16 @@ def greedy_soup(
     members, measured, seen = [best], best.signals, {_fingerprint(average.first)}
     for candidate in candidates[1:n_best]:
         checkpoint = load_checkpoint(str(candidate.path), weights_only=weights_only)
-        if _fingerprint(checkpoint) in seen:
+        if (fingerprint := _fingerprint(checkpoint)) in seen:
             continue
-        seen.add(_fingerprint(checkpoint))
+        seen.add(fingerprint)
         trial = average.with_one(checkpoint)
         with module_with_weights(module, trial.checkpoint(), device) as loaded_module:
             values = judge.measure(loaded_module, f"the average with {candidate.name}")
         if judge.score(values) >= judge.score(measured):
             average, members, measured = trial, [*members, candidate], values
     gain = judge.score(measured) - judge.score(best.signals)
-    content = {name: value for name, value in average.first.content.items() if name in _KEPT_ENTRIES}
+    content = {name: value for name, value in average.first.content.items() if _KEPT_ENTRIES.fullmatch(str(name))}
     return Soup(average.checkpoint().state_dict, tuple(members), measured, gain, ranking, content)
 
 

@@ -4,15 +4,13 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bu_torch.report.drawing import RUN_COLOURS, Figure, curve, dots, plotly_drawing, ring, stacked, within_reach
 from bu_torch.report.figures import with_fewer_checks, with_room
-from bu_torch.report.page import Content, page, write_page
 from bu_torch.report.record import RunRecord
-from bu_torch.report.sections import contents, figure_section, header, section, shown_value, table
+from bu_torch.report.sections import Content, figure_section, header, section, shown_value, table
 from bu_torch.report.text import duration, escaped, shown_number
 from bu_torch.report.verdict import RunVerdict, headline, scores
 from bu_torch.rule.rules import DEFAULT_RULE
@@ -20,23 +18,6 @@ from bu_torch.signals.catalogue import SIGNALS
 
 _PANELS = ("expected_accuracy", "boundary_uncertainty", "trust_score")
 _MOST_NAME = 60
-
-
-def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) -> Path:
-    """Write a page with several runs side by side, as `write_report` does.
-
-    Args:
-        records: 2 to 10 different records from `read_record`.
-        path: File to write; folders are made if need be.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: If it cannot be written, or another file is there.
-        ValueError: If the records are not 2 to 10 different ones, or the settings of one are none that a rule takes.
-    """
-    return write_page(page(comparison(records)), Path(path))
 
 
 class _Run(NamedTuple):
@@ -63,8 +44,8 @@ def comparison(records: Sequence[RunRecord]) -> Content:
     if any(record.data != records[0].data for record in records):
         caution = "These runs differ in their data, so compare only their shapes and costs."
     same = "Runs on the same samples, measured with the same settings, can be compared value by value."
-    top = header(f"{len(records)} runs side by side", f"{same} {caution}"), contents(titles)
-    main = "".join((*top, *map(figure_section, figures), _kept(runs), _costs(runs), _differences(runs)))
+    top = header(f"{len(records)} runs side by side", f"{same} {caution}", titles)
+    main = "".join((top, *map(figure_section, figures), _kept(runs), _costs(runs), _differences(runs)))
     return Content(f"{len(records)} runs – boundary uncertainty", main, figures)  # noqa: RUF001
 
 

@@ -4,11 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bu_torch._version import __version__
 from bu_torch.report.drawing import Figure
-from bu_torch.report.figures import drawing_step
+from bu_torch.report.figures import drawing_step, figures
 from bu_torch.report.maps import class_name
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
@@ -40,10 +40,25 @@ _CONTENTS = {
 }
 
 
-def sections(record: RunRecord, verdict: RunVerdict, shown_figures: Sequence[Figure], others: Sequence[Path]) -> str:
-    """All of a page, from its headline to where it comes from."""
+class Content(NamedTuple):
+    """Content of a page: all of it but the scripts that draw it."""
+
+    title: str  # of the window, escaped
+    main: str  # HTML
+    figures: list[Figure]
+
+    @property
+    def drawings(self) -> list[dict[str, Any]]:
+        """The figures, for the script."""
+        return [{"name": one.name, **one.drawing} for one in self.figures]
+
+
+def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
+    """Content of the page of a record, from its headline to where it comes from."""
+    verdict = RunVerdict.of(record)
+    drawn = figures(record, verdict)
     title, why = headline(record, verdict)
-    available = {one.name: figure_section(one) for one in shown_figures} | {
+    available = {one.name: figure_section(one) for one in drawn} | {
         "rules": _rules(record, verdict),
         "worst-pairs": _worst_pairs(record, verdict),
         "doubtful": _doubtful(record, verdict),
@@ -51,20 +66,17 @@ def sections(record: RunRecord, verdict: RunVerdict, shown_figures: Sequence[Fig
         "sources": _sources(record, others),
     }
     shown = {name: available[name] for name in _CONTENTS if available.get(name)}
-    top = header(title, f"{why} {level(record, verdict)}"), contents({name: _CONTENTS[name] for name in shown})
-    return "".join((*top, _missing(record), _tiles(record, verdict), *shown.values()))
+    top = header(title, f"{why} {level(record, verdict)}", {name: _CONTENTS[name] for name in shown})
+    main = "".join((top, _missing(record), _tiles(record, verdict), *shown.values()))
+    return Content(f"{escaped(title)} – boundary uncertainty", main, drawn)  # noqa: RUF001
 
 
-def contents(titles: dict[str, str]) -> str:
-    """Links to the sections of a page, by their names."""
-    links = "".join(f'<a href="#section-{name}">{escaped(title)}</a>' for name, title in titles.items())
-    return f'<nav aria-label="On this page">{links}</nav>'
-
-
-def header(title: str, text: str) -> str:
-    """The top of a page."""
+def header(title: str, text: str, contents: dict[str, str]) -> str:
+    """The top of a page, with links to its sections, titles by names."""
     kind = '<p class="kind">Boundary uncertainty report</p>'
-    return f"<header>{kind}<h1>{escaped(title)}</h1><p>{escaped(text)}</p></header>"
+    links = "".join(f'<a href="#section-{name}">{escaped(title)}</a>' for name, title in contents.items())
+    nav = f'<nav aria-label="On this page">{links}</nav>'
+    return f"<header>{kind}<h1>{escaped(title)}</h1><p>{escaped(text)}</p></header>{nav}"
 
 
 def _missing(record: RunRecord) -> str:
