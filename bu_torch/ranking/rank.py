@@ -24,8 +24,7 @@ from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
 
 Paths = str | Path | Iterable[str | Path]
-# Between two checks of one run, not of one classifier.
-_OF_A_RUN = "prediction_changes"
+_OF_A_RUN = "prediction_changes"  # between two of its checks, not of one classifier
 MEASURED = tuple(name for name in Signals.NAMES if name != _OF_A_RUN)
 
 
@@ -74,12 +73,10 @@ def rank_checkpoints(
         >>> from tempfile import TemporaryDirectory
         >>> labels = torch.arange(200) % 2
         >>> features = torch.randn(200, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
-        >>> module = nn.Linear(2, 1)
         >>> with TemporaryDirectory() as folder:
         ...     for bias in (-2.0, 2.0):
-        ...         weights = {"weight": torch.ones(1, 2), "bias": torch.tensor([bias])}
-        ...         torch.save(weights, f"{folder}/{bias}.pt")
-        ...     rank_checkpoints(folder, module, (features, labels)).best.path.name
+        ...         torch.save({"weight": torch.ones(1, 2), "bias": torch.tensor([bias])}, f"{folder}/{bias}.pt")
+        ...     rank_checkpoints(folder, nn.Linear(2, 1), (features, labels)).best.path.name
         '-2.0.pt'
     """
     judge, files = Judge(rule, signals, batch_size), find_checkpoints(paths)
@@ -100,8 +97,7 @@ def rank_models(
 
     Args:
         models: A list, or a mapping from names: modules, callables (n, ...) -> (n, J), and fitted classifiers of
-            scikit-learn. A classifier's `decision_function` is read if it has one, else the logarithm of
-            `predict_proba`; a pipeline is read before its first step.
+            scikit-learn, whose `decision_function` is read, or else the logarithm of `predict_proba`.
         dataset: As in `rank_checkpoints`; or the inputs alone, (N, ...), with `labels` beside them. A pandas frame of
             numbers keeps its columns.
         labels: Classes (N,), integers from 0; of any kind if all models are scikit-learn's. None if `dataset` holds
@@ -114,8 +110,7 @@ def rank_models(
         The ranking; equally good ones keep their order.
 
     Raises:
-        ValueError: If there is no model, one gives logits of the wrong shape, an argument is out of range, or the
-            samples are not fit for the method (`Signals.fit`).
+        ValueError: If there is no model, one gives logits of the wrong shape, or as in `rank_checkpoints`.
         TypeError: If a model can be neither called nor read as a classifier, or `dataset` is nothing of the kind.
 
     Example:

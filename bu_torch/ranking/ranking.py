@@ -52,15 +52,6 @@ class Ranking(Sequence[Candidate]):
 
     Raises:
         ValueError: If there is no candidate.
-
-    Example:
-        >>> import torch
-        >>> from bu_torch import rank_models
-        >>> labels = torch.arange(200) % 2
-        >>> features = torch.randn(200, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
-        >>> models = {"middle": lambda x: x.sum(dim=1) - 2, "far off": lambda x: x.sum(dim=1) + 2}
-        >>> rank_models(models, features, labels).best.name
-        'middle'
     """
 
     rule: str
@@ -113,20 +104,19 @@ class Ranking(Sequence[Candidate]):
             part.write_text(text + "\n", encoding="utf-8")
 
     def to_csv(self, path: str | Path) -> None:
-        """Write one row for each candidate, with a header. Folders are made.
-
-        Characters of a name that cannot be seen, or are no Unicode, are replaced; `to_json` keeps them.
-        """
+        """Write a header and a row for each candidate; folders are made. Unseen characters of names are replaced."""
         with whole_file(Path(path)) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(self.best.as_record()))
             writer.writeheader()
-            writer.writerows({**one.as_record(), "name": _cell(one.name)} for one in self.candidates)
+            for one in self.candidates:
+                name = cleaned(one.name)
+                safe = f"'{name}" if name.startswith(("=", "+", "-", "@")) else name  # no formula of a spreadsheet
+                writer.writerow({**one.as_record(), "name": safe})
 
     def copy_best(self, n_best: int, folder: str | Path) -> list[Path]:
         """Copy the files of the best to a folder, under the names they have below the folder common to all.
 
-        Nothing is ever deleted, and nothing overwritten: a file that is there already must be the same. The folder is
-        made. Returns the copies, the best first.
+        Nothing is overwritten: a file that is there must be the same. The folder is made. Returns the copies in order.
 
         Raises:
             FileExistsError: If another file has the name; then nothing is copied.
@@ -146,12 +136,6 @@ class Ranking(Sequence[Candidate]):
                 with whole_file(copy) as part:
                     shutil.copy2(path, part)
         return [copy for _, copy in copies]
-
-
-def _cell(name: str) -> str:
-    """A name as a spreadsheet may read it: not as a formula."""
-    shown = cleaned(name)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
 def _shown(value: Any) -> str:

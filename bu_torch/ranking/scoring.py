@@ -22,16 +22,15 @@ _lock = threading.RLock()
 class BoundaryUncertaintyScorer:
     """A scorer for `GridSearchCV` and the like that needs no held-out samples: one split, all samples in it.
 
-    Called with a fitted classifier and the samples, it fits `Signals` on them, once for all candidates of a search and
-    in each process of it, and reads the classifier at the perturbed samples: `decision_function` if there is one,
-    else the logarithm of `predict_proba`. A pipeline is read before its first step: samples are perturbed in the units
-    of X. Labels may be of any kind.
+    It fits `Signals` on the samples, once for all candidates of a search and in each process of it, and reads each
+    fitted classifier at the perturbed samples as `rank_models` does. Samples are perturbed in the units of X, before
+    the first step of a pipeline. Labels may be of any kind.
 
     Args:
         signal: Signal to score by, larger is better: `"boundary_uncertainty"`, `"trust_score"`, `"expected_accuracy"`,
             or another that `Signals` measures of one classifier (`"omission"` is negated, because less is better). None
             gives all of them in a dict, for a search with several metrics (`refit="expected_accuracy"`).
-        signals: Settings other than those of `Signals()`; it stays as it is, because copies of it are fitted.
+        signals: Settings other than those of `Signals()`; copies of it are fitted.
         max_samples: Look at a stratified subset of so many samples; None for all.
 
     Raises:
@@ -44,14 +43,9 @@ class BoundaryUncertaintyScorer:
         >>> from sklearn.neighbors import KNeighborsClassifier
         >>> y = np.array(["no", "yes"]).repeat(100)
         >>> X = np.random.default_rng(0).normal(size=(200, 2)) + 2 * (y == "yes")[:, None]
-        >>> everything = np.arange(len(y))
-        >>> search = GridSearchCV(
-        ...     KNeighborsClassifier(),
-        ...     {"n_neighbors": [1, 15, 199]},
-        ...     scoring=BoundaryUncertaintyScorer(),
-        ...     cv=[(everything, everything)],
-        ... )
-        >>> search.fit(X, y).best_params_
+        >>> everything, grid = np.arange(len(y)), {"n_neighbors": [1, 15, 199]}
+        >>> scorer, cv = BoundaryUncertaintyScorer(), [(everything, everything)]
+        >>> GridSearchCV(KNeighborsClassifier(), grid, scoring=scorer, cv=cv).fit(X, y).best_params_
         {'n_neighbors': 15}
     """
 
