@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bu_torch.report.drawing import RUN_COLOURS, Figure, curve, dots, plotly_drawing, ring, stacked, within_reach
+from bu_torch.report.drawing import RUN_COLOURS, Figure, Json, Panel, curve, dots, ring, stacked, within_reach
 from bu_torch.report.figures import with_fewer_checks, with_room
 from bu_torch.report.record import RunRecord
 from bu_torch.report.sections import Content, figure_section, header, section, shown_value, table
@@ -17,7 +17,6 @@ from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.signals.catalogue import SIGNALS
 
 _PANELS = ("expected_accuracy", "boundary_uncertainty", "trust_score")
-_MOST_NAME = 60
 
 
 class _Run(NamedTuple):
@@ -46,7 +45,7 @@ def comparison(records: Sequence[RunRecord]) -> Content:
     same = "Runs on the same samples, measured with the same settings, can be compared value by value."
     top = header(f"{len(records)} runs side by side", f"{same} {caution}", titles)
     main = "".join((top, *map(figure_section, figures), _kept(runs), _costs(runs), _differences(runs)))
-    return Content(f"{len(records)} runs – boundary uncertainty", main, figures)  # noqa: RUF001
+    return Content(f"{len(records)} runs – boundary uncertainty", main, [one.drawing for one in figures])  # noqa: RUF001
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -60,19 +59,23 @@ def _names(paths: Sequence[Path]) -> list[str]:
         folder if folders.count(folder) == 1 else str(Path(folder, path.stem))
         for folder, path in zip(folders, paths, strict=True)
     ]
-    return [escaped(name, _MOST_NAME) for name in names]
+    return [escaped(name, 60) for name in names]
 
 
 def _curves(runs: Sequence[_Run]) -> list[Figure]:
     """The figure of the curves, if there is one."""
     axis = "epoch" if all(run.record.axis == "epoch" for run in runs) else "step"
-    at_place = [_places(run, axis) for run in runs]
-    rows: list[tuple[str, list[dict[str, Any]], tuple[float, float]]] = []
+    few = [with_fewer_checks(run.record, run.verdict) for run in runs]
+    at_place = [  # of the checks that a curve shows; not all tables tell steps
+        {check[one.axis]: check[axis] for check in one.checks if math.isfinite(check.get(axis, math.nan))}
+        for one in few
+    ]
+    rows: list[Panel] = []
     for title, columns in _panels(runs):
         finite = [values for column in columns if (values := within_reach(column.values()))]
         if not finite:
             continue
-        traces: list[dict[str, Any]] = []
+        traces: list[Json] = []
         lows = [statistics.median(values) for values in finite]  # first checks, far below, are cut off
         for run, column, at in zip(runs, columns, at_place, strict=True):
             places = [place for place in column if place in at]
@@ -96,13 +99,7 @@ def _curves(runs: Sequence[_Run]) -> list[Figure]:
         " rule, its score is shown too. Each axis begins above the lowest values, so that the largest stand out."
     )
     height = 120 + 150 * len(rows) + 22 * len(runs)
-    return [Figure("curves", "Curves", reading, plotly_drawing(traces, layout, None), height)]
-
-
-def _places(run: _Run, axis: str) -> dict[int, Any]:
-    """Places on the axis of the checks that a curve shows; not all tables tell steps."""
-    checks = with_fewer_checks(run.record, run.verdict).checks
-    return {check[run.record.axis]: check[axis] for check in checks if math.isfinite(check.get(axis, math.nan))}
+    return [Figure("curves", "Curves", reading, traces, layout, height)]
 
 
 def _panels(runs: Sequence[_Run]) -> list[tuple[str, list[dict[int, float]]]]:

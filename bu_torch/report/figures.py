@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bu_torch.report import drawing
-from bu_torch.report.drawing import Figure, axis, curve, dots, plotly_drawing, ring, within_reach
+from bu_torch.report.drawing import Figure, axis, curve, dots, ring, within_reach
 from bu_torch.report.maps import SPREADS, pair_map, spread
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped
@@ -21,7 +21,6 @@ _RULES = {
     "boundary_uncertainty": ("uncertainty", ring("circle", 12, drawing.BLUE)),
     "trust_score": ("trust", ring("square", 9, drawing.ORANGE)),
 }
-_OTHER_MARK = ring("diamond", 19, drawing.VIOLET)
 # By the sign of what is better.
 _SHARES = {
     True: (
@@ -39,9 +38,7 @@ _SHARES = {
     ),
 }
 _LEAST_SPAN = 0.005  # of an axis of shares
-_ROW_HEIGHT = 130  # of a panel, in pixels
 _MOST_POINTS = 4000  # of a curve; more are narrower than a pixel
-_FEW_CHECKS = 8
 
 
 def figures(record: RunRecord, verdict: RunVerdict) -> list[Figure]:
@@ -81,7 +78,7 @@ def with_room(low: float, high: float) -> tuple[float, float]:
 
 def _upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
     """Limits of an axis on which the largest of finite values are seen: early ones lie far below, and are cut off."""
-    low, high = float(np.quantile(values, 0.25 if len(values) > _FEW_CHECKS else 0)), max(values)
+    low, high = float(np.quantile(values, 0.25 if len(values) > 8 else 0)), max(values)
     return with_room(min([low, *within_reach(kept), high - least_span]), high)
 
 
@@ -105,7 +102,7 @@ def _deciding(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure 
     if limits[0] > min(finite):
         reading += " The axis begins above the lowest values, so that the largest stands out."
     title = "What decided" if verdict.rule else "What would have decided"
-    return Figure("deciding", title, reading, plotly_drawing(traces, layout, verdict), 320)
+    return Figure("deciding", title, reading, traces, layout, 320, verdict)
 
 
 def _scores(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure:
@@ -128,7 +125,7 @@ def _scores(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure:
         " rule would have kept."
     )
     title = "Boundary uncertainty and trust"
-    return Figure("scores", title, reading, plotly_drawing(traces, layout, verdict), 520)
+    return Figure("scores", title, reading, traces, layout, 520, verdict)
 
 
 def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
@@ -137,7 +134,7 @@ def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
     for rule, check in verdict.by_rule.items():
         if check is None:
             continue
-        title, mark = _RULES.get(rule) or (escaped(rule_label(rule), 24), _OTHER_MARK)
+        title, mark = _RULES.get(rule) or (escaped(rule_label(rule), 24), ring("diamond", 19, drawing.VIOLET))
         for yaxis, name in (("y", "boundary_uncertainty"), ("y2", "trust_score")):
             one = dots([check[axis_name]], [check[name]], f"rule: {title}", mark)
             legend = {"yaxis": yaxis, "legendgroup": rule, "showlegend": yaxis == "y"}
@@ -169,8 +166,8 @@ def _shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -
     if not rows:
         return None
     traces, layout = drawing.stacked(rows, record.axis)
-    drawn = plotly_drawing(traces, layout | {"showlegend": False}, verdict)
-    return Figure(*_SHARES[is_larger_better], drawn, 90 + _ROW_HEIGHT * len(rows))
+    layout["showlegend"] = False
+    return Figure(*_SHARES[is_larger_better], traces, layout, 90 + 130 * len(rows), verdict)
 
 
 def _training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
@@ -180,7 +177,7 @@ def _training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     layout = {"xaxis": axis(record.axis), "yaxis": axis("loss", rangemode="tozero")}
     reading = "The training loss, as the module logs it. It keeps falling while a network memorises wrong labels."
     traces = [curve(record.places, values, "training loss", drawing.GREY)]
-    return Figure("loss", "Training loss", reading, plotly_drawing(traces, layout, verdict), 280)
+    return Figure("loss", "Training loss", reading, traces, layout, 280, verdict)
 
 
 def _cost(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
@@ -197,7 +194,7 @@ def _cost(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | No
         "Seconds that each check took, beside all other time since the previous check: training and its callbacks. The"
         " axis is logarithmic."
     )
-    return Figure("cost", "What the checks cost", reading, plotly_drawing(curves, layout, verdict), 320)
+    return Figure("cost", "What the checks cost", reading, curves, layout, 320, verdict)
 
 
 def _differences(record: RunRecord, name: str) -> dict[int, float]:

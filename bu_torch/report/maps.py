@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, axis, plotly_drawing, thinned, within_reach
+from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, axis, thinned, within_reach
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped, shortened, shown_number
 from bu_torch.report.verdict import RunVerdict, shown_details
@@ -84,8 +84,8 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         reading += f" {details.n_pairs_left_out} pairs with fewer samples near their boundary are not in the record."
     side = max(22, 240 // len(classes)) * len(classes)
     title = f"Which boundaries are bad: pairs of classes at {record.axis} {place}"
-    drawn = plotly_drawing(traces, layout, None, WORSE)
-    return Figure("pairs", title, reading, drawn, 160 + side, most_width=max(420, 160 + 3 * side // 2))
+    most_width = max(420, 160 + 3 * side // 2)
+    return Figure("pairs", title, reading, traces, layout, 160 + side, scales=WORSE, most_width=most_width)
 
 
 def _colour_range(values: list[float]) -> tuple[float, float]:
@@ -164,7 +164,7 @@ def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
     }
     if fullest[-1] > most:
         reading += f" The fullest row, with up to {fullest[-1]:.0%}, is beyond the colours."
-    return Figure(name, title, reading, plotly_drawing([trace], layout, verdict, MORE), 340)
+    return Figure(name, title, reading, [trace], layout, 340, verdict, MORE)
 
 
 def _edge(value: float, infinite: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bu_torch._version import __version__
-from bu_torch.report.drawing import Figure
+from bu_torch.report.drawing import Figure, Json
 from bu_torch.report.figures import drawing_step, figures
 from bu_torch.report.maps import class_name
 from bu_torch.report.record import RunRecord
@@ -45,12 +45,7 @@ class Content(NamedTuple):
 
     title: str  # of the window, escaped
     main: str  # HTML
-    figures: list[Figure]
-
-    @property
-    def drawings(self) -> list[dict[str, Any]]:
-        """The figures, for the script."""
-        return [{"name": one.name, **one.drawing} for one in self.figures]
+    drawings: list[Json]  # figures, for the script
 
 
 def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
@@ -68,7 +63,7 @@ def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
     shown = {name: available[name] for name in _CONTENTS if available.get(name)}
     top = header(title, f"{why} {level(record, verdict)}", {name: _CONTENTS[name] for name in shown})
     main = "".join((top, _missing(record), _tiles(record, verdict), *shown.values()))
-    return Content(f"{escaped(title)} – boundary uncertainty", main, drawn)  # noqa: RUF001
+    return Content(f"{escaped(title)} – boundary uncertainty", main, [one.drawing for one in drawn])  # noqa: RUF001
 
 
 def header(title: str, text: str, contents: dict[str, str]) -> str:
@@ -218,10 +213,9 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
 
 
 def _suspicion(doubt: Doubtful) -> str:
-    is_label, is_prediction = doubt.nearest_class == doubt.label, doubt.nearest_class == doubt.prediction
-    if is_label:
-        return "" if is_prediction else "label and neighbours against the prediction"
-    if is_prediction:
+    if doubt.nearest_class == doubt.label:
+        return "" if doubt.prediction == doubt.label else "label and neighbours against the prediction"
+    if doubt.nearest_class == doubt.prediction:
         return "prediction and neighbours against the label"
     return "neighbours against the label, which was learned" if doubt.label == doubt.prediction else "all three differ"
 
