@@ -7,8 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_PROBE = 200
-
 
 def is_estimator(model: object) -> bool:
     """True if `model` is a classifier as scikit-learn has them."""
@@ -67,7 +65,7 @@ def _scores(estimator: Any, rows: Any, classes: np.ndarray) -> np.ndarray:
     got = f"{values.shape[1]}"
     if values.shape[1] == len(classes):
         # Three classes one against one have three columns too, and those mean something else.
-        agreement = np.mean(classes[values[:_PROBE].argmax(axis=1)] == np.asarray(estimator.predict(rows[:_PROBE])))
+        agreement = np.mean(classes[values[:200].argmax(axis=1)] == np.asarray(estimator.predict(rows[:200])))
         if not agreement < 0.5:
             return values
         got = f"columns whose largest is the predicted class for {agreement:.0%} of the inputs"

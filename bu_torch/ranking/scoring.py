@@ -13,8 +13,6 @@ from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.measuring import Signals
 
-_MOST_FITTED = 4
-_BATCH = 4096
 _fitted: dict[str, Signals] = {}  # of this process, the latest last: a search copies and pickles its scorer
 _lock = threading.RLock()
 
@@ -79,9 +77,9 @@ class BoundaryUncertaintyScorer:
         with _lock:  # candidates that are scored by threads share one, which they must not widen at once
             fitted = _fitted.pop(key, None) or copy.deepcopy(self.signals).fit(inputs, labels)
             _fitted[key] = fitted
-            for oldest in list(_fitted)[:-_MOST_FITTED]:
+            for oldest in list(_fitted)[:-4]:
                 del _fitted[oldest]
             read = estimator_logits(estimator, classes, X if hasattr(X, "iloc") else None)
-            values = Judge(DEFAULT_RULE, fitted, _BATCH).measure(read, type(estimator).__name__)
+            values = Judge(DEFAULT_RULE, fitted, batch_size=4096).measure(read, type(estimator).__name__)
         signed = {name: value if SIGNALS[name].is_larger_better else -value for name, value in values.items()}
         return signed if self.signal is None else signed[self.signal]

@@ -12,8 +12,6 @@ from bu_torch.report.verdict import RunVerdict, shown_details
 from bu_torch.signals.details import Pair
 
 _MOST_COLUMNS = 300  # of a map over the epochs
-_MOST_CLASSES = 40
-_BLANK_WEIGHT = 1e-6  # effective samples; with fewer near its boundary a pair counts as separable
 _PLAIN = {"showgrid": False, "zeroline": False}
 # Title, axis and reading of each histogram over the checks.
 SPREADS = {
@@ -106,9 +104,9 @@ def _pair_grids(
     for first, second, share, weight, value in pairs:
         if first not in places or second not in places:
             continue
-        near = "none near the boundary: counts as separable"
-        if weight >= _BLANK_WEIGHT:
-            near = f"{shortened(f'{weight:.1f}', 12)} effective samples near the boundary"
+        near = f"{shortened(f'{weight:.1f}', 12)} effective samples near the boundary"
+        if not weight >= 1e-6:
+            near = "none near the boundary: counts as separable"
         names = " | ".join(class_name(record, index, 40) for index in (first, second))
         note = f"{names}<br>U {shown_number(value)}, {shortened(f'{share:.2%}', 12)} of the samples<br>{near}"
         for row, column in ((places[first], places[second]), (places[second], places[first])):
@@ -123,7 +121,7 @@ def _classes_shown(pairs: list[Pair]) -> tuple[list[int], int]:
     for first, second, share, _, value in pairs:
         for index in (first, second):
             loss[index] = loss.get(index, 0.0) + share * (1 - value if math.isfinite(value) else 0)
-    worst = sorted(loss, key=lambda index: -loss[index])[:_MOST_CLASSES]
+    worst = sorted(loss, key=lambda index: -loss[index])[:40]
     return sorted(worst), len(loss) - len(worst)
 
 

@@ -17,9 +17,7 @@ from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Doubtful
 
-_MOST_PAIRS = 10
-_MOST_DOUBTFUL = 100
-_MOST_OTHERS = 100
+_MOST = 100  # samples, or records nearby, that are listed
 # Sections in the order of the page, and what the table of contents calls them.
 _CONTENTS = {
     "deciding": "What decided",
@@ -173,7 +171,7 @@ def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> str:
             shortened(f"{share:.2%}", 12) if math.isfinite(share) else "",
             shortened(f"{weight:.1f}", 12) if math.isfinite(weight) else "",
         ]
-        for first, second, share, weight, value in found[:_MOST_PAIRS]
+        for first, second, share, weight, value in found[:10]
     ]
     reading = (
         "Pairs with the largest product of share of samples and 1 - boundary uncertainty. If few samples are near a"
@@ -187,7 +185,7 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
     shown = shown_details(record, verdict)
     if shown is None or not shown[1].doubtful:
         return ""
-    place, doubtful = shown[0], shown[1].doubtful[:_MOST_DOUBTFUL]
+    place, doubtful = shown[0], shown[1].doubtful[:_MOST]
     times = Counter(row for one in record.details.values() for row in {doubt.row for doubt in one.doubtful})
     rows = [
         [
@@ -238,8 +236,8 @@ def _sources(record: RunRecord, others: Sequence[Path]) -> str:
         ("checkpoint", last_parts(record.end.best_model_path) if record.end else ""),
     ]
     rows = [[escaped(name), f"<code>{escaped(value)}</code>"] for name, value in facts if value]
-    listed = "".join(f"<li><code>{escaped(last_parts(path))}</code></li>" for path in others[:_MOST_OTHERS])
-    more = f"<li>and {len(others) - _MOST_OTHERS} more</li>" if len(others) > _MOST_OTHERS else ""
+    listed = "".join(f"<li><code>{escaped(last_parts(path))}</code></li>" for path in others[:_MOST])
+    more = f"<li>and {len(others) - _MOST} more</li>" if len(others) > _MOST else ""
     nearby = f"<h3>Other records nearby</h3><ul>{listed}{more}</ul>" if others else ""
     reading = f"<p>How to read this page: <code>docs/watching.md</code> of bu-torch {__version__}.</p>"
     return section("sources", "Where this comes from", "", f"{table((), rows)}{nearby}{reading}")
