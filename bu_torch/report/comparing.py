@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bu_torch.report.drawing import RUN_COLOURS, Figure, Json, Panel, curve, dots, ring, stacked, within_reach
+from bu_torch.report.drawing import RUN_COLOURS, Figure, Json, Panel, Section, curve, dots, ring, stacked, within_reach
 from bu_torch.report.figures import with_fewer_checks, with_room
 from bu_torch.report.record import RunRecord
-from bu_torch.report.sections import Content, figure_section, header, section, shown_value, table
+from bu_torch.report.sections import Content, assembled, shown_value, table
 from bu_torch.report.text import duration, escaped, shown_number
 from bu_torch.report.verdict import RunVerdict, headline, scores
 from bu_torch.rule.rules import DEFAULT_RULE
@@ -35,17 +35,14 @@ def comparison(records: Sequence[RunRecord]) -> Content:
         raise ValueError(f"`records` must be different runs, but {again} is given twice.")
     verdicts = [RunVerdict.of(record) for record in records]
     runs = [_Run(*one) for one in zip(records, verdicts, _names(paths), RUN_COLOURS, strict=False)]
-    figures = _curves(runs)
-    titles = {one.name: one.title for one in figures}
-    titles |= {"kept": "What was kept", "costs": "Costs", "settings": "Settings that differ"}
     # When values of different runs mean the same.
     caution = "A record tells the number of samples, not whether they are the same."
     if any(record.data != records[0].data for record in records):
         caution = "These runs differ in their data, so compare only their shapes and costs."
     same = "Runs on the same samples, measured with the same settings, can be compared value by value."
-    top = header(f"{len(records)} runs side by side", f"{same} {caution}", titles)
-    main = "".join((top, *map(figure_section, figures), _kept(runs), _costs(runs), _differences(runs)))
-    return Content(f"{len(records)} runs – boundary uncertainty", main, [one.drawing for one in figures])  # noqa: RUF001
+    parts = {part.title: part for part in (_curves(runs), _kept(runs), _costs(runs), _differences(runs)) if part}
+    window = f"{len(records)} runs"
+    return assembled(window, f"{window} side by side", f"{same} {caution}", parts)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -62,8 +59,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [escaped(name, 60) for name in names]
 
 
-def _curves(runs: Sequence[_Run]) -> list[Figure]:
-    """The figure of the curves, if there is one."""
+def _curves(runs: Sequence[_Run]) -> Figure | None:
     axis = "epoch" if all(run.record.axis == "epoch" for run in runs) else "step"
     few = [with_fewer_checks(run.record, run.verdict) for run in runs]
     at_place = [  # of the checks that a curve shows; not all tables tell steps
@@ -91,7 +87,7 @@ def _curves(runs: Sequence[_Run]) -> list[Figure]:
                 traces.append(mark | legend | {"showlegend": False})
         rows.append((title, traces, with_room(min(lows), max(map(max, finite)))))
     if not rows:
-        return []
+        return None
     traces, layout = stacked(rows, axis)
     layout["margin"] = layout["margin"] | {"b": 24}
     reading = (
@@ -99,7 +95,7 @@ def _curves(runs: Sequence[_Run]) -> list[Figure]:
         " rule, its score is shown too. Each axis begins above the lowest values, so that the largest stand out."
     )
     height = 120 + 150 * len(rows) + 22 * len(runs)
-    return [Figure("curves", "Curves", reading, traces, layout, height)]
+    return Figure("curves", "Curves", reading, traces, layout, height)
 
 
 def _panels(runs: Sequence[_Run]) -> list[tuple[str, list[dict[int, float]]]]:
@@ -114,7 +110,7 @@ def _panels(runs: Sequence[_Run]) -> list[tuple[str, list[dict[int, float]]]]:
     return panels
 
 
-def _kept(runs: Sequence[_Run]) -> str:
+def _kept(runs: Sequence[_Run]) -> Section:
     rows, endings = [], []
     for record, verdict, name, _ in runs:
         check = record.check_at(verdict.kept) or {}
@@ -126,10 +122,10 @@ def _kept(runs: Sequence[_Run]) -> str:
     head = ("run", "kept", "last check", "expected accuracy", "U", "trust")
     text = "A run that only measured shows what the default rule would have kept."
     body = table(head, rows, numbers=(1, 2, 3, 4, 5)) + f"<ul>{''.join(endings)}</ul>"
-    return section("kept", "What was kept", text, body)
+    return Section("kept", "What was kept", text, body)
 
 
-def _costs(runs: Sequence[_Run]) -> str:
+def _costs(runs: Sequence[_Run]) -> Section:
     rows = []
     for record, _, name, _ in runs:
         spent, training = record.costs
@@ -138,10 +134,10 @@ def _costs(runs: Sequence[_Run]) -> str:
         rows.append([name, str(len(record.checks)), *times, share])
     head = ("run", "checks", "preparation", "callback in all", "training beside it", "share")
     text = "Time of preparation, checks and saving, as a share of training time."
-    return section("costs", "Costs", text, table(head, rows, numbers=(1, 2, 3, 4, 5)))
+    return Section("costs", "Costs", text, table(head, rows, numbers=(1, 2, 3, 4, 5)))
 
 
-def _differences(runs: Sequence[_Run]) -> str:
+def _differences(runs: Sequence[_Run]) -> Section:
     rows = []
     for group in ("settings", "data", "versions"):
         of_runs: list[dict[str, Any]] = [getattr(run.record, group) for run in runs]
@@ -154,4 +150,4 @@ def _differences(runs: Sequence[_Run]) -> str:
     if not rows:
         text = "All recorded settings are the same in all runs. Loss function and optimiser are not recorded."
     head = ("", *(run.name for run in runs)) if rows else ()
-    return section("settings", "Settings that differ", text, table(head, rows))
+    return Section("settings", "Settings that differ", text, table(head, rows))

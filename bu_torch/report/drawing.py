@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from bu_torch.report.text import escaped
 from bu_torch.report.verdict import RunVerdict
 
 Json = dict[str, Any]
@@ -52,18 +53,40 @@ COLOUR_BAR = {"thickness": 10, "outlinewidth": 0, "len": 0.9, "ticks": ""}
 BELOW = {"orientation": "h", "title": {"text": "U", "side": "top"}, "len": 0.5, "x": 0, "xanchor": "left"}
 
 
-class Figure(NamedTuple):
-    """A figure with what it says; sizes are in pixels."""
+class Section(NamedTuple):
+    """A part of a page."""
 
     name: str
     title: str
     reading: str  # one sentence or two on how to read it
+    body: str  # HTML
+
+    @property
+    def html(self) -> str:
+        """The section as the page has it."""
+        reading = f"<p>{escaped(self.reading)}</p>" if self.reading else ""
+        return f'<section id="section-{self.name}"><h2>{escaped(self.title)}</h2>{reading}{self.body}</section>'
+
+
+class Figure(NamedTuple):
+    """A figure, which has a section of its own; sizes are in pixels."""
+
+    name: str
+    title: str
+    reading: str
     traces: list[Json]
     layout: Json
     height: int
     verdict: RunVerdict | None = None  # its kept check is marked
     scales: Json | None = None  # colours of a map by theme
     most_width: int = 0  # 0 for that of the page
+
+    @property
+    def section(self) -> Section:
+        """The section with room for the figure."""
+        size = f"height:{self.height}px" + (f";max-width:{self.most_width}px" if self.most_width else "")
+        body = f'<div class="plot" id="{self.name}" style="{size}"></div>'
+        return Section(self.name, self.title, self.reading, body)
 
     @property
     def drawing(self) -> Json:

@@ -9,7 +9,6 @@ import numpy as np
 
 from bu_torch.report import drawing
 from bu_torch.report.drawing import Figure, axis, curve, dots, ring, within_reach
-from bu_torch.report.maps import SPREADS, pair_map, spread
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped
 from bu_torch.report.verdict import RunVerdict, rule_label, scores, why_not_highest
@@ -41,24 +40,6 @@ _LEAST_SPAN = 0.005  # of an axis of shares
 _MOST_POINTS = 4000  # of a curve; more are narrower than a pixel
 
 
-def figures(record: RunRecord, verdict: RunVerdict) -> list[Figure]:
-    """All figures for which the record has something to show."""
-    if not record.checks:
-        return []
-    few = with_fewer_checks(record, verdict)
-    drawn = [
-        _deciding(record, few, verdict),
-        _scores(record, few, verdict),
-        _shares(few, verdict, is_larger_better=True),
-        _shares(few, verdict, is_larger_better=False),
-        _training_loss(few, verdict),
-        pair_map(record, verdict),
-        *(spread(record, verdict, name) for name in SPREADS),
-        _cost(record, few, verdict),
-    ]
-    return [one for one in drawn if one is not None]
-
-
 def drawing_step(record: RunRecord) -> int:
     """One of how many checks the curves show."""
     return max(1, math.ceil(len(record.checks) / _MOST_POINTS))
@@ -82,7 +63,8 @@ def _upper_range(values: list[float], kept: list[float], least_span: float = 0.0
     return with_room(min([low, *within_reach(kept), high - least_span]), high)
 
 
-def _deciding(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
+def deciding(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
+    """The score by which the run decided, at a `few` of its checks."""
     label, by_place = scores(record, verdict)
     places = [place for place in few.places if place in by_place]
     values = [by_place[place] for place in places]
@@ -105,7 +87,10 @@ def _deciding(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure 
     return Figure("deciding", title, reading, traces, layout, 320, verdict)
 
 
-def _scores(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure:
+def uncertainty_and_trust(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
+    """Boundary uncertainty and trust, with the check that each rule would have kept."""
+    if not record.checks:
+        return None
     detailed = [place for place in record.places if place in record.details]
     ceilings = [record.details[place].ceiling for place in detailed]
     curves = [
@@ -142,7 +127,7 @@ def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
     return traces
 
 
-def _shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -> Figure | None:
+def shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -> Figure | None:
     """Each share in a panel of its own, with an axis on which its best values are seen."""
     kept = record.check_at(verdict.kept) or {}
     rows = []
@@ -170,7 +155,8 @@ def _shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -
     return Figure(*_SHARES[is_larger_better], traces, layout, 90 + 130 * len(rows), verdict)
 
 
-def _training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
+def training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
+    """The training loss, if the module logs it."""
     values = record.values("train_loss")
     if not any(math.isfinite(value) for value in values):
         return None
@@ -180,7 +166,8 @@ def _training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     return Figure("loss", "Training loss", reading, traces, layout, 280, verdict)
 
 
-def _cost(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
+def cost(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
+    """Time of the checks, and of all else."""
     totals, checks = (_differences(record, name) for name in ("seconds", "check_seconds"))
     others = {place: totals[place] - checks[place] for place in totals}
     if not any(map(math.isfinite, others.values())):

@@ -46,7 +46,7 @@ def class_name(record: RunRecord, index: int, most: int = 60) -> str:
 def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     """Boundary uncertainty of each two classes, at the kept check."""
     shown = shown_details(record, verdict)
-    if shown is None or not shown[1].pairs:
+    if not record.checks or shown is None or not shown[1].pairs:
         return None
     place, details = shown
     classes, n_classes_left_out = _classes_shown(details.pairs)
@@ -129,7 +129,7 @@ def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
     """A histogram over the checks, as a map; those whose bins differ from the last one's are left out."""
     title, axis_title, reading = SPREADS[name]
     found = {place: getattr(one, name) for place, one in sorted(record.details.items())}
-    if not found:
+    if not record.checks or not found:
         return None
     edges = found[max(found)].edges
     alike = (place for place, one in found.items() if len(one.edges) == len(edges))

@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bu_torch._version import __version__
-from bu_torch.report.drawing import Figure, Json
-from bu_torch.report.figures import drawing_step, figures
-from bu_torch.report.maps import class_name
+from bu_torch.report import figures
+from bu_torch.report.drawing import Figure, Json, Section
+from bu_torch.report.maps import class_name, pair_map, spread
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import duration, escaped, last_parts, shortened, shown_number, without_folders
 from bu_torch.report.verdict import RunVerdict, headline, level, rule_label, scores, shown_details
@@ -18,24 +18,6 @@ from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.details import Doubtful
 
 _MOST = 100  # samples, or records nearby, that are listed
-# Sections in the order of the page, and what the table of contents calls them.
-_CONTENTS = {
-    "deciding": "What decided",
-    "scores": "Uncertainty and trust",
-    "rules": "Rules",
-    "agreement": "Agreement",
-    "changes": "Changes",
-    "loss": "Training loss",
-    "pairs": "Class pairs",
-    "worst-pairs": "Worst pairs",
-    "near_boundary": "Distance",
-    "local_uncertainty": "Local uncertainty",
-    "log_trust": "Trust",
-    "doubtful": "Doubtful labels",
-    "cost": "Cost",
-    "settings": "Settings",
-    "sources": "Sources",
-}
 
 
 class Content(NamedTuple):
@@ -49,27 +31,40 @@ class Content(NamedTuple):
 def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
     """Content of the page of a record, from its headline to where it comes from."""
     verdict = RunVerdict.of(record)
-    drawn = figures(record, verdict)
-    title, why = headline(record, verdict)
-    available = {one.name: figure_section(one) for one in drawn} | {
-        "rules": _rules(record, verdict),
-        "worst-pairs": _worst_pairs(record, verdict),
-        "doubtful": _doubtful(record, verdict),
-        "settings": _settings(record),
-        "sources": _sources(record, others),
+    few = figures.with_fewer_checks(record, verdict)
+    parts = {  # in the order of the page, by what the table of contents calls them
+        "What decided": figures.deciding(record, few, verdict),
+        "Uncertainty and trust": figures.uncertainty_and_trust(record, few, verdict),
+        "Rules": _rules(record, verdict),
+        "Agreement": figures.shares(few, verdict, is_larger_better=True),
+        "Changes": figures.shares(few, verdict, is_larger_better=False),
+        "Training loss": figures.training_loss(few, verdict),
+        "Class pairs": pair_map(record, verdict),
+        "Worst pairs": _worst_pairs(record, verdict),
+        "Distance": spread(record, verdict, "near_boundary"),
+        "Local uncertainty": spread(record, verdict, "local_uncertainty"),
+        "Trust": spread(record, verdict, "log_trust"),
+        "Doubtful labels": _doubtful(record, verdict),
+        "Cost": figures.cost(record, few, verdict),
+        "Settings": _settings(record),
+        "Sources": _sources(record, others),
     }
-    shown = {name: available[name] for name in _CONTENTS if available.get(name)}
-    top = header(title, f"{why} {level(record, verdict)}", {name: _CONTENTS[name] for name in shown})
-    main = "".join((top, _missing(record), _tiles(record, verdict), *shown.values()))
-    return Content(f"{escaped(title)} – boundary uncertainty", main, [one.drawing for one in drawn])  # noqa: RUF001
+    shown = {link: part for link, part in parts.items() if part is not None}
+    title, why = headline(record, verdict)
+    above = _missing(record) + _tiles(record, verdict)
+    return assembled(title, title, f"{why} {level(record, verdict)}", shown, above)
 
 
-def header(title: str, text: str, contents: dict[str, str]) -> str:
-    """The top of a page, with links to its sections, titles by names."""
+def assembled(window: str, title: str, text: str, parts: Mapping[str, Section | Figure], above: str = "") -> Content:
+    """Content of a page of these parts, by what the table of contents calls them; `above` is HTML before the first."""
+    sections = {link: part.section if isinstance(part, Figure) else part for link, part in parts.items()}
     kind = '<p class="kind">Boundary uncertainty report</p>'
-    links = "".join(f'<a href="#section-{name}">{escaped(title)}</a>' for name, title in contents.items())
+    head = f"<header>{kind}<h1>{escaped(title)}</h1><p>{escaped(text)}</p></header>"
+    links = "".join(f'<a href="#section-{part.name}">{escaped(link)}</a>' for link, part in sections.items())
     nav = f'<nav aria-label="On this page">{links}</nav>'
-    return f"<header>{kind}<h1>{escaped(title)}</h1><p>{escaped(text)}</p></header>{nav}"
+    main = "".join((head, nav, above, *(part.html for part in sections.values())))
+    drawings = [part.drawing for part in parts.values() if isinstance(part, Figure)]
+    return Content(f"{escaped(window)} – boundary uncertainty", main, drawings)  # noqa: RUF001
 
 
 def _missing(record: RunRecord) -> str:
@@ -78,7 +73,7 @@ def _missing(record: RunRecord) -> str:
         notes.append(f"Boundary uncertainty is not finite in {n_bad} of {n_checks} checks: gaps in the curve.")
     if record.details and (without := sum(place not in record.details for place in record.places)):
         notes.append(f"{without} of {n_checks} checks have no details here.")
-    if (step := drawing_step(record)) > 1:
+    if (step := figures.drawing_step(record)) > 1:
         notes.append(f"The curves show one of every {step} checks, besides the kept one and the last.")
     return f'<ul class="notes">{"".join(f"<li>{escaped(note)}</li>" for note in notes)}</ul>' if notes else ""
 
@@ -123,21 +118,9 @@ def _columns(n_tiles: int) -> str:
     return f"--columns:{n_columns};--first:{1 + -n_tiles % n_columns}"
 
 
-def section(name: str, title: str, reading: str, body: str) -> str:
-    """A section of a page; `body` is HTML already."""
-    text = f"<p>{escaped(reading)}</p>" if reading else ""
-    return f'<section id="section-{name}"><h2>{escaped(title)}</h2>{text}{body}</section>'
-
-
-def figure_section(one: Figure) -> str:
-    """A section with room for a figure."""
-    size = f"height:{one.height}px" + (f";max-width:{one.most_width}px" if one.most_width else "")
-    return section(one.name, one.title, one.reading, f'<div class="plot" id="{one.name}" style="{size}"></div>')
-
-
-def _rules(record: RunRecord, verdict: RunVerdict) -> str:
+def _rules(record: RunRecord, verdict: RunVerdict) -> Section | None:
     if not record.checks:
-        return ""
+        return None
     rows = []
     columns = ("expected_accuracy", "boundary_uncertainty", "trust_score", "label_agreement")
     for rule in dict.fromkeys((*RULE_NAMES, *verdict.by_rule)):
@@ -155,13 +138,13 @@ def _rules(record: RunRecord, verdict: RunVerdict) -> str:
         " have kept another epoch if it resumed from elsewhere."
     )
     head = ("rule", record.axis, "expected accuracy", "U", "trust", "label agreement")
-    return section("rules", "What each rule would have kept", note, table(head, rows, numbers=(1, 2, 3, 4, 5)))
+    return Section("rules", "What each rule would have kept", note, table(head, rows, numbers=(1, 2, 3, 4, 5)))
 
 
-def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> str:
+def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> Section | None:
     shown = shown_details(record, verdict)
     if shown is None or not shown[1].pairs:
-        return ""
+        return None
     found = sorted(shown[1].pairs, key=lambda pair: -pair[2] * (1 - pair[4] if math.isfinite(pair[4]) else 0))
     rows = [
         [
@@ -178,13 +161,13 @@ def _worst_pairs(record: RunRecord, verdict: RunVerdict) -> str:
         " boundary, its number is noisy."
     )
     body = table(("class", "and class", "U", "samples", "near the boundary"), rows, numbers=(2, 3, 4))
-    return section("worst-pairs", "The pairs that cost most", reading, body)
+    return Section("worst-pairs", "The pairs that cost most", reading, body)
 
 
-def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
+def _doubtful(record: RunRecord, verdict: RunVerdict) -> Section | None:
     shown = shown_details(record, verdict)
     if shown is None or not shown[1].doubtful:
-        return ""
+        return None
     place, doubtful = shown[0], shown[1].doubtful[:_MOST]
     times = Counter(row for one in record.details.values() for row in {doubt.row for doubt in one.doubtful})
     rows = [
@@ -207,7 +190,7 @@ def _doubtful(record: RunRecord, verdict: RunVerdict) -> str:
         " checks."
     )
     body = f"{button}{table(head, rows, numbers=(0, 4, 5), is_tall=True)}{indices if suspects else ''}"
-    return section("doubtful", f"Samples that trust doubts most, at {record.axis} {place}", reading, body)
+    return Section("doubtful", f"Samples that trust doubts most, at {record.axis} {place}", reading, body)
 
 
 def _suspicion(doubt: Doubtful) -> str:
@@ -218,17 +201,17 @@ def _suspicion(doubt: Doubtful) -> str:
     return "neighbours against the label, which was learned" if doubt.label == doubt.prediction else "all three differ"
 
 
-def _settings(record: RunRecord) -> str:
+def _settings(record: RunRecord) -> Section | None:
     tables = []
     for title, group in (("Settings", record.settings), ("Data", record.data), ("Versions", record.versions)):
         rows = [[escaped(name, 80), escaped(shown_value(value), 300)] for name, value in group.items()]
         if rows:
             tables.append(f"<div><h3>{title}</h3>{table((), rows)}</div>")
     shown = f'<div class="groups">{"".join(tables)}</div>'
-    return section("settings", "Settings and versions", "", shown) if tables else ""
+    return Section("settings", "Settings and versions", "", shown) if tables else None
 
 
-def _sources(record: RunRecord, others: Sequence[Path]) -> str:
+def _sources(record: RunRecord, others: Sequence[Path]) -> Section:
     facts = [
         ("record", last_parts(record.path)),
         ("started", record.started),
@@ -240,7 +223,7 @@ def _sources(record: RunRecord, others: Sequence[Path]) -> str:
     more = f"<li>and {len(others) - _MOST} more</li>" if len(others) > _MOST else ""
     nearby = f"<h3>Other records nearby</h3><ul>{listed}{more}</ul>" if others else ""
     reading = f"<p>How to read this page: <code>docs/watching.md</code> of bu-torch {__version__}.</p>"
-    return section("sources", "Where this comes from", "", f"{table((), rows)}{nearby}{reading}")
+    return Section("sources", "Where this comes from", "", f"{table((), rows)}{nearby}{reading}")
 
 
 def table(
