@@ -82,22 +82,21 @@ def _tiles(record: RunRecord, verdict: RunVerdict) -> str:
     if not record.checks:
         return ""
     check, last, axis = record.check_at(verdict.kept), record.checks[-1], record.axis
-    tiles = [("checks", str(len(record.checks)), f"last: {axis} {last[axis]}")]
+    tiles = []
     if check is not None:
-        shown = record.details.get(check[axis])
         within = f" (epoch {check['epoch']})" if axis == "step" else ""
-        most = f"expected maximum {shown_number(shown.ceiling if shown else math.nan)}"
-        tiles = [
-            (f"kept {axis}" if verdict.rule else "would be kept", str(check[axis]), f"of {last[axis]}{within}"),
-            ("boundary uncertainty", shown_number(check["boundary_uncertainty"]), most),
-            ("trust score", shown_number(check["trust_score"]), "above 1: agrees with the nearest class"),
-            *tiles,
-        ]
+        kept = f"kept {axis}" if verdict.rule else "would be kept"
+        tiles.append((kept, str(check[axis]), f"of {last[axis]}{within}"))
+        if "expected_accuracy" in check:
+            tiles.append(("expected accuracy", shown_number(check["expected_accuracy"]), "at the perturbed samples"))
         label, by_place = scores(record, verdict)
         if check[axis] in by_place and verdict.rule not in SIGNALS:
-            tiles.insert(1, ("score", shown_number(by_place[check[axis]]), label))
-        if "expected_accuracy" in check:
-            tiles.insert(1, ("expected accuracy", shown_number(check["expected_accuracy"]), "at the perturbed samples"))
+            tiles.append(("score", shown_number(by_place[check[axis]]), label))
+        shown = record.details.get(check[axis])
+        most = f"expected maximum {shown_number(shown.ceiling if shown else math.nan)}"
+        tiles.append(("boundary uncertainty", shown_number(check["boundary_uncertainty"]), most))
+        tiles.append(("trust score", shown_number(check["trust_score"]), "above 1: agrees with the nearest class"))
+    tiles.append(("checks", str(len(record.checks)), f"last: {axis} {last[axis]}"))
     spent, training = record.costs
     if training > 0 and math.isfinite(spent):
         since = ", since the run resumed" if math.isnan(record.values("seconds")[0]) else ""
