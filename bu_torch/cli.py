@@ -26,10 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `bu-torch COMMAND ...` with these arguments, or those of the process; give its exit status.
-
-    It is 0, or 1 if something cannot be done, which a line on stderr says.
-    """
+    """Run `bu-torch COMMAND ...`; give 0, or 1 if something cannot be done, which a line on stderr says."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = _Parser(prog="bu-torch", description=__doc__)
     parser.add_argument("--version", action="version", version=f"bu-torch {__version__}")

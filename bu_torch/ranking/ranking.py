@@ -86,10 +86,9 @@ class Ranking(Sequence[Candidate]):
         names = [name for name in records[0] if any(record[name] is not None for record in records)]
         names.append(names.pop(names.index("name")))  # last, for it may be long
         columns = [[name, *(_shown(record[name]) for record in records)] for name in names]
-        widths = [max(map(len, column)) for column in columns]
-        widths[-1] = 0
+        *widths, _ = (max(map(len, column)) for column in columns)
         rows = zip(*columns, strict=True)
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines = ["  ".join(map(str.rjust, row, (*widths, 0))) for row in rows]
         return "\n".join([f"{len(self)} candidates by {self.rule}, best first", *lines])
 
     def to_json(self, path: str | Path) -> None:
