@@ -13,7 +13,7 @@ from bu_torch.internal.printing import cleaned, say
 # Each command, what it does, and the function that adds its options, `run` among them.
 _COMMANDS = {
     "rank": ("rank checkpoints without validation data", "bu_torch.ranking.command:add_rank"),
-    "report": ("write a page that shows a run", "bu_torch.report.commands:add_report"),
+    "report": ("write a page that shows a run", "bu_torch.report.page:add_report"),
     "cache": ("show or delete what trainings cache for later ones", "bu_torch.run.command:add_cache"),
 }
 
@@ -26,10 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `bu-torch COMMAND ...` with these arguments, or those of the process; give its exit status.
-
-    It is 0, or 1 if something cannot be done, which a line on stderr says.
-    """
+    """Run `bu-torch COMMAND ...`; give 0, or 1 if something cannot be done, which a line on stderr says."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = _Parser(prog="bu-torch", description=__doc__)
     parser.add_argument("--version", action="version", version=f"bu-torch {__version__}")

@@ -6,7 +6,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ from bu_torch.internal.traces import preserved_random_state
 
 SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")  # what is looked for in a folder
 _STATES = ("state_dict", "model_state_dict", "model")  # Lightning's key, PyTorch's tutorials', torchvision's and timm's
-_UNQUESTIONED = 2**28  # bytes that a file may claim beyond what it holds
-_LEAST_BYTES = 4  # of an element, in arithmetic
+Buildable = nn.Module | Callable[..., nn.Module]
+Device = torch.device | str | None
 _WAY_OUT = "Pass a module instance, or a function without arguments that returns one."
 
 
@@ -32,7 +32,7 @@ class Checkpoint(NamedTuple):
         state_dict: Weights by name.
         epoch: Epoch of the file; None if it tells none.
         step: Optimiser steps until then (`global_step`); None if the file tells none.
-        content: All that the file holds, by name, `state_dict` among it.
+        content: All that the file holds, by name.
     """
 
     path: Path
@@ -45,12 +45,12 @@ class Checkpoint(NamedTuple):
 def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoint:
     """Read a checkpoint of Lightning, a `state_dict` saved by `torch.save`, or a safetensors file.
 
-    Nothing in the file is executed: it may hold tensors, numbers, strings and containers of them, and the classes that
-    `torch.serialization.add_safe_globals` has been told of. Any other class is refused.
+    Nothing in the file is executed: besides plain data and tensors it may hold only classes that
+    `torch.serialization.add_safe_globals` has been told of.
 
     Args:
         path: The file. Weights are found under `state_dict` (Lightning), `model_state_dict` or `model`, or are the file
-            itself; one whose name ends in `.safetensors` needs the package safetensors.
+            itself; `.safetensors` needs the package safetensors.
         weights_only: False unpickles whatever the file holds, which can run any code: for files you trust.
 
     Returns:
@@ -59,8 +59,8 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
     Raises:
         FileNotFoundError: If there is no such file.
         ImportError: If safetensors is needed and not installed.
-        ValueError: If the file is damaged, holds other classes, holds no weights, or holds tensors that have no values
-            or that `expand` made far larger than the file.
+        ValueError: If the file is damaged, or holds other classes, no weights, or tensors that have no values or that
+            `expand` made far larger than the file.
     """
     path = Path(path)
     if not path.is_file():
@@ -86,9 +86,7 @@ def load_checkpoint(path: str | Path, *, weights_only: bool = True) -> Checkpoin
 
 
 @contextmanager
-def module_with_weights(
-    module: nn.Module | Callable[..., nn.Module], checkpoint: Checkpoint, device: torch.device | str | None = None
-) -> Iterator[nn.Module]:
+def module_with_weights(module: Buildable, checkpoint: Checkpoint, device: Device = None) -> Iterator[nn.Module]:
     """A module with the weights of a checkpoint; one that was given has its own back on leaving, to the bit.
 
     A class is built from the hyperparameters in the file, a callable of no argument is called; `device` is for these.
@@ -112,7 +110,13 @@ def module_with_weights(
 
 
 def _read(path: Path, weights_only: bool) -> Any:
-    _refuse_compressed(path)
+    members: list[zipfile.ZipInfo] = []
+    with suppress(zipfile.BadZipFile, ValueError, NotImplementedError), zipfile.ZipFile(path) as file:
+        members = file.infolist()  # of a file of another kind, or a damaged one, torch says so
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):  # a few bytes may inflate to many
+        raise ValueError(
+            f"`{path}` is compressed, which `torch.save` never does: unpack it and save its content again."
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch says of a file before it refuses it
@@ -150,19 +154,6 @@ def _foreign_class(error: Exception) -> str:
     return "" if found is None else cleaned(found[1])[:200]
 
 
-def _refuse_compressed(path: Path) -> None:
-    """Raise where a few bytes may inflate to many: `torch.save` compresses nothing."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            is_compressed = any(member.compress_type != zipfile.ZIP_STORED for member in file.infolist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        return  # of another kind, or damaged, which torch says
-    if is_compressed:
-        raise ValueError(
-            f"`{path}` is compressed, which `torch.save` never does: unpack it and save its content again."
-        )
-
-
 def _read_safetensors(path: Path) -> Any:
     try:
         load_file = import_module("safetensors.torch").load_file
@@ -179,7 +170,7 @@ def _read_safetensors(path: Path) -> Any:
 def _check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Raise where a tensor holds no values, or repeats a few so often that a copy would take all memory.
 
-    Checkpoints do hold expanded buffers: so the bound is generous. It counts all tensors together.
+    Checkpoints do hold expanded buffers: so the bound, 256 MB for all together or four times the file, is generous.
     """
     excess, seen = {}, set()
     for name, value in tensors.items():
@@ -191,8 +182,8 @@ def _check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
             storage = value.untyped_storage()
             n_held = 0 if storage.data_ptr() in seen else storage.nbytes() // value.element_size()
             seen.add(storage.data_ptr())  # values that go by several names are held once
-            excess[name] = max(0, value.numel() - n_held) * max(_LEAST_BYTES, value.element_size())
-    if sum(excess.values()) > max(_UNQUESTIONED, 4 * path.stat().st_size):
+            excess[name] = max(0, value.numel() - n_held) * max(4, value.element_size())  # at least 4 in arithmetic
+    if sum(excess.values()) > max(2**28, 4 * path.stat().st_size):
         name = max(excess, key=lambda name: excess[name])
         shape, n_bytes = tuple(tensors[name].shape), tensors[name].untyped_storage().nbytes()
         raise ValueError(

@@ -30,49 +30,33 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.description = _DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CKPT", help="a file, or a folder of them")
-    parser.add_argument(
-        "--module", required=True, metavar=_PLACE, help="a module, a class of them, or a function that returns one"
+    add = parser.add_argument
+    add("checkpoints", nargs="+", type=Path, metavar="CKPT", help="a file, or a folder of them")
+    a_module = "a module, a class of them, or a function that returns one"
+    add("--module", required=True, metavar=_PLACE, help=a_module)
+    samples = (
+        "a Dataset, DataLoader, LightningDataModule or pair (inputs, labels), or a class or function that returns one"
     )
-    parser.add_argument(
-        "--data",
-        required=True,
-        metavar=_PLACE,
-        help="the training samples: a Dataset, DataLoader, LightningDataModule or pair (inputs, labels), or a class or"
-        " function that returns one",
-    )
-    parser.add_argument("--rule", choices=RULE_NAMES, default=DEFAULT_RULE, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ranking to this file")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
-    parser.add_argument("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="folder that --keep copies to; no file is overwritten")
-    parser.add_argument(
-        "--soup",
-        type=Path,
-        metavar="FILE",
-        help="average the best as long as the score gains, and write the average to this file",
-    )
-    parser.add_argument(
-        "--input-key", type=_key, metavar="KEY", help="key or place of the input in dict or tuple samples"
-    )
-    parser.add_argument("--label-key", type=_key, metavar="KEY", help="key or place of the label")
-    parser.add_argument("--max-samples", type=int, metavar="N", help="measure at a random subset of N samples")
-    parser.add_argument("--n-neighbors", type=int, default=40, metavar="M", help="samples in a cluster (%(default)s)")
-    parser.add_argument(
-        "--n-draws", type=int, default=4, metavar="N", help="perturbed copies of each sample (%(default)s)"
-    )
-    parser.add_argument("--n-components", type=int, metavar="N", help="find neighbours in N principal components")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices (%(default)s)")
-    parser.add_argument(
-        "--batch-size", type=int, default=4096, metavar="N", help="samples in a forward pass (%(default)s)"
-    )
-    parser.add_argument("--device", help="device to run the module on, such as cuda (its own)")
-    parser.add_argument("--cache", type=Path, metavar="FILE", help="cache the preparation in this file (npz)")
-    parser.add_argument(
-        "--no-weights-only",
-        action="store_true",
-        help="unpickle whatever the checkpoints hold, which can run any code: only for files you trust",
-    )
+    add("--data", required=True, metavar=_PLACE, help=f"the training samples: {samples}")
+    add("--rule", choices=RULE_NAMES, default=DEFAULT_RULE, help="default: %(default)s")
+    add("--json", type=Path, metavar="FILE", help="write the ranking to this file")
+    add("--csv", type=Path, metavar="FILE", help="write the ranking to this file")
+    add("--keep", type=int, metavar="N", help="copy the best N to the folder of --to")
+    add("--to", type=Path, metavar="DIR", help="folder that --keep copies to; no file is overwritten")
+    average = "average the best as long as the score gains, and write the average to this file"
+    add("--soup", type=Path, metavar="FILE", help=average)
+    add("--input-key", type=_key, metavar="KEY", help="key or place of the input in dict or tuple samples")
+    add("--label-key", type=_key, metavar="KEY", help="key or place of the label")
+    add("--max-samples", type=int, metavar="N", help="measure at a random subset of N samples")
+    add("--n-neighbors", type=int, default=40, metavar="M", help="samples in a cluster (%(default)s)")
+    add("--n-draws", type=int, default=4, metavar="N", help="perturbed copies of each sample (%(default)s)")
+    add("--n-components", type=int, metavar="N", help="find neighbours in N principal components")
+    add("--seed", type=int, default=0, help="seed of all random choices (%(default)s)")
+    add("--batch-size", type=int, default=4096, metavar="N", help="samples in a forward pass (%(default)s)")
+    add("--device", help="device to run the module on, such as cuda (its own)")
+    add("--cache", type=Path, metavar="FILE", help="cache the preparation in this file (npz)")
+    unpickle = "unpickle whatever the checkpoints hold, which can run any code: only for files you trust"
+    add("--no-weights-only", action="store_true", help=unpickle)
     parser.set_defaults(run=_run)
 
 
@@ -141,8 +125,7 @@ def _find(option: str, place: str) -> Any:
 def _import(name: str) -> Any:
     """The user's module: an installed one, or else one of the current folder.
 
-    The folder is on the path only while such a module is imported, and last. Anything may lie there beside downloaded
-    checkpoints, and what this package imports must not come from it.
+    Anything may lie there beside downloaded checkpoints, so it is last on the path, and only for this import.
     """
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"`{name}` is not the name of a module.")

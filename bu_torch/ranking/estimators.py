@@ -7,8 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_PROBE = 200
-
 
 def is_estimator(model: object) -> bool:
     """True if `model` is a classifier as scikit-learn has them."""
@@ -34,17 +32,12 @@ def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> 
     """A callable (n, d) -> (n, J) that gives a column for each of `classes`, and more for others that it knows.
 
     `decision_function` is read if there is one, else the logarithm of `predict_proba`: the logits of a softmax up to
-    a constant. A probability of exactly 0, of trees and neighbours, counts as half the smallest positive one.
-
-    Inputs get the columns of the pandas `frame` on which the estimator was fitted, if there is one.
-
-    Raises:
-        ValueError: If the estimator is not fitted.
+    a constant. A probability of exactly 0, of trees and neighbours, counts as half the smallest positive one. Inputs
+    get the columns of the pandas `frame` on which the estimator was fitted, if there is one.
     """
-    known = getattr(estimator, "classes_", None)
-    if known is None:
+    if getattr(estimator, "classes_", None) is None:
         raise ValueError(f"`models` must be fitted, got a {type(estimator).__name__} without `classes_`.")
-    known = np.asarray(known)
+    known = np.asarray(estimator.classes_)
     order = [*classes, *known[~np.isin(known, classes)]]
     columns = [order.index(value) for value in known]
 
@@ -52,7 +45,7 @@ def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> 
         rows: Any = inputs.cpu().numpy()
         if frame is not None:
             rows = type(frame)(rows, columns=frame.columns)
-        values = _scores(estimator, rows, len(known))
+        values = _scores(estimator, rows, known)
         if columns == list(range(len(order))):
             return torch.from_numpy(values)
         wide = np.full((len(values), len(order)), values.min() - 1.0)  # a class unknown is never predicted
@@ -62,29 +55,21 @@ def estimator_logits(estimator: Any, classes: np.ndarray, frame: Any = None) -> 
     return logits
 
 
-def _scores(estimator: Any, rows: Any, n_classes: int) -> np.ndarray:
-    if hasattr(estimator, "decision_function"):
-        values = np.asarray(estimator.decision_function(rows), dtype=np.float64)
-        if values.ndim == 1 or values.shape[1] == 1:
-            return np.column_stack((np.zeros(len(values)), values.reshape(-1)))
-        if values.shape[1] == n_classes:
-            _check_columns(estimator, rows, values)
+def _scores(estimator: Any, rows: Any, classes: np.ndarray) -> np.ndarray:
+    if not hasattr(estimator, "decision_function"):
+        shares = np.asarray(estimator.predict_proba(rows), dtype=np.float64)
+        return np.log(np.maximum(shares, shares[shares > 0].min() / 2))
+    values = np.asarray(estimator.decision_function(rows), dtype=np.float64)
+    if values.ndim == 1 or values.shape[1] == 1:
+        return np.column_stack((np.zeros(len(values)), values.reshape(-1)))
+    got = f"{values.shape[1]}"
+    if values.shape[1] == len(classes):
+        # Three classes one against one have three columns too, and those mean something else.
+        agreement = np.mean(classes[values[:200].argmax(axis=1)] == np.asarray(estimator.predict(rows[:200])))
+        if not agreement < 0.5:
             return values
-        raise ValueError(_NOT_ONE_A_CLASS.format(type(estimator).__name__, f"{n_classes} classes", values.shape[1]))
-    shares = np.asarray(estimator.predict_proba(rows), dtype=np.float64)
-    return np.log(np.maximum(shares, shares[shares > 0].min() / 2))
-
-
-_NOT_ONE_A_CLASS = (
-    "`decision_function` of {} must have one column for each of its classes, {}, got {}: for an SVC, set"
-    " `decision_function_shape='ovr'`."
-)
-
-
-def _check_columns(estimator: Any, rows: Any, values: np.ndarray) -> None:
-    """Three classes one against one have three columns too, and those mean something else."""
-    predicted = np.asarray(estimator.predict(rows[:_PROBE]))
-    agreement = np.mean(np.asarray(estimator.classes_)[values[:_PROBE].argmax(axis=1)] == predicted)
-    if agreement < 0.5:
         got = f"columns whose largest is the predicted class for {agreement:.0%} of the inputs"
-        raise ValueError(_NOT_ONE_A_CLASS.format(type(estimator).__name__, f"{values.shape[1]} classes", got))
+    raise ValueError(
+        f"`decision_function` of {type(estimator).__name__} must have one column for each of its classes,"
+        f" {len(classes)} classes, got {got}: for an SVC, set `decision_function_shape='ovr'`."
+    )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bu_torch.internal.inputs import as_labels, check_integer
 from bu_torch.internal.network import read_logits, warn_of_probabilities
-from bu_torch.ranking.checkpoints import SUFFIXES, load_checkpoint, module_with_weights
+from bu_torch.ranking.checkpoints import SUFFIXES, Buildable, Device, load_checkpoint, module_with_weights
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
@@ -24,8 +24,7 @@ from bu_torch.samples.samples import Samples
 from bu_torch.signals.measuring import Signals
 
 Paths = str | Path | Iterable[str | Path]
-# Between two checks of one run, not of one classifier.
-_OF_A_RUN = "prediction_changes"
+_OF_A_RUN = "prediction_changes"  # between two of its checks, not of one classifier
 MEASURED = tuple(name for name in Signals.NAMES if name != _OF_A_RUN)
 
 
@@ -52,13 +51,11 @@ def rank_checkpoints(
             class, which is built from the hyperparameters in each checkpoint as `load_from_checkpoint` does; or a
             callable of no argument.
         dataset: The training samples: a pair (inputs, labels) of tensors or arrays, a Dataset or DataLoader of (input,
-            label), a LightningDataModule, or what `bu_torch.read_samples` has read of other samples or as a subset. It
-            is read in order, without what its sampler leaves out. Labels are integers from 0. Random augmentation is
-            read once: better pass samples without.
+            label), a LightningDataModule, or what `bu_torch.read_samples` gave. They are read in order, once, without
+            what a sampler leaves out; better pass them without augmentation. Labels are integers from 0.
         rule: `"expected_accuracy"`, `"boundary_uncertainty"`, `"trust_score"`, or a `bu_torch.Rule` that does not look
             at `prediction_changes`, a signal of a run and not of one classifier.
-        signals: Settings other than those of `Signals()`; fitted here, unless it is already. To keep what is computed
-            once for later: `signals.save(file)`, and then `Signals().load(file, inputs, labels)`.
+        signals: Settings other than those of `Signals()`; fitted here, unless it is already (`Signals.save`, `load`).
         weights_only: As in `load_checkpoint`.
         batch_size: Samples in a forward pass, >= 1.
         device: Device for a module that is built here; a module that is passed stays where it is.
@@ -76,16 +73,15 @@ def rank_checkpoints(
         >>> from tempfile import TemporaryDirectory
         >>> labels = torch.arange(200) % 2
         >>> features = torch.randn(200, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
-        >>> module = nn.Linear(2, 1)
         >>> with TemporaryDirectory() as folder:
         ...     for bias in (-2.0, 2.0):
-        ...         weights = {"weight": torch.ones(1, 2), "bias": torch.tensor([bias])}
-        ...         torch.save(weights, f"{folder}/{bias}.pt")
-        ...     rank_checkpoints(folder, module, (features, labels)).best.path.name
+        ...         torch.save({"weight": torch.ones(1, 2), "bias": torch.tensor([bias])}, f"{folder}/{bias}.pt")
+        ...     rank_checkpoints(folder, nn.Linear(2, 1), (features, labels)).best.path.name
         '-2.0.pt'
     """
-    judge = Judge(rule, signals, batch_size)
-    return judge.rank_files(find_checkpoints(paths), module, dataset, weights_only, device)
+    judge, files = Judge(rule, signals, batch_size), find_checkpoints(paths)
+    fit_signals(judge.signals, dataset)
+    return judge.rank_files(files, module, weights_only, device)
 
 
 def rank_models(
@@ -101,12 +97,11 @@ def rank_models(
 
     Args:
         models: A list, or a mapping from names: modules, callables (n, ...) -> (n, J), and fitted classifiers of
-            scikit-learn. A classifier's `decision_function` is read if it has one, else the logarithm of
-            `predict_proba`; a pipeline is read before its first step.
+            scikit-learn, whose `decision_function` is read, or else the logarithm of `predict_proba`.
         dataset: As in `rank_checkpoints`; or the inputs alone, (N, ...), with `labels` beside them. A pandas frame of
             numbers keeps its columns.
-        labels: Classes (N,), integers from 0; of any kind, strings too, if all models are scikit-learn's. None
-            if `dataset` holds them.
+        labels: Classes (N,), integers from 0; of any kind if all models are scikit-learn's. None if `dataset` holds
+            them.
         rule: As in `rank_checkpoints`.
         signals: As in `rank_checkpoints`.
         batch_size: As in `rank_checkpoints`.
@@ -115,8 +110,7 @@ def rank_models(
         The ranking; equally good ones keep their order.
 
     Raises:
-        ValueError: If there is no model, one gives logits of the wrong shape, an argument is out of range, or the
-            samples are not fit for the method (`Signals.fit`).
+        ValueError: If there is no model, one gives logits of the wrong shape, or as in `rank_checkpoints`.
         TypeError: If a model can be neither called nor read as a classifier, or `dataset` is nothing of the kind.
 
     Example:
@@ -134,7 +128,7 @@ def rank_models(
     classes = None
     if labels is not None and all(is_estimator(model) for model in named.values()):
         classes, labels = encode(labels)
-    judge.fit(dataset if labels is None else (dataset, labels))
+    fit_signals(judge.signals, dataset if labels is None else (dataset, labels))
     if classes is None:
         classes = np.arange(int(judge.signals.boundary.labels.max()) + 1)
     measured = []
@@ -180,12 +174,15 @@ class Judge:
             raise TypeError(f"`signals` must be a bu_torch.Signals or None, got {type(signals).__name__}.")
         self.batch_size = check_integer("batch_size", batch_size, 1)
 
-    def fit(self, dataset: Any) -> None:
-        """Fit the signals on the samples of a dataset."""
-        fit_signals(self.signals, dataset)
-
     def measure(self, model: Callable[[Tensor], Any], name: str) -> dict[str, float]:
-        return measure_model(self.signals, model, self.batch_size, name)
+        """All signals of a model; NaN if its logits are not finite."""
+        try:
+            logits = read_logits(model, self.signals.perturbed, self.batch_size, check_finite=False)
+            warn_of_probabilities(logits, name)
+            values, _ = self.signals.measure(logits.to(self.signals.perturbed.device))
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"{name}: {error}") from error
+        return {signal: float(values[signal]) for signal in MEASURED}
 
     def score(self, values: Mapping[str, float]) -> float:
         """The score of a model with these signals; NaN if one that the rule looks at is not finite."""
@@ -198,16 +195,8 @@ class Judge:
         scored.sort(key=lambda one: -one.score if math.isfinite(one.score) else math.inf)
         return Ranking(self.rule.name, tuple(one._replace(rank=rank) for rank, one in enumerate(scored, 1)))
 
-    def rank_files(
-        self,
-        files: list[Path],
-        module: nn.Module | Callable[..., nn.Module],
-        dataset: Any,
-        weights_only: bool,
-        device: torch.device | str | None,
-    ) -> Ranking:
-        """Fit on the samples of a dataset and rank checkpoints; of equally good ones the earliest comes first."""
-        self.fit(dataset)
+    def rank_files(self, files: list[Path], module: Buildable, weights_only: bool, device: Device) -> Ranking:
+        """Rank checkpoints; of equally good ones the earliest comes first."""
         measured = []
         for file in files:
             checkpoint = load_checkpoint(file, weights_only=weights_only)
@@ -227,22 +216,11 @@ def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> No
     inputs = signals.boundary.as_inputs(samples.inputs, "dataset")
     labels = as_labels(samples.labels, len(inputs)).to(inputs.device)
     if line := messages.ignored(samples.n_ignored):
-        warnings.warn(line, stacklevel=4)
+        warnings.warn(line, stacklevel=3)
     if not signals.is_fitted:
         fit_or_load(signals, inputs, labels, cache, sample_weight=samples.weights)
     elif not signals.is_of(inputs, labels, samples.weights):
         raise ValueError("`signals` must be fitted on the samples of `dataset`, or on none, got other samples.")
-
-
-def measure_model(signals: Signals, model: Callable[[Tensor], Any], batch_size: int, name: str) -> dict[str, float]:
-    """All signals of a model; NaN if its logits are not finite."""
-    try:
-        logits = read_logits(model, signals.perturbed, batch_size, check_finite=False)
-        warn_of_probabilities(logits, name)
-        values, _ = signals.measure(logits.to(signals.perturbed.device))
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from error
-    return {signal: float(values[signal]) for signal in MEASURED}
 
 
 def _named(models: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:

@@ -39,8 +39,7 @@ class Candidate(NamedTuple):
 
     def as_record(self) -> dict[str, Any]:
         """Rank, name, epoch, step, score and all signals, by name."""
-        head = {"rank": self.rank, "name": self.name, "epoch": self.epoch, "step": self.step, "score": self.score}
-        return head | self.signals
+        return {name: getattr(self, name) for name in ("rank", "name", "epoch", "step", "score")} | self.signals
 
 
 @dataclass(frozen=True)
@@ -53,15 +52,6 @@ class Ranking(Sequence[Candidate]):
 
     Raises:
         ValueError: If there is no candidate.
-
-    Example:
-        >>> import torch
-        >>> from bu_torch import rank_models
-        >>> labels = torch.arange(200) % 2
-        >>> features = torch.randn(200, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
-        >>> models = {"middle": lambda x: x.sum(dim=1) - 2, "far off": lambda x: x.sum(dim=1) + 2}
-        >>> rank_models(models, features, labels).best.name
-        'middle'
     """
 
     rule: str
@@ -96,40 +86,36 @@ class Ranking(Sequence[Candidate]):
         names = [name for name in records[0] if any(record[name] is not None for record in records)]
         names.append(names.pop(names.index("name")))  # last, for it may be long
         columns = [[name, *(_shown(record[name]) for record in records)] for name in names]
-        widths = [max(map(len, column)) for column in columns]
-        widths[-1] = 0
+        *widths, _ = (max(map(len, column)) for column in columns)
         rows = zip(*columns, strict=True)
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines = ["  ".join(map(str.rjust, row, (*widths, 0))) for row in rows]
         return "\n".join([f"{len(self)} candidates by {self.rule}, best first", *lines])
 
     def to_json(self, path: str | Path) -> None:
         """Write the rule and a record for each candidate; a number that is not finite is null. Folders are made."""
-        records = [
-            {
-                name: None if isinstance(value, float) and not math.isfinite(value) else value
-                for name, value in candidate.as_record().items()
-            }
-            for candidate in self.candidates
-        ]
+
+        def plain(value: Any) -> Any:
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        records = [{name: plain(value) for name, value in one.as_record().items()} for one in self.candidates]
         text = json.dumps({"rule": self.rule, "candidates": records}, indent=2, allow_nan=False)
         with whole_file(Path(path)) as part:
             part.write_text(text + "\n", encoding="utf-8")
 
     def to_csv(self, path: str | Path) -> None:
-        """Write one row for each candidate, with a header. Folders are made.
-
-        Characters of a name that cannot be seen, or are no Unicode, are replaced; `to_json` keeps them.
-        """
+        """Write a header and a row for each candidate; folders are made. Unseen characters of names are replaced."""
         with whole_file(Path(path)) as part, part.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(self.best.as_record()))
             writer.writeheader()
-            writer.writerows({**one.as_record(), "name": _cell(one.name)} for one in self.candidates)
+            for one in self.candidates:
+                name = cleaned(one.name)
+                safe = f"'{name}" if name.startswith(("=", "+", "-", "@")) else name  # no formula of a spreadsheet
+                writer.writerow({**one.as_record(), "name": safe})
 
     def copy_best(self, n_best: int, folder: str | Path) -> list[Path]:
         """Copy the files of the best to a folder, under the names they have below the folder common to all.
 
-        Nothing is ever deleted, and nothing overwritten: a file that is there already must be the same. The folder is
-        made. Returns the copies, the best first.
+        Nothing is overwritten: a file that is there must be the same. The folder is made. Returns the copies in order.
 
         Raises:
             FileExistsError: If another file has the name; then nothing is copied.
@@ -149,12 +135,6 @@ class Ranking(Sequence[Candidate]):
                 with whole_file(copy) as part:
                     shutil.copy2(path, part)
         return [copy for _, copy in copies]
-
-
-def _cell(name: str) -> str:
-    """A name as a spreadsheet may read it: not as a formula."""
-    shown = cleaned(name)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
 def _shown(value: Any) -> str:

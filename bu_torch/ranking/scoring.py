@@ -2,36 +2,33 @@
 
 import copy
 import threading
-from collections import OrderedDict
 from typing import Any
 
 from bu_torch.functional.checks import check_choice
 from bu_torch.internal.inputs import check_integer
 from bu_torch.ranking.estimators import encode, estimator_logits
-from bu_torch.ranking.rank import MEASURED, measure_model
+from bu_torch.ranking.rank import MEASURED, Judge
+from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.measuring import Signals
 
-_MOST_FITTED = 4
-_BATCH = 4096
-_fitted: OrderedDict[str, Signals] = OrderedDict()  # of this process: a search copies and pickles its scorer
+_fitted: dict[str, Signals] = {}  # of this process, the latest last: a search copies and pickles its scorer
 _lock = threading.RLock()
 
 
 class BoundaryUncertaintyScorer:
     """A scorer for `GridSearchCV` and the like that needs no held-out samples: one split, all samples in it.
 
-    Called with a fitted classifier and the samples, it fits `Signals` on them, once for all candidates of a search and
-    in each process of it, and reads the classifier at the perturbed samples: `decision_function` if there is one,
-    else the logarithm of `predict_proba`. A pipeline is read before its first step: samples are perturbed in the units
-    of X. Labels may be of any kind.
+    It fits `Signals` on the samples, once for all candidates of a search and in each process of it, and reads each
+    fitted classifier at the perturbed samples as `rank_models` does. Samples are perturbed in the units of X, before
+    the first step of a pipeline. Labels may be of any kind.
 
     Args:
         signal: Signal to score by, larger is better: `"boundary_uncertainty"`, `"trust_score"`, `"expected_accuracy"`,
             or another that `Signals` measures of one classifier (`"omission"` is negated, because less is better). None
             gives all of them in a dict, for a search with several metrics (`refit="expected_accuracy"`).
-        signals: Settings other than those of `Signals()`; it stays as it is, because copies of it are fitted.
+        signals: Settings other than those of `Signals()`; copies of it are fitted.
         max_samples: Look at a stratified subset of so many samples; None for all.
 
     Raises:
@@ -44,14 +41,9 @@ class BoundaryUncertaintyScorer:
         >>> from sklearn.neighbors import KNeighborsClassifier
         >>> y = np.array(["no", "yes"]).repeat(100)
         >>> X = np.random.default_rng(0).normal(size=(200, 2)) + 2 * (y == "yes")[:, None]
-        >>> everything = np.arange(len(y))
-        >>> search = GridSearchCV(
-        ...     KNeighborsClassifier(),
-        ...     {"n_neighbors": [1, 15, 199]},
-        ...     scoring=BoundaryUncertaintyScorer(),
-        ...     cv=[(everything, everything)],
-        ... )
-        >>> search.fit(X, y).best_params_
+        >>> everything, grid = np.arange(len(y)), {"n_neighbors": [1, 15, 199]}
+        >>> scorer, cv = BoundaryUncertaintyScorer(), [(everything, everything)]
+        >>> GridSearchCV(KNeighborsClassifier(), grid, scoring=scorer, cv=cv).fit(X, y).best_params_
         {'n_neighbors': 15}
     """
 
@@ -83,12 +75,11 @@ class BoundaryUncertaintyScorer:
             inputs, labels = inputs[rows], labels[rows]
         key = self.signals.fingerprint_of(inputs, labels)
         with _lock:  # candidates that are scored by threads share one, which they must not widen at once
-            if key not in _fitted:
-                _fitted[key] = copy.deepcopy(self.signals).fit(inputs, labels)
-                while len(_fitted) > _MOST_FITTED:
-                    _fitted.popitem(last=False)
-            _fitted.move_to_end(key)
+            fitted = _fitted.pop(key, None) or copy.deepcopy(self.signals).fit(inputs, labels)
+            _fitted[key] = fitted
+            for oldest in list(_fitted)[:-4]:
+                del _fitted[oldest]
             read = estimator_logits(estimator, classes, X if hasattr(X, "iloc") else None)
-            values = measure_model(_fitted[key], read, _BATCH, type(estimator).__name__)
+            values = Judge(DEFAULT_RULE, fitted, batch_size=4096).measure(read, type(estimator).__name__)
         signed = {name: value if SIGNALS[name].is_larger_better else -value for name, value in values.items()}
         return signed if self.signal is None else signed[self.signal]

@@ -1,10 +1,10 @@
 """Averages of checkpoints ("soups"), made only as far as the training samples speak for them."""
 
-import copy
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,20 +12,13 @@ from torch import Tensor, nn
 from bu_torch.internal.files import whole_file
 from bu_torch.internal.inputs import check_integer
 from bu_torch.ranking.checkpoints import Checkpoint, load_checkpoint, module_with_weights
-from bu_torch.ranking.rank import Judge, Paths, find_checkpoints
+from bu_torch.ranking.rank import Judge, Paths, find_checkpoints, fit_signals
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName
 from bu_torch.signals.measuring import Signals
 
 # Of a Lightning checkpoint, what does not tell of the one epoch that it was saved in.
-_KEPT_ENTRIES = (
-    "pytorch-lightning_version",
-    "hyper_parameters",
-    "hparams_name",
-    "hparams_type",
-    "datamodule_hyper_parameters",
-    "datamodule_hparams_name",
-)
+_KEPT_ENTRIES = re.compile(r"pytorch-lightning_version|hparams_type|(datamodule_)?(hyper_parameters|hparams_name)")
 
 
 class Soup(NamedTuple):
@@ -50,8 +43,8 @@ class Soup(NamedTuple):
     def save(self, path: str | Path) -> None:
         """Write the average as the best checkpoint was written: with its hyperparameters, or as a bare state_dict.
 
-        The file holds plain data and tensors, so that `torch.load(path, weights_only=True)` and Lightning's
-        `load_from_checkpoint` read it; no state of an optimiser or a callback is in it, to resume from.
+        `torch.load(path, weights_only=True)` and Lightning's `load_from_checkpoint` read it; no state of an optimiser
+        or a callback is in it, to resume from.
 
         Raises:
             FileExistsError: If there is a file already.
@@ -74,9 +67,9 @@ class Soup(NamedTuple):
 def average_checkpoints(paths: Paths, *, weights_only: bool = True) -> dict[str, Any]:
     """The uniform average of the weights in several files: the uniform soup of Wortsman et al. (2022).
 
-    Floating-point and complex tensors are averaged in double precision, running means and variances of BatchNorm among
-    them; whole numbers (its count of batches) are those of the first. Averages of runs that started apart are mostly
-    useless: the checkpoints should be of one run, or fine-tuned from the same weights.
+    Floating-point and complex tensors are averaged in double precision, BatchNorm's means and variances too; whole
+    numbers (its count of batches) are those of the first. The checkpoints should be of one run, or fine-tuned from the
+    same weights: averages of runs that started apart are mostly useless.
 
     Args:
         paths: As in `rank_checkpoints`.
@@ -89,11 +82,12 @@ def average_checkpoints(paths: Paths, *, weights_only: bool = True) -> dict[str,
         FileNotFoundError: As in `rank_checkpoints`.
         ValueError: If a file cannot be read, or the files do not hold tensors of the same names and shapes.
     """
-    first, *rest = find_checkpoints(paths)
-    average = _Average(load_checkpoint(first, weights_only=weights_only))
-    for path in rest:
-        average = average.with_one(load_checkpoint(path, weights_only=weights_only))
-    return average.checkpoint().state_dict
+    path, *others = find_checkpoints(paths)
+    first = load_checkpoint(path, weights_only=weights_only)
+    sums = _in_double(first)
+    for other in others:
+        sums = _added(sums, first, load_checkpoint(other, weights_only=weights_only))
+    return _average(sums, first, 1 + len(others)).state_dict
 
 
 def greedy_soup(
@@ -111,9 +105,8 @@ def greedy_soup(
     """Average the best checkpoints as far as the rule says that it helps: a greedy soup that needs no held-out data.
 
     The recipe of Wortsman et al. (2022), "Model soups", section 2, with the rule in place of held-out accuracy: from
-    the best checkpoint on, each is added to the average if the average does not become worse by it; of files with the
-    same weights one is. `average_checkpoints` tells what is averaged, and when that makes sense: while the error of a
-    run still falls from epoch to epoch, its last one is better than any average.
+    the best checkpoint on, each is added to the average (`average_checkpoints`) if that becomes no worse by it; files
+    with the same weights count once. While the error of a run still falls, its last epoch is better than any average.
 
     Args:
         paths: As in `rank_checkpoints`.
@@ -130,75 +123,67 @@ def greedy_soup(
         The soup. Its only member is the best checkpoint if no average was at least as good.
 
     Raises:
-        FileNotFoundError: As in `rank_checkpoints`.
-        ValueError: As in `rank_checkpoints`, or if checkpoints do not hold tensors of the same names and shapes, or
-            the logits of all are not finite.
-        TypeError: As in `rank_checkpoints`.
+        ValueError: If checkpoints do not hold tensors of the same names and shapes, or no logits are finite; this and
+            other errors as in `rank_checkpoints`.
     """
     if n_best is not None:
         check_integer("n_best", n_best, 1)
-    judge = Judge(rule, signals, batch_size)
-    ranking = judge.rank_files(find_checkpoints(paths), module, dataset, weights_only, device)
+    judge, files = Judge(rule, signals, batch_size), find_checkpoints(paths)
+    fit_signals(judge.signals, dataset)
+    ranking = judge.rank_files(files, module, weights_only, device)
     candidates = [candidate for candidate in ranking if candidate.score == candidate.score]
     if not candidates:
         raise ValueError("`paths` must hold a checkpoint whose logits are finite, got none.")
     best = candidates[0]
-    average = _Average(load_checkpoint(str(best.path), weights_only=weights_only))
-    members, measured, seen = [best], best.signals, {_fingerprint(average.first)}
+    first = load_checkpoint(str(best.path), weights_only=weights_only)
+    sums, members, measured, seen = _in_double(first), [best], best.signals, {_fingerprint(first)}
     for candidate in candidates[1:n_best]:
         checkpoint = load_checkpoint(str(candidate.path), weights_only=weights_only)
-        if _fingerprint(checkpoint) in seen:
+        if (fingerprint := _fingerprint(checkpoint)) in seen:
             continue
-        seen.add(_fingerprint(checkpoint))
-        trial = average.with_one(checkpoint)
-        with module_with_weights(module, trial.checkpoint(), device) as loaded_module:
+        seen.add(fingerprint)
+        trial = _added(sums, first, checkpoint)
+        with module_with_weights(module, _average(trial, first, len(members) + 1), device) as loaded_module:
             values = judge.measure(loaded_module, f"the average with {candidate.name}")
         if judge.score(values) >= judge.score(measured):
-            average, members, measured = trial, [*members, candidate], values
+            sums, members, measured = trial, [*members, candidate], values
     gain = judge.score(measured) - judge.score(best.signals)
-    content = {name: value for name, value in average.first.content.items() if name in _KEPT_ENTRIES}
-    return Soup(average.checkpoint().state_dict, tuple(members), measured, gain, ranking, content)
+    content = {name: value for name, value in first.content.items() if _KEPT_ENTRIES.fullmatch(str(name))}
+    state_dict = _average(sums, first, len(members)).state_dict
+    return Soup(state_dict, tuple(members), measured, gain, ranking, content)
 
 
-class _Average:
-    """Sums of state dicts; `torch.optim.swa_utils.AveragedModel` would average modules, and whole numbers with them."""
+def _in_double(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Weights to be summed; `torch.optim.swa_utils.AveragedModel` would average whole numbers too."""
+    return {
+        name: value.to(torch.complex128 if value.is_complex() else torch.float64)
+        for name, value in checkpoint.state_dict.items()
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    }
 
-    def __init__(self, first: Checkpoint) -> None:
-        self.first = first
-        self.n_members = 1
-        self.sums = {
-            name: value.to(torch.complex128 if value.is_complex() else torch.float64)
-            for name, value in first.state_dict.items()
-            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-        }
 
-    def with_one(self, checkpoint: Checkpoint) -> Self:
-        """The sums with another one; these stay as they are."""
-        shapes, others = (
-            {name: tuple(getattr(value, "shape", ())) for name, value in one.state_dict.items()}
-            for one in (self.first, checkpoint)
+def _added(sums: dict[str, Tensor], first: Checkpoint, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The sums with a checkpoint of the same names and shapes as the first; those given stay as they are."""
+    shapes, others = (
+        {name: tuple(getattr(value, "shape", ())) for name, value in one.state_dict.items()}
+        for one in (first, checkpoint)
+    )
+    if shapes != others:
+        name = min(name for name in shapes | others if shapes.get(name) != others.get(name))
+        raise ValueError(
+            f"`paths` must hold tensors of the same names and shapes to be averaged: {name} is"
+            f" {shapes.get(name, 'missing')} in `{first.path}`, {others.get(name, 'missing')} in `{checkpoint.path}`."
         )
-        if shapes != others:
-            name = sorted(name for name in shapes | others if shapes.get(name) != others.get(name))[0]
-            raise ValueError(
-                f"`paths` must hold tensors of the same names and shapes to be averaged: {name} is"
-                f" {shapes.get(name, 'missing')} in `{self.first.path}`, {others.get(name, 'missing')} in"
-                f" `{checkpoint.path}`."
-            )
-        grown = copy.copy(self)
-        grown.n_members += 1
-        try:
-            grown.sums = {name: total + checkpoint.state_dict[name] for name, total in self.sums.items()}
-        except RuntimeError as error:  # of a kind that torch does not add
-            raise ValueError(f"`{checkpoint.path}` holds weights that cannot be averaged: {error}") from error
-        return grown
+    try:
+        return {name: total + checkpoint.state_dict[name] for name, total in sums.items()}
+    except RuntimeError as error:  # of a kind that torch does not add
+        raise ValueError(f"`{checkpoint.path}` holds weights that cannot be averaged: {error}") from error
 
-    def checkpoint(self) -> Checkpoint:
-        """The average, in place of the weights of the first member."""
-        averages = {
-            name: (total / self.n_members).to(self.first.state_dict[name].dtype) for name, total in self.sums.items()
-        }
-        return self.first._replace(state_dict={**self.first.state_dict, **averages})
+
+def _average(sums: dict[str, Tensor], first: Checkpoint, n_members: int) -> Checkpoint:
+    """The first checkpoint with the average in place of its weights."""
+    averages = {name: (total / n_members).to(first.state_dict[name].dtype) for name, total in sums.items()}
+    return first._replace(state_dict={**first.state_dict, **averages})
 
 
 def _fingerprint(checkpoint: Checkpoint) -> str:

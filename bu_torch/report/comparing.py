@@ -4,40 +4,19 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bu_torch.report.drawing import RUN_COLOURS, Figure, curve, dots, plotly_drawing, ring, stacked, within_reach
+from bu_torch.report.drawing import RUN_COLOURS, Figure, Json, Panel, Section, curve, dots, ring, stacked, within_reach
 from bu_torch.report.figures import with_fewer_checks, with_room
-from bu_torch.report.page import Content, page, write_page
 from bu_torch.report.record import RunRecord
-from bu_torch.report.sections import contents, figure_section, header, section, shown_value, table
+from bu_torch.report.sections import Content, assembled, shown_value, table
 from bu_torch.report.text import duration, escaped, shown_number
 from bu_torch.report.verdict import RunVerdict, headline, scores
 from bu_torch.rule.rules import DEFAULT_RULE
 from bu_torch.signals.catalogue import SIGNALS
 
 _PANELS = ("expected_accuracy", "boundary_uncertainty", "trust_score")
-_MOST_NAME = 60
-
-
-def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) -> Path:
-    """Write a page with several runs side by side; an older page that is there is replaced as a whole or not at all.
-
-    Args:
-        records: 2 to 10 different records from `read_record`.
-        path: File to write; folders are made if need be.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: If it cannot be written, or another file is there.
-        ValueError: If there are fewer records or more, if two are the same, or if the settings of one are none that a
-            rule takes.
-    """
-    return write_page(page(comparison(records)), Path(path))
 
 
 class _Run(NamedTuple):
@@ -56,21 +35,14 @@ def comparison(records: Sequence[RunRecord]) -> Content:
         raise ValueError(f"`records` must be different runs, but {again} is given twice.")
     verdicts = [RunVerdict.of(record) for record in records]
     runs = [_Run(*one) for one in zip(records, verdicts, _names(paths), RUN_COLOURS, strict=False)]
-    curves = _curves(runs)
-    sections = {
-        "Curves": figure_section(curves) if curves else "",
-        "What was kept": _kept(runs),
-        "Costs": _costs(runs),
-        "Settings that differ": _differences(runs),
-    }
-    anchors = zip(("curves", "kept", "costs", "settings"), sections, strict=True)
-    main = (
-        header(f"{len(records)} runs side by side", _caution(records)),
-        contents({name: title for name, title in anchors if sections[title]}),
-        *sections.values(),
-    )
-    drawings = [] if curves is None else [{"name": curves.name, **curves.drawing}]
-    return Content(f"{len(records)} runs – boundary uncertainty", "".join(main), drawings)  # noqa: RUF001
+    # When values of different runs mean the same.
+    caution = "A record tells the number of samples, not whether they are the same."
+    if any(record.data != records[0].data for record in records):
+        caution = "These runs differ in their data, so compare only their shapes and costs."
+    same = "Runs on the same samples, measured with the same settings, can be compared value by value."
+    parts = {part.title: part for part in (_curves(runs), _kept(runs), _costs(runs), _differences(runs)) if part}
+    window = f"{len(records)} runs"
+    return assembled(window, f"{window} side by side", f"{same} {caution}", parts)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -84,27 +56,23 @@ def _names(paths: Sequence[Path]) -> list[str]:
         folder if folders.count(folder) == 1 else str(Path(folder, path.stem))
         for folder, path in zip(folders, paths, strict=True)
     ]
-    return [escaped(name, _MOST_NAME) for name in names]
-
-
-def _caution(records: Sequence[RunRecord]) -> str:
-    """When values of different runs mean the same."""
-    same = "Runs on the same samples, measured with the same settings, can be compared value by value."
-    if any(record.data != records[0].data for record in records):
-        return f"{same} These runs differ in their data, so compare only their shapes and costs."
-    return f"{same} A record tells the number of samples, not whether they are the same."
+    return [escaped(name, 60) for name in names]
 
 
 def _curves(runs: Sequence[_Run]) -> Figure | None:
     axis = "epoch" if all(run.record.axis == "epoch" for run in runs) else "step"
-    at_place = [_places(run, axis) for run in runs]
-    rows: list[tuple[str, list[dict[str, Any]], tuple[float, float]]] = []
+    few = [with_fewer_checks(run.record, run.verdict) for run in runs]
+    at_place = [  # of the checks that a curve shows; not all tables tell steps
+        {check[one.axis]: check[axis] for check in one.checks if math.isfinite(check.get(axis, math.nan))}
+        for one in few
+    ]
+    rows: list[Panel] = []
     for title, columns in _panels(runs):
-        finite = [within_reach(column.values()) for column in columns]
-        if not any(finite):
+        finite = [values for column in columns if (values := within_reach(column.values()))]
+        if not finite:
             continue
-        traces: list[dict[str, Any]] = []
-        lows = [statistics.median(values) for values in finite if values]  # first checks, far below, are cut off
+        traces: list[Json] = []
+        lows = [statistics.median(values) for values in finite]  # first checks, far below, are cut off
         for run, column, at in zip(runs, columns, at_place, strict=True):
             places = [place for place in column if place in at]
             values = [column[place] for place in places]
@@ -117,7 +85,7 @@ def _curves(runs: Sequence[_Run]) -> Figure | None:
                 circle = ring("circle", 12, run.colour)
                 mark = dots([at[kept]], [column[kept]], run.name, circle, hoverinfo="skip")
                 traces.append(mark | legend | {"showlegend": False})
-        rows.append((title, traces, with_room(min(lows), max(max(values) for values in finite if values))))
+        rows.append((title, traces, with_room(min(lows), max(map(max, finite)))))
     if not rows:
         return None
     traces, layout = stacked(rows, axis)
@@ -127,13 +95,7 @@ def _curves(runs: Sequence[_Run]) -> Figure | None:
         " rule, its score is shown too. Each axis begins above the lowest values, so that the largest stand out."
     )
     height = 120 + 150 * len(rows) + 22 * len(runs)
-    return Figure("curves", "Curves", reading, plotly_drawing(traces, layout, None), height)
-
-
-def _places(run: _Run, axis: str) -> dict[int, Any]:
-    """Places on the axis of the checks that a curve shows; not all tables tell steps."""
-    checks = with_fewer_checks(run.record, run.verdict).checks
-    return {check[run.record.axis]: check[axis] for check in checks if math.isfinite(check.get(axis, math.nan))}
+    return Figure("curves", "Curves", reading, traces, layout, height)
 
 
 def _panels(runs: Sequence[_Run]) -> list[tuple[str, list[dict[int, float]]]]:
@@ -144,12 +106,11 @@ def _panels(runs: Sequence[_Run]) -> list[tuple[str, list[dict[int, float]]]]:
     ]
     rules = {run.verdict.rule or DEFAULT_RULE for run in runs}
     if len(rules) == 1 and not rules & set(_PANELS):
-        scored = (scores(run.record, run.verdict)[1:] for run in runs)
-        panels.insert(0, ("score", [dict(zip(places, values, strict=True)) for places, values in scored]))
+        panels.insert(0, ("score", [scores(run.record, run.verdict)[1] for run in runs]))
     return panels
 
 
-def _kept(runs: Sequence[_Run]) -> str:
+def _kept(runs: Sequence[_Run]) -> Section:
     rows, endings = [], []
     for record, verdict, name, _ in runs:
         check = record.check_at(verdict.kept) or {}
@@ -161,10 +122,10 @@ def _kept(runs: Sequence[_Run]) -> str:
     head = ("run", "kept", "last check", "expected accuracy", "U", "trust")
     text = "A run that only measured shows what the default rule would have kept."
     body = table(head, rows, numbers=(1, 2, 3, 4, 5)) + f"<ul>{''.join(endings)}</ul>"
-    return section("kept", "What was kept", text, body)
+    return Section("kept", "What was kept", text, body)
 
 
-def _costs(runs: Sequence[_Run]) -> str:
+def _costs(runs: Sequence[_Run]) -> Section:
     rows = []
     for record, _, name, _ in runs:
         spent, training = record.costs
@@ -173,10 +134,10 @@ def _costs(runs: Sequence[_Run]) -> str:
         rows.append([name, str(len(record.checks)), *times, share])
     head = ("run", "checks", "preparation", "callback in all", "training beside it", "share")
     text = "Time of preparation, checks and saving, as a share of training time."
-    return section("costs", "Costs", text, table(head, rows, numbers=(1, 2, 3, 4, 5)))
+    return Section("costs", "Costs", text, table(head, rows, numbers=(1, 2, 3, 4, 5)))
 
 
-def _differences(runs: Sequence[_Run]) -> str:
+def _differences(runs: Sequence[_Run]) -> Section:
     rows = []
     for group in ("settings", "data", "versions"):
         of_runs: list[dict[str, Any]] = [getattr(run.record, group) for run in runs]
@@ -189,4 +150,4 @@ def _differences(runs: Sequence[_Run]) -> str:
     if not rows:
         text = "All recorded settings are the same in all runs. Loss function and optimiser are not recorded."
     head = ("", *(run.name for run in runs)) if rows else ()
-    return section("settings", "Settings that differ", text, table(head, rows))
+    return Section("settings", "Settings that differ", text, table(head, rows))

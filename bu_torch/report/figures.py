@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from bu_torch.report import drawing
-from bu_torch.report.drawing import Figure, axis, curve, dots, plotly_drawing, ring, within_reach
-from bu_torch.report.maps import SPREADS, pair_map, spread
+from bu_torch.report.drawing import Figure, axis, curve, dots, ring, within_reach
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped
 from bu_torch.report.verdict import RunVerdict, rule_label, scores, why_not_highest
@@ -21,7 +20,6 @@ _RULES = {
     "boundary_uncertainty": ("uncertainty", ring("circle", 12, drawing.BLUE)),
     "trust_score": ("trust", ring("square", 9, drawing.ORANGE)),
 }
-_OTHER_MARK = ring("diamond", 19, drawing.VIOLET)
 # By the sign of what is better.
 _SHARES = {
     True: (
@@ -39,26 +37,7 @@ _SHARES = {
     ),
 }
 _LEAST_SPAN = 0.005  # of an axis of shares
-_ROW_HEIGHT = 130  # of a panel, in pixels
 _MOST_POINTS = 4000  # of a curve; more are narrower than a pixel
-_FEW_CHECKS = 8
-
-
-def figures(record: RunRecord, verdict: RunVerdict) -> list[Figure]:
-    """All figures for which the record has something to show."""
-    if not record.checks:
-        return []
-    drawn = [
-        _deciding(record, verdict),
-        _scores(record, verdict),
-        _shares(record, verdict, is_larger_better=True),
-        _shares(record, verdict, is_larger_better=False),
-        _training_loss(record, verdict),
-        pair_map(record, verdict),
-        *(spread(record, verdict, name) for name in SPREADS),
-        _cost(record, verdict),
-    ]
-    return [one for one in drawn if one is not None]
 
 
 def drawing_step(record: RunRecord) -> int:
@@ -68,8 +47,6 @@ def drawing_step(record: RunRecord) -> int:
 
 def with_fewer_checks(record: RunRecord, verdict: RunVerdict) -> RunRecord:
     """The record with as many checks as a curve can show."""
-    if drawing_step(record) == 1:
-        return record
     places = set(drawing.thinned(record.places, _MOST_POINTS, verdict.kept))
     return dataclasses.replace(record, checks=[check for check in record.checks if check[record.axis] in places])
 
@@ -82,19 +59,20 @@ def with_room(low: float, high: float) -> tuple[float, float]:
 
 def _upper_range(values: list[float], kept: list[float], least_span: float = 0.0) -> tuple[float, float]:
     """Limits of an axis on which the largest of finite values are seen: early ones lie far below, and are cut off."""
-    low, high = float(np.quantile(values, 0.25 if len(values) > _FEW_CHECKS else 0)), max(values)
+    low, high = float(np.quantile(values, 0.25 if len(values) > 8 else 0)), max(values)
     return with_room(min([low, *within_reach(kept), high - least_span]), high)
 
 
-def _deciding(record: RunRecord, verdict: RunVerdict) -> Figure | None:
-    label, places, values = scores(record, verdict)
-    shown = set(with_fewer_checks(record, verdict).places)
-    by_place = {place: value for place, value in zip(places, values, strict=True) if place in shown}
-    finite = within_reach(by_place.values())
+def deciding(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
+    """The score by which the run decided, at a `few` of its checks."""
+    label, by_place = scores(record, verdict)
+    places = [place for place in few.places if place in by_place]
+    values = [by_place[place] for place in places]
+    finite = within_reach(values)
     if not finite:
         return None
-    traces = [curve(list(by_place), list(by_place.values()), "score", drawing.BLUE)]
-    kept = [by_place[verdict.kept]] if verdict.kept in by_place else []
+    traces = [curve(places, values, "score", drawing.BLUE)]
+    kept = [by_place[verdict.kept]] if verdict.kept in places else []
     if kept:
         name, hover = "kept" if verdict.rule else "would be kept", f"{record.axis} %{{x}}: %{{y:.4f}}"
         traces.append(dots([verdict.kept], kept, name, ring("circle", 14, drawing.RED), hovertemplate=hover))
@@ -106,17 +84,19 @@ def _deciding(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     if limits[0] > min(finite):
         reading += " The axis begins above the lowest values, so that the largest stands out."
     title = "What decided" if verdict.rule else "What would have decided"
-    return Figure("deciding", title, reading, plotly_drawing(traces, layout, verdict), 320)
+    return Figure("deciding", title, reading, traces, layout, 320, verdict)
 
 
-def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
+def uncertainty_and_trust(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
+    """Boundary uncertainty and trust, with the check that each rule would have kept."""
+    if not record.checks:
+        return None
     detailed = [place for place in record.places if place in record.details]
     ceilings = [record.details[place].ceiling for place in detailed]
-    record = with_fewer_checks(record, verdict)
     curves = [
-        curve(record.places, record.values("boundary_uncertainty"), "boundary uncertainty", drawing.BLUE),
+        curve(few.places, few.values("boundary_uncertainty"), "boundary uncertainty", drawing.BLUE),
         curve(detailed, ceilings, "its expected maximum", drawing.GREY, dash="dot"),
-        curve(record.places, record.values("trust_score"), "trust score", drawing.ORANGE) | {"yaxis": "y2"},
+        curve(few.places, few.values("trust_score"), "trust score", drawing.ORANGE) | {"yaxis": "y2"},
     ]
     traces = [one for one in curves if any(value is not None for value in one["y"])] + _marks(verdict, record.axis)
     layout = {
@@ -124,15 +104,13 @@ def _scores(record: RunRecord, verdict: RunVerdict) -> Figure:
         "yaxis": axis("U", domain=[0.46, 1], rangemode="tozero"),
         "yaxis2": axis("trust", domain=[0, 0.4], anchor="x"),
     }
-    return Figure(
-        "scores",
-        "Boundary uncertainty and trust",
+    reading = (
         "Larger is better in both. Boundary uncertainty tells whether both classes mix along the decision boundary,"
         " trust whether predictions agree with the nearest samples. The marks show the check that each"
-        " rule would have kept.",
-        plotly_drawing(traces, layout, verdict),
-        520,
+        " rule would have kept."
     )
+    title = "Boundary uncertainty and trust"
+    return Figure("scores", title, reading, traces, layout, 520, verdict)
 
 
 def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
@@ -141,7 +119,7 @@ def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
     for rule, check in verdict.by_rule.items():
         if check is None:
             continue
-        title, mark = _RULES.get(rule) or (escaped(rule_label(rule), 24), _OTHER_MARK)
+        title, mark = _RULES.get(rule) or (escaped(rule_label(rule), 24), ring("diamond", 19, drawing.VIOLET))
         for yaxis, name in (("y", "boundary_uncertainty"), ("y2", "trust_score")):
             one = dots([check[axis_name]], [check[name]], f"rule: {title}", mark)
             legend = {"yaxis": yaxis, "legendgroup": rule, "showlegend": yaxis == "y"}
@@ -149,9 +127,8 @@ def _marks(verdict: RunVerdict, axis_name: str) -> list[dict[str, Any]]:
     return traces
 
 
-def _shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -> Figure | None:
+def shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -> Figure | None:
     """Each share in a panel of its own, with an axis on which its best values are seen."""
-    record = with_fewer_checks(record, verdict)
     kept = record.check_at(verdict.kept) or {}
     rows = []
     signals = [signal for signal in SIGNALS.values() if signal.panel == "shares"]
@@ -174,50 +151,43 @@ def _shares(record: RunRecord, verdict: RunVerdict, *, is_larger_better: bool) -
     if not rows:
         return None
     traces, layout = drawing.stacked(rows, record.axis)
-    drawn = plotly_drawing(traces, layout | {"showlegend": False}, verdict)
-    return Figure(*_SHARES[is_larger_better], drawn, 90 + _ROW_HEIGHT * len(rows))
+    layout["showlegend"] = False
+    return Figure(*_SHARES[is_larger_better], traces, layout, 90 + 130 * len(rows), verdict)
 
 
-def _training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
-    record = with_fewer_checks(record, verdict)
+def training_loss(record: RunRecord, verdict: RunVerdict) -> Figure | None:
+    """The training loss, if the module logs it."""
     values = record.values("train_loss")
     if not any(math.isfinite(value) for value in values):
         return None
     layout = {"xaxis": axis(record.axis), "yaxis": axis("loss", rangemode="tozero")}
     reading = "The training loss, as the module logs it. It keeps falling while a network memorises wrong labels."
     traces = [curve(record.places, values, "training loss", drawing.GREY)]
-    return Figure("loss", "Training loss", reading, plotly_drawing(traces, layout, verdict), 280)
+    return Figure("loss", "Training loss", reading, traces, layout, 280, verdict)
 
 
-def _cost(record: RunRecord, verdict: RunVerdict) -> Figure | None:
+def cost(record: RunRecord, few: RunRecord, verdict: RunVerdict) -> Figure | None:
+    """Time of the checks, and of all else."""
     totals, checks = (_differences(record, name) for name in ("seconds", "check_seconds"))
-    costs = [
-        {record.axis: place, "check": spent, "all else": total - spent}
-        for place, spent, total in zip(record.places, checks, totals, strict=True)
-    ]
-    if not any(math.isfinite(cost["all else"]) for cost in costs):
+    others = {place: totals[place] - checks[place] for place in totals}
+    if not any(map(math.isfinite, others.values())):
         return None
-    record = with_fewer_checks(dataclasses.replace(record, checks=costs), verdict)
     curves = [
-        curve(record.places, record.values(name), name, colour) | {"hovertemplate": "%{y:.3~s}s"}
-        for name, colour in (("check", drawing.BLUE), ("all else", drawing.GREY))
+        curve(few.places, [spent[place] for place in few.places], name, colour) | {"hovertemplate": "%{y:.3~s}s"}
+        for name, spent, colour in (("check", checks, drawing.BLUE), ("all else", others, drawing.GREY))
     ]
     layout = {"xaxis": axis(record.axis), "yaxis": axis("seconds", type="log", minor={"showgrid": False})}
-    return Figure(
-        "cost",
-        "What the checks cost",
+    reading = (
         "Seconds that each check took, beside all other time since the previous check: training and its callbacks. The"
-        " axis is logarithmic.",
-        plotly_drawing(curves, layout, verdict),
-        320,
+        " axis is logarithmic."
     )
+    return Figure("cost", "What the checks cost", reading, curves, layout, 320, verdict)
 
 
-def _differences(record: RunRecord, name: str) -> list[float]:
-    """Differences from check to check of a total; NaN if it is not known, or falls as a clock must not."""
-    differences = []
-    before = 0.0
-    for total in record.values(name):
-        differences.append(total - before if total >= before else math.nan)
+def _differences(record: RunRecord, name: str) -> dict[int, float]:
+    """Differences by check of a total; NaN if it is not known, or falls as a clock must not."""
+    differences, before = {}, 0.0
+    for place, total in zip(record.places, record.values(name), strict=True):
+        differences[place] = total - before if total >= before else math.nan
         before = total if math.isfinite(total) else before
     return differences

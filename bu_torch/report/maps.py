@@ -2,19 +2,16 @@
 
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 
-from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, axis, plotly_drawing, thinned, within_reach
+from bu_torch.report.drawing import BELOW, COLOUR_BAR, MORE, WORSE, Figure, axis, thinned, within_reach
 from bu_torch.report.record import RunRecord
 from bu_torch.report.text import escaped, shortened, shown_number
 from bu_torch.report.verdict import RunVerdict, shown_details
 from bu_torch.signals.details import Pair
 
 _MOST_COLUMNS = 300  # of a map over the epochs
-_MOST_CLASSES = 40
-_BLANK_WEIGHT = 1e-6  # effective samples; with fewer near its boundary a pair counts as separable
 _PLAIN = {"showgrid": False, "zeroline": False}
 # Title, axis and reading of each histogram over the checks.
 SPREADS = {
@@ -42,23 +39,18 @@ SPREADS = {
 
 def class_name(record: RunRecord, index: int, most: int = 60) -> str:
     """A class in words, escaped: plotly understands some HTML in its labels."""
-    has_name = record.classes is not None and index < len(record.classes)
-    return escaped(record.classes[index] if has_name and record.classes else index, most)
+    names = record.classes or []
+    return escaped(names[index] if index < len(names) else index, most)
 
 
 def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     """Boundary uncertainty of each two classes, at the kept check."""
     shown = shown_details(record, verdict)
-    if shown is None or not len(shown[1].pairs):
+    if not record.checks or shown is None or not shown[1].pairs:
         return None
     place, details = shown
     classes, n_classes_left_out = _classes_shown(details.pairs)
-    is_small = len(classes) <= 8
     values, notes = _pair_grids(record, details.pairs, classes)
-    cells = {"type": "heatmap", "hoverongaps": False, "xgap": 1, "ygap": 1}
-    trace = cells | {"z": values, "hovertext": notes, "hoverinfo": "text", "coloraxis": "coloraxis"}
-    if is_small:
-        trace["texttemplate"] = "%{z:.2f}"
     names = [class_name(record, index, 14) for index in classes]
     ticks = {"tickvals": list(range(len(classes))), "ticktext": names} | _PLAIN
     low, high = _colour_range(within_reach(itertools.chain(*values)))
@@ -68,6 +60,18 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
         "coloraxis": {"cmin": low, "cmax": high, "colorbar": COLOUR_BAR | BELOW | {"y": 0, "yanchor": "top"}},
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
     }
+    cells = {"type": "heatmap", "hoverongaps": False, "xgap": 1, "ygap": 1}
+    blanks = [  # cells without a value, those of the diagonal darker
+        [1 if row == column else 0 if value is None else None for column, value in enumerate(line)]
+        for row, line in enumerate(values)
+    ]
+    greys = [[0, "rgba(133,144,162,0.10)"], [1, "rgba(133,144,162,0.55)"]]  # for light and for dark pages
+    traces = [
+        cells | {"z": blanks, "zmin": 0, "zmax": 1, "colorscale": greys, "showscale": False, "hoverinfo": "skip"},
+        cells | {"z": values, "hovertext": notes, "hoverinfo": "text", "coloraxis": "coloraxis"},
+    ]
+    if len(classes) <= 8:
+        traces[1]["texttemplate"] = "%{z:.2f}"
     reading = (
         "The stronger the colour, the less the two classes mix along the boundary between them. The colours span the"
         " values shown. The diagonal is grey; a faint cell is a pair with no sample near its boundary."
@@ -77,24 +81,9 @@ def pair_map(record: RunRecord, verdict: RunVerdict) -> Figure | None:
     if details.n_pairs_left_out:
         reading += f" {details.n_pairs_left_out} pairs with fewer samples near their boundary are not in the record."
     side = max(22, 240 // len(classes)) * len(classes)
-    return Figure(
-        "pairs",
-        f"Which boundaries are bad: pairs of classes at {record.axis} {place}",
-        reading,
-        plotly_drawing([cells | _blanks(values), trace], layout, None, WORSE),
-        160 + side,
-        most_width=max(420, 160 + 3 * side // 2),
-    )
-
-
-def _blanks(values: list[list[float | None]]) -> dict[str, Any]:
-    """The cells of a pair map that have no value, those of the diagonal darker; for light and for dark pages."""
-    blanks = [
-        [1 if row == column else 0 if value is None else None for column, value in enumerate(line)]
-        for row, line in enumerate(values)
-    ]
-    colours = [[0, "rgba(133,144,162,0.10)"], [1, "rgba(133,144,162,0.55)"]]
-    return {"z": blanks, "zmin": 0, "zmax": 1, "colorscale": colours, "showscale": False, "hoverinfo": "skip"}
+    title = f"Which boundaries are bad: pairs of classes at {record.axis} {place}"
+    most_width = max(420, 160 + 3 * side // 2)
+    return Figure("pairs", title, reading, traces, layout, 160 + side, scales=WORSE, most_width=most_width)
 
 
 def _colour_range(values: list[float]) -> tuple[float, float]:
@@ -115,9 +104,9 @@ def _pair_grids(
     for first, second, share, weight, value in pairs:
         if first not in places or second not in places:
             continue
-        near = "none near the boundary: counts as separable"
-        if weight >= _BLANK_WEIGHT:
-            near = f"{shortened(f'{weight:.1f}', 12)} effective samples near the boundary"
+        near = f"{shortened(f'{weight:.1f}', 12)} effective samples near the boundary"
+        if not weight >= 1e-6:
+            near = "none near the boundary: counts as separable"
         names = " | ".join(class_name(record, index, 40) for index in (first, second))
         note = f"{names}<br>U {shown_number(value)}, {shortened(f'{share:.2%}', 12)} of the samples<br>{near}"
         for row, column in ((places[first], places[second]), (places[second], places[first])):
@@ -132,7 +121,7 @@ def _classes_shown(pairs: list[Pair]) -> tuple[list[int], int]:
     for first, second, share, _, value in pairs:
         for index in (first, second):
             loss[index] = loss.get(index, 0.0) + share * (1 - value if math.isfinite(value) else 0)
-    worst = sorted(loss, key=lambda index: -loss[index])[:_MOST_CLASSES]
+    worst = sorted(loss, key=lambda index: -loss[index])[:40]
     return sorted(worst), len(loss) - len(worst)
 
 
@@ -140,7 +129,7 @@ def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
     """A histogram over the checks, as a map; those whose bins differ from the last one's are left out."""
     title, axis_title, reading = SPREADS[name]
     found = {place: getattr(one, name) for place, one in sorted(record.details.items())}
-    if not found:
+    if not record.checks or not found:
         return None
     edges = found[max(found)].edges
     alike = (place for place, one in found.items() if len(one.edges) == len(edges))
@@ -155,7 +144,6 @@ def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
     # One row may hold nearly all, such as that of all beyond an edge: the others are to be told apart.
     fullest = sorted(shares.max(axis=1).tolist())
     most = next((share for share in (fullest[-2:-1] or fullest) if share > 0), 1.0)
-    ticks = range(0, n_bins + 1, max(1, math.ceil(n_bins / 8)))
     trace = {
         "type": "heatmap",
         "x": places,
@@ -165,6 +153,7 @@ def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
         "hovertemplate": f"{record.axis} %{{x}}, {axis_title} %{{hovertext}}: %{{z:.1%}}<extra></extra>",
         "coloraxis": "coloraxis",
     }
+    ticks = range(0, n_bins + 1, max(1, math.ceil(n_bins / 8)))
     names = [_edge(edges[place], "-∞" if place == 0 else "∞") for place in ticks]
     layout = {
         "xaxis": axis(record.axis, **_PLAIN),
@@ -173,7 +162,7 @@ def spread(record: RunRecord, verdict: RunVerdict, name: str) -> Figure | None:
     }
     if fullest[-1] > most:
         reading += f" The fullest row, with up to {fullest[-1]:.0%}, is beyond the colours."
-    return Figure(name, title, reading, plotly_drawing([trace], layout, verdict, MORE), 340)
+    return Figure(name, title, reading, [trace], layout, 340, verdict, MORE)
 
 
 def _edge(value: float, infinite: str) -> str:

@@ -1,43 +1,28 @@
 """The page: one file with its figures, its style and all it runs in it, so that nothing is fetched."""
 
+import argparse
 import base64
 import functools
 import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from bu_torch.internal.files import whole_file
+from bu_torch.internal.printing import cleaned, say
+from bu_torch.report.comparing import comparison
 from bu_torch.report.drawing import THEMES
-from bu_torch.report.figures import figures
+from bu_torch.report.reading import find_records, read_record
 from bu_torch.report.record import RunRecord
-from bu_torch.report.sections import sections
-from bu_torch.report.text import escaped
-from bu_torch.report.verdict import RunVerdict, headline
-
-_GENERATOR, _HEAD = b'<meta name="generator" content="bu-torch">', 2000  # and the bytes it is among
-
-
-@dataclass(frozen=True)
-class Content:
-    """Content of a page: all of it but the scripts that draw it."""
-
-    title: str  # of the window, escaped
-    main: str  # HTML
-    drawings: list[dict[str, Any]]  # figures, for the script
+from bu_torch.report.sections import Content, content
 
 
 def render(record: RunRecord, others: Sequence[Path] = ()) -> str:
-    """Give the page of a record, HTML that fetches nothing; `others` are records nearby, to be listed.
-
-    Raises:
-        ValueError: If the record's settings are none that a rule takes.
-    """
+    """Give the page of a record, HTML that fetches nothing; arguments and errors as in `write_report`."""
     return page(content(record, others))
 
 
@@ -56,27 +41,35 @@ def write_report(record: RunRecord, path: str | PathLike[str], others: Sequence[
         OSError: If it cannot be written, or another file is there.
         ValueError: If the record's settings are none that a rule takes.
     """
-    return write_page(render(record, others), Path(path))
+    return _write(render(record, others), Path(path))
 
 
-def write_page(text: str, path: Path) -> Path:
+def write_comparison(records: Sequence[RunRecord], path: str | PathLike[str]) -> Path:
+    """Write a page with several runs side by side, as `write_report` does.
+
+    Args:
+        records: 2 to 10 different records from `read_record`.
+        path: File to write; folders are made if need be.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: If it cannot be written, or another file is there.
+        ValueError: If the records are not 2 to 10 different ones, or the settings of one are none that a rule takes.
+    """
+    return _write(page(comparison(records)), Path(path))
+
+
+def _write(text: str, path: Path) -> Path:
     """Write a page; an older page is replaced as a whole or not at all, another file is not."""
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
-            if _GENERATOR not in file.read(_HEAD):
+            if b'<meta name="generator" content="bu-torch">' not in file.read(2000):
                 raise FileExistsError(f"{path} exists, and bu-torch has not written it: name another file (`-o`).")
     with whole_file(path) as part:
         part.write_bytes(text.encode("utf-8"))
     return path
-
-
-def content(record: RunRecord, others: Sequence[Path] = ()) -> Content:
-    """Content of the page of a record."""
-    verdict = RunVerdict.of(record)
-    shown = figures(record, verdict)
-    drawings = [{"name": one.name, **one.drawing} for one in shown]
-    title = f"{escaped(headline(record, verdict)[0])} – boundary uncertainty"  # noqa: RUF001
-    return Content(title, sections(record, verdict, shown, others), drawings)
 
 
 def page(shown: Content) -> str:
@@ -109,3 +102,31 @@ def _json(value: Any) -> str:
 def resource(name: str) -> str:
     """Content of a file beside this one."""
     return resources.files("bu_torch.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bu-torch report`."""
+    parser.description = (
+        "Write one self-contained page that shows what a run measured, what was kept and why. Several runs are shown"
+        " side by side."
+    )
+    parser.add_argument(
+        "folders", metavar="RUN_DIR", type=Path, nargs="+", help="any folder above a record, or a record"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="(%(default)s)")
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> None:
+    if len(options.folders) > 1:
+        records = [read_record(folder) for folder in options.folders]
+        say(f"{cleaned(write_comparison(records, options.output))}: {', '.join(cleaned(one.path) for one in records)}")
+        return
+    folder = options.folders[0]
+    path, *others = (find_records(folder) if folder.is_dir() else []) or [folder]
+    record = read_record(path)
+    say(f"{cleaned(write_report(record, options.output, others))}: {cleaned(record.path)}")
+    for other in others[:20]:
+        say(f"  not shown: {cleaned(other)}")
+    if len(others) > 20:
+        say(f"  not shown: {len(others) - 20} more")

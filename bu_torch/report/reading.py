@@ -43,7 +43,7 @@ def find_records(folder: str | PathLike[str]) -> list[Path]:
         raise FileNotFoundError(f"There is no folder {folder}.")
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file, not a folder.")
-    tables = [path for path in folder.rglob("boundary_uncertainty*.csv") if _NAME.fullmatch(path.name)]
+    tables = (path for path in folder.rglob("boundary_uncertainty*.csv") if _NAME.fullmatch(path.name))
     dated = [(written, path) for path in tables if (written := _written(path)) is not None]
     return [path for _, path in sorted(dated, key=lambda pair: (pair[0], pair[1].name), reverse=True)]
 
@@ -80,7 +80,7 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
         raise FileNotFoundError(f"There is no record at {path}.")
     record = RunRecord(path, [], datetime.fromtimestamp(written, UTC))
     _read_table(record)
-    details = details_path(path)
+    details = path.with_suffix(".jsonl")
     if details.is_file():
         _read_details(details, record)
     else:
@@ -91,19 +91,15 @@ def read_record(path: str | PathLike[str]) -> RunRecord:
     return record
 
 
-def details_path(table: Path) -> Path:
-    """Path of the details of a table's checks."""
-    return table.with_suffix(".jsonl")
-
-
 def _written(table: Path) -> float | None:
     """Seconds since 1970 at which the table or its details were last written to; None if there is no table."""
-    times = []
-    for path in (table, details_path(table)):
+    times = {}
+    for path in (table, table.with_suffix(".jsonl")):
         with contextlib.suppress(OSError):
             status = path.stat()
-            times += [status.st_mtime] if stat.S_ISREG(status.st_mode) else []
-    return max(times) if times and table.is_file() else None
+            if stat.S_ISREG(status.st_mode):
+                times[path] = status.st_mtime
+    return max(times.values()) if table in times else None
 
 
 def _read_lines(path: Path, record: RunRecord, take: Callable[[str], None]) -> None:
@@ -122,12 +118,10 @@ def _read_lines(path: Path, record: RunRecord, take: Callable[[str], None]) -> N
                     raise ValueError(f"a line of a record has at most {most} bytes, and this one has more.")
                 if line.endswith(b"\n") and not is_cut:
                     take(line.decode("utf-8"))
-            except UnicodeDecodeError:
-                raise ValueError(
-                    f"{path}, line {number}{note}: not a line of a record: it is not text in UTF-8."
-                ) from None
             except ValueError as error:
-                raise ValueError(f"{path}, line {number}{note}: {error}") from None
+                is_text = not isinstance(error, UnicodeDecodeError)
+                reason = error if is_text else "not a line of a record: it is not text in UTF-8."
+                raise ValueError(f"{path}, line {number}{note}: {reason}") from None
             if not line.endswith(b"\n"):
                 record.missing.append(f"The last line of {path.name} is incomplete and is left out.")
             skipped = os.fstat(file.fileno()).st_size - file.tell() - MOST_BYTES if number == 1 else 0
@@ -195,10 +189,10 @@ def _check(columns: list[str], row: list[str]) -> dict[str, Any]:
         raise ValueError(f"expected {len(columns)} values, got {len(row)}.")
     check: dict[str, Any] = {}
     for name, value in zip(columns, row, strict=True):
+        read, kind = (int, "an integer") if name == "epoch" else (float, "a number")
         try:
-            check[name] = int(value) if name == "epoch" else float(value or "nan")
+            check[name] = read(value or "nan")
         except ValueError:
-            kind = "an integer" if name == "epoch" else "a number"
             raise ValueError(f"{name[:50]} must be {kind}, got {value[:50]!r}.") from None
     if not 0 <= check["epoch"] < 2**53:
         raise ValueError(f"epoch must be an integer >= 0, got {row[columns.index('epoch')][:50]}.")
@@ -265,8 +259,8 @@ def _read_check(entry: dict[str, Any], record: RunRecord) -> None:
 
 
 def _read_end(entry: dict[str, Any], record: RunRecord) -> None:
-    places = ("kept_epoch", "kept_step", "stopped_epoch")
-    kept, step, stopped = (None if entry.get(name) is None else _integer(entry[name]) for name in places)
+    places = (entry.get(name) for name in ("kept_epoch", "kept_step", "stopped_epoch"))
+    kept, step, stopped = (None if place is None else _integer(place) for place in places)
     reason, path = (str(entry.get(name) or "") for name in ("reason", "best_model_path"))
     seconds = (_number(entry.get(name)) for name in ("saving_seconds", "training_seconds"))
     record.end = End(kept, step, stopped, reason, path, *seconds)

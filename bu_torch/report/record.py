@@ -33,13 +33,13 @@ class RunRecord:
         settings: Settings of the callback.
         versions: Versions of the packages it ran with.
         data: Sizes of the data.
-        classes: Names of the classes; None if they have none.
-        n_not_compared: Number of first checks that do not count: those of a run that this one resumed with other
-            settings or samples, or those before the first update of an average of the weights.
+        classes: Names of the classes, if they have any.
+        n_not_compared: Number of first checks that do not count: made before a resume with other settings or samples,
+            or before the first update of an average of the weights.
         setup_seconds: Time spent before the first epoch; NaN if unknown.
         started: Start of the run in ISO format; "" if unknown.
         details: Details by epoch or step, if written and read. Their `row` is a place in the data set.
-        kept_so_far: Epoch or step of the check that is kept, by the last check with details; None if that tells none.
+        kept_so_far: Epoch or step of the check that is kept, by the last check with details; None if unknown.
         end: None if the run still goes on, or was killed.
         missing: Sentences on what the page cannot show, and why.
         axis: `"epoch"`, or `"step"` if checks are within epochs.

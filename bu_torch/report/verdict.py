@@ -22,17 +22,13 @@ class RunVerdict:
 
     @classmethod
     def of(cls, record: RunRecord) -> "RunVerdict":
-        """Judge a record.
-
-        Raises:
-            ValueError: If its settings are none that a rule takes.
-        """
+        """Judge a record; ValueError if its settings are none that a rule takes."""
         rule = record.settings.get("rule")
         if rule is not None and not (isinstance(rule, str) and rule.isidentifier()):
             got = repr(rule[:50]) if isinstance(rule, str) else type(rule).__name__
             raise ValueError(f"{record.path}: the rule in the settings must be a name, got {got}.")
         by_rule: dict[str, dict[str, Any] | None] = {
-            name: _selection(name, record).replay(_compared(record))
+            name: _selection(name, record).replay(record.checks[record.n_not_compared :])
             for name in RULE_NAMES
             if _has(record, *as_rule(name).signals)
         }
@@ -47,17 +43,17 @@ class RunVerdict:
         return cls(rule, kept, by_rule)
 
 
-def scores(record: RunRecord, verdict: RunVerdict) -> tuple[str, list[int], list[float]]:
-    """The score that decided, or would have: in words, at which epochs or steps, and its values."""
+def scores(record: RunRecord, verdict: RunVerdict) -> tuple[str, dict[int, float]]:
+    """The score that decided, or would have: in words, and its values by epoch or step."""
     column = name = verdict.rule or DEFAULT_RULE
-    checks = _compared(record)
+    checks = record.checks[record.n_not_compared :]
     if name in RULE_NAMES:
         rule = _selection(name, record)
-        is_known = _has(record, *rule.rule.signals)
-        checks, column = rule.judged(checks) if is_known else [], rule.score_name
-    first = _first_epoch(record)
-    counted = [check for check in checks if column in check and check["epoch"] >= first]
-    return rule_label(name), [check[record.axis] for check in counted], [check[column] for check in counted]
+        checks, column = rule.judged(checks) if _has(record, *rule.rule.signals) else [], rule.score_name
+    start = record.settings.get("start_from_epoch")
+    first = start if isinstance(start, int) else 0
+    counted = (check for check in checks if column in check and check["epoch"] >= first)
+    return rule_label(name), {check[record.axis]: check[column] for check in counted}
 
 
 def rule_label(name: str) -> str:
@@ -65,19 +61,12 @@ def rule_label(name: str) -> str:
     return as_rule(name).title if name in RULE_NAMES else name.replace("_", " ")
 
 
-def in_words(text: str) -> str:
-    """A sentence of a run, with rules and signals by their titles instead of their names, and without folders."""
-    titles = {name: signal.title for name, signal in SIGNALS.items()} | {name: rule_label(name) for name in RULE_NAMES}
-    return re.sub(r"\w+", lambda found: titles.get(found[0], found[0]), without_folders(text))
-
-
 def why_not_highest(record: RunRecord, verdict: RunVerdict) -> str:
     """Name the epoch of the highest score, if another is kept, and the reason; "" if it is kept."""
-    _, places, values = scores(record, verdict)
-    by_place = {place: value for place, value in zip(places, values, strict=True) if math.isfinite(value)}
-    if verdict.kept not in by_place or by_place[verdict.kept] == (most := max(by_place.values())):
+    finite = {place: value for place, value in scores(record, verdict)[1].items() if math.isfinite(value)}
+    if verdict.kept not in finite or finite[verdict.kept] == max(finite.values()):
         return ""
-    highest = f"the highest score, in {record.axis} {next(place for place in by_place if by_place[place] == most)}."
+    highest = f"the highest score, in {record.axis} {max(finite, key=finite.__getitem__)}."
     replayed = verdict.by_rule.get(DEFAULT_RULE) or {} if verdict.rule in (None, DEFAULT_RULE) else {}
     is_margin = replayed.get(record.axis) == verdict.kept and record.settings.get("rule.n_standard_errors", 0.5) == 0.5
     return f"{'Trust chose it within half a standard error of' if is_margin else 'It is below'} {highest}"
@@ -85,17 +74,18 @@ def why_not_highest(record: RunRecord, verdict: RunVerdict) -> str:
 
 def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
     """The kept check and the end of the run, in words."""
+    ending = _ending(record)
     if not record.checks:
-        return f"No check {'yet' if record.end is None else 'was made'}", _ending(record)
+        return f"No check {'yet' if record.end is None else 'was made'}", ending
     why = why_not_highest(record, verdict)
     if verdict.rule is None:
         would = f"no {record.axis}" if verdict.kept is None else f"{record.axis} {verdict.kept}"
         decided = "The callback only measured" if record.settings else "The record does not tell what decided"
-        return f"The default rule would have kept {would}", f"{why} {decided}. {_ending(record)}".lstrip()
-    title, text = f"No {record.axis} was kept", "No finite check counted."
-    if verdict.kept is not None:
-        title, text = f"{record.axis.capitalize()} {verdict.kept} {'was kept' if record.end else 'is kept so far'}", why
-    return title, f"{text} {_ending(record)}".lstrip()
+        return f"The default rule would have kept {would}", f"{why} {decided}. {ending}".lstrip()
+    if verdict.kept is None:
+        return f"No {record.axis} was kept", f"No finite check counted. {ending}"
+    is_kept = "was kept" if record.end else "is kept so far"
+    return f"{record.axis.capitalize()} {verdict.kept} {is_kept}", f"{why} {ending}".lstrip()
 
 
 def level(record: RunRecord, verdict: RunVerdict) -> str:
@@ -125,12 +115,17 @@ def shown_details(record: RunRecord, verdict: RunVerdict) -> tuple[int, Details]
 
 
 def _ending(record: RunRecord) -> str:
+    """The end of the run, rules and signals by their titles."""
     last = f" The last check is of {record.axis} {record.places[-1]}." if record.checks else ""
     if record.end is None:
-        if not record.settings:
-            return f"How the run ended is not recorded.{last}"
-        return f"The run is still going, or it was killed.{last}"
-    return in_words(record.end.reason) or f"The run has ended.{last}"
+        is_known = (
+            "The run is still going, or it was killed" if record.settings else "How the run ended is not recorded"
+        )
+        return f"{is_known}.{last}"
+    titles = {name: signal.title for name, signal in SIGNALS.items()}
+    titles |= {name: rule_label(name) for name in RULE_NAMES}
+    reason = without_folders(record.end.reason)
+    return re.sub(r"\w+", lambda found: titles.get(found[0], found[0]), reason) or f"The run has ended.{last}"
 
 
 def _has(record: RunRecord, *columns: str) -> bool:
@@ -141,9 +136,8 @@ def _selection(name: Any, record: RunRecord) -> SelectionRule:
     """A rule that goes by a name, with the settings of the run."""
     settings = record.settings
     start = settings.get("start_from_epoch")
-    options: dict[str, Any] = {} if start is None else {"start_from_epoch": start}
     try:
-        selection = SelectionRule(name, **options)
+        selection = SelectionRule(name, start_from_epoch=0 if start is None else start)
         if name == settings.get("rule"):
             recorded = {option: settings.get(f"rule.{option}") for option in selection.rule.settings()}
             own = {option: float(value) for option, value in recorded.items() if isinstance(value, int | float)}
@@ -152,14 +146,3 @@ def _selection(name: Any, record: RunRecord) -> SelectionRule:
     except (TypeError, ValueError, RecursionError) as error:
         reason = f"{error}"[:500]
         raise ValueError(f"{record.path}: the settings beside it do not suit its rule: {reason}") from None
-
-
-def _first_epoch(record: RunRecord) -> int:
-    """The first epoch whose checks may be kept."""
-    start = record.settings.get("start_from_epoch")
-    return start if isinstance(start, int) else 0
-
-
-def _compared(record: RunRecord) -> list[dict[str, Any]]:
-    """The checks that a rule compares with each other."""
-    return record.checks[record.n_not_compared :]

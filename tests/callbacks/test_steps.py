@@ -14,8 +14,7 @@ from torch import nn
 
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
 from bu_torch.report import read_record
-from bu_torch.report.figures import figures
-from bu_torch.report.sections import sections
+from bu_torch.report.page import content
 from bu_torch.report.verdict import RunVerdict
 
 
@@ -327,11 +326,9 @@ class TestRecord:
         assert record.places == sorted(record.details) == [2, 4, 6, 8, 10, 12]
         assert [check["epoch"] for check in record.checks] == [0, 0, 1, 1, 2, 2]
         assert (record.end.kept_epoch, record.end.kept_step) == (stopping.best_epoch, stopping.best_step)
-        verdict = RunVerdict.of(record)
-        assert verdict.kept == stopping.best_step
-        drawn = figures(record, verdict)
-        assert list(drawn[0].drawing["data"][0]["x"]) == record.places
-        assert drawn[0].drawing["layout"]["xaxis"]["title"]["text"] == "step"
-        page = sections(record, verdict, drawn, [])
-        assert f"<h1>Step {stopping.best_step} was kept</h1>" in page
-        assert f"of 12 (epoch {stopping.best_epoch})" in page
+        assert RunVerdict.of(record).kept == stopping.best_step
+        shown = content(record)
+        assert list(shown.drawings[0]["data"][0]["x"]) == record.places
+        assert shown.drawings[0]["layout"]["xaxis"]["title"]["text"] == "step"
+        assert f"<h1>Step {stopping.best_step} was kept</h1>" in shown.main
+        assert f"of 12 (epoch {stopping.best_epoch})" in shown.main
