@@ -24,7 +24,7 @@ _SUM_TOLERANCE = 0.01  # what float32 may make of the votes of a large cluster
 _SKILL_TOLERANCE = 1e-6
 _SPACES = ("inputs", "patches", "tokens", "custom", "module")
 _WORDS = (np.dtype("<U6"), np.dtype("<U7"))  # as long as those
-_SINGLE, _DOUBLE, _INTEGER = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64))
+_FLOATS, _INTEGER = (np.dtype(np.float32), np.dtype(np.float64)), (np.dtype(np.int64),)
 
 
 class _Array(NamedTuple):
@@ -40,7 +40,7 @@ Layout = Mapping[str, _Array]
 
 
 class _DamageError(ValueError):
-    """Says what is wrong with the arrays."""
+    pass
 
 
 def write_arrays(file: BinaryIO, fingerprint: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -92,40 +92,34 @@ def layout(labels: np.ndarray, n_neighbors: int, n_draws: int) -> Layout:
     """Demands on each array by name, for samples with these labels, (N,)."""
     classes = np.unique(labels)
     n_samples, n_classes, n_perturbed = len(labels), len(classes), n_draws * len(labels)
-    distances = _Array(
-        (n_perturbed, n_classes), (_SINGLE, _DOUBLE), "distances >= 0", lambda found: np.all(found >= 0, axis=1)
-    )
-    shares = _Array((n_perturbed, n_classes), (_SINGLE,), "shares >= 0 with sum 1 in each row", _are_shares)
-    skill = _Array(
-        (),
-        (_DOUBLE,),
-        "a finite number of at most 1",
-        lambda found: np.isfinite(found) & (found <= 1 + _SKILL_TOLERANCE),
-    )
+
+    def are_pairs(found: np.ndarray) -> np.ndarray:
+        return np.isin(found, classes).all(axis=1) & (found[:, 0] < found[:, 1])
+
+    def is_skill(found: np.ndarray) -> np.ndarray:
+        return np.isfinite(found) & (found <= 1 + _SKILL_TOLERANCE)
+
+    def are_finite(found: np.ndarray) -> np.ndarray:
+        return (found >= 0) & np.isfinite(found)
+
+    def are_distances(found: np.ndarray) -> np.ndarray:
+        return (found >= 0).all(axis=1)
+
+    distances, shares = "distances >= 0", "shares >= 0 with sum 1 in each row"
+    clusters = f"different rows in [0, {n_samples}) for each sample, its own first"
+    pairs = "two classes of the labels for each sample, the lower first"
     return {
         "space": _Array((), _WORDS, f"one of {', '.join(_SPACES)}", lambda found: np.isin(found, _SPACES)),
-        "labels": _Array((n_samples,), (_INTEGER,), "the labels of the samples", partial(np.equal, labels)),
-        "neighbors": _Array(
-            (n_samples, n_neighbors),
-            (_INTEGER,),
-            f"different rows in [0, {n_samples}) for each sample, its own first",
-            _are_clusters,
-        ),
-        "bayes_pairs": _Array(
-            (n_samples, 2),
-            (_INTEGER,),
-            "two classes of the labels for each sample, the lower first",
-            lambda found: np.isin(found, classes).all(axis=1) & (found[:, 0] < found[:, 1]),
-        ),
-        "nearest_distance": _Array(
-            (n_samples,), (_SINGLE, _DOUBLE), "finite distances >= 0", lambda found: np.isfinite(found) & (found >= 0)
-        ),
-        "left_out_distances": distances,
-        "own_distances": distances._replace(shape=(n_perturbed,), is_right=lambda found: found >= 0),
-        "votes": shares._replace(shape=(n_samples, n_classes)),
-        "probabilities": shares,
-        "vote_skill": skill,
-        "regression_skill": skill,
+        "labels": _Array((n_samples,), _INTEGER, "the labels of the samples", partial(np.equal, labels)),
+        "neighbors": _Array((n_samples, n_neighbors), _INTEGER, clusters, _are_clusters),
+        "bayes_pairs": _Array((n_samples, 2), _INTEGER, pairs, are_pairs),
+        "nearest_distance": _Array((n_samples,), _FLOATS, f"finite {distances}", are_finite),
+        "left_out_distances": _Array((n_perturbed, n_classes), _FLOATS, distances, are_distances),
+        "own_distances": _Array((n_perturbed,), _FLOATS, distances, lambda found: found >= 0),
+        "votes": _Array((n_samples, n_classes), _FLOATS[:1], shares, _are_shares),
+        "probabilities": _Array((n_perturbed, n_classes), _FLOATS[:1], shares, _are_shares),
+        "vote_skill": _Array((), _FLOATS[1:], "a finite number of at most 1", is_skill),
+        "regression_skill": _Array((), _FLOATS[1:], "a finite number of at most 1", is_skill),
     }
 
 

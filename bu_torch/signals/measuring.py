@@ -21,7 +21,7 @@ from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, Reading
 from bu_torch.signals.details import Details, describe
-from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of_copies, warn_of_little_skill
+from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 from bu_torch.signals.recognition import recalls_of
 
 if TYPE_CHECKING:
@@ -83,19 +83,16 @@ class Signals:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64.
-        feature_extractor: As in `BoundaryUncertainty`; class distances are measured between its features too.
-        n_components: As in `BoundaryUncertainty`; class distances are measured among these components too.
-        perturbation: As in `BoundaryUncertainty`.
-        module: As in `BoundaryUncertainty`.
-        class_weight: As in `BoundaryUncertainty`; all signals, votes and probabilities are of classes so weighted.
+        feature_extractor: As in `BoundaryUncertainty`, like all that follow; class distances are measured in that space
+            too.
+        n_components: Components, also for class distances.
+        perturbation: Move of the samples.
+        class_weight: Weights of classes, by which all signals, votes and probabilities are weighted.
+        module: Module of the extractor.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
         preparation: Results of `fit`, which `save` writes and `load` reads.
-        class_distances: Distance from each perturbed sample to each class, (n_draws * N, J).
-        left_out_distances: The same, the sample that was perturbed left out.
-        votes: Votes of the labels near each sample, (N, J), float32 (`LabelVotes`).
-        probabilities: Class probabilities at each perturbed sample, (n_draws * N, J), float32 (`LabelProbabilities`).
         vote_skill: Skill of the labels nearby at predicting a sample's label, 1 is certain, 0 chance (`LabelVotes`).
         regression_skill: Skill of a regression on all other samples (`LabelRegression`); less than 0.01 is warned of.
 
@@ -146,11 +143,8 @@ class Signals:
         Args:
             features: Training inputs, shape (N, ...) with N >= n_neighbors, tensor or array of finite numbers.
             labels: Classes, shape (N,), integers >= 0; at least two different ones.
-            sample_weight: As in `BoundaryUncertainty.fit`.
-            neighbors: As in `BoundaryUncertainty.fit`; such a fit cannot be saved.
-
-        Raises:
-            ValueError, TypeError: As in `BoundaryUncertainty.fit`.
+            sample_weight: As in `BoundaryUncertainty.fit`, like `neighbors` and what is raised.
+            neighbors: Neighbours that are known; such a fit cannot be saved.
         """
         inputs, labels = self._read(features, labels)
         return self._take(Preparation.make(self.boundary, inputs, labels, sample_weight, neighbors), inputs)
@@ -162,9 +156,9 @@ class Signals:
 
         Args:
             path: The file; or what `preparation.packed` gave.
-            features: As in `fit`, like the next two; the file must have been made from the same.
-            labels: Classes.
-            sample_weight: Weights.
+            features: The samples that the file was made from, as in `fit`.
+            labels: Their classes.
+            sample_weight: Their weights.
             is_own: Refuse links, and files of other users.
 
         Raises:
@@ -199,8 +193,7 @@ class Signals:
         self._own, distances = columns.repeat(self.boundary.n_draws), preparation.left_out_distances
         self._label_trust = functional.trust_score(distances, self._own, validate_args=False)
         self._nearest_class = self._classes.classes[distances[:, :-1].argmin(dim=1)]
-        warn_of_copies(inputs, self.boundary)
-        warn_of_little_skill(self.vote_skill, self.regression_skill)
+        warn_of(preparation, inputs)
         return self
 
     @property
@@ -216,12 +209,12 @@ class Signals:
 
     @property
     def votes(self) -> Tensor:
-        """Votes of the labels near each sample, (N, J)."""
+        """Votes of the labels near each sample, (N, J), float32 (`LabelVotes`)."""
         return self._classes.spread(self.preparation.votes, 0.0)
 
     @property
     def probabilities(self) -> Tensor:
-        """Class probabilities at each perturbed sample, (n_draws * N, J)."""
+        """Class probabilities at each perturbed sample, (n_draws * N, J), float32 (`LabelProbabilities`)."""
         return self._classes.spread(self.preparation.probabilities, 0.0)
 
     @property
@@ -257,7 +250,6 @@ class Signals:
         return fingerprint_of(self.boundary, inputs, labels, weights)
 
     def _read(self, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of samples, checked."""
         inputs = self.boundary.as_inputs(features)
         return inputs, as_labels(labels, len(inputs)).to(inputs.device)
 
@@ -284,17 +276,15 @@ class Signals:
             if given is not None:
                 check_index(name, given, (boundary.n_draws * len(boundary.labels),), prepared.votes.device)
         terms = boundary.terms(logits)
-        logits = as_logits(logits)
         predictions = torch.cat([of_draw.predictions for of_draw in terms])
         columns = self._classes.columns(predictions)
         known = columns.clamp(max=len(self._classes))  # the last column is that of classes without samples
         trust, left_out_trust = trust_with_own(prepared.left_out_distances, known, self._own, prepared.own_distances)
         reading = Reading(
-            logits=logits,
             terms=terms,
             pairs=boundary._pairs,
             pair_index=boundary._pair_index,
-            uncertainty=boundary.score_terms(terms).to(logits.dtype),
+            uncertainty=boundary.score_terms(terms).to(as_logits(logits).dtype),
             labels=boundary.labels,
             predictions=predictions,
             predictions_before=before,
