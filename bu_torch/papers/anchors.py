@@ -56,7 +56,7 @@ class AnchorEstimator:
         return self
 
     def _prepare(self) -> None:
-        """Compute what else does not depend on the classifier."""
+        """Compute what else does not depend on the classifier, before the samples are kept."""
 
     def _read(self, model: Callable[[Tensor], Any], points: Tensor) -> Tensor:
         """Logits (n, J) at flat points (n, d), on the device of the samples."""

@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,12 +42,12 @@ def visited_by(
     weights = _drawn_by(sampler) if isinstance(sampler, WeightedRandomSampler) else None
     if indices is None:
         batch_size = getattr(batches, "batch_size", 1)  # entries are batches, unless the loader makes them
-        own_pass = _own_passes(sampler, loader.dataset, dataset, n_batches * batch_size)
-        entries = own_pass()
+        passes = _own_passes(sampler, loader.dataset, dataset, n_batches * batch_size)
+        entries = next(passes)
         if batches is None:
             are_lists = are_lists or any(isinstance(e, list | tuple) or getattr(e, "ndim", 0) for e in entries[:1])
         are_nested = batches is None and are_lists
-        indices, weights = _counted(_indices(entries, are_nested), lambda: _indices(own_pass(), are_nested))
+        indices, weights = _counted(_indices(one, are_nested) for one in itertools.chain([entries], passes))
     if not indices:
         raise UnreadableError(NO_SAMPLE)
     return indices, are_lists, weights
@@ -59,16 +59,17 @@ def _indices(entries: list[Any], are_nested: bool) -> list[Any]:
     return [index.item() if hasattr(index, "item") else index for index in flat]
 
 
-def _counted(first: list[Any], draw: Callable[[], list[Any]]) -> tuple[list[Any], Tensor | None]:
+def _counted(passes: Iterator[list[Any]]) -> tuple[list[Any], Tensor | None]:
     """Indices of a sampler's first pass, and of a few more if these give others or repeat some; how often each comes.
 
     None if that is chance alone: then the counts of two halves of the passes are unrelated.
     """
-    halves = Counter(first), Counter(draw())
+    first = next(passes)
+    halves = Counter(first), Counter(next(passes))
     if len(halves[0]) == len(first) and halves[0] == halves[1]:
         return sorted(halves[0]), None
     for i in range(2, min(_MOST_PASSES, max(2, _MOST_DRAWS // len(first)))):
-        halves[i % 2].update(draw())
+        halves[i % 2].update(next(passes))
     indices = sorted(halves[0] | halves[1])
     counts = torch.tensor([[half[index] for index in indices] for half in halves], dtype=torch.float64)
     centred = counts - counts.mean(dim=1, keepdim=True)
@@ -119,11 +120,10 @@ def _visited_sooner_or_later(
     return list(range(n_samples))
 
 
-def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: float) -> Callable[[], list[Any]]:
-    """A function that gives what a copy of a sampler gives in its next epoch.
+def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: float) -> Iterator[list[Any]]:
+    """Passes of a copy of a sampler, epoch after epoch: up to its length, or up to `n_draws` entries if it has none.
 
-    That is up to the sampler's length, or up to `n_draws` entries if it has none, as an endless one has. If the sampler
-    holds the `original` dataset, the copy holds `dataset`.
+    If the sampler holds the `original` dataset, the copy holds `dataset`.
     """
     try:
         own = copy.deepcopy(sampler, {id(original): dataset})
@@ -131,11 +131,8 @@ def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: fl
         raise UnreadableError(
             f"{type(sampler).__name__} cannot be copied to see which samples it visits: {error}."
         ) from error
-    passes = itertools.count()
-
-    def draw() -> list[Any]:
-        epoch, set_epoch = next(passes), getattr(own, "set_epoch", None)
-        if epoch and callable(set_epoch):  # as trainers do before each epoch
+    for epoch in itertools.count():
+        if epoch and callable(set_epoch := getattr(own, "set_epoch", None)):  # as trainers do before each epoch
             set_epoch(epoch)
         try:
             n_most = len(own)  # type: ignore[arg-type]
@@ -144,6 +141,4 @@ def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: fl
         entries = list(itertools.islice(own, n_most))
         if len(entries) == _MOST_INDICES:
             raise UnreadableError(f"{type(own).__name__} has no length, and gives more than {_MOST_INDICES} indices.")
-        return entries
-
-    return draw
+        yield entries
