@@ -14,15 +14,13 @@ try:
 except ImportError as error:
     raise missing("optuna", "optuna") from error
 
-_COMPARABLE = tuple(name for name, signal in SIGNALS.items() if signal.is_larger_better)
-
 
 class BoundaryUncertaintyPruningCallback(Callback):
     """Report each check to a trial of Optuna, and prune the trial if its pruner says so.
 
-    For a Lightning trainer, listed behind `BoundaryUncertaintyStopping` or `BoundaryUncertaintyMonitor`. In any other
-    training call `report` after each check. Trials that train on the same data are read at the same perturbed samples,
-    so that their values can be compared. The number of a check, from 0, is the step that Optuna knows.
+    For a Lightning trainer, listed behind `BoundaryUncertaintyStopping` or `BoundaryUncertaintyMonitor`; in any other
+    training call `report` after each check. Trials on the same data are read at the same perturbed samples, so that
+    their values can be compared. The number of a check, from 0, is the step that Optuna knows.
 
     Args:
         trial: The trial, of a study with one objective that is maximised.
@@ -33,7 +31,7 @@ class BoundaryUncertaintyPruningCallback(Callback):
     """
 
     def __init__(self, trial: Any, monitor: str = "expected_accuracy") -> None:
-        self.monitor = check_choice("monitor", monitor, _COMPARABLE)
+        self.monitor = check_choice("monitor", monitor, [one.name for one in SIGNALS.values() if one.is_larger_better])
         if getattr(getattr(trial, "study", None), "direction", None) == StudyDirection.MINIMIZE:
             raise ValueError(f'`trial` must belong to a `direction="maximize"` study: a larger `{monitor}` is better.')
         self.trial, self._n_reported = trial, 0

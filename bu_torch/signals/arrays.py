@@ -103,7 +103,7 @@ def layout(labels: np.ndarray, n_neighbors: int, n_draws: int) -> Layout:
         return (found >= 0) & np.isfinite(found)
 
     def are_distances(found: np.ndarray) -> np.ndarray:
-        return (found >= 0).all(axis=1)
+        return np.all(found >= 0, axis=1)
 
     distances, shares = "distances >= 0", "shares >= 0 with sum 1 in each row"
     clusters = f"different rows in [0, {n_samples}) for each sample, its own first"

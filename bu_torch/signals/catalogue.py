@@ -25,6 +25,9 @@ class Reading:
     trust: Tensor  # trust scores of the predictions, (D * N,)
     left_out_trust: Tensor  # the same without the sample that was perturbed
     labels: Tensor  # classes of the samples, (N,)
+    own: Tensor  # columns of the labels, (D * N,)
+    label_trust: Tensor  # trust scores of the labels at the perturbed inputs, (D * N,)
+    nearest_class: Tensor  # there, the sample that was perturbed left out, (D * N,)
     label_probabilities: Tensor  # of the classes at the perturbed inputs, (D * N, C)
     label_votes: Tensor  # of the labels near each sample, (N, C)
     pairs: Tensor  # likely Bayes pairs that there are, (P, 2)

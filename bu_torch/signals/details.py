@@ -53,7 +53,7 @@ class Details(NamedTuple):
     doubtful: list[Doubtful]  # least trust in the label or the prediction first, each in the draw where it is lowest
 
 
-def describe(reading: Reading, *, label_trust: Tensor, nearest_class: Tensor, n_doubtful: int) -> Details:
+def describe(reading: Reading, n_doubtful: int) -> Details:
     """Details of what a check has read."""
     terms = reading.terms
     weights, values, shares = (
@@ -73,7 +73,7 @@ def describe(reading: Reading, *, label_trust: Tensor, nearest_class: Tensor, n_
         near_boundary=_histogram(distance, 0.0, 5.0, 25),
         local_uncertainty=_histogram(local, 0.0, 1.0, 20),
         log_trust=_histogram(reading.left_out_trust.double().log(), -7.0, 7.0, 28),
-        doubtful=_doubtful(reading, label_trust, nearest_class, n_doubtful),
+        doubtful=_doubtful(reading, n_doubtful),
     )
 
 
@@ -95,14 +95,15 @@ def _ceiling(reading: Reading) -> float:
     return float(torch.stack(ceilings).mean())
 
 
-def _doubtful(reading: Reading, label_trust: Tensor, nearest_class: Tensor, n_doubtful: int) -> list[Doubtful]:
+def _doubtful(reading: Reading, n_doubtful: int) -> list[Doubtful]:
     n_samples = len(reading.labels)
-    lower = torch.minimum(reading.left_out_trust, label_trust).view(-1, n_samples)
+    lower = torch.minimum(reading.left_out_trust, reading.label_trust).view(-1, n_samples)
     lowest, draws = lower.min(dim=0)
     rows = lowest.sort(stable=True).indices[:n_doubtful]
     places = draws[rows] * n_samples + rows
-    columns = (rows, reading.labels[rows], reading.predictions[places], nearest_class[places], lowest[rows].double())
-    return [Doubtful(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    classes = (reading.labels[rows], reading.predictions[places], reading.nearest_class[places])
+    columns = (column.tolist() for column in (rows, *classes, lowest[rows].double()))
+    return [Doubtful(*row) for row in zip(*columns, strict=True)]
 
 
 def _histogram(values: Tensor, low: float, high: float, n_bins: int) -> Histogram:

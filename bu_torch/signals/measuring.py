@@ -43,16 +43,14 @@ class Measurement:
     predictions: Tensor
     standard_error: Tensor
     _reading: Reading
-    _signals: "Signals"
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.values, self.predictions))
 
     def recalls(self) -> Tensor:
         """Recall of the C classes that have samples, by labels and by label probabilities, (2 * C,) float64."""
-        reading, classes = self._reading, self._signals._classes
-        of_labels = classes.columns(reading.labels)
-        return recalls_of(reading.columns, of_labels, reading.label_probabilities, reading.weights, len(classes))
+        read = self._reading
+        return recalls_of(read.columns, read.own, read.label_probabilities, read.weights)
 
     def details(self, n_doubtful: int = 50) -> Details:
         """Details behind the values, by pair of classes and by sample; waits for the device.
@@ -60,10 +58,7 @@ class Measurement:
         Args:
             n_doubtful: Number of the least trusted samples to name, >= 1.
         """
-        signals = self._signals
-        return describe(
-            self._reading, label_trust=signals._label_trust, nearest_class=signals._nearest_class, n_doubtful=n_doubtful
-        )
+        return describe(self._reading, n_doubtful)
 
     def doubtful(self) -> "DataFrame":
         """All samples, the least trusted first, as a pandas frame; waits for the device.
@@ -109,10 +104,10 @@ class Signals:
     boundary: BoundaryUncertainty
     preparation: Preparation
     _classes: PresentClasses
-    _own: Tensor  # columns of the labels, (n_draws * N,)
-    _counts: tuple[Tensor, Tensor, Tensor]  # of the labels in each cluster
-    _label_trust: Tensor  # trust scores of the labels at the perturbed samples, (n_draws * N,)
-    _nearest_class: Tensor  # there, the sample that was perturbed left out, (n_draws * N,)
+    _own: Tensor  # as in `Reading`, like all that follow
+    _counts: tuple[Tensor, Tensor, Tensor]
+    _label_trust: Tensor
+    _nearest_class: Tensor
 
     def __init__(
         self,
@@ -286,6 +281,9 @@ class Signals:
             pair_index=boundary._pair_index,
             uncertainty=boundary.score_terms(terms).to(as_logits(logits).dtype),
             labels=boundary.labels,
+            own=self._own,
+            label_trust=self._label_trust,
+            nearest_class=self._nearest_class,
             predictions=predictions,
             predictions_before=before,
             columns=columns,
@@ -303,7 +301,7 @@ class Signals:
         if best is not None:
             others = self._classes.columns(best)
             error = standard_error_of_gain(prepared.probabilities, columns, others, boundary.n_draws, boundary.weights)
-        return Measurement(values, predictions, torch.where(is_finite, error, torch.nan), reading, self)
+        return Measurement(values, predictions, torch.where(is_finite, error, torch.nan), reading)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""

@@ -91,23 +91,20 @@ class Recognition:
             setattr(self, name, Recalls(epoch, step, *values.tolist()))
 
 
-def recalls_of(
-    columns: Tensor, of_labels: Tensor, probabilities: Tensor, weights: Tensor | None, n_classes: int
-) -> Tensor:
+def recalls_of(columns: Tensor, own: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
     """Recall of each class by labels, then by label probabilities, (2 * C,) float64; waits for no device.
 
-    Predictions (D * N,) and labels (N,) are given as columns of arrays of C classes, C or more for one without samples.
+    Predictions and labels (D * N,) are columns of arrays of C classes, C or more for a prediction without samples.
     """
-    labels = of_labels.repeat(len(columns) // len(of_labels))
+    n_classes = probabilities.shape[1]
     if weights is None:
-        counted = torch.ones_like(labels, dtype=torch.float64)
+        counted = torch.ones_like(own, dtype=torch.float64)
         mass = probabilities.sum(dim=0, dtype=torch.float64)
     else:
-        counted = weights.double().repeat(len(columns) // len(of_labels))
+        counted = weights.double().repeat(len(own) // len(weights))
         mass = (counted.to(probabilities.dtype) @ probabilities).double()
     known = columns.clamp(max=n_classes - 1)
-    is_known = columns < n_classes
-    own = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * is_known * counted
-    hits = sum_by_pair((columns == labels) * counted, labels, n_classes)
-    by_label = hits / sum_by_pair(counted, labels, n_classes)
-    return torch.cat((by_label, sum_by_pair(own, known, n_classes) / mass))
+    expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (columns < n_classes) * counted
+    hits = sum_by_pair((columns == own) * counted, own, n_classes)
+    by_label = hits / sum_by_pair(counted, own, n_classes)
+    return torch.cat((by_label, sum_by_pair(expected, known, n_classes) / mass))

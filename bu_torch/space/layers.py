@@ -98,10 +98,9 @@ class LayerFeatures:
         inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers, keep_bytes=True)
         outputs: list[Any] = []
         is_input = self.layer == "penultimate"
+        hooked = [self.model.get_submodule("" if self.layer in ("logits", "penultimate") else self.layer)]
         if is_input:
             hooked = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
-        else:
-            hooked = [self.model.get_submodule("" if self.layer == "logits" else self.layer)]
 
         def remember(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             outputs[:] = [(*given, *named.values())[0] if is_input else output]
