@@ -42,14 +42,7 @@ class BoundaryUncertaintyPruningCallback(Callback):
                 self.report(callback)
 
     def report(self, watched: Any) -> None:
-        """Report the last check, if it has not been reported.
-
-        Args:
-            watched: Holder of the `history` of checks: a callback, or a `BoundaryUncertaintyStopper`.
-
-        Raises:
-            optuna.TrialPruned: If the trial's pruner says so.
-        """
+        """Report the last check of a callback or stopper; raise `optuna.TrialPruned` if the trial's pruner says so."""
         if len(watched.history) > self._n_reported:
             self._n_reported = len(watched.history)
             self.trial.report(watched.history[-1][self.monitor], self._n_reported - 1)

@@ -30,13 +30,11 @@ class AnchorEstimator:
     scale_: Tensor
 
     def fit(self, features: Any, labels: Any) -> Self:
-        """Keep the labelled samples and what does not depend on the classifier.
-
-        Takes inputs (N, d) or (N, ...), finite, and classes (N,), integers >= 0, at least two different ones. Distances
-        are measured between flattened, standardised inputs.
+        """Keep inputs (N, d) or (N, ...), finite, classes (N,), and what does not depend on the classifier.
 
         Raises:
-            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples.
+            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples or
+                classes.
         """
         inputs = as_features(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)

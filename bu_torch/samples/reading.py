@@ -60,9 +60,8 @@ def read_samples(
     """Read samples from whatever a user has.
 
     Args:
-        dataset: A Dataset or another sequence of samples, an `IterableDataset`, a DataLoader, an object with `setup`
-            and `train_dataloader` (a LightningDataModule), or all inputs and all labels: a pair, or a longer tuple or
-            a dict with the keys below.
+        dataset: A Dataset or another sequence of samples, an `IterableDataset`, a DataLoader, a LightningDataModule, or
+            all inputs and all labels: a pair, or a longer tuple or a dict with the keys below.
         max_samples: Samples to read at most, >= 1: a random subset, or the first ones of a stream. None reads all.
         seed: Seed of the subset and of what the dataset draws from global random states, 0 <= seed < 2**64.
         input_key: Key of the inputs in dicts; their place, an integer, in tuples of more than two; a list of these for
@@ -75,8 +74,8 @@ def read_samples(
 
     Raises:
         TypeError: If `dataset` is none of these, or holds tensors that are not dense.
-        ValueError: If there is no sample, if batches are not inputs and labels of one length and shape, if a stream
-            cannot be read twice, or if a sampler cannot be copied.
+        ValueError: If there is no sample, batches are not inputs and labels of one length and shape, a stream cannot be
+            read twice, or a sampler cannot be copied.
     """
     keys = Keys(input_key, label_key)
     if max_samples is not None:

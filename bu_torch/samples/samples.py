@@ -14,7 +14,6 @@ from bu_torch.samples.balance import as_weights
 from bu_torch.samples.subset import stratified_rows
 
 IGNORED = -100  # what torch's losses leave out, by the default of their `ignore_index`
-_WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # which not every torch can index
 
 
 class Samples(NamedTuple):
@@ -34,7 +33,7 @@ class Samples(NamedTuple):
     def at(self, rows: Tensor) -> "Samples":
         """Some of the samples, by their places here."""
         inputs, places = (part[rows.to(part.device)] for part in (self.inputs, self.rows))
-        if self.labels.dtype in _WIDE_UNSIGNED:
+        if self.labels.dtype in (torch.uint16, torch.uint32, torch.uint64):  # which not every torch can index
             labels = torch.from_numpy(self.labels.cpu().numpy()[rows.cpu().numpy()]).to(self.labels.device)
         else:
             labels = self.labels[rows.to(self.labels.device)]

@@ -1,7 +1,7 @@
 """Format of a `Preparation`: a zip of plain arrays and the fingerprint of what they were made of, without pickle.
 
-The fingerprint says what it was made of, but does not vouch for that: a disk may break, and anyone can copy a
-fingerprint. So shapes and types are read before the arrays are, and values are checked before they are used.
+A disk may break, and anyone can copy a fingerprint. So shapes and types are read before the arrays are, and values are
+checked before they are used.
 """
 
 import io
@@ -16,8 +16,7 @@ import numpy as np
 
 from bu_torch.internal.printing import cleaned
 
-_FINGERPRINT = "bu_torch_fingerprint"  # the first array: its name begins the file, which tells ours from others'
-_HEAD = (b"PK\x03\x04", 30, f"{_FINGERPRINT}.npy".encode())  # the name of the first member is at a fixed place
+_FINGERPRINT = "bu_torch_fingerprint"  # the first array: its name is at a fixed place, which tells ours from others'
 _LONGEST_HEADER = 4096  # bytes; NumPy writes 128
 _BLOCK_ELEMENTS = 2**22
 _SUM_TOLERANCE = 0.01  # what float32 may make of the votes of a large cluster
@@ -51,20 +50,15 @@ def write_arrays(file: BinaryIO, fingerprint: str, arrays: Mapping[str, np.ndarr
 
 def are_arrays(file: BinaryIO) -> bool:
     """Tell by the first bytes of a file if `write_arrays` wrote it, or began to."""
-    signature, place, name = _HEAD
-    head = file.read(place + len(name))
-    return not head or (head.startswith(signature) and head[place:] == name)
+    name = f"{_FINGERPRINT}.npy".encode()
+    head = file.read(30 + len(name))
+    return not head or (head.startswith(b"PK\x03\x04") and head[30:] == name)
 
 
 def read_arrays(
     source: AbstractContextManager[BinaryIO], name: str, fingerprint: str, expected: Layout
 ) -> dict[str, np.ndarray]:
-    """Arrays of a file, named in errors; takes no more memory than they need.
-
-    Raises:
-        OSError: If there is no such file, it cannot be opened, or is another user's.
-        ValueError: If it is none of ours or damaged, or has another fingerprint.
-    """
+    """Arrays of a file, named in errors; takes no more memory than they need, and raises as `Signals.load`."""
     line = _Array((), (np.array(fingerprint).dtype,), "a fingerprint", lambda found: np.array(True))
     arrays: dict[str, np.ndarray] = {}
     try:

@@ -35,8 +35,7 @@ class Measurement:
     Attributes:
         values: Scalars by the names of `Signals.NAMES`, float64, on the device of the logits.
         predictions: Predicted classes at the perturbed inputs, (n_draws * N,) int64.
-        standard_error: Standard error of the gain in expected accuracy over the predictions `best`, float64; 0
-            without `best`.
+        standard_error: That of the gain in expected accuracy over the predictions `best`, float64; 0 without `best`.
     """
 
     values: dict[str, Tensor]
@@ -53,11 +52,7 @@ class Measurement:
         return recalls_of(read.columns, read.own, read.label_probabilities, read.weights)
 
     def details(self, n_doubtful: int = 50) -> Details:
-        """Details behind the values, by pair of classes and by sample; waits for the device.
-
-        Args:
-            n_doubtful: Number of the least trusted samples to name, >= 1.
-        """
+        """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
         return describe(self._reading, n_doubtful)
 
     def doubtful(self) -> "DataFrame":
@@ -258,12 +253,11 @@ class Signals:
             best: Predictions, of the same shape, of the measurement to compare expected accuracy with; None for none.
 
         Returns:
-            The measurement. Its values are NaN if any logit is not finite; `prediction_changes` is 1 without `before`.
+            The measurement; its values are NaN if any logit is not finite, `prediction_changes` 1 without `before`.
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            TypeError: If the logits are not a floating-point tensor, or `before` or `best` not an integer one.
-            ValueError: If one of them has the wrong shape.
+            TypeError, ValueError: If an argument has the wrong type or shape.
         """
         check_fitted(self, "preparation")
         boundary, prepared = self.boundary, self.preparation

@@ -24,7 +24,6 @@ from bu_torch.space.mixed import MixedFeatures
 
 _FORMAT = 11  # of the arrays, to be raised when what they hold, or how that is computed, changes
 _PROBE = 64
-_PRIVATE = 0o600
 _LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
 _MOST_COPIES = 0.5
 MOST_ENTRIES = 2**28  # of an array with a column for each class: a gibibyte in float32, of which there are three
@@ -107,8 +106,7 @@ class Preparation:
     ) -> Self:
         """Read what `save` or `packed` wrote in place of `make`, and hand `boundary` its part.
 
-        Samples are checked ones; `boundary.class_weight` is in `weights` already. `is_own` refuses links, and files of
-        other users. Errors are those of `Signals.load`.
+        Samples are checked ones, `boundary.class_weight` is in `weights` already; all else is as in `Signals.load`.
         """
         fingerprint = fingerprint_of(boundary, inputs, labels, weights)
         expected = layout(labels.cpu().numpy(), boundary.n_neighbors, boundary.n_draws)
@@ -126,7 +124,7 @@ class Preparation:
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all, for no other user to read."""
-        with open_whole(Path(path), _PRIVATE) as file:
+        with open_whole(Path(path), 0o600) as file:
             write_arrays(file, self.fingerprint, self._arrays())
 
     def packed(self) -> Tensor:

@@ -88,8 +88,7 @@ class FeatureSpace:
         """Find mean, scale and principal components of the features of `inputs` (N, ...).
 
         Raises:
-            TypeError: If the extractor does not give real numbers.
-            ValueError: If it does not give one row of finite features a sample.
+            TypeError, ValueError: If the extractor does not give one row of real, finite features a sample.
         """
         self.fit_transform(inputs)
         return self
@@ -152,10 +151,7 @@ def name_of(feature_extractor: object) -> str:
 def principal_components(
     points: Tensor, n_components: int, seed: int = 0, *, exact: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and leading principal axes (n_components, d) of points (n, d), of their dtype and on their device.
-
-    Scikit-learn approximates the axes of large data by random projections, drawn from `seed`, unless `exact`.
-    """
+    """Mean (d,) and leading principal axes (n_components, d) of points (n, d); of large data not `exact`, by `seed`."""
     from sklearn.decomposition import PCA
 
     pca = PCA(n_components, svd_solver="full" if exact else "auto", random_state=scikit_learn_seed(seed))
@@ -166,7 +162,10 @@ def principal_components(
 
 def moments(flat: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each feature, (d,) float64."""
-    unit = _unit(flat)
+    unit = torch.ones((), dtype=torch.float64, device=flat.device)
+    if flat.dtype == torch.float64:  # a power of two for each, so that squares stay in range, as those of float32 do
+        exponent = torch.frexp(flat.abs().amax(dim=0)).exponent
+        unit = torch.exp2(exponent.double().clamp(-1000, 1000))
     blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
     mean = torch.stack([(block.double() / unit).sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
     squares = [(block.double() / unit - mean).square().sum(dim=0) for block in blocks]
@@ -187,14 +186,6 @@ def common_standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
     unit = safe_unit(deviations)
     scale = (deviations / unit).square().mean().sqrt() * unit
     return mean, torch.where(scale > 0, scale, torch.ones_like(scale))
-
-
-def _unit(flat: Tensor) -> Tensor:
-    """Power of two for each feature to divide by, exactly, so that squares neither overflow nor underflow."""
-    if flat.dtype != torch.float64:  # squares of float32 are in range in float64
-        return torch.ones((), dtype=torch.float64, device=flat.device)
-    exponent = torch.frexp(flat.abs().amax(dim=0)).exponent
-    return torch.exp2(exponent.double().clamp(-1000, 1000))
 
 
 def standardize(inputs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
