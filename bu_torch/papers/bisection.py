@@ -21,9 +21,8 @@ class BisectionAnchorUncertainty(AnchorEstimator):
 
     Ha (2019), chapter 2, and Ha et al. (2021), section 3. Segments between samples that are predicted differently are
     bisected down to anchors on the boundary. The samples nearest to these (Algorithms 2, 4, 5) are divided into
-    clusters (Algorithm 3), whose local uncertainties are averaged with their sizes as weights. `BoundaryUncertainty`
-    came later, is steadier, and costs one forward pass, not hundreds. With a single feature no cluster fills up: the
-    value is 0.
+    clusters (Algorithm 3), whose local uncertainties are averaged with their sizes as weights. With a single feature no
+    cluster fills up: the value is 0. `BoundaryUncertainty` is steadier, and costs one forward pass, not hundreds.
 
     What the sources leave open, and departures:
 
@@ -82,13 +81,10 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         self.seed = check_seed(seed)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier, any callable that `BoundaryUncertainty.score` takes.
+        """Boundary uncertainty of a classifier, which may give probabilities; else as `BoundaryUncertainty.score`.
 
-        Probabilities do as well as logits. A scalar in [0, 1], on the device of the samples, float64 for float64 logits
-        and float32 for all others; 0, the worst, if all samples are predicted alike or no cluster is large enough.
-
-        Raises:
-            RuntimeError, TypeError, ValueError: As `BoundaryUncertainty.score`.
+        A scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0, the
+        worst, if all samples are predicted alike or no cluster is large enough.
         """
         logits, first, second, found = self._search(model)
         samples = found.samples.unique()
@@ -112,11 +108,7 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         return ((weight * local).sum() / weight.sum().clamp(min=1)).clamp(max=1).to(logits.dtype)
 
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
-        """Anchors on the boundary of a classifier, and the sample nearest to each (Algorithms 2, 4 and 5).
-
-        None if all samples are predicted alike; their distinct `samples` are the near-boundary set. Takes and raises
-        the same as `score`.
-        """
+        """Anchors on the boundary of a classifier (Algorithms 2, 4, 5); their `samples` lie near it. As `score`."""
         return self._search(model)[-1]
 
     def _search(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor, Tensor, Anchors]:

@@ -29,9 +29,8 @@ class GradientAnchorUncertainty(AnchorEstimator):
     Ha (2019), chapter 4. A class wants as many anchors as it has samples in the bin at zero of the histogram of their
     near-boundary-ness (section 4.4.1; NumPy's `"auto"` bins). Each sample is moved by a common step along the gradient
     of g_D2 - g_D1, bisected until that many cross the boundary, with an anchor between (section 4.4.2). The value is a
-    smooth count of the labels among the neighbours of the anchor's sample (sections 4.5 and 4.6;
-    `bu_torch.functional.anchors.anchor_uncertainty`). Nothing is random. The model must be differentiable by autograd
-    with respect to its inputs.
+    smooth count of the labels among the neighbours of the anchor's sample (sections 4.5 and 4.6). Nothing is random.
+    The model must be differentiable by autograd with respect to its inputs.
 
     What the source leaves open, and departures:
 
@@ -47,8 +46,7 @@ class GradientAnchorUncertainty(AnchorEstimator):
 
     Args:
         n_neighbors: Number M of neighbours around an anchor, its sample included, >= 2.
-        bandwidth: Width of the kernel, `"cvml"` as in the thesis (`bu_torch.functional.cvml_bandwidth`) or
-            `"silverman"`.
+        bandwidth: Width of the kernel, `"cvml"` as in the thesis (`functional.cvml_bandwidth`) or `"silverman"`.
         measure: Local uncertainty, `"triangle"` or `"entropy"` (scaled to [0, 1]).
         gap: Distance of a neighbour from the boundary: `"own"`, the gap between its own two largest logits, as in the
             thesis, or `"pair"`, that of the anchor's two classes. They differ if there are more than two.
@@ -87,14 +85,11 @@ class GradientAnchorUncertainty(AnchorEstimator):
         self.n_halvings = check_integer("n_halvings", n_halvings, 1)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier that treats samples one by one, by differentiable torch operations.
+        """Boundary uncertainty of a classifier that treats samples one by one; else as `BoundaryUncertainty.score`.
 
-        Else it is as in `BoundaryUncertainty.score`, or gives probabilities; its parameters' gradients stay as they
-        are. A scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0,
-        the worst, if all samples are predicted alike or there is no anchor.
-
-        Raises:
-            RuntimeError, TypeError, ValueError: As `BoundaryUncertainty.score`, or if the model is not differentiable.
+        It may give probabilities, and its parameters' gradients stay as they are. A scalar in [0, 1], on the device of
+        the samples, float64 for float64 logits and float32 for all others; 0, the worst, if all samples are predicted
+        alike or there is no anchor. A TypeError says if the model is not differentiable.
         """
         logits, found = self._anchors(model)
         if not len(found.samples):

@@ -7,10 +7,12 @@ sampler gives the indices. Global random states are put back.
 import copy
 import math
 import random
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,9 +83,7 @@ def read_samples(
     if max_samples is not None:
         check_integer("max_samples", max_samples, 1)
 
-    def how_many(n_training: int) -> int:
-        return min(n_training, max_samples or n_training)
-
+    how_many = partial(min, max_samples or sys.maxsize)
     if hasattr(dataset, "train_dataloader") and hasattr(dataset, "setup"):
         with preserved_random_state():
             dataset.prepare_data()
@@ -118,31 +118,28 @@ def read_loader(
     looks_for_augmentation: bool = False,
     has_progress_bar: bool = False,
 ) -> Samples:
-    """Read the samples that a loader visits, each once, in ascending order of their indices, or a part of them.
+    """Read the samples that a loader visits, each once, by ascending index, as many as `how_many` says.
 
     Samples that a sampler leaves out may be held out, and are not read. The number of samples of an `IterableDataset`
     and of `DataLoader(dataset, batch_size=None)`, whose items are batches, is not known: a subset is chosen among those
-    read. Raises `UnreadableError` where `read_samples` raises a ValueError.
+    read, at most `stream_limit` of a stream. Of `n_batches` a training epoch, only a loader in order leaves out the
+    same samples in every epoch. The first batch shows if the inputs take more than `max_bytes` (`TooManyBytesError`),
+    but for items that are batches. `unwrap` leads from a sampler that a trainer shares among processes to the user's
+    own; `transform` does what a trainer does to each batch, and the samples are then on the CPU.
+    `looks_for_augmentation` reads a few samples a second time, to see if they are others then.
 
-    Args:
-        loader: Left as it is, never iterated.
-        how_many: From the number of samples to the number wanted, >= 1.
-        seed: Of the subset, and of what the dataset draws from global random states.
-        keys: Places of inputs and labels.
-        n_batches: In a training epoch; only a loader in order leaves out the same samples in every epoch.
-        stream_limit: Samples of a stream to read at most.
-        max_bytes: Limit of the inputs, as the first batch shows them: `TooManyBytesError`. Not for items that are
-            batches.
-        unwrap: From a sampler that a trainer shares among processes to the user's own.
-        transform: Done to each batch by a trainer; the samples are then on the CPU.
-        looks_for_augmentation: Read a few samples a second time, to see if they are others then.
-        has_progress_bar: Shown where reading takes long.
+    Raises `UnreadableError` where `read_samples` raises a ValueError.
     """
     with seeded(seed):
         dataset = _reading_copy(loader.dataset)
         classes = _class_names(dataset)
         if isinstance(dataset, IterableDataset):
-            _check_restarts(dataset)
+            first: object = iter(dataset)
+            if first is dataset or first is iter(dataset):
+                raise UnreadableError(
+                    f"{type(dataset).__name__} gives the same iterator each time: reading it here would use up its"
+                    " samples."
+                )
             own = _own_loader(loader, dataset)
             read = concatenate(own, keys, transform, stream_limit, stream_limit or 0, max_bytes, has_progress_bar)
             return choose_among(*read, how_many, seed)._replace(classes=classes)
@@ -216,15 +213,6 @@ def _reading_copy(dataset: Any) -> Any:
     except Exception:  # a plain list, or a dataset that does not allow it: a user's class may raise anything
         return dataset
     return twin
-
-
-def _check_restarts(stream: IterableDataset[Any]) -> None:
-    """Raise if a stream can be read only once."""
-    first: object = iter(stream)
-    if first is stream or first is iter(stream):
-        raise UnreadableError(
-            f"{type(stream).__name__} gives the same iterator each time: reading it here would use up its samples."
-        )
 
 
 def _own_loader(loader: DataLoader[Any], dataset: Dataset[Any], lists: Sampler[Any] | None = None) -> DataLoader[Any]:

@@ -89,9 +89,8 @@ def _ceiling(reading: Reading) -> float:
         best = counts * uncertainty_ceiling(counts * evenness, reading.members.shape[1])
         best = best if reading.weights is None else best * reading.weights
         of_pair = sum_by_pair(best, reading.pair_index, len(part.weights))
-        is_separable = part.weights < 1e-6
-        reachable = of_pair / torch.where(is_separable, torch.ones_like(part.weights), part.weights)
-        ceilings.append((torch.where(is_separable, torch.ones_like(reachable), reachable) * part.shares).sum())
+        reachable = torch.where(part.weights < 1e-6, 1.0, of_pair / part.weights.clamp(min=1e-6))
+        ceilings.append((reachable * part.shares).sum())
     return float(torch.stack(ceilings).mean())
 
 

@@ -155,16 +155,13 @@ class Preparation:
 def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
     """Digest of checked samples and of the settings of `boundary`, which need not be fitted."""
     settings = (boundary.n_neighbors, boundary.n_draws, boundary.seed)
-    digest = hashlib.sha256(repr((_FORMAT, *settings, boundary.space.n_components)).encode())
-    for option in (boundary.feature_extractor, boundary.perturbation):
-        if isinstance(option, MixedFeatures | MixedMove):
-            digest.update(repr(option).encode())
-    if isinstance(boundary.feature_extractor, str):
-        digest.update(boundary.feature_extractor.encode())
-    # An extractor and a perturbation are told by what they make of a few samples.
     kind = boundary.kind_of_perturbation(inputs)
-    if kind in ("neighbors", "tokens"):
-        digest.update(kind.encode())
+    words = [repr((_FORMAT, *settings, boundary.space.n_components))]
+    options = (boundary.feature_extractor, boundary.perturbation)
+    words += [repr(option) for option in options if isinstance(option, MixedFeatures | MixedMove)]
+    words += [boundary.feature_extractor] if isinstance(boundary.feature_extractor, str) else []
+    digest = hashlib.sha256("".join([*words, kind if kind in ("neighbors", "tokens") else ""]).encode())
+    # An extractor and a perturbation are told by what they make of a few samples.
     few = inputs[:_PROBE]
     is_probed = callable(boundary.feature_extractor) and not boundary.may_use_module(inputs)
     probe = [boundary.space.extract(few)] if is_probed else []

@@ -16,7 +16,7 @@ class LayerFeatures:
     """Features from inside a network: a layer's activations, read by a hook, or principal components of them.
 
     Jiang et al. (2018), section 5.3, take trust scores in three such spaces: the logits, the fully connected layer
-    before them, and 20 principal components of that. The network runs in eval mode without gradients.
+    before them, and 20 principal components of that. The network runs in eval mode and is left as it was.
 
     Args:
         model: The network; its `forward` takes a batch of inputs.
