@@ -51,9 +51,8 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         mean_, scale_: Mean and scale of the standardisation, (d,) float64; a constant feature has scale 1.
 
     Example:
-        >>> generator = torch.Generator().manual_seed(0)
         >>> labels = torch.arange(400) % 2
-        >>> features = torch.randn(400, 2, generator=generator) + 2 * labels.unsqueeze(1)
+        >>> features = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
         >>> uncertainty = BisectionAnchorUncertainty().fit(features, labels)
         >>> bool(uncertainty.score(lambda x: x.sum(1) - 2) > uncertainty.score(lambda x: x.sum(1) - 4))
         True

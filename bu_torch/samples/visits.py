@@ -38,9 +38,17 @@ def visited_by(
     batches = None
     if type(sampler) is BatchSampler:  # a subclass may leave out some of what its own sampler gives
         batches, sampler = sampler, unwrap(sampler.sampler)
-    indices: list[Any] | None = _visited_sooner_or_later(sampler, dataset, batches, n_batches)
-    weights = _drawn_by(sampler) if isinstance(sampler, WeightedRandomSampler) else None
-    if indices is None:
+    indices: list[Any]
+    weights = None
+    if isinstance(sampler, WeightedRandomSampler):
+        indices, weights = torch.nonzero(sampler.weights).flatten().tolist(), _drawn_by(sampler)
+    elif isinstance(sampler, DistributedSampler):  # of all processes together
+        indices = list(range(len(dataset)))
+    elif isinstance(sampler, SequentialSampler | RandomSampler):
+        n_samples = len(getattr(sampler, "data_source", dataset))
+        is_in_order = isinstance(sampler, SequentialSampler)
+        indices = list(range(_n_first(n_samples, batches, n_batches) if is_in_order else n_samples))
+    else:
         batch_size = getattr(batches, "batch_size", 1)  # entries are batches, unless the loader makes them
         passes = _own_passes(sampler, loader.dataset, dataset, n_batches * batch_size)
         entries = next(passes)
@@ -101,23 +109,12 @@ def _drawn_by(sampler: WeightedRandomSampler) -> Tensor | None:
     return None if bool((weights == weights[0]).all()) else weights
 
 
-def _visited_sooner_or_later(
-    sampler: Any, dataset: Any, batches: BatchSampler | None, n_batches: float
-) -> list[int] | None:
-    """Ascending indices that one of torch's own samplers visits in some epoch; None for any other sampler."""
-    if isinstance(sampler, WeightedRandomSampler):
-        return torch.nonzero(sampler.weights).flatten().tolist()
-    if isinstance(sampler, DistributedSampler):  # of all processes together
-        return list(range(len(dataset)))
-    if not isinstance(sampler, SequentialSampler | RandomSampler):
-        return None
-    n_samples = len(getattr(sampler, "data_source", dataset))
-    if isinstance(sampler, SequentialSampler):  # what comes last is left out in every epoch
-        batch_size = 1 if batches is None else batches.batch_size
-        if batches is not None and batches.drop_last:
-            n_samples -= n_samples % batch_size
-        n_samples = int(min(n_samples, n_batches * batch_size))
-    return list(range(n_samples))
+def _n_first(n_samples: int, batches: BatchSampler | None, n_batches: float) -> int:
+    """Number of samples in order that each epoch visits: what comes last is left out in every one."""
+    batch_size = 1 if batches is None else batches.batch_size
+    if batches is not None and batches.drop_last:
+        n_samples -= n_samples % batch_size
+    return int(min(n_samples, n_batches * batch_size))
 
 
 def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: float) -> Iterator[list[Any]]:
