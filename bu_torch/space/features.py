@@ -55,6 +55,7 @@ class FeatureSpace:
     mean_: Tensor
     scale_: Tensor
     components_: Tensor | None
+    _features: MixedFeatures | PatchFeatures | TokenFeatures | None = None
 
     def __init__(
         self,
@@ -77,7 +78,6 @@ class FeatureSpace:
         self.feature_extractor = feature_extractor if callable(feature_extractor) else None
         self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
         self.seed = check_seed(seed)
-        self._features: MixedFeatures | PatchFeatures | TokenFeatures | None = None
         if isinstance(feature_extractor, MixedFeatures):
             self._features = feature_extractor
         elif self.name in ("patches", "tokens"):
