@@ -14,15 +14,13 @@ try:
 except ImportError as error:
     raise missing("optuna", "optuna") from error
 
-_COMPARABLE = tuple(name for name, signal in SIGNALS.items() if signal.is_larger_better)
-
 
 class BoundaryUncertaintyPruningCallback(Callback):
     """Report each check to a trial of Optuna, and prune the trial if its pruner says so.
 
-    For a Lightning trainer, listed behind `BoundaryUncertaintyStopping` or `BoundaryUncertaintyMonitor`. In any other
-    training call `report` after each check. Trials that train on the same data are read at the same perturbed samples,
-    so that their values can be compared. The number of a check, from 0, is the step that Optuna knows.
+    For a Lightning trainer, listed behind `BoundaryUncertaintyStopping` or `BoundaryUncertaintyMonitor`; in any other
+    training call `report` after each check. Trials on the same data are read at the same perturbed samples, so that
+    their values can be compared. The number of a check, from 0, is the step that Optuna knows.
 
     Args:
         trial: The trial, of a study with one objective that is maximised.
@@ -33,7 +31,7 @@ class BoundaryUncertaintyPruningCallback(Callback):
     """
 
     def __init__(self, trial: Any, monitor: str = "expected_accuracy") -> None:
-        self.monitor = check_choice("monitor", monitor, _COMPARABLE)
+        self.monitor = check_choice("monitor", monitor, [one.name for one in SIGNALS.values() if one.is_larger_better])
         if getattr(getattr(trial, "study", None), "direction", None) == StudyDirection.MINIMIZE:
             raise ValueError(f'`trial` must belong to a `direction="maximize"` study: a larger `{monitor}` is better.')
         self.trial, self._n_reported = trial, 0
@@ -44,14 +42,7 @@ class BoundaryUncertaintyPruningCallback(Callback):
                 self.report(callback)
 
     def report(self, watched: Any) -> None:
-        """Report the last check, if it has not been reported.
-
-        Args:
-            watched: Holder of the `history` of checks: a callback, or a `BoundaryUncertaintyStopper`.
-
-        Raises:
-            optuna.TrialPruned: If the trial's pruner says so.
-        """
+        """Report the last check of a callback or stopper; raise `optuna.TrialPruned` if the trial's pruner says so."""
         if len(watched.history) > self._n_reported:
             self._n_reported = len(watched.history)
             self.trial.report(watched.history[-1][self.monitor], self._n_reported - 1)

@@ -33,22 +33,15 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         self._trials: dict[str, History] = {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Decide after a result.
-
-        Args:
-            trial_id: Name of the trial; each is decided on its own.
-            result: A check, with `epoch`, the rule's signals and score; other entries do not count.
-
-        Returns:
-            True if the trial should stop.
-        """
+        """Tell if a trial, decided on its own, should stop after a check with `epoch`, the rule's signals and score."""
         checks = self._trials.setdefault(trial_id, History(self._settings))
         name = checks.score_name
         signals = as_rule(self._settings.rule).signals if STANDARD_ERROR in result else ()  # by which equals are chosen
         if absent := [one for one in ("epoch", name, *signals) if one not in result]:
             raise ValueError(f"A result must be a check with `{absent[0]}`, got {', '.join(result)}.")
         # A trial that goes on from a checkpoint reports some checks again.
-        before = [one for one in checks.entries if _place(one) < _place(result)]
+        place = result["epoch"], result.get("step", -1)
+        before = [one for one in checks.entries if (one["epoch"], one.get("step", -1)) < place]
         checks.load([*before, result], 0, {})
         return checks.verdict.should_stop
 
@@ -57,16 +50,5 @@ class BoundaryUncertaintyTrialStopper(Stopper):
         return False
 
     def best_result(self, trial_id: str) -> dict[str, Any] | None:
-        """Give the result of a trial whose weights are the best by the rule.
-
-        Args:
-            trial_id: Name of the trial.
-
-        Returns:
-            The result as it was reported, with Tune's `checkpoint_dir_name`; None if none counts.
-        """
+        """Give the best result of a trial, as reported, with its `checkpoint_dir_name`; None if none counts."""
         return self._trials[trial_id].kept if trial_id in self._trials else None
-
-
-def _place(check: dict[str, Any]) -> tuple[int, int]:
-    return check["epoch"], check.get("step", -1)

@@ -23,9 +23,8 @@ except ImportError as error:
 class BoundaryUncertaintyCallback(TrainerCallback):
     """Stop a `Trainer` when the decision boundary gets no better, and load the best model at the end.
 
-    It reads training samples once, with the `Trainer`'s own collator, and calls the model in eval mode with all that a
-    batch holds for it but the labels. Each checkpoint holds its state, so that `train(resume_from_checkpoint=True)`
-    goes on. Its numbers are in the `Trainer`'s `log_history`.
+    It reads training samples once, with the `Trainer`'s own collator. Each checkpoint holds its state, so that
+    `train(resume_from_checkpoint=True)` goes on. Its numbers are in the `Trainer`'s `log_history`.
 
     Args:
         load_best_model_at_end: Load the weights of the best check when training ends.

@@ -30,13 +30,11 @@ class AnchorEstimator:
     scale_: Tensor
 
     def fit(self, features: Any, labels: Any) -> Self:
-        """Keep the labelled samples and what does not depend on the classifier.
-
-        Takes inputs (N, d) or (N, ...), finite, and classes (N,), integers >= 0, at least two different ones. Distances
-        are measured between flattened, standardised inputs.
+        """Keep inputs (N, d) or (N, ...), finite, classes (N,), and what does not depend on the classifier.
 
         Raises:
-            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples.
+            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples or
+                classes.
         """
         inputs = as_features(features)
         labels = as_labels(labels, inputs.shape[0]).to(inputs.device)
@@ -56,7 +54,7 @@ class AnchorEstimator:
         return self
 
     def _prepare(self) -> None:
-        """Compute what else does not depend on the classifier."""
+        """Compute what else does not depend on the classifier, before the samples are kept."""
 
     def _read(self, model: Callable[[Tensor], Any], points: Tensor) -> Tensor:
         """Logits (n, J) at flat points (n, d), on the device of the samples."""

@@ -20,28 +20,24 @@ class BisectionAnchorUncertainty(AnchorEstimator):
     """Boundary uncertainty (Proposal 1): label mixtures in small clusters of the samples nearest to the boundary.
 
     Ha (2019), chapter 2, and Ha et al. (2021), section 3. Segments between samples that are predicted differently are
-    bisected down to anchors on the boundary; the sample nearest to each is near the boundary (Algorithms 2, 4, 5); the
-    near-boundary samples are divided into clusters (Algorithm 3), whose local uncertainties are averaged with their
-    sizes as weights. `BoundaryUncertainty` came later, is steadier, and costs one forward pass, not hundreds.
+    bisected down to anchors on the boundary. The samples nearest to these (Algorithms 2, 4, 5) are divided into
+    clusters (Algorithm 3), whose local uncertainties are averaged with their sizes as weights. With a single feature no
+    cluster fills up: the value is 0. `BoundaryUncertainty` is steadier, and costs one forward pass, not hundreds.
 
     What the sources leave open, and departures:
 
-    - A round takes each sample once as the first end of a segment, the other end at random from its list: those of the
-      mirrored pair of top classes A_ji, else those of any other class with i second (Algorithm 5), else, if that is
-      empty too, all that are predicted differently. A pair of classes stops when a round brings it no new sample.
-    - The sample nearest to an anchor is looked for among all samples, also those predicted as a third class.
-    - As in Eq. 2.7 the clusters of all repeats make one weighted mean; Eq. 10 and 11 of the paper average the means of
+    - A round takes each sample once as the first end of a segment, the other end at random from its list: the mirrored
+      pair of top classes A_ji, else any other class with i second (Algorithm 5), else all that are predicted
+      differently. A pair of classes stops when a round brings it no new sample.
+    - The sample nearest to an anchor may be predicted as a third class.
+    - As in Eq. 2.7 the clusters of all repeats make one weighted mean; the paper (Eq. 10 and 11) averages the means of
       the repeats, but a repeat whose clusters are all too small has none.
-    - A cluster's pair of classes are the two that most of its samples are predicted as; if one class is alone, the
-      other is that which is most often their second. Corrected posteriors are renormalised over the pair.
-
-    A boundary has few nearest samples if there is only one feature. No cluster then fills up, and the value is 0: two
-    features or more are needed.
+    - A cluster's pair of classes are the two that most of its samples are predicted as, or that one and the commonest
+      second choice. Corrected posteriors are renormalised over the pair.
 
     Args:
         measure: Local uncertainty, `"entropy"` (scaled to [0, 1]) as in the sources, or `"triangle"`.
-        prior_correction: Divide posteriors by the shares of the classes, as both sources do (thesis, section 2.4.4; Ha
-            et al. 2021, section 4.4.4).
+        prior_correction: Divide posteriors by the shares of the classes (thesis, section 2.4.4; paper, 4.4.4).
         max_anchors: Generate no more anchors than so many, >= 1.
         n_halvings: Bisections of a segment, >= 1.
         min_size: N_m, smaller clusters are left out, >= 1.
@@ -55,9 +51,8 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         mean_, scale_: Mean and scale of the standardisation, (d,) float64; a constant feature has scale 1.
 
     Example:
-        >>> generator = torch.Generator().manual_seed(0)
         >>> labels = torch.arange(400) % 2
-        >>> features = torch.randn(400, 2, generator=generator) + 2 * labels.unsqueeze(1)
+        >>> features = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
         >>> uncertainty = BisectionAnchorUncertainty().fit(features, labels)
         >>> bool(uncertainty.score(lambda x: x.sum(1) - 2) > uncertainty.score(lambda x: x.sum(1) - 4))
         True
@@ -85,16 +80,13 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         self.seed = check_seed(seed)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier, any callable that `BoundaryUncertainty.score` takes.
+        """Boundary uncertainty of a classifier, which may give probabilities; else as `BoundaryUncertainty.score`.
 
-        Probabilities do as well as logits. A scalar in [0, 1], on the device of the samples, float64 for float64 logits
-        and float32 for all others; 0, the worst, if all samples are predicted alike or no cluster is large enough.
-
-        Raises:
-            RuntimeError, TypeError, ValueError: As `BoundaryUncertainty.score`.
+        A scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0, the
+        worst, if all samples are predicted alike or no cluster is large enough.
         """
-        logits, first, second = self._predict(model)
-        samples = self._anchors(model, first, second, logits.shape[1]).samples.unique()
+        logits, first, second, found = self._search(model)
+        samples = found.samples.unique()
         if len(samples) < self.min_size:
             return logits.new_zeros(())
         points = self._standardized[samples]
@@ -115,74 +107,47 @@ class BisectionAnchorUncertainty(AnchorEstimator):
         return ((weight * local).sum() / weight.sum().clamp(min=1)).clamp(max=1).to(logits.dtype)
 
     def anchors(self, model: Callable[[Tensor], Any]) -> Anchors:
-        """Anchors on the boundary of a classifier, and the sample nearest to each (Algorithms 2, 4 and 5).
+        """Anchors on the boundary of a classifier (Algorithms 2, 4, 5); their `samples` lie near it. As `score`."""
+        return self._search(model)[-1]
 
-        None if all samples are predicted alike; their distinct `samples` are the near-boundary set. Takes and raises
-        the same as `score`.
-        """
-        logits, first, second = self._predict(model)
-        return self._anchors(model, first, second, logits.shape[1])
-
-    def _predict(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (N, J), the class predicted of each sample and its second choice (N,)."""
+    def _search(self, model: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor, Tensor, Anchors]:
+        """Logits (N, J), the class predicted of each sample and its second choice (N,), and the anchors."""
         check_fitted(self, "inputs")
-        logits = self._read(model, self.inputs.flatten(1))
-        first = logits.argmax(dim=1)
-        return logits, first, top_pairs(logits).sum(dim=1) - first
-
-    def _anchors(self, model: Callable[[Tensor], Any], first: Tensor, second: Tensor, n_classes: int) -> Anchors:
         flat = self.inputs.flatten(1)
+        logits = self._read(model, flat)
+        first = logits.argmax(dim=1)
+        second = top_pairs(logits).sum(dim=1) - first
         found = [Anchors(flat[:0], first.new_zeros(0, 2), first[:0])]
-        code = first * n_classes + second
-        is_active = torch.ones(n_classes**2, dtype=torch.bool, device=code.device)
+        active = code = first * logits.shape[1] + second
         is_near = torch.zeros_like(first, dtype=torch.bool)
         generator = torch.Generator().manual_seed(self.seed)
         left = self.max_anchors if int(first.min()) < int(first.max()) else 0
-        partners = _Partners(first, second, n_classes)
-        while left and bool(is_active[code].any()):
+        while left and len(active):
             order = torch.randperm(len(flat), generator=generator).to(code.device)
-            starts = order[is_active[code[order]]][:left]
-            ends = partners.draw(starts, torch.rand(len(starts), dtype=torch.float64, generator=generator))
+            starts = order[torch.isin(code[order], active)][:left]
+            chance = torch.rand(len(starts), dtype=torch.float64, generator=generator)
+            ends = _partners(first, second, starts, chance)
             points, pairs = self._bisect(model, flat[starts], flat[ends])
-            queries = standardize(points, self.mean_, self.scale_)
-            samples = nearest(self._standardized, queries, 1, exact=None).rows[:, 0]
+            samples = nearest(self._standardized, standardize(points, self.mean_, self.scale_), 1, exact=None).rows[
+                :, 0
+            ]
             found.append(Anchors(points, pairs, samples))
-            is_active = torch.zeros_like(is_active)
-            is_active[code[starts[~is_near[samples]]]] = True
+            active = code[starts[~is_near[samples]]]
             is_near[samples] = True
             left -= len(starts)
         points, pairs, samples = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
+        return logits, first, second, Anchors(points.view(-1, *self.inputs.shape[1:]), pairs, samples)
 
 
-class _Partners:
-    """The samples that the other end of a segment is drawn from: lists as ranges of sorted rows (Algorithm 5)."""
-
-    def __init__(self, first: Tensor, second: Tensor, n_classes: int) -> None:
-        self.first, self.second, self.n_classes = first, second, n_classes
-        self.by_pair, self.pair_start, self.pair_size = _ranges(first * n_classes + second, n_classes**2)
-        self.by_second, self.second_start, self.second_size = _ranges(second, n_classes)
-        self.by_first, self.first_start, self.first_size = _ranges(first, n_classes)
-
-    def draw(self, starts: Tensor, chance: Tensor) -> Tensor:
-        """One partner for each row of `starts` (n,), by numbers in [0, 1)."""
-        own, chance = self.first[starts], chance.to(starts.device)
-        mirrored = self.second[starts] * self.n_classes + own
-        n_mirrored, n_second = self.pair_size[mirrored], self.second_size[own]
-        n_other = len(self.first) - self.first_size[own]
-        other = _pick(n_other, chance)
-        other = other + torch.where(other >= self.first_start[own], self.first_size[own], 0)
-        from_pair = self.by_pair[(self.pair_start[mirrored] + _pick(n_mirrored, chance)).clamp(max=len(self.first) - 1)]
-        from_second = self.by_second[(self.second_start[own] + _pick(n_second, chance)).clamp(max=len(self.first) - 1)]
-        rest = torch.where(n_second > 0, from_second, self.by_first[other])
-        return torch.where(n_mirrored > 0, from_pair, rest)
-
-
-def _ranges(code: Tensor, n_codes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows sorted by code (N,), and where the range of each code starts and how long it is (n_codes,)."""
-    size = torch.bincount(code, minlength=n_codes)
-    return code.argsort(stable=True), size.cumsum(0) - size, size
-
-
-def _pick(size: Tensor, chance: Tensor) -> Tensor:
-    return (chance * size).long().clamp(max=(size - 1).clamp(min=0))
+def _partners(first: Tensor, second: Tensor, starts: Tensor, chance: Tensor) -> Tensor:
+    """The other ends of segments from rows `starts` (n,), drawn from their lists (Algorithm 5) by numbers in [0, 1)."""
+    partners, by_class = torch.empty_like(starts), first.argsort(stable=True)
+    chance = chance.to(starts.device)
+    for i, j in torch.stack((first[starts], second[starts]), dim=1).unique(dim=0).tolist():
+        of_pair = (first[starts] == i) & (second[starts] == j)
+        mirrored, with_second = (first == j) & (second == i), second == i
+        rows = (mirrored if bool(mirrored.any()) else with_second).nonzero().squeeze(1)
+        if not len(rows):
+            rows = by_class[first[by_class] != i]
+        partners[of_pair] = rows[(chance[of_pair] * len(rows)).long().clamp(max=len(rows) - 1)]
+    return partners

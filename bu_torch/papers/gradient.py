@@ -26,33 +26,27 @@ _STEP_TOLERANCE = 10  # anchors
 class GradientAnchorUncertainty(AnchorEstimator):
     """Boundary uncertainty at anchors found along the gradient, as many in each class as lie near the boundary.
 
-    Ha (2019), chapter 4. Their number in a class: the samples of the class in that bin of the histogram of their
-    near-boundary-ness that holds zero (section 4.4.1; NumPy's `"auto"` bins). Their place: each sample is moved by a
-    common step along the gradient of g_D2 - g_D1; where that crosses the boundary an anchor lies between, and the step
-    is bisected until the class has its number (section 4.4.2). The value: a smooth count of the labels among the
-    neighbours of the anchor's sample (section 4.5; `bu_torch.functional.anchors.anchor_uncertainty`). Nothing is
-    random.
-
+    Ha (2019), chapter 4. A class wants as many anchors as it has samples in the bin at zero of the histogram of their
+    near-boundary-ness (section 4.4.1; NumPy's `"auto"` bins). Each sample is moved by a common step along the gradient
+    of g_D2 - g_D1, bisected until that many cross the boundary, with an anchor between (section 4.4.2). The value is a
+    smooth count of the labels among the neighbours of the anchor's sample (sections 4.5 and 4.6). Nothing is random.
     The model must be differentiable by autograd with respect to its inputs.
 
     What the source leaves open, and departures:
 
     - Steps are in standard deviations of the features, from 2^-10 to 2^5 (20 bisections), and leave a constant feature
-      as it is. Samples whose gradient is 0 or not finite have no direction and get no anchor.
-    - The number of anchors may be off by 10, as in the source, but by no more than a tenth: to a class that should have
-      ten, none would do. If no step comes so near, the nearest is taken.
-    - The histogram of a class without errors has no bin at zero, so that the class wants no anchor. If no class wants
-      any, as with a classifier without errors, each takes the bin nearest to zero: the thesis gives the worst value
-      only if all samples are predicted alike.
+      as it is. Samples whose gradient is 0 or not finite get no anchor.
+    - The number of anchors may be off by 10, as in the source, but by no more than a tenth. If no step comes so near,
+      the nearest is taken.
+    - A class without errors has no bin at zero and wants no anchor. If no class wants any, each takes the bin nearest
+      to zero: the thesis gives the worst value only if all samples are predicted alike.
     - The anchor is found by bisection (`bisect_segments`). Its `pairs` are the classes predicted on its two sides; as
-      in the thesis the value does not depend on them, but on the two classes that most neighbours are labelled as. A
-      classifier that exchanges classes is therefore not told from the right one.
-    - The neighbours of an anchor are those of the sample that it was found from, as in the thesis (section 4.6).
+      in the thesis the value depends on the two classes that most neighbours are labelled as, so that a classifier that
+      exchanges classes is not told from the right one.
 
     Args:
         n_neighbors: Number M of neighbours around an anchor, its sample included, >= 2.
-        bandwidth: Width of the kernel, `"cvml"` as in the thesis (`bu_torch.functional.cvml_bandwidth`) or
-            `"silverman"`.
+        bandwidth: Width of the kernel, `"cvml"` as in the thesis (`functional.cvml_bandwidth`) or `"silverman"`.
         measure: Local uncertainty, `"triangle"` or `"entropy"` (scaled to [0, 1]).
         gap: Distance of a neighbour from the boundary: `"own"`, the gap between its own two largest logits, as in the
             thesis, or `"pair"`, that of the anchor's two classes. They differ if there are more than two.
@@ -65,9 +59,8 @@ class GradientAnchorUncertainty(AnchorEstimator):
         mean_, scale_: Mean and scale of the standardisation, (d,) float64; a constant feature has scale 1.
 
     Example:
-        >>> generator = torch.Generator().manual_seed(0)
         >>> labels = torch.arange(400) % 2
-        >>> features = torch.randn(400, 2, generator=generator) + 2 * labels.unsqueeze(1)
+        >>> features = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)) + 2 * labels.unsqueeze(1)
         >>> uncertainty = GradientAnchorUncertainty().fit(features, labels)
         >>> bool(uncertainty.score(lambda x: x.sum(1) - 2) > uncertainty.score(lambda x: x.sum(1) - 4))
         True
@@ -91,14 +84,11 @@ class GradientAnchorUncertainty(AnchorEstimator):
         self.n_halvings = check_integer("n_halvings", n_halvings, 1)
 
     def score(self, model: Callable[[Tensor], Any]) -> Tensor:
-        """Boundary uncertainty of a classifier that treats samples one by one, by differentiable torch operations.
+        """Boundary uncertainty of a classifier that treats samples one by one; else as `BoundaryUncertainty.score`.
 
-        Else it is as in `BoundaryUncertainty.score`, or gives probabilities; its parameters' gradients stay as they
-        are. A scalar in [0, 1], on the device of the samples, float64 for float64 logits and float32 for all others; 0,
-        the worst, if all samples are predicted alike or there is no anchor.
-
-        Raises:
-            RuntimeError, TypeError, ValueError: As `BoundaryUncertainty.score`, or if the model is not differentiable.
+        It may give probabilities, and its parameters' gradients stay as they are. A scalar in [0, 1], on the device of
+        the samples, float64 for float64 logits and float32 for all others; 0, the worst, if all samples are predicted
+        alike or there is no anchor. A TypeError says if the model is not differentiable.
         """
         logits, found = self._anchors(model)
         if not len(found.samples):
@@ -138,10 +128,8 @@ class GradientAnchorUncertainty(AnchorEstimator):
         labels = self.labels.cpu().numpy()
         of_classes = [signed[labels == c] for c in range(int(labels.max()) + 1)]
         at_zero = [bool(len(values)) and values.min() <= 0 <= values.max() for values in of_classes]
-        counts = [
-            _histogram_at_zero(values) if is_at_zero or not any(at_zero) else 0
-            for values, is_at_zero in zip(of_classes, at_zero, strict=True)
-        ]
+        counted = at_zero if any(at_zero) else [True] * len(at_zero)
+        counts = [_histogram_at_zero(values) if wants else 0 for values, wants in zip(of_classes, counted, strict=True)]
         return torch.tensor(counts, device=self.labels.device)
 
     def _direction(self, model: Callable[[Tensor], Any]) -> Tensor:
@@ -191,7 +179,6 @@ def _histogram_at_zero(values: np.ndarray) -> int:
 
 
 def _gap_gradient(model: Callable[[Tensor], Any], batch: Tensor) -> Tensor:
-    """Gradient of g_D2 - g_D1 at each input."""
     inputs = batch.detach().clone().requires_grad_()
     try:
         logits = as_logits(torch.as_tensor(model(inputs)))

@@ -10,30 +10,24 @@ from torch import Tensor
 
 from bu_torch.internal.inputs import as_tensor
 
-# As in scikit-learn: by class, or so that all classes together weigh the same. A list has one for each class, as the
-# `weight` of torch's losses.
+# By class, as in scikit-learn; "balanced": all classes together weigh the same; or a list, as the `weight` of a loss.
 ClassWeight = Literal["balanced"] | dict[int, float] | list[float]
 
-# Of an equal share. Below it, the check that is kept recognised such a class clearly less often than with classes
-# that count alike; nearer to an equal share hardly less often.
-_RARE = 0.5
+_RARE = 0.5  # of an equal share: below it, the kept check recognised such a class clearly less often
 
 
 def check_class_weight(class_weight: Any) -> ClassWeight | None:
     """Return class weights as `"balanced"`, a dict in the order of its classes, a list, or None; refuse all others."""
-    if class_weight is None:
-        return None
-    if isinstance(class_weight, str) and class_weight == "balanced":
-        return "balanced"
+    if class_weight is None or (isinstance(class_weight, str) and class_weight == "balanced"):
+        return None if class_weight is None else "balanced"
     listed = class_weight.tolist() if hasattr(class_weight, "tolist") else class_weight
     if not isinstance(listed, Mapping | list | tuple):
         raise TypeError(
             "`class_weight` must be 'balanced', a dict of weights by class, one weight for each class, or None, got"
             f" {class_weight!r:.100}."
         )
-    weights: dict[Any, Any] = dict(listed) if isinstance(listed, Mapping) else dict(enumerate(listed))
     checked: dict[int, float] = {}
-    for label, weight in weights.items():
+    for label, weight in listed.items() if isinstance(listed, Mapping) else enumerate(listed):
         if isinstance(label, bool) or not isinstance(label, Integral) or label < 0:
             raise ValueError(f"`class_weight` must have classes 0, 1, ... as its keys, got {label!r:.100}.")
         is_number = isinstance(weight, Real) and not isinstance(weight, bool)
@@ -52,11 +46,6 @@ def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: 
 
     `class_weight` is what `check_class_weight` returns. `"balanced"` makes all classes weigh the same together,
     whatever the samples' own weights are. Computed on the CPU, where sums are the same in each run.
-
-    Raises:
-        TypeError: If `sample_weight` is not made of real numbers.
-        ValueError: If it has another shape or a value that is not positive and finite, or if `class_weight` is a dict
-            that names a class without samples, or a list that ends before the last class.
     """
     weights = torch.ones(len(labels), dtype=torch.float64)
     if sample_weight is not None:
@@ -77,7 +66,6 @@ def weights_of(labels: Tensor, class_weight: ClassWeight | None, sample_weight: 
 
 
 def _listed(class_weight: dict[int, float] | list[float], present: list[int]) -> list[float]:
-    """Weights of the classes that are there."""
     if isinstance(class_weight, dict):
         if unknown := sorted(set(class_weight) - set(present)):
             raise ValueError(f"`class_weight` names classes that have no sample: {str(unknown)[:100]}.")
@@ -106,7 +94,7 @@ def rare_class(labels: Tensor, weights: Tensor | None) -> tuple[int, float] | No
 
 
 def as_weights(sample_weight: Any, n_samples: int) -> Tensor:
-    """Weights of samples as a tensor (N,), float64; raises as `weights_of` does."""
+    """Weights of samples as a tensor (N,), float64; refuses all but real, positive, finite numbers."""
     weights = as_tensor(sample_weight, "sample_weight").detach()
     if weights.is_complex() or weights.dtype == torch.bool:
         raise TypeError(f"`sample_weight` must be made of real numbers, got {weights.dtype}.")

@@ -1,5 +1,6 @@
 """Batches and arrays taken apart into inputs and labels."""
 
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,10 +20,7 @@ InputKey = str | int | Sequence[str | int] | None
 
 
 class Keys(NamedTuple):
-    """Places of inputs and labels in a batch: keys of a dict, or places in a tuple, of one input or of several.
-
-    Without them, what the `network` has arguments for are inputs.
-    """
+    """Keys or places of inputs and labels in a batch; without them, what the `network` has arguments for are inputs."""
 
     inputs: InputKey = None
     labels: str | int | None = None
@@ -31,8 +29,6 @@ class Keys(NamedTuple):
 
 NO_KEYS = Keys()
 _LABELS = ("labels", "label", "targets", "target", "y")
-_PAIR = 2
-_PARTS = ("inputs", "labels")  # of a batch
 _NO_BATCH = (
     "batches must be (inputs, labels), or dicts or longer tuples whose keys or places are given by `input_key=`, which"
     " may be a list, and `label_key=`"
@@ -62,8 +58,8 @@ def whole_pair(dataset: Any, keys: Keys = NO_KEYS) -> tuple[Any, Any] | None:
 def as_tensors(inputs: Any, labels: Any) -> tuple[Any, Tensor]:
     """Inputs and labels of the same length as tensors."""
     inputs, labels = as_inputs(inputs, "inputs"), as_tensor(labels, "labels")
-    if not _are_of_one_length(inputs, labels):
-        raise ValueError(f"`dataset` must be inputs and labels of one length, got {_shapes(inputs, labels)}.")
+    if shapes := _unequal_shapes(inputs, labels):
+        raise ValueError(f"`dataset` must be inputs and labels of one length, got {shapes}.")
     if not len(labels):
         raise ValueError(f"`dataset`: {NO_SAMPLE} {WAY_OUT}")
     return inputs, labels
@@ -90,7 +86,6 @@ def concatenate(
     keys: Keys,
     transform: Callable[[Any], Any] | None,
     limit: int | None = None,
-    *,
     n_expected: int = 0,
     max_bytes: int | None = None,
     has_progress_bar: bool = False,
@@ -108,7 +103,7 @@ def concatenate(
                 inputs, labels = pytree.tree_map(lambda tensor: tensor.detach().cpu(), (inputs, labels))
             if not read:
                 check_bytes(inputs, n_expected, max_bytes)
-            read.append(first_rows(inputs, n_left))
+            read.append(pytree.tree_map(operator.itemgetter(slice(n_left)), inputs))
             all_labels.append(labels[:n_left])
             n_left -= len(all_labels[-1])
         if not n_left:
@@ -153,29 +148,22 @@ def split_batch(batch: Any, keys: Keys) -> tuple[Any, Tensor]:
     """Inputs and labels of a batch, dense tensors of one length; raises `UnreadableError` and `TypeError`."""
     inputs, labels = _entries(batch, keys)
     inputs = as_tree(inputs)
-    for name, value in zip(_PARTS, (inputs, labels), strict=True):
-        tensors = pytree.tree_leaves(value) if value is inputs else [value]
+    for name, value, tensors in (("inputs", inputs, pytree.tree_leaves(inputs)), ("labels", labels, [labels])):
         if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
             raise UnreadableError(f"the {name} of a batch must be a tensor, got {type(value).__name__}.")
         for tensor in tensors:
             as_tensor(tensor, name)  # which refuses one that is not dense
-    if not _are_of_one_length(inputs, labels):
-        raise UnreadableError(f"inputs and labels of a batch must be equally long, got {_shapes(inputs, labels)}.")
+    if shapes := _unequal_shapes(inputs, labels):
+        raise UnreadableError(f"inputs and labels of a batch must be equally long, got {shapes}.")
     return inputs, labels
 
 
-def first_rows(inputs: Any, n_rows: int) -> Any:
-    """The first rows of each tensor."""
-    return pytree.tree_map(lambda tensor: tensor[:n_rows], inputs)
-
-
-def _are_of_one_length(inputs: Any, labels: Tensor) -> bool:
-    return bool(labels.ndim) and all(one.ndim and len(one) == len(labels) for one in pytree.tree_leaves(inputs))
-
-
-def _shapes(inputs: Any, labels: Tensor) -> str:
-    shapes = [str(tuple(tensor.shape)) for tensor in pytree.tree_leaves(inputs)]
-    return f"{', '.join(shapes)} and {tuple(labels.shape)}"
+def _unequal_shapes(inputs: Any, labels: Tensor) -> str:
+    """Shapes of inputs and labels in words; "" if they are of one length."""
+    tensors = pytree.tree_leaves(inputs)
+    if labels.ndim and all(tensor.ndim and len(tensor) == len(labels) for tensor in tensors):
+        return ""
+    return f"{', '.join(str(tuple(tensor.shape)) for tensor in tensors)} and {tuple(labels.shape)}"
 
 
 def _entries(batch: Any, keys: Keys) -> tuple[Any, Any]:
@@ -221,9 +209,9 @@ def _entries_of_tuple(batch: Sequence[Any], keys: Keys) -> tuple[Any, Any]:
                 raise UnreadableError(f"`{name}={place}` is not a place in a batch of {len(batch)}.")
         *inputs, labels = (batch[place] for _, place in named)
         return tuple(inputs) if isinstance(input_key, list | tuple) else inputs[0], labels
-    if len(batch) == _PAIR:
+    if len(batch) == 2:
         return batch[0], batch[1]
-    if len(batch) > _PAIR and network is not None and _ends_with_labels(batch, network):
+    if len(batch) > 2 and network is not None and _ends_with_labels(batch, network):
         return tuple(batch[:-1]), batch[-1]
     raise UnreadableError(f"{_NO_BATCH}, got a {type(batch).__name__} of {len(batch)}.")
 

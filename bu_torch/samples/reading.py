@@ -1,16 +1,18 @@
 """The one reader of training samples: arrays, datasets, samplers, loaders and their batches become tensors.
 
-Reading leaves no trace. The user's loader is never iterated: a loader of our own, without workers, reads a shallow copy
-of its dataset, and a deep copy of its sampler gives the indices. Global random states are put back.
+It leaves no trace: a loader of our own, without workers, reads a shallow copy of the dataset, and a deep copy of the
+sampler gives the indices. Global random states are put back.
 """
 
 import copy
 import math
 import random
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,6 @@ from bu_torch.samples.batches import (
     as_tensors,
     check_bytes,
     concatenate,
-    first_rows,
     split_batch,
     whole_pair,
 )
@@ -61,9 +62,8 @@ def read_samples(
     """Read samples from whatever a user has.
 
     Args:
-        dataset: A Dataset or another sequence of samples, an `IterableDataset`, a DataLoader, an object with `setup`
-            and `train_dataloader` (a LightningDataModule), or all inputs and all labels: a pair, or a longer tuple or
-            a dict with the keys below.
+        dataset: A Dataset or another sequence of samples, an `IterableDataset`, a DataLoader, a LightningDataModule, or
+            all inputs and all labels: a pair, or a longer tuple or a dict with the keys below.
         max_samples: Samples to read at most, >= 1: a random subset, or the first ones of a stream. None reads all.
         seed: Seed of the subset and of what the dataset draws from global random states, 0 <= seed < 2**64.
         input_key: Key of the inputs in dicts; their place, an integer, in tuples of more than two; a list of these for
@@ -76,16 +76,14 @@ def read_samples(
 
     Raises:
         TypeError: If `dataset` is none of these, or holds tensors that are not dense.
-        ValueError: If there is no sample, if batches are not inputs and labels of one length and shape, if a stream
-            cannot be read twice, or if a sampler cannot be copied.
+        ValueError: If there is no sample, batches are not inputs and labels of one length and shape, a stream cannot be
+            read twice, or a sampler cannot be copied.
     """
     keys = Keys(input_key, label_key)
     if max_samples is not None:
         check_integer("max_samples", max_samples, 1)
 
-    def how_many(n_training: int) -> int:
-        return min(n_training, max_samples or n_training)
-
+    how_many = partial(min, max_samples or sys.maxsize)
     if hasattr(dataset, "train_dataloader") and hasattr(dataset, "setup"):
         with preserved_random_state():
             dataset.prepare_data()
@@ -93,8 +91,15 @@ def read_samples(
             dataset = dataset.train_dataloader()
     if (pair := whole_pair(dataset, keys)) is not None:
         return choose_among(*as_tensors(*pair), how_many, seed)
+    is_sequence = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not is_sequence and not isinstance(dataset, DataLoader | IterableDataset):
+        raise TypeError(
+            "`dataset` must be a Dataset or DataLoader of labelled samples, or a pair (inputs, labels) of tensors or"
+            f" arrays, got {type(dataset).__name__}."
+        )
+    loader = dataset if isinstance(dataset, DataLoader) else DataLoader(dataset, batch_size=READ_BATCH)
     try:
-        return read_loader(_as_loader(dataset), how_many, seed=seed, keys=keys, stream_limit=max_samples)
+        return read_loader(loader, how_many, seed=seed, keys=keys, stream_limit=max_samples)
     except UnreadableError as error:
         raise ValueError(f"`dataset`: {error} {WAY_OUT}") from error
 
@@ -113,34 +118,30 @@ def read_loader(
     looks_for_augmentation: bool = False,
     has_progress_bar: bool = False,
 ) -> Samples:
-    """Read the samples that a loader visits, each once, in ascending order of their indices.
+    """Read the samples that a loader visits, each once, by ascending index, as many as `how_many` says.
 
-    Samples that a sampler leaves out may be held out, and are not read. If fewer are wanted than there are, the subset
-    is random, and stratified if labels are known without reading samples. The number of samples of an
-    `IterableDataset` and of `DataLoader(dataset, batch_size=None)`, whose items are batches, is not known: the subset
-    is chosen among the samples read. `weights` say how often a sampler draws each: a `WeightedRandomSampler` tells it,
-    and a few passes of a sampler of one's own are counted. Numbers from global random states follow from `seed`.
+    Samples that a sampler leaves out may be held out, and are not read. The number of samples of an `IterableDataset`
+    and of `DataLoader(dataset, batch_size=None)`, whose items are batches, is not known: a subset is chosen among those
+    read, at most `stream_limit` of a stream. Of `n_batches` a training epoch, only a loader in order leaves out the
+    same samples in every epoch. The first batch shows if the inputs take more than `max_bytes` (`TooManyBytesError`),
+    but for items that are batches. `unwrap` leads from a sampler that a trainer shares among processes to the user's
+    own; `transform` does what a trainer does to each batch, and the samples are then on the CPU.
+    `looks_for_augmentation` reads a few samples a second time, to see if they are others then.
 
-    `how_many` takes the number of samples and gives the number wanted, >= 1; of a stream at most `stream_limit` are
-    read. Of `n_batches` a training epoch, only a loader in order leaves out the same samples in every epoch. The first
-    batch shows if the inputs take more than `max_bytes`; items that are batches are read all the same. `unwrap` gives
-    the user's own sampler, if a trainer has wrapped it to share it among processes; `transform` does what a trainer
-    does to each batch, and the samples are then on the CPU. `looks_for_augmentation` reads a few samples a second time,
-    to see if they are others then.
-
-    Raises:
-        UnreadableError: If `read_samples` would raise a ValueError.
-        TypeError: If a batch holds tensors that are not dense.
-        TooManyBytesError: If they would take more than `max_bytes`; says how many samples do not.
+    Raises `UnreadableError` where `read_samples` raises a ValueError.
     """
     with seeded(seed):
         dataset = _reading_copy(loader.dataset)
         classes = _class_names(dataset)
         if isinstance(dataset, IterableDataset):
-            _check_restarts(dataset)
+            first: object = iter(dataset)
+            if first is dataset or first is iter(dataset):
+                raise UnreadableError(
+                    f"{type(dataset).__name__} gives the same iterator each time: reading it here would use up its"
+                    " samples."
+                )
             own = _own_loader(loader, dataset)
-            bound: dict[str, Any] = {"n_expected": stream_limit or 0, "max_bytes": max_bytes}
-            read = concatenate(own, keys, transform, stream_limit, **bound, has_progress_bar=has_progress_bar)
+            read = concatenate(own, keys, transform, stream_limit, stream_limit or 0, max_bytes, has_progress_bar)
             return choose_among(*read, how_many, seed)._replace(classes=classes)
         indices, are_lists, weights = visited_by(loader, dataset, n_batches, unwrap)
         if loader.batch_sampler is None and not are_lists:
@@ -154,35 +155,18 @@ def read_loader(
             chosen = stratified_rows(n_training, n_wanted, seed, None if known is None else known[indices])
             indices = [indices[i] for i in chosen.tolist()]
             weights = None if weights is None else weights[chosen]
-        inputs, labels = _read_at(
-            loader, dataset, indices, are_lists, keys, transform, max_bytes, has_progress_bar=has_progress_bar
-        )
+        inputs, labels = _read_at(loader, dataset, indices, are_lists, keys, transform, max_bytes, has_progress_bar)
         is_random = False
         if len(labels) != len(indices):
             are_places, weights = False, None
         elif looks_for_augmentation and (type(dataset) is not TensorDataset or transform is not None):
             again, _ = _read_at(loader, dataset, indices[:_READ_TWICE], are_lists, keys, transform)
-            is_random = not _are_equal(again, first_rows(inputs, _READ_TWICE))
+            twice = zip(pytree.tree_leaves(inputs), pytree.tree_leaves(again), strict=True)
+            is_random = not all(torch.equal(one[:_READ_TWICE], other) for one, other in twice)
         rows = torch.as_tensor(indices) if are_places else torch.arange(len(labels))
         inputs, packing = packed(inputs)
         samples = Samples(inputs, labels, rows, n_training, classes, is_stratified, weights, 0, is_random, packing)
         return without_ignored(samples)
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    return all(map(torch.equal, pytree.tree_leaves(one), pytree.tree_leaves(other)))
-
-
-def _as_loader(dataset: Any) -> DataLoader[Any]:
-    if isinstance(dataset, DataLoader):
-        return dataset
-    is_sequence = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if not is_sequence and not isinstance(dataset, IterableDataset):
-        raise TypeError(
-            "`dataset` must be a Dataset or DataLoader of labelled samples, or a pair (inputs, labels) of tensors or"
-            f" arrays, got {type(dataset).__name__}."
-        )
-    return DataLoader(dataset, batch_size=READ_BATCH)
 
 
 def _class_names(dataset: Any) -> list[str] | None:
@@ -231,15 +215,6 @@ def _reading_copy(dataset: Any) -> Any:
     return twin
 
 
-def _check_restarts(stream: IterableDataset[Any]) -> None:
-    """Raise if a stream can be read only once."""
-    first: object = iter(stream)
-    if first is stream or first is iter(stream):
-        raise UnreadableError(
-            f"{type(stream).__name__} gives the same iterator each time: reading it here would use up its samples."
-        )
-
-
 def _own_loader(loader: DataLoader[Any], dataset: Dataset[Any], lists: Sampler[Any] | None = None) -> DataLoader[Any]:
     """A loader in order, in this process, with a generator of its own, that collates as the given one does."""
     batch_size = None if loader.batch_sampler is None else (loader.batch_size or READ_BATCH)
@@ -256,7 +231,6 @@ def _read_at(
     keys: Keys,
     transform: Callable[[Any], Any] | None,
     max_bytes: int | None = None,
-    *,
     has_progress_bar: bool = False,
 ) -> tuple[Any, Tensor]:
     """Inputs and labels of a map-style dataset at these indices, in batches as the loader makes them."""
@@ -270,8 +244,7 @@ def _read_at(
         own = _own_loader(loader, dataset, BatchSampler(indices, READ_BATCH, drop_last=False))
     else:
         own = _own_loader(loader, Subset(dataset, indices))
-    bound: dict[str, Any] = {"n_expected": len(indices), "max_bytes": max_bytes}
-    inputs, labels = concatenate(own, keys, transform, **bound, has_progress_bar=has_progress_bar)
+    inputs, labels = concatenate(own, keys, transform, None, len(indices), max_bytes, has_progress_bar)
     if len(labels) < len(indices):
         warnings.warn(
             f"The loader's batches hold {len(labels)} of the {len(indices)} samples that were read: only those are"

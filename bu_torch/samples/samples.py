@@ -14,7 +14,6 @@ from bu_torch.samples.balance import as_weights
 from bu_torch.samples.subset import stratified_rows
 
 IGNORED = -100  # what torch's losses leave out, by the default of their `ignore_index`
-_WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # which not every torch can index
 
 
 class Samples(NamedTuple):
@@ -34,7 +33,7 @@ class Samples(NamedTuple):
     def at(self, rows: Tensor) -> "Samples":
         """Some of the samples, by their places here."""
         inputs, places = (part[rows.to(part.device)] for part in (self.inputs, self.rows))
-        if self.labels.dtype in _WIDE_UNSIGNED:
+        if self.labels.dtype in (torch.uint16, torch.uint32, torch.uint64):  # which not every torch can index
             labels = torch.from_numpy(self.labels.cpu().numpy()[rows.cpu().numpy()]).to(self.labels.device)
         else:
             labels = self.labels[rows.to(self.labels.device)]
@@ -47,10 +46,7 @@ class UnreadableError(ValueError):
 
 
 def whole_samples(inputs: Any, labels: Any, sample_weight: Any = None, *, keep_integers: bool = False) -> Samples:
-    """All samples that a user gives, checked as the estimators check them, but for those whose label is -100.
-
-    `keep_integers` leaves integer inputs (token ids) as they are. Raises what the estimators raise.
-    """
+    """All samples that a user gives, checked as the estimators check them, but for those whose label is -100."""
     inputs, packing = packed(as_inputs(inputs, "inputs"))
     keep_integers |= packing is not None and packing.form == "rows"
     inputs = as_features(inputs, "inputs", keep_integers=keep_integers, keep_bytes=True)
@@ -82,13 +78,10 @@ def fewer_of(samples: Samples, n_wanted: int, seed: int) -> Samples:
 
 
 def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], seed: int) -> Samples:
-    """Choose as many of the given samples as `how_many` says of their number, without those whose label is -100.
-
-    The estimators refuse inputs and labels that differ in length. Raises as `without_ignored`.
-    """
+    """Choose as many of the given samples as `how_many` says of their number, without those whose label is -100."""
     inputs, packing = packed(inputs)
     samples = Samples(inputs, labels, torch.arange(len(inputs)), len(inputs), packing=packing)
-    if len(labels) != len(inputs):
+    if len(labels) != len(inputs):  # which the estimators refuse
         return samples
     samples = without_ignored(samples)
     n_left = len(samples.inputs)
@@ -98,8 +91,7 @@ def choose_among(inputs: Any, labels: Tensor, how_many: Callable[[int], int], se
 def without_ignored(samples: Samples) -> Samples:
     """The same without samples whose label is -100, counted in `n_ignored`; `UnreadableError` if none is left."""
     labels = samples.labels
-    is_signed = labels.is_floating_point() or labels.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
-    if not is_signed or labels.numel() != len(labels):
+    if not labels.dtype.is_signed or labels.is_complex() or labels.numel() != len(labels):
         return samples
     is_ignored = labels.detach().reshape(-1) == IGNORED
     n_ignored = int(is_ignored.sum())

@@ -13,9 +13,7 @@ def stratified_rows(n_samples: int, n_chosen: int, seed: int, labels: Tensor | N
     order = torch.randperm(n_samples, generator=torch.Generator().manual_seed(seed))
     if labels is not None:
         order = order[labels.cpu()[order].argsort(stable=True)]
-        of_class = labels.cpu()[order]
-        is_first = torch.ones_like(of_class, dtype=torch.bool)
-        is_first[1:] = of_class[1:] != of_class[:-1]
+        is_first = torch.nn.functional.pad(labels.cpu()[order].diff() != 0, (1, 0), value=True)
         if int(is_first.sum()) > n_chosen:
             is_first[:] = False
         first, rest = order[is_first], order[~is_first]

@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,16 +38,24 @@ def visited_by(
     batches = None
     if type(sampler) is BatchSampler:  # a subclass may leave out some of what its own sampler gives
         batches, sampler = sampler, unwrap(sampler.sampler)
-    indices: list[Any] | None = _visited_sooner_or_later(sampler, dataset, batches, n_batches)
-    weights = _drawn_by(sampler) if isinstance(sampler, WeightedRandomSampler) else None
-    if indices is None:
+    indices: list[Any]
+    weights = None
+    if isinstance(sampler, WeightedRandomSampler):
+        indices, weights = torch.nonzero(sampler.weights).flatten().tolist(), _drawn_by(sampler)
+    elif isinstance(sampler, DistributedSampler):  # of all processes together
+        indices = list(range(len(dataset)))
+    elif isinstance(sampler, SequentialSampler | RandomSampler):
+        n_samples = len(getattr(sampler, "data_source", dataset))
+        is_in_order = isinstance(sampler, SequentialSampler)
+        indices = list(range(_n_first(n_samples, batches, n_batches) if is_in_order else n_samples))
+    else:
         batch_size = getattr(batches, "batch_size", 1)  # entries are batches, unless the loader makes them
-        own_pass = _own_passes(sampler, loader.dataset, dataset, n_batches * batch_size)
-        entries = own_pass()
+        passes = _own_passes(sampler, loader.dataset, dataset, n_batches * batch_size)
+        entries = next(passes)
         if batches is None:
             are_lists = are_lists or any(isinstance(e, list | tuple) or getattr(e, "ndim", 0) for e in entries[:1])
         are_nested = batches is None and are_lists
-        indices, weights = _counted(_indices(entries, are_nested), lambda: _indices(own_pass(), are_nested))
+        indices, weights = _counted(_indices(one, are_nested) for one in itertools.chain([entries], passes))
     if not indices:
         raise UnreadableError(NO_SAMPLE)
     return indices, are_lists, weights
@@ -59,16 +67,17 @@ def _indices(entries: list[Any], are_nested: bool) -> list[Any]:
     return [index.item() if hasattr(index, "item") else index for index in flat]
 
 
-def _counted(first: list[Any], draw: Callable[[], list[Any]]) -> tuple[list[Any], Tensor | None]:
+def _counted(passes: Iterator[list[Any]]) -> tuple[list[Any], Tensor | None]:
     """Indices of a sampler's first pass, and of a few more if these give others or repeat some; how often each comes.
 
     None if that is chance alone: then the counts of two halves of the passes are unrelated.
     """
-    halves = Counter(first), Counter(draw())
+    first = next(passes)
+    halves = Counter(first), Counter(next(passes))
     if len(halves[0]) == len(first) and halves[0] == halves[1]:
         return sorted(halves[0]), None
     for i in range(2, min(_MOST_PASSES, max(2, _MOST_DRAWS // len(first)))):
-        halves[i % 2].update(draw())
+        halves[i % 2].update(next(passes))
     indices = sorted(halves[0] | halves[1])
     counts = torch.tensor([[half[index] for index in indices] for half in halves], dtype=torch.float64)
     centred = counts - counts.mean(dim=1, keepdim=True)
@@ -100,30 +109,18 @@ def _drawn_by(sampler: WeightedRandomSampler) -> Tensor | None:
     return None if bool((weights == weights[0]).all()) else weights
 
 
-def _visited_sooner_or_later(
-    sampler: Any, dataset: Any, batches: BatchSampler | None, n_batches: float
-) -> list[int] | None:
-    """Ascending indices that one of torch's own samplers visits in some epoch; None for any other sampler."""
-    if isinstance(sampler, WeightedRandomSampler):
-        return torch.nonzero(sampler.weights).flatten().tolist()
-    if isinstance(sampler, DistributedSampler):  # of all processes together
-        return list(range(len(dataset)))
-    if not isinstance(sampler, SequentialSampler | RandomSampler):
-        return None
-    n_samples = len(getattr(sampler, "data_source", dataset))
-    if isinstance(sampler, SequentialSampler):  # what comes last is left out in every epoch
-        batch_size = 1 if batches is None else batches.batch_size
-        if batches is not None and batches.drop_last:
-            n_samples -= n_samples % batch_size
-        n_samples = int(min(n_samples, n_batches * batch_size))
-    return list(range(n_samples))
+def _n_first(n_samples: int, batches: BatchSampler | None, n_batches: float) -> int:
+    """Number of samples in order that each epoch visits: what comes last is left out in every one."""
+    batch_size = 1 if batches is None else batches.batch_size
+    if batches is not None and batches.drop_last:
+        n_samples -= n_samples % batch_size
+    return int(min(n_samples, n_batches * batch_size))
 
 
-def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: float) -> Callable[[], list[Any]]:
-    """A function that gives what a copy of a sampler gives in its next epoch.
+def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: float) -> Iterator[list[Any]]:
+    """Passes of a copy of a sampler, epoch after epoch: up to its length, or up to `n_draws` entries if it has none.
 
-    That is up to the sampler's length, or up to `n_draws` entries if it has none, as an endless one has. If the sampler
-    holds the `original` dataset, the copy holds `dataset`.
+    If the sampler holds the `original` dataset, the copy holds `dataset`.
     """
     try:
         own = copy.deepcopy(sampler, {id(original): dataset})
@@ -131,11 +128,8 @@ def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: fl
         raise UnreadableError(
             f"{type(sampler).__name__} cannot be copied to see which samples it visits: {error}."
         ) from error
-    passes = itertools.count()
-
-    def draw() -> list[Any]:
-        epoch, set_epoch = next(passes), getattr(own, "set_epoch", None)
-        if epoch and callable(set_epoch):  # as trainers do before each epoch
+    for epoch in itertools.count():
+        if epoch and callable(set_epoch := getattr(own, "set_epoch", None)):  # as trainers do before each epoch
             set_epoch(epoch)
         try:
             n_most = len(own)  # type: ignore[arg-type]
@@ -144,6 +138,4 @@ def _own_passes(sampler: Iterable[Any], original: Any, dataset: Any, n_draws: fl
         entries = list(itertools.islice(own, n_most))
         if len(entries) == _MOST_INDICES:
             raise UnreadableError(f"{type(own).__name__} has no length, and gives more than {_MOST_INDICES} indices.")
-        return entries
-
-    return draw
+        yield entries

@@ -1,7 +1,7 @@
 """Format of a `Preparation`: a zip of plain arrays and the fingerprint of what they were made of, without pickle.
 
-The fingerprint says what it was made of, but does not vouch for that: a disk may break, and anyone can copy a
-fingerprint. So shapes and types are read before the arrays are, and values are checked before they are used.
+A disk may break, and anyone can copy a fingerprint. So shapes and types are read before the arrays are, and values are
+checked before they are used.
 """
 
 import io
@@ -16,15 +16,14 @@ import numpy as np
 
 from bu_torch.internal.printing import cleaned
 
-_FINGERPRINT = "bu_torch_fingerprint"  # the first array: its name begins the file, which tells ours from others'
-_HEAD = (b"PK\x03\x04", 30, f"{_FINGERPRINT}.npy".encode())  # the name of the first member is at a fixed place
+_FINGERPRINT = "bu_torch_fingerprint"  # the first array: its name is at a fixed place, which tells ours from others'
 _LONGEST_HEADER = 4096  # bytes; NumPy writes 128
 _BLOCK_ELEMENTS = 2**22
 _SUM_TOLERANCE = 0.01  # what float32 may make of the votes of a large cluster
 _SKILL_TOLERANCE = 1e-6
 _SPACES = ("inputs", "patches", "tokens", "custom", "module")
 _WORDS = (np.dtype("<U6"), np.dtype("<U7"))  # as long as those
-_SINGLE, _DOUBLE, _INTEGER = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64))
+_FLOATS, _INTEGER = (np.dtype(np.float32), np.dtype(np.float64)), (np.dtype(np.int64),)
 
 
 class _Array(NamedTuple):
@@ -40,7 +39,7 @@ Layout = Mapping[str, _Array]
 
 
 class _DamageError(ValueError):
-    """Says what is wrong with the arrays."""
+    pass
 
 
 def write_arrays(file: BinaryIO, fingerprint: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -51,20 +50,15 @@ def write_arrays(file: BinaryIO, fingerprint: str, arrays: Mapping[str, np.ndarr
 
 def are_arrays(file: BinaryIO) -> bool:
     """Tell by the first bytes of a file if `write_arrays` wrote it, or began to."""
-    signature, place, name = _HEAD
-    head = file.read(place + len(name))
-    return not head or (head.startswith(signature) and head[place:] == name)
+    name = f"{_FINGERPRINT}.npy".encode()
+    head = file.read(30 + len(name))
+    return not head or (head.startswith(b"PK\x03\x04") and head[30:] == name)
 
 
 def read_arrays(
     source: AbstractContextManager[BinaryIO], name: str, fingerprint: str, expected: Layout
 ) -> dict[str, np.ndarray]:
-    """Arrays of a file, named in errors; takes no more memory than they need.
-
-    Raises:
-        OSError: If there is no such file, it cannot be opened, or is another user's.
-        ValueError: If it is none of ours or damaged, or has another fingerprint.
-    """
+    """Arrays of a file, named in errors; takes no more memory than they need, and raises as `Signals.load`."""
     line = _Array((), (np.array(fingerprint).dtype,), "a fingerprint", lambda found: np.array(True))
     arrays: dict[str, np.ndarray] = {}
     try:
@@ -92,40 +86,34 @@ def layout(labels: np.ndarray, n_neighbors: int, n_draws: int) -> Layout:
     """Demands on each array by name, for samples with these labels, (N,)."""
     classes = np.unique(labels)
     n_samples, n_classes, n_perturbed = len(labels), len(classes), n_draws * len(labels)
-    distances = _Array(
-        (n_perturbed, n_classes), (_SINGLE, _DOUBLE), "distances >= 0", lambda found: np.all(found >= 0, axis=1)
-    )
-    shares = _Array((n_perturbed, n_classes), (_SINGLE,), "shares >= 0 with sum 1 in each row", _are_shares)
-    skill = _Array(
-        (),
-        (_DOUBLE,),
-        "a finite number of at most 1",
-        lambda found: np.isfinite(found) & (found <= 1 + _SKILL_TOLERANCE),
-    )
+
+    def are_pairs(found: np.ndarray) -> np.ndarray:
+        return np.isin(found, classes).all(axis=1) & (found[:, 0] < found[:, 1])
+
+    def is_skill(found: np.ndarray) -> np.ndarray:
+        return np.isfinite(found) & (found <= 1 + _SKILL_TOLERANCE)
+
+    def are_finite(found: np.ndarray) -> np.ndarray:
+        return (found >= 0) & np.isfinite(found)
+
+    def are_distances(found: np.ndarray) -> np.ndarray:
+        return np.all(found >= 0, axis=1)
+
+    distances, shares = "distances >= 0", "shares >= 0 with sum 1 in each row"
+    clusters = f"different rows in [0, {n_samples}) for each sample, its own first"
+    pairs = "two classes of the labels for each sample, the lower first"
     return {
         "space": _Array((), _WORDS, f"one of {', '.join(_SPACES)}", lambda found: np.isin(found, _SPACES)),
-        "labels": _Array((n_samples,), (_INTEGER,), "the labels of the samples", partial(np.equal, labels)),
-        "neighbors": _Array(
-            (n_samples, n_neighbors),
-            (_INTEGER,),
-            f"different rows in [0, {n_samples}) for each sample, its own first",
-            _are_clusters,
-        ),
-        "bayes_pairs": _Array(
-            (n_samples, 2),
-            (_INTEGER,),
-            "two classes of the labels for each sample, the lower first",
-            lambda found: np.isin(found, classes).all(axis=1) & (found[:, 0] < found[:, 1]),
-        ),
-        "nearest_distance": _Array(
-            (n_samples,), (_SINGLE, _DOUBLE), "finite distances >= 0", lambda found: np.isfinite(found) & (found >= 0)
-        ),
-        "left_out_distances": distances,
-        "own_distances": distances._replace(shape=(n_perturbed,), is_right=lambda found: found >= 0),
-        "votes": shares._replace(shape=(n_samples, n_classes)),
-        "probabilities": shares,
-        "vote_skill": skill,
-        "regression_skill": skill,
+        "labels": _Array((n_samples,), _INTEGER, "the labels of the samples", partial(np.equal, labels)),
+        "neighbors": _Array((n_samples, n_neighbors), _INTEGER, clusters, _are_clusters),
+        "bayes_pairs": _Array((n_samples, 2), _INTEGER, pairs, are_pairs),
+        "nearest_distance": _Array((n_samples,), _FLOATS, f"finite {distances}", are_finite),
+        "left_out_distances": _Array((n_perturbed, n_classes), _FLOATS, distances, are_distances),
+        "own_distances": _Array((n_perturbed,), _FLOATS, distances, lambda found: found >= 0),
+        "votes": _Array((n_samples, n_classes), _FLOATS[:1], shares, _are_shares),
+        "probabilities": _Array((n_perturbed, n_classes), _FLOATS[:1], shares, _are_shares),
+        "vote_skill": _Array((), _FLOATS[1:], "a finite number of at most 1", is_skill),
+        "regression_skill": _Array((), _FLOATS[1:], "a finite number of at most 1", is_skill),
     }
 
 

@@ -15,43 +15,26 @@ from bu_torch.functional.weights import mean_of
 
 @dataclass(frozen=True)
 class Reading:
-    """Data that a formula may look at. D draws of N samples, C classes that have samples.
+    """Data that a formula may look at: D draws of N samples, C classes that have samples; from `labels` on fixed."""
 
-    Attributes:
-        logits: Logits of the network at the perturbed inputs, one draw after another, (D * N, J) with J its classes.
-        predictions: Their largest column, (D * N,).
-        predictions_before: Those of the check before; None at the first.
-        columns: For each prediction its column in arrays of C columns, (D * N,); C or more for a class without samples.
-        terms: Parts of boundary uncertainty, one a draw.
-        uncertainty: Boundary uncertainty, a scalar; NaN if a logit is not finite.
-        trust: Trust scores of the predictions, (D * N,).
-        left_out_trust: The same without the sample that was perturbed.
-        labels: Fitted before training, as is all that follows: classes of the samples, (N,).
-        label_probabilities: Class probabilities at the perturbed inputs by the training labels, (D * N, C).
-        label_votes: Votes of the labels near each sample, (N, C).
-        pairs: Likely Bayes pairs that there are, (P, 2).
-        pair_index: The pair of each sample, (N,).
-        cluster_counts: Counts of the labels in each cluster, as `functional.omission.cluster_counts` gives them.
-        members: Clusters of as many draws as are measured in one call, (rows, M).
-        weights: Relative weight of each sample, (N,) float64 with mean 1; None if all count alike.
-    """
-
-    logits: Tensor
-    predictions: Tensor
-    predictions_before: Tensor | None
-    columns: Tensor
-    terms: list[PairTerms]
-    uncertainty: Tensor
-    trust: Tensor
-    left_out_trust: Tensor
-    labels: Tensor
-    label_probabilities: Tensor
-    label_votes: Tensor
-    pairs: Tensor
-    pair_index: Tensor
-    cluster_counts: tuple[Tensor, Tensor, Tensor]
-    members: Tensor
-    weights: Tensor | None
+    predictions: Tensor  # at the perturbed inputs, one draw after another, (D * N,)
+    predictions_before: Tensor | None  # those of the check before; None at the first
+    columns: Tensor  # of each prediction in arrays of C columns, (D * N,); C or more for a class without samples
+    terms: list[PairTerms]  # parts of boundary uncertainty, one a draw
+    uncertainty: Tensor  # a scalar; NaN if a logit is not finite
+    trust: Tensor  # trust scores of the predictions, (D * N,)
+    left_out_trust: Tensor  # the same without the sample that was perturbed
+    labels: Tensor  # classes of the samples, (N,)
+    own: Tensor  # columns of the labels, (D * N,)
+    label_trust: Tensor  # trust scores of the labels at the perturbed inputs, (D * N,)
+    nearest_class: Tensor  # there, the sample that was perturbed left out, (D * N,)
+    label_probabilities: Tensor  # of the classes at the perturbed inputs, (D * N, C)
+    label_votes: Tensor  # of the labels near each sample, (N, C)
+    pairs: Tensor  # likely Bayes pairs that there are, (P, 2)
+    pair_index: Tensor  # the pair of each sample, (N,)
+    cluster_counts: tuple[Tensor, Tensor, Tensor]  # of `functional.omission.cluster_counts`
+    members: Tensor  # clusters of as many draws as are measured in one call, (rows, M)
+    weights: Tensor | None  # of each sample, (N,) float64 with mean 1; None if all count alike
 
     def by_sample(self, values: Tensor) -> Tensor:
         """Values at the perturbed inputs, (D * N,), with a row for each draw, (D, N)."""
@@ -60,27 +43,15 @@ class Reading:
 
 @dataclass(frozen=True)
 class Signal:
-    """A number that each check measures.
+    """A number that each check measures."""
 
-    Attributes:
-        name: In histories, logs and records.
-        title: In words, for plots and pages.
-        low: Smallest value.
-        high: Largest value.
-        is_larger_better: True if a better network has a larger value.
-        panel: Figure in which pages and dashboards draw it: all `"shares"` in one figure; `"uncertainty"` and `"trust"`
-            are drawn by hand in a figure of their own.
-        formula: From what was read to a scalar, float64.
-        is_in_progress_bar: True if the progress bar shows it.
-    """
-
-    name: str
-    title: str
+    name: str  # in histories, logs and records
+    title: str  # in words, for plots and pages
     low: float
     high: float
     is_larger_better: bool
-    panel: Literal["uncertainty", "trust", "shares"]
-    formula: Callable[[Reading], Tensor]
+    panel: Literal["uncertainty", "trust", "shares"]  # figure it is drawn in; all shares in one, the others by hand
+    formula: Callable[[Reading], Tensor]  # to a scalar, float64
     is_in_progress_bar: bool = False
 
 

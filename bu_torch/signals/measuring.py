@@ -21,7 +21,7 @@ from bu_torch.perturbation.draws import Perturbation, PerturbedInputs
 from bu_torch.samples.balance import ClassWeight, weights_of
 from bu_torch.signals.catalogue import SIGNALS, Reading
 from bu_torch.signals.details import Details, describe
-from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of_copies, warn_of_little_skill
+from bu_torch.signals.preparation import Preparation, fingerprint_of, warn_of
 from bu_torch.signals.recognition import recalls_of
 
 if TYPE_CHECKING:
@@ -35,35 +35,25 @@ class Measurement:
     Attributes:
         values: Scalars by the names of `Signals.NAMES`, float64, on the device of the logits.
         predictions: Predicted classes at the perturbed inputs, (n_draws * N,) int64.
-        standard_error: Standard error of the gain in expected accuracy over the predictions `best`, float64; 0
-            without `best`.
+        standard_error: That of the gain in expected accuracy over the predictions `best`, float64; 0 without `best`.
     """
 
     values: dict[str, Tensor]
     predictions: Tensor
     standard_error: Tensor
     _reading: Reading
-    _signals: "Signals"
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.values, self.predictions))
 
     def recalls(self) -> Tensor:
         """Recall of the C classes that have samples, by labels and by label probabilities, (2 * C,) float64."""
-        reading, classes = self._reading, self._signals._classes
-        of_labels = classes.columns(reading.labels)
-        return recalls_of(reading.columns, of_labels, reading.label_probabilities, reading.weights, len(classes))
+        read = self._reading
+        return recalls_of(read.columns, read.own, read.label_probabilities, read.weights)
 
     def details(self, n_doubtful: int = 50) -> Details:
-        """Details behind the values, by pair of classes and by sample; waits for the device.
-
-        Args:
-            n_doubtful: Number of the least trusted samples to name, >= 1.
-        """
-        signals = self._signals
-        return describe(
-            self._reading, label_trust=signals._label_trust, nearest_class=signals._nearest_class, n_doubtful=n_doubtful
-        )
+        """Details behind the values, with the `n_doubtful` >= 1 least trusted samples; waits for the device."""
+        return describe(self._reading, n_doubtful)
 
     def doubtful(self) -> "DataFrame":
         """All samples, the least trusted first, as a pandas frame; waits for the device.
@@ -83,19 +73,16 @@ class Signals:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         n_draws: Independent perturbations of each sample, >= 1.
         seed: Seed of all random choices, 0 <= seed < 2**64.
-        feature_extractor: As in `BoundaryUncertainty`; class distances are measured between its features too.
-        n_components: As in `BoundaryUncertainty`; class distances are measured among these components too.
-        perturbation: As in `BoundaryUncertainty`.
-        module: As in `BoundaryUncertainty`.
-        class_weight: As in `BoundaryUncertainty`; all signals, votes and probabilities are of classes so weighted.
+        feature_extractor: As in `BoundaryUncertainty`, like all that follow; class distances are measured in that space
+            too.
+        n_components: Components, also for class distances.
+        perturbation: Move of the samples.
+        class_weight: Weights of classes, by which all signals, votes and probabilities are weighted.
+        module: Module of the extractor.
 
     Attributes:
         boundary: The fitted `BoundaryUncertainty`.
         preparation: Results of `fit`, which `save` writes and `load` reads.
-        class_distances: Distance from each perturbed sample to each class, (n_draws * N, J).
-        left_out_distances: The same, the sample that was perturbed left out.
-        votes: Votes of the labels near each sample, (N, J), float32 (`LabelVotes`).
-        probabilities: Class probabilities at each perturbed sample, (n_draws * N, J), float32 (`LabelProbabilities`).
         vote_skill: Skill of the labels nearby at predicting a sample's label, 1 is certain, 0 chance (`LabelVotes`).
         regression_skill: Skill of a regression on all other samples (`LabelRegression`); less than 0.01 is warned of.
 
@@ -112,10 +99,10 @@ class Signals:
     boundary: BoundaryUncertainty
     preparation: Preparation
     _classes: PresentClasses
-    _own: Tensor  # columns of the labels, (n_draws * N,)
-    _counts: tuple[Tensor, Tensor, Tensor]  # of the labels in each cluster
-    _label_trust: Tensor  # trust scores of the labels at the perturbed samples, (n_draws * N,)
-    _nearest_class: Tensor  # there, the sample that was perturbed left out, (n_draws * N,)
+    _own: Tensor  # as in `Reading`, like all that follow
+    _counts: tuple[Tensor, Tensor, Tensor]
+    _label_trust: Tensor
+    _nearest_class: Tensor
 
     def __init__(
         self,
@@ -146,11 +133,8 @@ class Signals:
         Args:
             features: Training inputs, shape (N, ...) with N >= n_neighbors, tensor or array of finite numbers.
             labels: Classes, shape (N,), integers >= 0; at least two different ones.
-            sample_weight: As in `BoundaryUncertainty.fit`.
-            neighbors: As in `BoundaryUncertainty.fit`; such a fit cannot be saved.
-
-        Raises:
-            ValueError, TypeError: As in `BoundaryUncertainty.fit`.
+            sample_weight: As in `BoundaryUncertainty.fit`, like `neighbors` and what is raised.
+            neighbors: Neighbours that are known; such a fit cannot be saved.
         """
         inputs, labels = self._read(features, labels)
         return self._take(Preparation.make(self.boundary, inputs, labels, sample_weight, neighbors), inputs)
@@ -162,9 +146,9 @@ class Signals:
 
         Args:
             path: The file; or what `preparation.packed` gave.
-            features: As in `fit`, like the next two; the file must have been made from the same.
-            labels: Classes.
-            sample_weight: Weights.
+            features: The samples that the file was made from, as in `fit`.
+            labels: Their classes.
+            sample_weight: Their weights.
             is_own: Refuse links, and files of other users.
 
         Raises:
@@ -199,8 +183,7 @@ class Signals:
         self._own, distances = columns.repeat(self.boundary.n_draws), preparation.left_out_distances
         self._label_trust = functional.trust_score(distances, self._own, validate_args=False)
         self._nearest_class = self._classes.classes[distances[:, :-1].argmin(dim=1)]
-        warn_of_copies(inputs, self.boundary)
-        warn_of_little_skill(self.vote_skill, self.regression_skill)
+        warn_of(preparation, inputs)
         return self
 
     @property
@@ -216,12 +199,12 @@ class Signals:
 
     @property
     def votes(self) -> Tensor:
-        """Votes of the labels near each sample, (N, J)."""
+        """Votes of the labels near each sample, (N, J), float32 (`LabelVotes`)."""
         return self._classes.spread(self.preparation.votes, 0.0)
 
     @property
     def probabilities(self) -> Tensor:
-        """Class probabilities at each perturbed sample, (n_draws * N, J)."""
+        """Class probabilities at each perturbed sample, (n_draws * N, J), float32 (`LabelProbabilities`)."""
         return self._classes.spread(self.preparation.probabilities, 0.0)
 
     @property
@@ -257,7 +240,6 @@ class Signals:
         return fingerprint_of(self.boundary, inputs, labels, weights)
 
     def _read(self, features: Any, labels: Any) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of samples, checked."""
         inputs = self.boundary.as_inputs(features)
         return inputs, as_labels(labels, len(inputs)).to(inputs.device)
 
@@ -271,12 +253,11 @@ class Signals:
             best: Predictions, of the same shape, of the measurement to compare expected accuracy with; None for none.
 
         Returns:
-            The measurement. Its values are NaN if any logit is not finite; `prediction_changes` is 1 without `before`.
+            The measurement; its values are NaN if any logit is not finite, `prediction_changes` 1 without `before`.
 
         Raises:
             RuntimeError: If `fit` has not been called.
-            TypeError: If the logits are not a floating-point tensor, or `before` or `best` not an integer one.
-            ValueError: If one of them has the wrong shape.
+            TypeError, ValueError: If an argument has the wrong type or shape.
         """
         check_fitted(self, "preparation")
         boundary, prepared = self.boundary, self.preparation
@@ -284,18 +265,19 @@ class Signals:
             if given is not None:
                 check_index(name, given, (boundary.n_draws * len(boundary.labels),), prepared.votes.device)
         terms = boundary.terms(logits)
-        logits = as_logits(logits)
         predictions = torch.cat([of_draw.predictions for of_draw in terms])
         columns = self._classes.columns(predictions)
         known = columns.clamp(max=len(self._classes))  # the last column is that of classes without samples
         trust, left_out_trust = trust_with_own(prepared.left_out_distances, known, self._own, prepared.own_distances)
         reading = Reading(
-            logits=logits,
             terms=terms,
             pairs=boundary._pairs,
             pair_index=boundary._pair_index,
-            uncertainty=boundary.score_terms(terms).to(logits.dtype),
+            uncertainty=boundary.score_terms(terms).to(as_logits(logits).dtype),
             labels=boundary.labels,
+            own=self._own,
+            label_trust=self._label_trust,
+            nearest_class=self._nearest_class,
             predictions=predictions,
             predictions_before=before,
             columns=columns,
@@ -313,7 +295,7 @@ class Signals:
         if best is not None:
             others = self._classes.columns(best)
             error = standard_error_of_gain(prepared.probabilities, columns, others, boundary.n_draws, boundary.weights)
-        return Measurement(values, predictions, torch.where(is_finite, error, torch.nan), reading, self)
+        return Measurement(values, predictions, torch.where(is_finite, error, torch.nan), reading)
 
     def to(self, device: torch.device | str) -> Self:
         """Move what `fit` computed to `device`, in place."""

@@ -24,7 +24,6 @@ from bu_torch.space.mixed import MixedFeatures
 
 _FORMAT = 11  # of the arrays, to be raised when what they hold, or how that is computed, changes
 _PROBE = 64
-_PRIVATE = 0o600
 _LEAST_SKILL = 0.01  # of votes that tell more than chance: from 400 random labels on, that is seldom exceeded
 _MOST_COPIES = 0.5
 MOST_ENTRIES = 2**28  # of an array with a column for each class: a gibibyte in float32, of which there are three
@@ -40,35 +39,20 @@ class Preparation:
 
     Perturbed inputs are drawn again from samples and seed. `save` and `packed` write one format, a zip of plain arrays
     and the fingerprint, which `load` checks.
-
-    Attributes:
-        fingerprint: Digest of samples and settings, 64 hexadecimal digits.
-        space: Name of the space of neighbours, as `BoundaryUncertainty.space_name_`.
-        labels: (N,); these and the next three are those of `BoundaryUncertainty`.
-        neighbors: (N, M).
-        nearest_distance: (N,).
-        bayes_pairs: (N, 2).
-        left_out_distances: Distance from each perturbed sample to each class, the sample that was perturbed left out,
-            (D * N, C + 1). The last column is that of classes without samples: infinitely far.
-        own_distances: Distance to that sample's class, the sample included, (D * N,).
-        votes: Votes of the labels near each sample, (N, C).
-        probabilities: Class probabilities at each perturbed sample, (D * N, C).
-        vote_skill: Skill of these votes, 1 is certain, 0 chance.
-        regression_skill: Skill of a regression on all other samples.
     """
 
-    fingerprint: str
-    space: str
-    labels: Tensor
-    neighbors: Tensor
-    nearest_distance: Tensor
-    bayes_pairs: Tensor
-    left_out_distances: Tensor
-    own_distances: Tensor
-    votes: Tensor
-    probabilities: Tensor
-    vote_skill: float
-    regression_skill: float
+    fingerprint: str  # digest of samples and settings, 64 hexadecimal digits
+    space: str  # as `BoundaryUncertainty.space_name_`, whose are the next four too
+    labels: Tensor  # (N,)
+    neighbors: Tensor  # (N, M)
+    nearest_distance: Tensor  # (N,)
+    bayes_pairs: Tensor  # (N, 2)
+    left_out_distances: Tensor  # of each perturbed sample, itself left out, to each class, and inf, (D * N, C + 1)
+    own_distances: Tensor  # to the sample's class, the sample included, (D * N,)
+    votes: Tensor  # of the labels near each sample, (N, C)
+    probabilities: Tensor  # of the classes at each perturbed sample, (D * N, C)
+    vote_skill: float  # 1 is certain, 0 chance
+    regression_skill: float  # of a regression on all other samples
 
     @classmethod
     def make(
@@ -81,7 +65,13 @@ class Preparation:
     ) -> Self:
         """Fit `boundary` to checked samples, and compute all else; errors as of `BoundaryUncertainty.fit`."""
         classes = PresentClasses(labels)
-        _check_size(boundary.n_draws, len(inputs), len(classes))
+        n_entries = boundary.n_draws * len(inputs) * len(classes)
+        if n_entries > MOST_ENTRIES:
+            raise ValueError(
+                f"{boundary.n_draws} draws of {len(inputs)} samples of {len(classes)} classes need arrays of"
+                f" {n_entries:.1e} numbers, more than {MOST_ENTRIES:.1e}: pass fewer draws or samples (`n_draws`,"
+                " `max_samples`)."
+            )
         points = boundary.fit_points(inputs, labels, sample_weight, known_neighbors)
         columns = classes.columns(labels)
         perturbed = torch.cat([boundary.space.transform(block) for block in boundary.perturbed.blocks()])
@@ -116,8 +106,7 @@ class Preparation:
     ) -> Self:
         """Read what `save` or `packed` wrote in place of `make`, and hand `boundary` its part.
 
-        Samples are checked ones; `boundary.class_weight` is in `weights` already. `is_own` refuses links, and files of
-        other users. Errors are those of `Signals.load`.
+        Samples are checked ones, `boundary.class_weight` is in `weights` already; all else is as in `Signals.load`.
         """
         fingerprint = fingerprint_of(boundary, inputs, labels, weights)
         expected = layout(labels.cpu().numpy(), boundary.n_neighbors, boundary.n_draws)
@@ -135,7 +124,7 @@ class Preparation:
 
     def save(self, path: str | Path) -> None:
         """Write a file, whole or not at all, for no other user to read."""
-        with open_whole(Path(path), _PRIVATE) as file:
+        with open_whole(Path(path), 0o600) as file:
             write_arrays(file, self.fingerprint, self._arrays())
 
     def packed(self) -> Tensor:
@@ -166,16 +155,13 @@ class Preparation:
 def fingerprint_of(boundary: BoundaryUncertainty, inputs: Tensor, labels: Tensor, weights: Tensor | None) -> str:
     """Digest of checked samples and of the settings of `boundary`, which need not be fitted."""
     settings = (boundary.n_neighbors, boundary.n_draws, boundary.seed)
-    digest = hashlib.sha256(repr((_FORMAT, *settings, boundary.space.n_components)).encode())
-    for option in (boundary.feature_extractor, boundary.perturbation):
-        if isinstance(option, MixedFeatures | MixedMove):
-            digest.update(repr(option).encode())
-    if isinstance(boundary.feature_extractor, str):
-        digest.update(boundary.feature_extractor.encode())
-    # An extractor and a perturbation are told by what they make of a few samples.
     kind = boundary.kind_of_perturbation(inputs)
-    if kind in ("neighbors", "tokens"):
-        digest.update(kind.encode())
+    words = [repr((_FORMAT, *settings, boundary.space.n_components))]
+    options = (boundary.feature_extractor, boundary.perturbation)
+    words += [repr(option) for option in options if isinstance(option, MixedFeatures | MixedMove)]
+    words += [boundary.feature_extractor] if isinstance(boundary.feature_extractor, str) else []
+    digest = hashlib.sha256("".join([*words, kind if kind in ("neighbors", "tokens") else ""]).encode())
+    # An extractor and a perturbation are told by what they make of a few samples.
     few = inputs[:_PROBE]
     is_probed = callable(boundary.feature_extractor) and not boundary.may_use_module(inputs)
     probe = [boundary.space.extract(few)] if is_probed else []
@@ -195,26 +181,16 @@ def n_comparisons(n_samples: int, n_draws: int) -> int:
     return (1 + n_draws) * n_samples**2 + n_read * min(n_samples, regression.n_landmarks)
 
 
-def _check_size(n_draws: int, n_samples: int, n_classes: int) -> None:
-    """Raise a ValueError if arrays with a column for each class would be too large."""
-    n_entries = n_draws * n_samples * n_classes
-    if n_entries > MOST_ENTRIES:
-        raise ValueError(
-            f"{n_draws} draws of {n_samples} samples of {n_classes} classes need arrays of {n_entries:.1e} numbers,"
-            f" more than {MOST_ENTRIES:.1e}: pass fewer draws or samples (`n_draws`, `max_samples`)."
-        )
-
-
 def _with_absent_column(distances: Tensor) -> Tensor:
     """Column after column in memory, in which the nearest class of many samples is found in a third of the time."""
     return torch.nn.functional.pad(distances.T.contiguous(), (0, 0, 0, 1), value=torch.inf).T
 
 
-def warn_of_copies(inputs: Tensor, boundary: BoundaryUncertainty) -> None:
-    """Warn if more than half of the samples have an exact copy with the same label."""
-    labels = boundary.labels
+def warn_of(preparation: Preparation, inputs: Tensor) -> None:
+    """Warn if most samples have an exact copy of their label, or if the others tell no more of a label than chance."""
+    labels = preparation.labels
     is_copied = torch.zeros_like(labels, dtype=torch.bool)
-    for rows, others in copies(inputs, boundary.neighbors):
+    for rows, others in copies(inputs, preparation.neighbors):
         is_copied[rows] |= labels[others] == labels[rows]
     share = float(is_copied.double().mean())
     if share > _MOST_COPIES:
@@ -224,21 +200,18 @@ def warn_of_copies(inputs: Tensor, boundary: BoundaryUncertainty) -> None:
             " its samples, pass each once: to the callbacks, as `reference`.",
             stacklevel=4,
         )
-
-
-def warn_of_little_skill(vote_skill: float, regression_skill: float) -> None:
-    """Warn if the nearest samples, or all others, tell no more of a label than chance."""
-    if vote_skill < _LEAST_SKILL <= regression_skill:
+    nearby, regression = preparation.vote_skill, preparation.regression_skill
+    if nearby < _LEAST_SKILL <= regression:
         warnings.warn(
             "The nearest neighbours predict a sample's label no better than chance (Brier skill score"
-            f" {vote_skill:.2f}), but a regression on all samples does ({regression_skill:.2f}): rely on expected"
+            f" {nearby:.2f}), but a regression on all samples does ({regression:.2f}): rely on expected"
             " accuracy, not on boundary uncertainty, trust score and agreement with neighbours.",
             stacklevel=4,
         )
-    elif vote_skill < _LEAST_SKILL:
+    elif nearby < _LEAST_SKILL:
         warnings.warn(
             "The other samples predict a sample's label no better than chance (Brier skill score"
-            f" {vote_skill:.2f} by the nearest, {regression_skill:.2f} by regression on all): either"
+            f" {nearby:.2f} by the nearest, {regression:.2f} by regression on all): either"
             " nearly all labels are noise, or distances between inputs mean nothing. The scores then say little"
             " about a classifier. A `feature_extractor` may give a space in which distances mean something.",
             stacklevel=4,

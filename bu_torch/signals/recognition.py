@@ -18,20 +18,12 @@ _MATERIAL_MEAN = 0.01  # over the classes
 
 @dataclass(frozen=True)
 class Recalls:
-    """Recall of each class at one check.
-
-    Attributes:
-        epoch: Epoch of the check.
-        step: Step of the check; None if it is not known.
-        labelled: Share of the perturbed samples of each class that are predicted as labelled, (C,).
-        expected: The same by label probabilities in place of labels, which a network that memorises wrong labels does
-            not raise.
-    """
+    """Recall of each class at one check, by labels and by label probabilities, which memorised labels do not raise."""
 
     epoch: int
-    step: int | None
-    labelled: list[float]
-    expected: list[float]
+    step: int | None  # None if it is not known
+    labelled: list[float]  # share of the perturbed samples of each class that are predicted as labelled, (C,)
+    expected: list[float]  # by label probabilities in place of labels
 
     @property
     def mean(self) -> float:
@@ -41,12 +33,7 @@ class Recalls:
 
 @dataclass
 class Recognition:
-    """Recall at the kept check, and at the check with the best mean over the classes.
-
-    Attributes:
-        kept: Recall at the kept check; None before the first.
-        balanced: Recall at the check with the largest mean expected recall; None before the first.
-    """
+    """Recall at the kept check, and at the check with the best mean over the classes; None before the first."""
 
     kept: Recalls | None = None
     balanced: Recalls | None = None
@@ -93,7 +80,6 @@ class Recognition:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers and tensors."""
         return {
             name: [recalls.epoch, recalls.step, torch.tensor([recalls.labelled, recalls.expected], dtype=torch.float64)]
             for name, recalls in (("kept", self.kept), ("balanced", self.balanced))
@@ -101,28 +87,24 @@ class Recognition:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
         for name, (epoch, step, values) in state.items():
             setattr(self, name, Recalls(epoch, step, *values.tolist()))
 
 
-def recalls_of(
-    columns: Tensor, of_labels: Tensor, probabilities: Tensor, weights: Tensor | None, n_classes: int
-) -> Tensor:
+def recalls_of(columns: Tensor, own: Tensor, probabilities: Tensor, weights: Tensor | None) -> Tensor:
     """Recall of each class by labels, then by label probabilities, (2 * C,) float64; waits for no device.
 
-    Predictions (D * N,) and labels (N,) are given as columns of arrays of C classes, C or more for one without samples.
+    Predictions and labels (D * N,) are columns of arrays of C classes, C or more for a prediction without samples.
     """
-    labels = of_labels.repeat(len(columns) // len(of_labels))
+    n_classes = probabilities.shape[1]
     if weights is None:
-        counted = torch.ones_like(labels, dtype=torch.float64)
+        counted = torch.ones_like(own, dtype=torch.float64)
         mass = probabilities.sum(dim=0, dtype=torch.float64)
     else:
-        counted = weights.double().repeat(len(columns) // len(of_labels))
+        counted = weights.double().repeat(len(own) // len(weights))
         mass = (counted.to(probabilities.dtype) @ probabilities).double()
     known = columns.clamp(max=n_classes - 1)
-    is_known = columns < n_classes
-    own = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * is_known * counted
-    hits = sum_by_pair((columns == labels) * counted, labels, n_classes)
-    by_label = hits / sum_by_pair(counted, labels, n_classes)
-    return torch.cat((by_label, sum_by_pair(own, known, n_classes) / mass))
+    expected = probabilities.gather(1, known.unsqueeze(1)).squeeze(1) * (columns < n_classes) * counted
+    hits = sum_by_pair((columns == own) * counted, own, n_classes)
+    by_label = hits / sum_by_pair(counted, own, n_classes)
+    return torch.cat((by_label, sum_by_pair(expected, known, n_classes) / mass))

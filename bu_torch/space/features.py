@@ -31,19 +31,18 @@ _BLOCK_ELEMENTS = 2**22  # float64 temporaries of 32 MB, whatever N
 class FeatureSpace:
     """Space in which distances are measured: features of the inputs, standardised, and optionally reduced by PCA.
 
-    Ha et al. (2021), section 4.2.2, leave the space open (for speech they measure distances between features and not
-    between waveforms). Distances between raw inputs of thousands of values say little and take long to search.
+    Ha et al. (2021), section 4.2.2, leave the space open (for speech they take features, not waveforms). Distances
+    between raw inputs of thousands of values say little and take long to search.
 
     Args:
         feature_extractor: Callable from inputs (n, ...) to features (n, k) or (n, ...): a function, or a frozen module,
             which is run in eval mode, on its own device and in its own precision, without gradient. `"patches"` takes
             `PatchFeatures` of images (n, C, H, W), `"tokens"` `TokenFeatures` of token ids (n, L), on one scale for all
             axes; `"inputs"` and None take the inputs themselves. `MixedFeatures` are those of numbers and categories.
-        n_components: Principal components of the standardised features to keep, >= 1, at most as many as there are
-            features or samples; None for all features.
+        n_components: Principal components of the standardised features to keep, >= 1; None for all features.
         seed: Seed of the randomised PCA, 0 <= seed < 2**64.
-        module: In eval mode while features are extracted, and left as it was: an extractor may be a function that calls
-            it. So is the extractor itself, or the module that it is a method of.
+        module: A module that the extractor calls: in eval mode meanwhile, and left as it was. So are the extractor
+            itself, and the module that it is a method of.
 
     Attributes:
         name: `"inputs"`, `"patches"`, `"tokens"`, `"mixed"` or `"custom"`.
@@ -57,7 +56,7 @@ class FeatureSpace:
     mean_: Tensor
     scale_: Tensor
     components_: Tensor | None
-    _features: PatchFeatures | TokenFeatures
+    _features: MixedFeatures | PatchFeatures | TokenFeatures | None = None
 
     def __init__(
         self,
@@ -71,44 +70,41 @@ class FeatureSpace:
     ) -> None:
         if isinstance(feature_extractor, str):
             check_choice("feature_extractor", feature_extractor, ("inputs", "patches", "tokens"))
-        elif feature_extractor is not None and not (
-            callable(feature_extractor) or isinstance(feature_extractor, MixedFeatures)
-        ):
+        elif not (callable(feature_extractor) or isinstance(feature_extractor, MixedFeatures | None)):
             raise TypeError(
                 "`feature_extractor` must be callable, (n, ...) -> (n, k), the name of a space, or None,"
                 f" got {type(feature_extractor).__name__}."
             )
         self.name = name_of(feature_extractor)
         self.feature_extractor = feature_extractor if callable(feature_extractor) else None
-        self._mixed = feature_extractor if isinstance(feature_extractor, MixedFeatures) else None
         self.n_components = None if n_components is None else check_integer("n_components", n_components, 1)
         self.seed = check_seed(seed)
+        if isinstance(feature_extractor, MixedFeatures):
+            self._features = feature_extractor
+        elif self.name in ("patches", "tokens"):
+            self._features = (PatchFeatures if self.name == "patches" else TokenFeatures)(seed=self.seed)
         self.module = module
 
     def fit(self, inputs: Tensor) -> Self:
         """Find mean, scale and principal components of the features of `inputs` (N, ...).
 
         Raises:
-            TypeError: If the extractor does not give real numbers.
-            ValueError: If it does not give one row of finite features a sample.
+            TypeError, ValueError: If the extractor does not give one row of real, finite features a sample.
         """
         self.fit_transform(inputs)
         return self
 
     def fit_transform(self, inputs: Tensor) -> Tensor:
-        """Fit to inputs and transform them, whose features are extracted once."""
+        """Fit to inputs and transform them."""
         if self.name == "patches":
             inputs = pooled(inputs)  # once, for `fit` and for `extract`
-            self._features = PatchFeatures(seed=self.seed).fit(inputs)
-        elif self.name == "tokens":
-            self._features = TokenFeatures(seed=self.seed).fit(inputs)
-        elif self._mixed is not None:
-            self._mixed.fit(inputs)
+        if self._features is not None:
+            self._features.fit(inputs)
         flat = self.extract(inputs)
         # The first axes of texts hold most of what there is to tell, the last ones mostly noise.
         self.mean_, self.scale_ = common_standardization(flat) if self.name == "tokens" else standardization(flat)
-        if self._mixed is not None:
-            self.scale_ = self._mixed.common_scale(inputs, self.scale_)
+        if isinstance(self._features, MixedFeatures):
+            self.scale_ = self._features.common_scale(inputs, self.scale_)
         self.components_ = None
         if self.n_components is not None:
             points = standardize(flat, self.mean_, self.scale_)
@@ -126,12 +122,8 @@ class FeatureSpace:
 
     def extract(self, inputs: Tensor) -> Tensor:
         """Features (n, d) of inputs (n, ...), neither standardised nor reduced."""
-        if self._mixed is not None:
-            return self._mixed.transform(inputs)
-        if self.name == "tokens":
-            return self._features.transform(inputs)
-        if self.name == "patches":
-            return self._features.transform(pooled(inputs))
+        if self._features is not None:
+            return self._features.transform(pooled(inputs) if self.name == "patches" else inputs)
         if self.feature_extractor is None:
             return pooled(inputs).flatten(1)
         with ExitStack() as stack:
@@ -151,7 +143,7 @@ class FeatureSpace:
 
 
 def name_of(feature_extractor: object) -> str:
-    """Name of the space that an extractor makes: its own name, `"inputs"` for None, or `"custom"` for a callable."""
+    """Name of the space that an extractor makes."""
     if isinstance(feature_extractor, str):
         return feature_extractor
     if isinstance(feature_extractor, MixedFeatures):
@@ -162,10 +154,7 @@ def name_of(feature_extractor: object) -> str:
 def principal_components(
     points: Tensor, n_components: int, seed: int = 0, *, exact: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Mean (d,) and leading principal axes (n_components, d) of points (n, d), of their dtype and on their device.
-
-    Scikit-learn approximates the axes of large data by random projections, drawn from `seed`, unless `exact`.
-    """
+    """Mean (d,) and leading principal axes (n_components, d) of points (n, d); of large data not `exact`, by `seed`."""
     from sklearn.decomposition import PCA
 
     pca = PCA(n_components, svd_solver="full" if exact else "auto", random_state=scikit_learn_seed(seed))
@@ -176,7 +165,10 @@ def principal_components(
 
 def moments(flat: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each feature, (d,) float64."""
-    unit = _unit(flat)
+    unit = torch.ones((), dtype=torch.float64, device=flat.device)
+    if flat.dtype == torch.float64:  # a power of two for each, so that squares stay in range, as those of float32 do
+        exponent = torch.frexp(flat.abs().amax(dim=0)).exponent
+        unit = torch.exp2(exponent.double().clamp(-1000, 1000))
     blocks = flat.split(max(1, _BLOCK_ELEMENTS // flat.shape[1]))
     mean = torch.stack([(block.double() / unit).sum(dim=0) for block in blocks]).sum(dim=0) / len(flat)
     squares = [(block.double() / unit - mean).square().sum(dim=0) for block in blocks]
@@ -197,14 +189,6 @@ def common_standardization(flat: Tensor) -> tuple[Tensor, Tensor]:
     unit = safe_unit(deviations)
     scale = (deviations / unit).square().mean().sqrt() * unit
     return mean, torch.where(scale > 0, scale, torch.ones_like(scale))
-
-
-def _unit(flat: Tensor) -> Tensor:
-    """Power of two for each feature to divide by, exactly, so that squares neither overflow nor underflow."""
-    if flat.dtype != torch.float64:  # squares of float32 are in range in float64
-        return torch.ones((), dtype=torch.float64, device=flat.device)
-    exponent = torch.frexp(flat.abs().amax(dim=0)).exponent
-    return torch.exp2(exponent.double().clamp(-1000, 1000))
 
 
 def standardize(inputs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:

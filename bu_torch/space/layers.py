@@ -17,21 +17,20 @@ class LayerFeatures:
     """Features from inside a network: a layer's activations, read by a hook, or principal components of them.
 
     Jiang et al. (2018), section 5.3, take trust scores in three such spaces: the logits, the fully connected layer
-    before them, and 20 principal components of that. The network runs in eval mode without gradients and is left as it
-    was.
+    before them, and 20 principal components of that. The network runs in eval mode and is left as it was.
 
     Args:
         model: The network; its `forward` takes a batch of inputs.
         layer: `"logits"`, the output of `model`; `"penultimate"`, the input of the `nn.Linear` that runs last; or the
             name of a submodule (`model.named_modules()`), whose output is taken, that of its last call if there are
             several. Activations are flattened to one row a sample.
-        n_components: Number of principal components to keep, >= 1; None for the activations themselves.
+        n_components: Principal components to keep, >= 1; None for the activations themselves.
         batch_size: Inputs in a forward pass, >= 1.
         keep_integers: True if the network takes integers (token ids) as they are.
 
     Attributes:
-        mean_: Mean of the activations in `fit`, (d,); only with `n_components`.
-        components_: Principal axes, (n_components, d), dtype of the activations; only with `n_components`.
+        mean_: Mean of the activations in `fit`, (d,), of their dtype; this and the next only with `n_components`.
+        components_: Principal axes, (n_components, d), of the same dtype.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -65,9 +64,9 @@ class LayerFeatures:
         self.keep_integers = check_flag("keep_integers", keep_integers)
 
     def fit(self, inputs: Any) -> Self:
-        """Find the principal components on the training inputs (N, ...), finite; nothing to do without `n_components`.
+        """Find the principal components of training inputs (N, ...), no more than samples or activations.
 
-        Raises as `transform`, and a ValueError if there are fewer samples or activations than components.
+        Raises as `transform`; does nothing without `n_components`.
         """
         if self.n_components is None:
             return self
@@ -82,9 +81,7 @@ class LayerFeatures:
         return self
 
     def transform(self, inputs: Any) -> Tensor:
-        """Features (n, d) or (n, n_components) of inputs (n, ...), tensor or array of numbers, finite.
-
-        They have the dtype of the activations, and are on the device of the inputs.
+        """Features (n, d) or (n, n_components), of the layer's dtype, of inputs (n, ...), finite, on their device.
 
         Raises:
             RuntimeError: If `n_components` is set and `fit` has not been called.
@@ -103,7 +100,7 @@ class LayerFeatures:
         inputs = as_features(inputs, "inputs", keep_integers=self.keep_integers, keep_bytes=True)
         outputs: list[Any] = []
         is_input = self.layer == "penultimate"
-        hooked = [self.model if self.layer in ("logits", "penultimate") else self.model.get_submodule(self.layer)]
+        hooked = [self.model.get_submodule("" if self.layer in ("logits", "penultimate") else self.layer)]
         if is_input:
             hooked = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
 

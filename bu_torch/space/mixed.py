@@ -11,15 +11,13 @@ from bu_torch.space.tokens import TokenFeatures
 
 _MOST_CATEGORIES = 100  # of a place, the most frequent
 _MOST_PLACES = 50  # a longer row is a text
-_IMAGE = 3
 
 
 class MixedFeatures:
-    """Numbers as they are, and an indicator for each category.
+    """Numbers as they are, images among them pooled, and an indicator for each category.
 
     Each place counts alike, as in Gower (1971): the indicators of a place have a variance of 1 together, as a number
-    has. Images among the numbers are pooled. A long row of indices is a text (`TokenFeatures`), which counts as much as
-    all numbers together.
+    has. A long row of indices is a text (`TokenFeatures`), which counts as much as all numbers together.
     """
 
     def __init__(self, packing: Packing) -> None:
@@ -58,7 +56,7 @@ class MixedFeatures:
         columns = inputs[:, : self.packing.n_numbers].split([shape.numel() for shape in shapes], dim=1)
         numbers = [inputs[:, :0]]
         for part, shape in zip(columns, shapes, strict=True):
-            is_image = len(shape) == _IMAGE
+            is_image = len(shape) == 3
             numbers.append(pooled(part.reshape(len(part), *shape)).flatten(1) if is_image else part)
         rows = self._rows(inputs)
         parts = [torch.cat(numbers, dim=1)]

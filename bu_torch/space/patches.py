@@ -24,10 +24,9 @@ def is_pooled(inputs: Tensor) -> bool:
 
 
 def pooled(images: Tensor) -> Tensor:
-    """Mean-pool images (N, C, H, W) of more than 64 x 64 pixels to 32 x 32, float32 or float64; others stay.
+    """Mean-pool images (N, C, H, W) of more than 64 x 64 pixels to as many as 32 x 32, in their shape; others stay.
 
     Distances tell classes apart as well at this size as at full size, at a cost that does not grow with the pixels.
-    Images that are not square keep their shape, with as many pixels.
     """
     if not is_pooled(images):
         return as_floats(images)
@@ -41,10 +40,10 @@ def pooled(images: Tensor) -> Tensor:
 class PatchFeatures:
     """Soft-thresholded responses to random whitened patches, mean-pooled: the random features of Coates and Ng (2011).
 
-    Distances between such features tell classes of images apart better than distances between pixels. Patches are
-    normalised in brightness and contrast and whitened. Random ones of the training images are the filters. Each filter
-    gives two maps, max(0, z - t) and max(0, -z - t), and each map its mean over a grid of `n_cells` x `n_cells` cells
-    (Coates, Ng and Lee 2011 pool sums over four quadrants).
+    Distances between such features tell classes of images apart better than distances between pixels. The filters are
+    random patches of the training images, normalised in brightness and contrast and whitened. Each gives two maps,
+    max(0, z - t) and max(0, -z - t), and each map its means over `n_cells` x `n_cells` cells (Coates, Ng and Lee 2011
+    pool sums over four quadrants).
 
     Args:
         n_patches: Number of filters, >= 1.
@@ -93,10 +92,9 @@ class PatchFeatures:
         return self
 
     def transform(self, images: Tensor) -> Tensor:
-        """Features (n, 2 * n_patches * n_cells ** 2) of images (n, C, H, W), float32, on the device of the images.
+        """Features (n, 2 * n_patches * n_cells ** 2), float32, of images (n, C, H, W) with the channels of `fit`.
 
-        The images have the channels, and at least the patch size, of those in `fit`, without which a RuntimeError says
-        so.
+        A RuntimeError says so before `fit`.
         """
         check_fitted(self, "_filters")
         per_image = self.n_patches * images.shape[2] * images.shape[3]
@@ -124,7 +122,6 @@ class PatchFeatures:
         return ((images.double() - self._center) / self._scale).float()
 
     def _draw(self, images: Tensor, size: int, generator: torch.Generator) -> Tensor:
-        """Random patches (n, C * size * size), float64."""
         n_images, _, height, width = images.shape
         which = torch.randint(n_images, (_SAMPLED,), generator=generator)
         rows = torch.randint(height - size + 1, (_SAMPLED, 1, 1), generator=generator) + torch.arange(size).view(-1, 1)

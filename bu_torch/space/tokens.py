@@ -18,9 +18,8 @@ class TokenFeatures:
     """Latent semantic features of token ids: weighted counts on a few axes (Deerwester et al. 1990).
 
     A text is the counts of its tokens, log(1 + count), each times log(N / texts that hold the token), of length 1. The
-    axes are the first right singular vectors of these rows, found on the training texts. The order of tokens is not
-    looked at. Padding is a token like any other. Tokens that all texts hold or a single one are left out, as are those
-    that `fit` has not seen.
+    axes are the first right singular vectors of these rows of the training texts. The order of tokens does not count,
+    and padding is a token like any other. Tokens of all texts, of a single one, or not seen in `fit` are left out.
 
     Args:
         n_components: Number of axes, >= 1; if there are no more tokens, each has its own.
@@ -41,15 +40,11 @@ class TokenFeatures:
         self.seed = check_seed(seed)
 
     def fit(self, tokens: Any) -> Self:
-        """Find the weights of the tokens, and the axes.
-
-        Tokens (N, L) or (N, ...) are integers, tensor or array: a TypeError for others, a ValueError for one dimension.
-        """
+        """Find weights and axes of tokens (N, L) or (N, ...), else a ValueError; integers, else a TypeError."""
         flat = _as_tokens(tokens).flatten(1).cpu().long()
         ids, places = torch.unique(flat, return_inverse=True)
         ordered = places.sort(dim=1).values
-        is_first = torch.ones_like(ordered, dtype=torch.bool)
-        is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        is_first = torch.nn.functional.pad(ordered.diff(dim=1) != 0, (1, 0), value=True)
         n_texts = torch.bincount(ordered[is_first], minlength=len(ids))
         is_known = (n_texts >= _LEAST_TEXTS) & (n_texts < len(flat))
         self._known = ids[is_known]
@@ -64,11 +59,9 @@ class TokenFeatures:
         return self
 
     def transform(self, tokens: Any) -> Tensor:
-        """Features (n, k) of texts (n, ...), float32, on their device; zeros for a text none of whose tokens is known.
+        """Features (n, k) of texts (n, ...), float32, on their device; zeros for a text without a known token.
 
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError: If the tokens are not integers.
+        Raises what `fit` raises, and a RuntimeError before it.
         """
         check_fitted(self, "_axes")
         tokens = _as_tokens(tokens)

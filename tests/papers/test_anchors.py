@@ -9,7 +9,7 @@ from torch import nn
 
 from bu_torch import BisectionAnchorUncertainty, BoundaryUncertainty, GradientAnchorUncertainty
 from bu_torch.neighbors.clusters import divisive_clusters
-from bu_torch.papers.bisection import _Partners
+from bu_torch.papers.bisection import _partners
 from bu_torch.papers.gradient import _histogram_at_zero
 
 BOTH = [BisectionAnchorUncertainty, GradientAnchorUncertainty]
@@ -218,7 +218,7 @@ class TestPartners:
         if seed == 3:
             first, second = first[first < 2], torch.full_like(first[first < 2], 3)  # no class is anybody's second
         starts = torch.arange(len(first)).repeat(50)
-        ends = _Partners(first, second, 4).draw(starts, torch.rand(len(starts), generator=g).double())
+        ends = _partners(first, second, starts, torch.rand(len(starts), generator=g).double())
         for n in range(len(first)):
             mirrored = [m for m in range(len(first)) if (first[m], second[m]) == (second[n], first[n])]
             of_third = [m for m in range(len(first)) if second[m] == first[n]]
