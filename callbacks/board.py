@@ -8,15 +8,65 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
-from bu_torch.callbacks.dashboards import Dashboard, dashboards
 from bu_torch.callbacks.lightning_trees import Callback, Trainer
 from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.run.record import HISTOGRAMS
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.details import Details, Histogram
 
 _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
 _MEASURED = [field.name for field in fields(MeasurementSettings) if field.name not in ("cache", "averaging_device")]
 _MEASURED += ["every_n_epochs", "every_n_train_steps", "reference", "input_key", "label_key"]
+_SHARES = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel == "shares"]
+_OTHERS = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel != "shares"]
+_LAYOUT = {
+    "boundary uncertainty": {
+        "U, trust score and training loss": ["Multiline", [*_OTHERS, "^(?!val).*loss"]],
+        "expected accuracy and agreement": ["Multiline", _SHARES],
+    }
+}
+
+
+class TensorBoard:
+    """Histograms, a table of pairs, and panels in the tab "Custom Scalars", by `logger.experiment`."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def lay_out(self) -> None:
+        """Arrange the curves, once, before training."""
+        self._writer.add_custom_scalars(_LAYOUT)
+
+    def show(self, details: Details, step: int) -> None:
+        """Show what is behind the numbers of a check, at the step of its epoch's scalars."""
+        for name in HISTOGRAMS:
+            self._add_histogram(f"boundary/{name}", getattr(details, name), step)
+        rows = [
+            f"| {pair.first} - {pair.second} | {pair.uncertainty:.3f} | {pair.share:.3f} | {pair.weight:.1f} |"
+            for pair in details.pairs
+        ]
+        if details.n_pairs_left_out:
+            rows.append(f"| and {details.n_pairs_left_out} more | | | |")
+        head = ["| classes | U | share of samples | samples near the boundary |", "|---|---|---|---|"]
+        self._writer.add_text("boundary/pairs", "\n".join(head + rows), step)
+
+    def _add_histogram(self, name: str, histogram: Histogram, step: int) -> None:
+        middles = [(low + high) / 2 for low, high in zip(histogram.edges, histogram.edges[1:], strict=False)]
+        self._writer.add_histogram_raw(
+            name,
+            min=histogram.edges[0],
+            max=histogram.edges[-1],
+            num=sum(histogram.counts),
+            sum=sum(count * middle for count, middle in zip(histogram.counts, middles, strict=True)),
+            sum_squares=sum(count * middle**2 for count, middle in zip(histogram.counts, middles, strict=True)),
+            bucket_limits=histogram.edges[1:],
+            bucket_counts=histogram.counts,
+            global_step=step,
+        )
+
+
+_BY_LOGGER = {"TensorBoardLogger": TensorBoard}  # dashboards of loggers that show more than scalars
 
 
 class Board:
@@ -35,13 +85,17 @@ class Board:
                 f"The names that {type(callback).__name__} logs end in {self._suffix}, because an earlier"
                 " callback measures with other settings."
             )
-            return
-        for dashboard in dashboards(trainer):
+        for dashboard in self.dashboards(trainer):
             dashboard.lay_out()
 
-    def dashboards(self, trainer: Trainer) -> list[Dashboard]:
-        """Loggers that show more than scalars."""
-        return [] if self._suffix else dashboards(trainer)
+    def dashboards(self, trainer: Trainer) -> list[TensorBoard]:
+        """Those of the trainer's loggers, in the process that writes, for the callback whose names have no suffix."""
+        if self._suffix or trainer.fast_dev_run or not trainer.is_global_zero:
+            return []
+        kinds = [(logger, [cls.__name__ for cls in type(logger).__mro__]) for logger in trainer.loggers]
+        return [
+            make(logger.experiment) for logger, names in kinds for name, make in _BY_LOGGER.items() if name in names
+        ]
 
     def show(self, trainer: Trainer, check: dict[str, Any], step: int) -> None:
         """Log a check, at the step of its epoch's other values or at one of its own.

@@ -5,19 +5,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks.averages import check_device, why_not_averaged
 from bu_torch.callbacks.board import Board
 from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, is_average_untouched
 from bu_torch.callbacks.network import NetworkReader, has_lazy_layers, silence
-from bu_torch.callbacks.optimizers import evaluation_weights
 from bu_torch.callbacks.processes import in_first
 from bu_torch.callbacks.samples import CheckSamples
 from bu_torch.callbacks.schedule import Schedule
 from bu_torch.callbacks.watch import Watch
-from bu_torch.callbacks.weights_after_check import WeightsAfterCheck
+from bu_torch.callbacks.weights import WeightsAfterCheck, evaluation_weights, why_not_averaged
 from bu_torch.run.budget import describe_slow_check
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
@@ -31,14 +30,7 @@ LOSSES = ("train_loss", "training_loss", "train/loss", "loss/train", "loss")  # 
 
 
 class Fit:
-    """One training: prepared, checked when that is due, and ended.
-
-    Attributes:
-        tracker: Measurements, and the verdict.
-        has_checked: True if a check was made in the hook that runs.
-        waits_for_average: True if `WeightAveraging` had not updated its average at the last check.
-        after_check: Watches the weights from a check to its checkpoint.
-    """
+    """One training: prepared, checked when that is due, and ended."""
 
     def __init__(self, callback: "BoundaryUncertaintyMonitor", settings: MeasurementSettings) -> None:
         self._callback = callback
@@ -46,19 +38,25 @@ class Fit:
         self._schedule = Schedule(callback.every_n_epochs, callback.every_n_train_steps)
         self._network = NetworkReader(callback.perturbation, callback.output_key)
         self._samples = CheckSamples(callback, self.tracker, self._network, self._schedule)
-        self._watch = Watch(self._network, Keys(callback.input_key, callback.label_key))
-        self._board = Board()
+        self.watch = Watch(self._network, Keys(callback.input_key, callback.label_key))
+        self.board = Board()
         self.after_check = WeightsAfterCheck()
-        self.has_checked = False
-        self.waits_for_average = False
+        self.has_checked = False  # in the hook that runs
+        self.waits_for_average = False  # `WeightAveraging` had not updated its average at the last check
 
     def set_up(self, trainer: Trainer) -> None:
         """Find out whether weights can be averaged here."""
         if self.tracker.average is not None and (why := why_not_averaged(trainer)):
             self.tracker.average = None
             rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
-        if self.tracker.average is not None and self._callback.averaging_device is not None:
-            check_device(self._callback.averaging_device)
+        device = self._callback.averaging_device
+        if self.tracker.average is not None and device is not None:
+            try:
+                torch.zeros(1, device=device).cpu()
+            except (RuntimeError, AssertionError) as error:
+                raise MisconfigurationException(
+                    f"`averaging_device` must be a device of this machine, got {device!r}: {error}"
+                ) from error
 
     def begin(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Prepare, and open the record; False if the checks of before a resume count no more."""
@@ -67,9 +65,15 @@ class Fit:
         with seeded(self._callback.seed), silence(trainer, pl_module):
             is_comparable = self._samples.prepare(trainer, pl_module)
         monitors = [one for one in trainer.callbacks if hasattr(one, "_fit") and isinstance(one._fit, Fit)]
-        self._board.set_up(trainer, self._callback, monitors)
+        self.board.set_up(trainer, self._callback, monitors)
         self._schedule.warn(trainer, self.tracker.history)
-        self.tracker.begin(started, record_folder(trainer), self._given())
+        # Arguments as they turned out.
+        given = {field.name: getattr(self._callback, field.name) for field in dataclasses.fields(self._callback)}
+        if self.tracker.average is None:
+            given["averaging"] = None
+        if self._samples.loss_weights.found is not None:
+            given["class_weight"] = self._samples.loss_weights.found
+        self.tracker.begin(started, record_folder(trainer), given)
         return is_comparable
 
     def start_epoch(self) -> bool:
@@ -82,7 +86,7 @@ class Fit:
         self.has_checked = False
         self._schedule.start_batch(trainer)
         if self._schedule.is_by_steps:
-            self._board.withdraw(trainer)
+            self.board.withdraw(trainer)
         # Not in `on_train_start`: the module's own comes after it, and may make the module ready. The first batch of
         # training makes lazy layers.
         if self._network.is_tried or has_lazy_layers(pl_module):
@@ -91,7 +95,7 @@ class Fit:
         started = time.perf_counter()
         self._network.try_out(trainer, pl_module, groundwork.n_classes if groundwork.is_prepared else None)
         if self._callback.reference is None:
-            self._watch.begin(trainer, pl_module, batch)
+            self.watch.begin(trainer, pl_module, batch)
         self.tracker.account.leave_out(time.perf_counter() - started)
 
     def see_loss(self, loss: Tensor) -> None:
@@ -103,37 +107,29 @@ class Fit:
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by steps."""
-        self._watch.end_batch(trainer, pl_module)
+        self.watch.end_batch(trainer, pl_module)
         self.has_checked = False
         if self._schedule.is_due_after_batch(trainer):
-            with self._watch.paused():
+            with self.watch.paused():
                 self._check(trainer, pl_module)
 
     def end_epoch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check if that is due by epochs."""
         self.has_checked = False
-        self._watch.end()
+        self.watch.end()
         self._schedule.warn_of_uncounted_steps(trainer)
         if self._schedule.is_due_after_epoch(trainer):
             self._check(trainer, pl_module)
         elif not self._schedule.is_by_steps:
-            self._board.withdraw(trainer)
+            self.board.withdraw(trainer)
         elif self.tracker.history and self.tracker.history[-1]["epoch"] == trainer.current_epoch:
-            self._board.put_back(trainer)
-
-    def end_training(self, trainer: Trainer) -> None:
-        """Show the last check's values again."""
-        self._board.put_back(trainer)
-
-    def break_off(self) -> None:
-        """Stop watching, after an exception."""
-        self._watch.end()
+            self.board.put_back(trainer)
 
     def release(self) -> None:
         """Free what was prepared; results stay."""
         self.tracker.release()
         self._network.release()
-        self._watch.end()
+        self.watch.end()
 
     def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started = time.perf_counter()
@@ -150,8 +146,7 @@ class Fit:
             tracker.update_average(pl_module, trainer.current_epoch, trainer.global_step)
             with tracker.averaged(pl_module):
                 values = self._measure(trainer, pl_module)
-        is_counted = not self.waits_for_average
-        tracker.add(trainer.current_epoch, values, trainer.global_step, is_counted=is_counted)
+        tracker.add(trainer.current_epoch, values, trainer.global_step, is_counted=not self.waits_for_average)
         self.has_checked = True
         self._show(trainer, started)
 
@@ -172,29 +167,20 @@ class Fit:
         tracker, is_by_steps = self.tracker, self._schedule.is_by_steps
         # Where Lightning logs the scalars of the last batch, too; it counts that batch after `on_train_batch_end`.
         step = trainer.fit_loop.epoch_loop._batches_that_stepped - (0 if is_by_steps else 1)
-        dashboards = self._board.dashboards(trainer)
-        details = tracker.predictions.details() if dashboards or tracker.account.path else None
+        dashboards = self.board.dashboards(trainer)
+        account = tracker.account
+        details = tracker.predictions.details() if dashboards or account.path else None
         if details is not None:
             for dashboard in dashboards:
                 dashboard.show(details, step)
         train_loss = training_loss(trainer, is_within_epoch=is_by_steps)
         if not trainer.barebones:  # which logs nothing, and warns where one tries
-            self._board.show(trainer, tracker.history[-1], step)
-        account = tracker.account
+            self.board.show(trainer, tracker.history[-1], step)
         is_first = account.check_seconds == 0
         tracker.end_check(started, details, train_loss)
         if is_first and (line := describe_slow_check(account.check_seconds, account.training_seconds)):
-            rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{self._schedule.option}=`.")
-
-    def _given(self) -> dict[str, Any]:
-        """Arguments as the record has them: as they turned out."""
-        callback, loss_weights = self._callback, self._samples.loss_weights
-        given = {field.name: getattr(callback, field.name) for field in dataclasses.fields(callback)}
-        if self.tracker.average is None:
-            given["averaging"] = None
-        if loss_weights.found is not None:
-            given["class_weight"] = loss_weights.found
-        return given
+            option = "every_n_train_steps" if is_by_steps else "every_n_epochs"
+            rank_zero_info(f"{line} To change it: `n_draws=`, `max_samples=`, `{option}=`.")
 
 
 def record_folder(trainer: Trainer) -> Path | None:

@@ -1,17 +1,21 @@
-"""The weights of the best check: in a checkpoint, or in memory for a trainer that writes none."""
+"""The weights of the best check: in a file that is this run's own, or in memory for a trainer that writes none."""
 
 import copy
 import math
+import os
+import re
+import stat
+import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks.best_file import OwnFiles, absolute, is_named_in_folder, is_whole, may_be_read
 from bu_torch.callbacks.companion import KeepingCompanion
 from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, measured_module
-from bu_torch.callbacks.optimizers import TrainingWeights, evaluation_weights
+from bu_torch.callbacks.weights import TrainingWeights, evaluation_weights
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.best_weights import BestWeights
 
@@ -33,6 +37,33 @@ _BEST = (
     "best_epoch",
     "best_step",
 )
+_FILE_NAME = re.compile(r"boundary-epoch=\d+-step=\d+(-v\d+)?\.ckpt")
+
+
+class OwnFiles:
+    """Remembers the files that were written, and tells them from files that were put in their place since."""
+
+    def __init__(self) -> None:
+        self._identities: dict[str, tuple[int, ...] | None] = {}
+
+    def add(self, path: str) -> None:
+        """Remember `path`, just written; a remote path, a folder or a file still to be written is known by its name."""
+        self._identities[path] = _identity(path)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._identities and self._identities[path] in (None, _identity(path))
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    try:  # another process may delete it at any time
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 _OWN_FILES = OwnFiles()  # of all fits of this process
 
 
@@ -177,7 +208,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         self.owner.tracker.checks.fall_back(self.best_epoch, self.best_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not (self.owner.is_fitting and self.owner.is_comparable):
+        if not self.owner.takes_states:
             return
         path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
         epoch, step = state_dict.get("best_epoch"), state_dict.get("best_step")
@@ -235,7 +266,7 @@ class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
         return self.best.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.owner.is_fitting and self.owner.is_comparable:
+        if self.owner.takes_states:
             self.best.load_state_dict(state_dict)
             self.best_epoch, self.best_step = self.best.epoch, self.best.step
             self._resumed_weights = self.best.weights
@@ -244,3 +275,52 @@ class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
     def is_best_own(self) -> bool:
         """True if the best weights are of this fit, not of a resumed state."""
         return self.best.weights is not self._resumed_weights
+
+
+def absolute(folder: Any) -> Any:
+    """A folder on this machine by its absolute path; others as they are."""
+    if not isinstance(folder, str | Path):
+        return folder
+    local = str(folder).removeprefix("file://")
+    return folder if "://" in local else str(Path(local).absolute())
+
+
+def may_be_read(path: Any, folder: str) -> bool:
+    """True if a resumed state may name this as the best checkpoint of a run that writes to `folder`.
+
+    A local run has written local files, by absolute paths: a regular file, or a folder of shards. Lightning would take
+    other spellings for addresses to download from, or wait for a pipe. A remote run stays with its kind of store.
+    """
+    if not isinstance(path, str) or "::" in path or "\0" in path:
+        return False
+    if "://" in folder:
+        kind = folder.partition("://")[0]
+        return path.startswith(f"{kind}://") and not kind.startswith("http")
+    if "://" in path or not Path(path).is_absolute():
+        return False
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  (a name may be one that `Path` cannot hold)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def is_whole(path: str) -> bool:
+    """False for a local file that torch began and did not end; others may be whole."""
+    if not Path(path).is_file():
+        return True
+    with Path(path).open("rb") as file:
+        begins = file.read(2)
+    return begins not in (b"PK", b"") or zipfile.is_zipfile(path)
+
+
+def is_named_in_folder(path: str, folder: str) -> bool:
+    """True for a regular file right in `folder` that is named as a keeper names its files."""
+    file = Path(path)
+    if not _FILE_NAME.fullmatch(file.name):
+        return False
+    try:
+        is_regular = stat.S_ISREG(file.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+    return is_regular and file.parent.resolve() == Path(folder).resolve()

@@ -9,11 +9,11 @@ import sys
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-_TREES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
+_TREES = ("lightning.pytorch", "pytorch_lightning")
 FITTING = "fit"  # `TrainerFn.FITTING`, in either tree
 # Of `lightning` the requirements of this package say so; `pytorch_lightning` comes without being asked for.
 _OLDEST = "2.6.6"
@@ -74,24 +74,8 @@ def adopt_imported_trees() -> None:
                 own.__bases__ += (base,)
 
 
-class Library(NamedTuple):
-    """The classes of one tree that are subclassed, or asked for by `isinstance`."""
-
-    lightning_module: Any
-    callback: Any
-    checkpoint: Any
-    early_stopping: Any
-    model_checkpoint: Any
-    timer: Any
-    stochastic_weight_averaging: Any
-    weight_averaging: Any
-    dummy_logger: Any  # which takes all that a logger is told, and writes nothing
-    async_checkpoint_io: Any
-    distributed_sampler_wrapper: Any  # which Lightning puts around a user's sampler to share it out
-
-
-def library_of(trainer: Any) -> Library:
-    """The tree of a trainer, unless it is no trainer of Lightning's, or of a version with known holes."""
+def library_of(trainer: Any) -> Any:
+    """The package of a trainer, unless it is no trainer of Lightning's, or of a version with known holes."""
     for cls in type(trainer).__mro__:
         for tree in _TREES:
             if cls.__name__ == "Trainer" and cls.__module__.startswith(f"{tree}."):
@@ -116,28 +100,15 @@ def is_average_untouched(trainer: Any) -> bool:
 
 def _average_model(trainer: Any) -> Any:
     """The `AveragedModel` of the first `WeightAveraging` that has one; None if there is none."""
-    weight_averaging = library_of(trainer).weight_averaging
-    found = (one._average_model for one in trainer.callbacks if isinstance(one, weight_averaging))
+    kind = library_of(trainer).callbacks.WeightAveraging
+    found = (one._average_model for one in trainer.callbacks if isinstance(one, kind))
     return next((average for average in found if average is not None), None)
 
 
 @cache
-def _library(tree: str) -> Library:
+def _library(tree: str) -> Any:
     try:
         refuse_old(tree.split(".")[0])
     except ImportError as error:
         raise MisconfigurationException(str(error)) from error
-    callbacks = import_module(f"{tree}.callbacks")
-    return Library(
-        lightning_module=sys.modules[tree].LightningModule,
-        callback=callbacks.Callback,
-        checkpoint=callbacks.Checkpoint,
-        early_stopping=callbacks.EarlyStopping,
-        model_checkpoint=callbacks.ModelCheckpoint,
-        timer=callbacks.Timer,
-        stochastic_weight_averaging=callbacks.StochasticWeightAveraging,
-        weight_averaging=callbacks.WeightAveraging,
-        dummy_logger=import_module(f"{tree}.loggers.logger").DummyLogger,
-        async_checkpoint_io=import_module(f"{tree}.plugins.io").AsyncCheckpointIO,
-        distributed_sampler_wrapper=import_module(f"{_TREES[tree]}.utilities.distributed").DistributedSamplerWrapper,
-    )
+    return sys.modules[tree]

@@ -1,13 +1,13 @@
 """Watching a training: boundary uncertainty and trust score at each check, nothing decided."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from bu_torch.callbacks.averages import go_on_from_raw_weights, stand_behind_averaging
 from bu_torch.callbacks.fit import Fit
-from bu_torch.callbacks.habitual_arguments import INSTEAD, without
 from bu_torch.callbacks.idle_hooks import bring_back, put_aside
 from bu_torch.callbacks.lightning_trees import (
     FITTING,
@@ -18,13 +18,47 @@ from bu_torch.callbacks.lightning_trees import (
     adopt_imported_trees,
     library_of,
 )
-from bu_torch.callbacks.optimizers import RAW_WEIGHTS
-from bu_torch.callbacks.training_data import Reference, check_reference
+from bu_torch.callbacks.samples import Reference, check_reference
+from bu_torch.callbacks.weights import RAW_WEIGHTS, go_on_from_raw_weights, stand_behind_averaging
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.results import MeasurementResults
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import InputKey
+
+T = TypeVar("T", bound=type)
+
+_NOTHING_TO_MONITOR = "this callback measures by itself, at the training samples: `rule=` chooses what decides"
+INSTEAD = {  # of arguments of Lightning's callbacks that users pass by habit
+    "monitor": _NOTHING_TO_MONITOR,
+    "mode": f"a larger score is better; {_NOTHING_TO_MONITOR}",
+    "save_top_k": "one checkpoint is kept, the best. A `ModelCheckpoint(monitor='expected_accuracy', mode='max',"
+    " save_top_k=3)` beside it keeps more",
+    "class_weights": "`class_weight=`",
+    "log_rank_zero_only": "with `verbose=True` each process logs an improvement",
+    "strict": "the score is never missing",
+    "divergence_threshold": "scores are bounded; `check_finite=` ends a training whose outputs are not finite",
+    "save_last": "a `ModelCheckpoint(save_last=True)` beside it saves the last",
+}
+
+
+def without(names: dict[str, str]) -> Callable[[T], T]:
+    """Make a class say what there is instead of some arguments; its signature does not change."""
+
+    def decorate(cls: T) -> T:
+        init = cls.__init__  # type: ignore[misc]
+
+        @wraps(init)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            if found := [name for name in names if name in kwargs]:
+                raise TypeError(f"{type(self).__name__} has no `{found[0]}`: {names[found[0]]}.")
+            init(self, *args, **kwargs)
+
+        cls.__init__ = checked  # type: ignore[misc]
+        return cls
+
+    return decorate
+
 
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"
 
@@ -37,13 +71,13 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
     At the start of training the callback reads the training samples, finds their nearest neighbours and perturbs each
     of them a little. At each check, at the end of an epoch or every so many steps, it passes the perturbed samples
     through the module's `forward` once (eval mode, no gradient, the trainer's precision) and logs three numbers under
-    fixed names:
+    fixed names, larger is better:
 
-    - `boundary_uncertainty`, in [0, 1], larger is better: do both classes mix along the decision boundary as they would
-      along the Bayes boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
-    - `trust_score`, in [1e-3, 1e3], larger is better: does the classifier agree with the neighbours? (Jiang et al.
-      2018; `bu_torch.functional.mean_trust_score`)
-    - `expected_accuracy`, in [0, 1], larger is better: what accuracy do the training labels predict for these outputs?
+    - `boundary_uncertainty`, in [0, 1]: do both classes mix along the decision boundary as they would along the Bayes
+      boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
+    - `trust_score`, in [1e-3, 1e3]: does the classifier agree with the neighbours? (Jiang et al. 2018;
+      `bu_torch.functional.mean_trust_score`)
+    - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
 
     and, to the logger alone, five more in [0, 1], all read from the same predictions at the perturbed samples:
@@ -56,10 +90,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
       (`bu_torch.functional.omission`)
 
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
-    `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may.
-
-    If several of these callbacks in one trainer measure with different settings, the names of the second in the list
-    end in `_2`, and so on.
+    `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may. If several of these callbacks
+    in one trainer measure with different settings, the names of the second in the list end in `_2`, and so on.
 
     `forward` must give logits (n, J), or one logit (n, 1) or (n,) for two classes; an output with a `logits` entry or
     attribute is understood too. Samples pass the hooks that transform batches (`on_before_batch_transfer`,
@@ -80,10 +112,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
             list of these if `forward` takes several tensors. None takes those that `forward` has arguments for: all
             but the last of a tuple, or by their names in a dict.
         label_key: Key or place of the labels; None for "labels", "label", "targets", "target" or "y" in a dict.
-        **settings: `bu_torch.run.settings.MeasurementSettings` says what each is: `n_neighbors`, `n_draws`,
-            `max_samples`, `max_bytes`, `budget`, `seed`, `cache`, `feature_extractor`, `perturbation`, `class_weight`,
-            `averaging` (None: the network is measured as each check finds it), `averaging_device`,
-            `output_key`.
+        **settings: Those of `bu_torch.run.settings.MeasurementSettings`, which says what each is. `averaging` is None
+            by default: the network is measured as each check finds it.
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
@@ -93,9 +123,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
         check_seconds: Time spent in checks so far, in seconds.
         record_path: CSV file beside the checkpoints (or the logs, if there are none) with a row for each check,
             written as soon as it is measured: `epoch`, `step`, `seconds` since training began, `check_seconds`,
-            `train_loss` if `training_step` logs it (or `training_loss`,
-            `train/loss`, `loss/train`, `loss`), and what `history` has. "" if nothing is written: neither
-            checkpoints nor logs on this machine's disk, `fast_dev_run`, `barebones`, or another process than the first.
+            `train_loss` if `training_step` logs it (or `training_loss`, `train/loss`, `loss/train`, `loss`), and what
+            `history` has. "" if nothing is written: neither checkpoints nor logs on this machine's disk,
+            `fast_dev_run`, `barebones`, or another process than the first.
 
     Raises:
         MisconfigurationException: On arguments out of range; at the start of training if samples cannot be found or
@@ -165,13 +195,13 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
         self._fit.end_epoch(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._fit.end_training(trainer)
+        self._fit.board.put_back(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.tracker.end("Training ended.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._fit.break_off()
+        self._fit.watch.end()
         self.tracker.end(describe_exception(exception))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -203,7 +233,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
                     "`every_n_epochs` and `every_n_train_steps` exclude each other: leave `every_n_epochs` at 1 for"
                     f" checks by steps, got {self.every_n_epochs}."
                 )
-        check_reference("reference", self.reference)
+        check_reference(self.reference)
 
     def _tracked_settings(self) -> MeasurementSettings:
         return MeasurementSettings.of(self)

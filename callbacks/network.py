@@ -10,7 +10,6 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bu_torch.callbacks.averages import SHARDED, WRAPPING
 from bu_torch.callbacks.lightning_trees import (
     LightningModule,
     MisconfigurationException,
@@ -18,11 +17,11 @@ from bu_torch.callbacks.lightning_trees import (
     library_of,
     measured_module,
 )
-from bu_torch.callbacks.processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
+from bu_torch.callbacks.processes import Collectives, Inputs, buffers_of_the_first, gather, in_each, in_first, share
+from bu_torch.callbacks.weights import SHARDED, WRAPPING
 from bu_torch.internal.network import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
 from bu_torch.internal.traces import evaluation_mode
-from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import count_operations
 from bu_torch.samples.samples import IGNORED
@@ -39,25 +38,18 @@ SEVERAL_TENSORS = (
 
 
 class NetworkReader:
-    """Reads the logits of a trainer's network.
-
-    Attributes:
-        takes_integers: True if the samples are integers, before they are perturbed.
-        passes_alone: True if this process may call `forward` without the others.
-        is_tried: True if a batch was read as a check reads it.
-        packing: How several tensors a sample lie in one; None if there is one.
-    """
+    """Reads the logits of a trainer's network."""
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
         self._perturbation, self._output_key = perturbation, output_key
-        self._inputs: Tensor | PerturbedInputs | None = None  # of this process
+        self._inputs: Inputs | None = None  # of this process
         self._n_rows = 0  # of the inputs of all processes together
-        self.takes_integers = False
-        self.passes_alone = True
-        self.is_tried = False
-        self.packing: Packing | None = None
+        self.takes_integers = False  # as samples, before they are perturbed
+        self.passes_alone = True  # this process may call `forward` without the others
+        self.is_tried = False  # a batch was read as a check reads it
+        self.packing: Packing | None = None  # how several tensors a sample lie in one
 
-    def take(self, trainer: Trainer, pl_module: LightningModule, inputs: Tensor | PerturbedInputs) -> None:
+    def take(self, trainer: Trainer, pl_module: LightningModule, inputs: Inputs) -> None:
         """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
         self._n_rows = len(inputs)
         if trainer.world_size > 1:
@@ -73,9 +65,7 @@ class NetworkReader:
         """Logits (n, J) of the weights that a checkpoint of this moment would hold."""
         module = measured_module(trainer, pl_module)
         with buffers_of_the_first(trainer, module):
-            return gather(
-                trainer, lambda: self.read(trainer, pl_module, module, self._taken, self.packing), self._n_rows
-            )
+            return gather(trainer, lambda: self.read(trainer, module, self._taken, self.packing), self._n_rows)
 
     def try_out(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
         """Read one batch as a check will, so that a module that cannot be read is refused before it has trained.
@@ -84,7 +74,7 @@ class NetworkReader:
         """
         batch = next(iter(self._taken.split(self._batch_size(trainer, self._taken))))
         module = measured_module(trainer, pl_module)
-        logits = in_each(trainer, lambda: self.read(trainer, pl_module, module, batch, self.packing))
+        logits = in_each(trainer, lambda: self.read(trainer, module, batch, self.packing))
         in_first(trainer, lambda: _check_columns(logits, n_classes or 0))
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self._perturbation is None
@@ -103,7 +93,7 @@ class NetworkReader:
         self.passes_alone = trainer.world_size == 1
         if one is None or not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
-        forward = partial(self.read, trainer, pl_module, pl_module, one.to(pl_module.device), self.packing)
+        forward = partial(self.read, trainer, pl_module, one.to(pl_module.device), self.packing)
         if self.passes_alone:
             return count_operations(pl_module, forward)
         has_passed: list[Tensor] = []
@@ -113,14 +103,7 @@ class NetworkReader:
         return n_operations
 
     def read(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        module: nn.Module,
-        inputs: Tensor | PerturbedInputs,
-        packing: Packing | None,
-        *,
-        is_whole: bool = False,
+        self, trainer: Trainer, module: nn.Module, inputs: Inputs, packing: Packing | None, *, is_whole: bool = False
     ) -> Tensor:
         """Logits (n, J) of a module at `inputs` (n, ...), in batches, or in one of the whole."""
         dtype = dtype_of(module, inputs)
@@ -128,7 +111,7 @@ class NetworkReader:
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # as samples of integers are perturbed
         n_rows = len(inputs) if is_whole else self._batch_size(trainer, inputs)
         parts = []
-        precision = trainer.precision_plugin
+        pl_module, precision = trainer.lightning_module, trainer.precision_plugin
         # Weights that are sharded are put together by what these strategies have wrapped around the module.
         is_wrapped = type(trainer.strategy).__name__ in WRAPPING and module is pl_module
         forward: Callable[[Any], Any] = trainer.model if is_wrapped else module
@@ -149,12 +132,12 @@ class NetworkReader:
             ) from error
 
     @property
-    def _taken(self) -> Tensor | PerturbedInputs:
+    def _taken(self) -> Inputs:
         if self._inputs is None:
             raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
         return self._inputs
 
-    def _batch_size(self, trainer: Trainer, inputs: Tensor | PerturbedInputs) -> int:
+    def _batch_size(self, trainer: Trainer, inputs: Inputs) -> int:
         of_training: int = getattr(trainer.train_dataloader, "batch_size", None) or 1
         return max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training)
 
@@ -213,11 +196,11 @@ def silence(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
     library = library_of(trainer)
     with ExitStack() as stack:
         for part in pl_module.modules():
-            if isinstance(part, library.lightning_module):
+            if isinstance(part, library.LightningModule):
                 own = vars(part)
                 stack.callback(own.__setitem__ if "log" in own else own.pop, "log", own.get("log"))
                 own["log"] = lambda *_, **__: None
         if loggers := trainer.loggers:
             stack.callback(setattr, trainer, "loggers", loggers)
-            trainer.loggers = [library.dummy_logger() for _ in loggers]
+            trainer.loggers = [library.loggers.logger.DummyLogger() for _ in loggers]
         yield

@@ -17,6 +17,7 @@ from bu_torch.internal.shards import is_sharded
 from bu_torch.perturbation.draws import PerturbedInputs
 
 T = TypeVar("T")
+Inputs = Tensor | PerturbedInputs
 
 
 def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
@@ -39,10 +40,10 @@ def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
     return result
 
 
-def share(inputs: Tensor | PerturbedInputs, rank: int, world_size: int) -> Tensor | PerturbedInputs:
-    """Rows of `inputs` that one process looks at: equally many in each, the last row again where they do not go round.
+def share(inputs: Inputs, rank: int, world_size: int) -> Inputs:
+    """Rows of `inputs` that one process looks at: equally many in each, so that all make as many forward passes.
 
-    So no process is without a row, and all make the same number of forward passes.
+    The last row is repeated to fill them.
     """
     n_rows = -(-len(inputs) // world_size)
     places = torch.arange(rank * n_rows, (rank + 1) * n_rows, device=inputs.device)

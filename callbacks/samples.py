@@ -1,34 +1,42 @@
-"""Samples of the checks: read and prepared in the first process, for all."""
+"""Samples of the checks: read without touching the trainer's loader, and prepared in the first process for all."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+import numpy as np
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer
+from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, library_of
 from bu_torch.callbacks.loss_weights import LossWeights
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
-from bu_torch.callbacks.processes import in_first
+from bu_torch.callbacks.processes import Inputs, in_first
 from bu_torch.callbacks.schedule import Schedule
-from bu_torch.callbacks.training_data import batch_hooks, describe, is_pair, read_training_data
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
-from bu_torch.perturbation.draws import PerturbedInputs
+from bu_torch.internal.traces import preserved_attributes
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run import messages
 from bu_torch.run.budget import Plan, count_operations
 from bu_torch.run.settings import as_file
 from bu_torch.run.tracker import Tracker
-from bu_torch.samples.batches import Keys
-from bu_torch.samples.samples import Samples, fewer_of, whole_samples
+from bu_torch.samples import reading
+from bu_torch.samples.batches import Keys, TooManyBytesError
+from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
 
 if TYPE_CHECKING:
     from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 
+Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
+_NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_WAY_OUT = "Pass the training samples as `reference=(inputs, labels)`."
+_STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 
 
@@ -87,14 +95,19 @@ class CheckSamples:
         try:
             yield
         except (TypeError, ValueError) as error:
-            source, way_out = "`reference`", ""
-            if self._callback.reference is None:
-                source, way_out = "the training data", _way_out_of_labels(labels[0]) if labels else ""
+            is_reference, way_out = self._callback.reference is not None, ""
+            source = "`reference`" if is_reference else "the training data"
+            # Labels are shares of classes if samples were mixed.
+            if labels and labels[0].ndim == 2 and labels[0].shape[1] > 1 and not is_reference:
+                way_out = (
+                    " If `collate_fn` or a hook mixes samples (mixup, CutMix), pass unmixed samples as a pair,"
+                    " `reference=(inputs, labels)`."
+                )
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
 
     def _prepare_here(
         self, trainer: Trainer, pl_module: LightningModule, found: list[Samples], n_operations: int
-    ) -> tuple[PerturbedInputs, Plan | None, tuple[str, bool]]:
+    ) -> tuple[Inputs, Plan | None, tuple[str, bool]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
         groundwork = self._tracker.groundwork
         samples = found.pop()  # which alone holds them, so that those that are left out are free
@@ -127,7 +140,7 @@ class CheckSamples:
             )
             for line in groundwork.lines():
                 rank_zero_info(line)
-        inputs = groundwork.perturbed
+        inputs: Inputs = groundwork.perturbed
         if trainer.world_size > 1:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
         return inputs, groundwork.plan, (fingerprint, groundwork.is_restored)
@@ -181,11 +194,124 @@ class CheckSamples:
         )
 
 
-def _way_out_of_labels(labels: Tensor) -> str:
-    """Say what helps if labels are shares of classes, as mixing samples leaves them."""
-    if labels.ndim != 2 or labels.shape[1] < 2:
-        return ""
-    return (
-        " If `collate_fn` or a hook mixes samples (mixup, CutMix), pass unmixed samples as a pair,"
-        " `reference=(inputs, labels)`."
+def read_training_data(
+    trainer: Trainer,
+    *,
+    how_many: Callable[[int], int],
+    most: int | None,
+    max_bytes: int | None,
+    n_least: int,
+    keys: Keys,
+    seed: int,
+    reference: Any,
+    transform: Callable[[Any], Any] | None,
+) -> Samples:
+    """Read the trainer's training samples, or those of `reference`, as `bu_torch.samples.reading.read_loader` does.
+
+    At `most` so many are read from a stream, 10,000 for None. A limit on the trainer's batches leaves out samples of a
+    loader in order, but none of `reference`.
+    """
+    loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
+    if reference is not None:
+        is_loader = isinstance(reference, DataLoader)
+        loader = reference if is_loader else DataLoader(reference, batch_size=reading.READ_BATCH)
+        n_batches, name = math.inf, "`reference`"
+    if not isinstance(loader, DataLoader):
+        raise MisconfigurationException(
+            f"{name}: samples are read from a single `torch.utils.data.DataLoader`, got {type(loader).__name__}."
+            f" {_WAY_OUT}"
+        )
+    limit = most or _STREAM_SAMPLES
+    read = partial(
+        reading.read_loader,
+        loader,
+        seed=seed,
+        keys=keys,
+        n_batches=n_batches,
+        unwrap=lambda sampler: users_sampler(sampler, trainer),
+        transform=transform,
+        looks_for_augmentation=reference is None,
+        has_progress_bar=trainer.progress_bar_callback is not None,
     )
+    try:
+        try:
+            samples = read(how_many, stream_limit=limit, max_bytes=max_bytes)
+        except TooManyBytesError as error:
+            n_fitting = max(error.n_fitting, n_least)
+            samples = read(lambda n_training: min(how_many(n_training), n_fitting), stream_limit=min(limit, n_fitting))
+    except UnreadableError as error:
+        raise MisconfigurationException(f"{name}: {error} {_WAY_OUT}") from error
+    n_read = samples.n_training
+    if isinstance(loader.dataset, IterableDataset) and n_read < limit:
+        if max_bytes is not None and (n_read + 1) * samples.inputs[:1].nbytes > max_bytes:
+            rank_zero_info(
+                f"Boundary uncertainty reads the first {n_read} samples of {type(loader.dataset).__name__}, to take no"
+                f" more than {max_bytes} bytes. To change it: `max_bytes`."
+            )
+    elif isinstance(loader.dataset, IterableDataset):
+        rank_zero_info(
+            f"Boundary uncertainty reads the first {limit} samples of {type(loader.dataset).__name__}"
+            f"{'' if most else '; `max_samples` sets another number'}."
+        )
+    if samples.is_random:
+        rank_zero_info(
+            f"{name}: a sample differs each time it is read (random augmentation). Boundary uncertainty reads each"
+            " sample once and perturbs that draw. To change it: `reference=` takes other samples."
+        )
+    return samples
+
+
+def batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:
+    """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's.
+
+    The hooks of the module or the datamodule are called, whichever the trainer would call.
+    """
+    selector = trainer._data_connector._datahook_selector
+    if selector is None or not any(_is_users(selector.get_instance(name), name) for name in _BATCH_HOOKS):
+        return None
+
+    def transform(batch: Any) -> Any:
+        with preserved_attributes(pl_module):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
+            return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+    return transform
+
+
+def _is_users(owner: Any, name: str) -> bool:
+    """Tell if a method is not Lightning's own."""
+    if name in vars(owner):
+        return True
+    defining = next(cls for cls in type(owner).__mro__ if name in vars(cls))
+    return defining.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
+
+
+def users_sampler(sampler: Any, trainer: Trainer) -> Any:
+    """The user's own sampler, if Lightning has wrapped it to share it among processes."""
+    wrapper = library_of(trainer).trainer.connectors.data_connector.DistributedSamplerWrapper
+    while isinstance(sampler, wrapper):
+        sampler = sampler.dataset._sampler
+    return sampler
+
+
+def describe(samples: Samples) -> str:
+    """Say how many are looked at, and of how many."""
+    if samples.is_stratified is None:
+        return f"{len(samples.inputs)} samples"
+    kind = "stratified random" if samples.is_stratified else "random"
+    return f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
+
+
+def is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
+    """Tell if samples are given as (inputs, labels)."""
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def check_reference(value: Any) -> None:
+    """Raise unless `value` is None, a pair, a loader, or a dataset: what has a length and samples by number."""
+    is_alike = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, _NO_DATASETS)
+    if not (value is None or is_pair(value) or is_alike or isinstance(value, Dataset | DataLoader)):
+        raise TypeError(
+            f"`reference` must be a pair (inputs, labels), a Dataset or a DataLoader, got {type(value).__name__}."
+        )

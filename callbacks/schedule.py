@@ -21,11 +21,6 @@ class Schedule:
         """True for checks within epochs."""
         return self._steps is not None
 
-    @property
-    def option(self) -> str:
-        """Name of the argument that sets it."""
-        return "every_n_train_steps" if self.is_by_steps else "every_n_epochs"
-
     def __str__(self) -> str:
         n, unit = (self._epochs, "epoch") if self._steps is None else (self._steps, "step")
         return f"after every {unit}" if n == 1 else f"every {n} {unit}s"
@@ -58,7 +53,20 @@ class Schedule:
             self._warn_of_late_epochs(trainer)
         else:
             self._warn_of_few_steps(trainer, self._steps)
-        self._warn_of_a_missed_check(trainer, history)
+        if not history:
+            return
+        # A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check.
+        if self._steps is not None:
+            due = trainer.global_step // self._steps * self._steps
+            if history[-1].get("step", due) < due:
+                rank_zero_warn(f"The run resumes after step {due}, which was not checked: that step cannot be kept.")
+            return
+        due = trainer.current_epoch // self._epochs * self._epochs - 1
+        if history[-1]["epoch"] < due:
+            rank_zero_warn(
+                f"The run resumes after epoch {due}, which was not checked: the checkpoint was saved before the check,"
+                " and Lightning does not end the epoch again. That epoch cannot be kept."
+            )
 
     def warn_of_uncounted_steps(self, trainer: Trainer) -> None:
         """Warn when the first epoch ends if Lightning counts no steps."""
@@ -87,19 +95,3 @@ class Schedule:
             n_steps = min(n_steps, trainer.max_epochs * of_epoch)
         if 0 < n_steps < every and not trainer.fast_dev_run and trainer.lightning_module.automatic_optimization:
             rank_zero_warn(f"No check is made in {n_steps:.0f} steps with `every_n_train_steps={every}`.")
-
-    def _warn_of_a_missed_check(self, trainer: Trainer, history: Sequence[dict[str, Any]]) -> None:
-        """A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check."""
-        if not history:
-            return
-        if self._steps is not None:
-            due = trainer.global_step // self._steps * self._steps
-            if history[-1].get("step", due) < due:
-                rank_zero_warn(f"The run resumes after step {due}, which was not checked: that step cannot be kept.")
-            return
-        due = trainer.current_epoch // self._epochs * self._epochs - 1
-        if history[-1]["epoch"] < due:
-            rank_zero_warn(
-                f"The run resumes after epoch {due}, which was not checked: the checkpoint was saved before the check,"
-                " and Lightning does not end the epoch again. That epoch cannot be kept."
-            )

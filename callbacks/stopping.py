@@ -7,34 +7,32 @@ from typing import Any, Self
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.companion import Companion
-from bu_torch.callbacks.concluder import bring_default_checkpoints_back
-from bu_torch.callbacks.habitual_arguments import INSTEAD, without
+from bu_torch.callbacks.companion import Companion, VerdictBearerMixin
+from bu_torch.callbacks.concluder import ConcluderMixin
 from bu_torch.callbacks.installation import install
 from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
 from bu_torch.callbacks.lightning_trees import FITTING, LightningModule, MisconfigurationException, Trainer, library_of
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
-from bu_torch.callbacks.optimizers import RAW_WEIGHTS
-from bu_torch.callbacks.results import StoppingResults
-from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
+from bu_torch.callbacks.monitor import INSTEAD, BoundaryUncertaintyMonitor, without
+from bu_torch.callbacks.weights import RAW_WEIGHTS
 from bu_torch.internal.inputs import check_flag
+from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import MeasurementSettings, Settings
 from bu_torch.signals.catalogue import SIGNALS
 
 
 @without(INSTEAD)
 @dataclass(kw_only=True, eq=False, repr=False)
-class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertaintyMonitor):
+class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures, of a moving average of the weights at the checks (`averaging`). By default
     the score is the expected accuracy at the perturbed samples (`rule`). Training stops after `patience` checks without
     a larger score, and of the epochs within half a standard error of the largest the most trusted is kept. With
-    `every_n_train_steps` checks are made within epochs, and one of those steps is kept. Whether patience,
-    `max_epochs`, `max_time` or Ctrl-C ends training, the module then holds the kept average and a checkpoint of it lies
-    on disk, with the weights of training under `raw_state_dict`; after any other exception the weights stay as they are
-    and a line says where the checkpoint is. Training itself is the same to the bit with and without this callback.
+    `every_n_train_steps` a step is kept. Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module
+    then holds the kept average and a checkpoint of it lies on disk, with the weights of training under
+    `raw_state_dict`; after any other exception the weights stay as they are and a line says where the checkpoint is.
+    Training itself is the same to the bit with and without this callback.
 
     Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind
     this callback in `trainer.callbacks` when a fit begins. The checkpoint is the trainer's first, so
@@ -48,12 +46,10 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         filename: Name of the checkpoint, a template as of `ModelCheckpoint`, with the names of `history` and of what
             the module logs: `"{epoch}-{expected_accuracy:.3f}"`. None for `"boundary-{epoch}-{step}"`. If the file
             exists, a version is added (`-v1`). A run that resumes does not delete the earlier best file of such a name.
-        save_weights_only: Leave out of the checkpoint what a run resumes from: the states of optimisers, schedulers and
-            callbacks. The file can be tested and loaded, but `fit(ckpt_path=...)` refuses it. Refused beside
-            `WeightAveraging`, whose average Lightning leaves out of such files.
+        save_weights_only: Leave out of the checkpoint the states of optimisers, schedulers and callbacks:
+            `fit(ckpt_path=...)` refuses such a file. Refused beside `WeightAveraging`, whose average it would lack.
         verbose: Log improvements and checkpoints in the words of `EarlyStopping` and `ModelCheckpoint`.
-        **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
-            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; and all of `BoundaryUncertaintyMonitor`.
+        **settings: Those of `bu_torch.run.settings.Settings` and of `BoundaryUncertaintyMonitor`.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
@@ -67,8 +63,7 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         record_path: As in `BoundaryUncertaintyMonitor`.
 
     Raises:
-        MisconfigurationException: On arguments out of range; at the start of training if samples cannot be found or
-            are not fit for the method.
+        MisconfigurationException: As in `BoundaryUncertaintyMonitor`.
 
     Example:
         >>> import lightning as L
@@ -127,7 +122,7 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == FITTING:
-            averaging = library_of(trainer).stochastic_weight_averaging
+            averaging = library_of(trainer).callbacks.StochasticWeightAveraging
             if self.restore_best_weights and any(isinstance(one, averaging) for one in trainer.callbacks):
                 rank_zero_warn(
                     "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
@@ -140,7 +135,9 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
                     " first one's checkpoint is `ckpt_path='best'`. To change it: `restore_best_weights=False` for all"
                     " but one."
                 )
-            bring_default_checkpoints_back(trainer, pl_module)
+            for callback in trainer.callbacks:
+                if isinstance(callback, ConcluderMixin):
+                    callback.bring_default_checkpoint_back(trainer, pl_module)
             self._install(trainer, pl_module)
             self._check_saving(trainer)
 
@@ -158,7 +155,7 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
                 names = ", ".join(f"`{name}`" for name in given)
                 rank_zero_warn(f"The trainer writes no checkpoints: {names} has no effect.")
             return
-        averaging = library_of(trainer).weight_averaging
+        averaging = library_of(trainer).callbacks.WeightAveraging
         if self.save_weights_only and any(isinstance(one, averaging) for one in trainer.callbacks):
             raise MisconfigurationException(
                 "`save_weights_only=True` cannot be used beside WeightAveraging: such a checkpoint lacks the average,"
@@ -180,7 +177,7 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Do nothing but stop watching: a companion concludes the fit."""
-        self._fit.break_off()
+        self._fit.watch.end()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.tracker.average is not None and (raw := self.tracker.average.put_aside()):
@@ -206,9 +203,22 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
             companion.on_train_start(trainer, pl_module)
 
     @property
-    def is_comparable(self) -> bool:
-        """True if what is measured from now on can be compared with any check so far."""
-        return self.tracker.checks.is_comparable
+    def _kept(self) -> dict[str, Any] | None:
+        """The kept check, if it was saved."""
+        return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.kept
+
+    @property
+    def best_model_path(self) -> str:
+        return "" if self._keeper is None else self._keeper.best_model_path
+
+    @property
+    def stopped_epoch(self) -> int | None:
+        return self._bearer.stopped_epoch if self._bearer is not None and self._bearer.has_stopped else None
+
+    @property
+    def takes_states(self) -> bool:
+        """True if a companion's state is to be loaded: in a fit, if its score can be compared with those to come."""
+        return self.is_fitting and self.tracker.checks.is_comparable
 
     @property
     def new_score(self) -> float | None:

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, Weights, blobs, loader, same, state_of, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.best_file import OwnFiles
+from bu_torch.callbacks.keeper import OwnFiles
 
 
 class Bomb:

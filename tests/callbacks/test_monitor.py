@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 
 from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.callbacks.training_data import read_training_data
+from bu_torch.callbacks.samples import read_training_data
 from bu_torch.run import caching
 from bu_torch.samples.batches import NO_KEYS
 from bu_torch.samples.subset import stratified_rows
