@@ -41,29 +41,28 @@ class TensorBoard:
     def show(self, details: Details, step: int) -> None:
         """Show what is behind the numbers of a check, at the step of its epoch's scalars."""
         for name in HISTOGRAMS:
-            self._add_histogram(f"boundary/{name}", getattr(details, name), step)
-        rows = [
+            histogram: Histogram = getattr(details, name)
+            edges, counts = histogram.edges, histogram.counts
+            bins = [((low + high) / 2, n) for low, high, n in zip(edges, edges[1:], counts, strict=False)]
+            self._writer.add_histogram_raw(
+                f"boundary/{name}",
+                min=edges[0],
+                max=edges[-1],
+                num=sum(counts),
+                sum=sum(n * middle for middle, n in bins),
+                sum_squares=sum(n * middle**2 for middle, n in bins),
+                bucket_limits=edges[1:],
+                bucket_counts=counts,
+                global_step=step,
+            )
+        rows = ["| classes | U | share of samples | samples near the boundary |", "|---|---|---|---|"]
+        rows += [
             f"| {pair.first} - {pair.second} | {pair.uncertainty:.3f} | {pair.share:.3f} | {pair.weight:.1f} |"
             for pair in details.pairs
         ]
         if details.n_pairs_left_out:
             rows.append(f"| and {details.n_pairs_left_out} more | | | |")
-        head = ["| classes | U | share of samples | samples near the boundary |", "|---|---|---|---|"]
-        self._writer.add_text("boundary/pairs", "\n".join(head + rows), step)
-
-    def _add_histogram(self, name: str, histogram: Histogram, step: int) -> None:
-        middles = [(low + high) / 2 for low, high in zip(histogram.edges, histogram.edges[1:], strict=False)]
-        self._writer.add_histogram_raw(
-            name,
-            min=histogram.edges[0],
-            max=histogram.edges[-1],
-            num=sum(histogram.counts),
-            sum=sum(count * middle for count, middle in zip(histogram.counts, middles, strict=True)),
-            sum_squares=sum(count * middle**2 for count, middle in zip(histogram.counts, middles, strict=True)),
-            bucket_limits=histogram.edges[1:],
-            bucket_counts=histogram.counts,
-            global_step=step,
-        )
+        self._writer.add_text("boundary/pairs", "\n".join(rows), step)
 
 
 _BY_LOGGER = {"TensorBoardLogger": TensorBoard}  # dashboards of loggers that show more than scalars
@@ -100,8 +99,8 @@ class Board:
     def show(self, trainer: Trainer, check: dict[str, Any], step: int) -> None:
         """Log a check, at the step of its epoch's other values or at one of its own.
 
-        Not by `log_dict`, which is slow for so many values. Within an epoch it would also give loggers those on a step
-        of `log_every_n_steps` alone, and keep all in `callback_metrics` for the rest of the epoch.
+        `log_dict` is slow for so many values; within an epoch it heeds `log_every_n_steps`, and `callback_metrics`
+        would keep the values for the rest of the epoch.
         """
         shown = {f"{name}{self._suffix}": value for name, value in check.items() if name not in _LEFT_OUT}
         self._names = list(shown)

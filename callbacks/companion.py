@@ -63,17 +63,13 @@ class KeepingCompanion(Companion):
         if self.owner in trainer.callbacks:  # a run that resumes may have lost a check that is later than the kept one
             self.owner.tracker.checks.fall_back(self.best_epoch, self.best_step)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.settle(trainer)
-
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self.settle(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
         self.keep_if_best(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.keep_if_best(trainer)
+    on_train_epoch_start, on_train_epoch_end = on_train_batch_start, on_train_batch_end
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
@@ -98,7 +94,6 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         self.owner = owner
         self._best_before = -math.inf  # the score to beat at the last check
         self.has_stopped = False
-        self.why_stopped = ""
         self._is_due = False  # the verdict is to stop, and `min_epochs` or `min_steps` does not allow it yet
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -145,8 +140,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         self._is_due = False
         self.stopped_epoch = trainer.current_epoch
         step = None if self.owner.every_n_train_steps is None else trainer.global_step
-        self.why_stopped = messages.why_stopped(self.owner.tracker.checks, self.stopped_epoch, step)
-        self.stopping_reason_message = self.why_stopped
+        self.stopping_reason_message = messages.why_stopped(self.owner.tracker.checks, self.stopped_epoch, step)
 
     def _take_over_verdict(self) -> None:
         verdict = self.owner.tracker.verdict

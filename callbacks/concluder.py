@@ -99,7 +99,7 @@ class ConcluderMixin(Companion):
             best_model_path=owner.best_model_path,
         )
         is_graceful = exception is None or isinstance(exception, KeyboardInterrupt)
-        if owner._kept is not None:
+        if owner._keeper is not None and owner._kept is not None:
             how = restore(trainer, owner._keeper) if is_graceful and owner.restore_best_weights else "not "
             rank_zero_info(f"{_describe_kept(owner, owner._kept, how, has_failed=exception is not None)} {cost}")
             if line := tracker.unrecognised(owner._kept):
@@ -137,7 +137,7 @@ def why_ended(trainer: Trainer, exception: BaseException | None, bearer: Verdict
     if exception is not None:
         return describe_exception(exception)
     if bearer is not None and bearer.has_stopped:
-        return bearer.why_stopped
+        return str(bearer.stopping_reason_message)
     timers = [one for one in trainer.callbacks if isinstance(one, library_of(trainer).callbacks.Timer)]
     if any(left is not None and left <= 0 for left in (one.time_remaining() for one in timers)):
         return "Training ran until `max_time`."
@@ -162,17 +162,17 @@ def _who_stopped(trainer: Trainer) -> Any:
     return next(said, None) if trainer.should_stop else None
 
 
-def restore(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin | None) -> str:
+def restore(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin) -> str:
     """Put the weights of the kept check back; "", "partly " or "not ", as they are in the module then."""
     module = trainer.lightning_module
-    path = "" if keeper is None else cleaned(keeper.best_model_path)
+    path = cleaned(keeper.best_model_path)
     is_in_memory = isinstance(keeper, MemoryKeeperMixin)
     name = type(trainer.strategy).__name__
     is_read_by_all = name in SHARDED and not is_in_memory  # together, so not after a Ctrl-C
     if name in OUT_OF_REACH or (is_read_by_all and trainer.interrupted):
         rank_zero_warn(f"{name} shards the weights, so those of the kept epoch are not restored: they are in {path}.")
         return "not "
-    if keeper is None or not keeper.is_best_there:
+    if not keeper.is_best_there:
         rank_zero_warn(f"The checkpoint of the kept epoch is missing: {path}.")
         return "not "
     leave_training(trainer)
@@ -263,7 +263,7 @@ def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
     """
     missing = set(names)
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    loaded = {id(parameter) for name, parameter in parameters.items() if name not in missing}
+    loaded = {id(one) for name, one in parameters.items() if name not in missing}
     buffers = dict(module.named_buffers(remove_duplicate=False))
 
     def may_have_changed(name: str) -> bool:

@@ -91,8 +91,7 @@ class Fit:
         # training makes lazy layers.
         if self._network.is_tried or has_lazy_layers(pl_module):
             return
-        groundwork = self.tracker.groundwork
-        started = time.perf_counter()
+        started, groundwork = time.perf_counter(), self.tracker.groundwork
         self._network.try_out(trainer, pl_module, groundwork.n_classes if groundwork.is_prepared else None)
         if self._callback.reference is None:
             self.watch.begin(trainer, pl_module, batch)
@@ -132,8 +131,7 @@ class Fit:
         self.watch.end()
 
     def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        started = time.perf_counter()
-        tracker = self.tracker
+        started, tracker = time.perf_counter(), self.tracker
         has_waited, self.waits_for_average = self.waits_for_average, is_average_untouched(trainer)
         if self.waits_for_average and not has_waited:
             rank_zero_info(
@@ -151,7 +149,6 @@ class Fit:
         self._show(trainer, started)
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
-        """One pass over the perturbed inputs, shared out among the processes, and what it says."""
         logits = self._network.logits(trainer, pl_module)
 
         def work() -> dict[str, float]:
@@ -190,17 +187,15 @@ def record_folder(trainer: Trainer) -> Path | None:
     folder = getattr(trainer.checkpoint_callback, "dirpath", None)
     if folder is None and trainer.loggers:
         folder = trainer.log_dir  # which all processes must ask for
-    if folder is None or "://" in str(folder) or not trainer.is_global_zero:
-        return None
-    return Path(folder)
+    return None if folder is None or "://" in str(folder) or not trainer.is_global_zero else Path(folder)
 
 
 def training_loss(trainer: Trainer, *, is_within_epoch: bool) -> float | None:
     """The training loss that the module has logged; None if there is none.
 
-    It is read off what training has logged in this epoch, by all processes, for it may be their mean
-    (`trainer.callback_metrics` also holds what validation has logged, and values of earlier epochs): the mean of the
-    epoch if the module logs it (`on_epoch=True`), else, and within an epoch, that of the last batch.
+    It is the mean of the epoch if the module logs it (`on_epoch=True`), else, and within an epoch, that of the last
+    batch. All processes read it, for it may be their mean. `trainer.callback_metrics` also holds what validation has
+    logged, and values of earlier epochs.
     """
     results = trainer._results
     if results is None:

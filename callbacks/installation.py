@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from bu_torch.callbacks.companion import Companion, VerdictBearerMixin
 from bu_torch.callbacks.concluder import ConcluderMixin
-from bu_torch.callbacks.idle_hooks import put_aside
 from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
-from bu_torch.callbacks.lightning_trees import Trainer, library_of
+from bu_torch.callbacks.lightning_trees import Trainer, library_of, put_aside
 
 if TYPE_CHECKING:
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping

@@ -38,33 +38,7 @@ _BEST = (
     "best_step",
 )
 _FILE_NAME = re.compile(r"boundary-epoch=\d+-step=\d+(-v\d+)?\.ckpt")
-
-
-class OwnFiles:
-    """Remembers the files that were written, and tells them from files that were put in their place since."""
-
-    def __init__(self) -> None:
-        self._identities: dict[str, tuple[int, ...] | None] = {}
-
-    def add(self, path: str) -> None:
-        """Remember `path`, just written; a remote path, a folder or a file still to be written is known by its name."""
-        self._identities[path] = _identity(path)
-
-    def __contains__(self, path: str) -> bool:
-        return path in self._identities and self._identities[path] in (None, _identity(path))
-
-
-def _identity(path: str) -> tuple[int, ...] | None:
-    try:  # another process may delete it at any time
-        found = Path(path).stat()
-    except (OSError, ValueError):
-        return None
-    if not stat.S_ISREG(found.st_mode):
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-_OWN_FILES = OwnFiles()  # of all fits of this process
+_OWN_FILES: dict[str, tuple[int, ...] | None] = {}  # written by this process, in all fits; None is known by its name
 
 
 class KeeperMixin(KeepingCompanion, ModelCheckpoint):
@@ -92,7 +66,9 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
             super().setup(trainer, pl_module, stage)
-            self.dirpath: Any = absolute(self.dirpath)  # Lightning leaves it relative where a logger or the user does
+            folder = str(self.dirpath).removeprefix("file://")
+            if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
+                self.dirpath: Any = str(Path(folder).absolute())
 
     def keep_if_best(self, trainer: Trainer) -> None:
         score = self.new_score(trainer)
@@ -140,7 +116,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
                     super()._save_checkpoint(trainer, filepath)
         finally:
             self._of_training = None
-        _OWN_FILES.add(filepath)
+        _OWN_FILES[filepath] = identity(filepath)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._of_training is None:
@@ -171,8 +147,8 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         if is_in_all:  # after an exception the other processes may not be here
             is_sound = trainer.strategy.broadcast(is_sound)
         if not is_sound:
-            damaged = cleaned(self.best_model_path)
-            rank_zero_warn(f"The checkpoint {damaged} is damaged: the best earlier one is kept instead.")
+            path = cleaned(self.best_model_path)
+            rank_zero_warn(f"The checkpoint {path} is damaged: the best earlier one is kept instead.")
             self._take_back()
         elif self._obsolete is not None and self._may_remove(trainer, self._obsolete):
             self._replaced.append(self._obsolete)
@@ -185,7 +161,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
 
     def _may_remove(self, trainer: Trainer, path: str) -> bool:
         """True if `path` is this callback's to delete. A resumed state may come from anywhere and name any path."""
-        is_ours = path in _OWN_FILES or (
+        is_ours = is_own(path) or (
             # Others may be named by a template of the user's, too.
             self.owner.filename is None and path == self._resumed_path and is_named_in_folder(path, str(self.dirpath))
         )
@@ -198,8 +174,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
 
     @property
     def is_best_own(self) -> bool:
-        """True if this process has written the best checkpoint."""
-        return self.best_model_path in _OWN_FILES
+        return is_own(self.best_model_path)
 
     def _take_back(self) -> None:
         for name, value in (self._before or {}).items():
@@ -273,23 +248,30 @@ class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
 
     @property
     def is_best_own(self) -> bool:
-        """True if the best weights are of this fit, not of a resumed state."""
         return self.best.weights is not self._resumed_weights
 
 
-def absolute(folder: Any) -> Any:
-    """A folder on this machine by its absolute path; others as they are."""
-    if not isinstance(folder, str | Path):
-        return folder
-    local = str(folder).removeprefix("file://")
-    return folder if "://" in local else str(Path(local).absolute())
+def identity(path: str) -> tuple[int, ...] | None:
+    """Tell a file from one that is put in its place; None for a remote path, a folder or a file still to be written."""
+    try:  # another process may delete it at any time
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def is_own(path: str) -> bool:
+    """True if this process has written the file that is there now."""
+    return path in _OWN_FILES and _OWN_FILES[path] in (None, identity(path))
 
 
 def may_be_read(path: Any, folder: str) -> bool:
     """True if a resumed state may name this as the best checkpoint of a run that writes to `folder`.
 
-    A local run has written local files, by absolute paths: a regular file, or a folder of shards. Lightning would take
-    other spellings for addresses to download from, or wait for a pipe. A remote run stays with its kind of store.
+    A local run has written a regular file, or a folder of shards, by an absolute path. Lightning would take other
+    spellings for addresses to download from, or wait for a pipe. A remote run stays with its kind of store.
     """
     if not isinstance(path, str) or "::" in path or "\0" in path:
         return False

@@ -1,8 +1,7 @@
 """Lightning goes by two names, `lightning.pytorch` and `pytorch_lightning`, each with a class tree of its own.
 
-Both are often installed, and importing the second has side effects on the log of the first. So what a user's code asks
-`isinstance(..., Callback)` belongs to the trees that this process has imported, whichever came first, and what must be
-the trainer's own (an `EarlyStopping`, which Lightning calls after all other callbacks) is found by the trainer.
+Both are often installed, and importing the second has side effects on the log of the first. So our `Callback` is one of
+each tree that is imported, and what must be the trainer's own, such as an `EarlyStopping`, is found by the trainer.
 """
 
 import sys
@@ -13,6 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
+# Those of batches. Lightning passes over a hook that is None, which is cheaper than to call one with nothing to do.
+OF_BATCHES = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+)
 _TREES = ("lightning.pytorch", "pytorch_lightning")
 FITTING = "fit"  # `TrainerFn.FITTING`, in either tree
 # Of `lightning` the requirements of this package say so; `pytorch_lightning` comes without being asked for.
@@ -112,3 +120,17 @@ def _library(tree: str) -> Any:
     except ImportError as error:
         raise MisconfigurationException(str(error)) from error
     return sys.modules[tree]
+
+
+def put_aside(callback: Any, idle: type) -> None:
+    """Make hooks of batches that a callback has from `idle` None in the instance; `super()` finds them all the same."""
+    for name in OF_BATCHES:
+        if getattr(type(callback), name) is getattr(idle, name):
+            setattr(callback, name, None)
+
+
+def bring_back(callback: Any) -> None:
+    """Undo it."""
+    for name in OF_BATCHES:
+        if vars(callback).get(name, callback) is None:
+            delattr(callback, name)

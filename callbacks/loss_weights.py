@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 _MOST_NODES = 1000  # of the graph, from the loss downwards: the node with weights is near its top
-_CLOSE = 1e-4
+_NODES = {"NllLossBackward0": "_saved_weight", "BinaryCrossEntropyWithLogitsBackward0": "_saved_pos_weight"}
 
 
 class LossWeights:
@@ -36,7 +36,7 @@ class LossWeights:
         self._has_compared = True
         of_loss = weights_in_graph(loss, n_classes())
         measured = self.found or [1.0] * n_classes()
-        if of_loss is None or _are_alike(of_loss, measured):
+        if of_loss is None or _common([of_loss, measured]) is not None:
             return ""
         return (
             f"The loss weighs the classes by {_listed(of_loss)}, boundary uncertainty by {_listed(measured)}. To change"
@@ -51,14 +51,14 @@ def weights_of_losses(module: nn.Module, n_classes: int) -> list[float] | None:
     """
     found: list[list[float]] = []
     for part in module.modules():
-        of_part = None
+        weights = None
         if isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss):
-            of_part = _by_class(part.weight, n_classes)
+            weights = _by_class(part.weight, n_classes)
         elif isinstance(part, nn.BCEWithLogitsLoss):
-            of_part = _of_two(part.pos_weight, n_classes)
-        if of_part is not None and len(set(of_part)) > 1:
-            found.append(of_part)
-    return found[0] if found and all(_are_alike(found[0], other) for other in found) else None
+            weights = _of_two(part.pos_weight, n_classes)
+        if weights is not None and len(set(weights)) > 1:
+            found.append(weights)
+    return _common(found)
 
 
 def weights_in_graph(loss: Tensor, n_classes: int) -> list[float] | None:
@@ -73,36 +73,34 @@ def weights_in_graph(loss: Tensor, n_classes: int) -> list[float] | None:
         n_seen += 1
         if node is None:
             continue
-        name = node.name()
-        if name in ("NllLossBackward0", "BinaryCrossEntropyWithLogitsBackward0"):
-            weights = _read(node, n_classes, is_of_two=name.startswith("Binary"))
+        if (name := node.name()) in _NODES:
+            weights = _read(node, _NODES[name], n_classes)
             if weights is None:
                 return None
             found.append(weights)
         else:
             nodes.extend(following for following, _ in node.next_functions)
-    return found[0] if found and all(_are_alike(found[0], other) for other in found) else None
+    return _common(found)
 
 
-def _are_alike(first: list[float], second: list[float]) -> bool:
-    """Compare weights, whatever their scale."""
-    one, other = (torch.tensor(weights, dtype=torch.float64) for weights in (first, second))
-    return torch.allclose(one / one.mean(), other / other.mean(), rtol=_CLOSE)
+def _common(found: list[list[float]]) -> list[float] | None:
+    """The first weights, if all are the same, whatever their scale."""
+    scaled = [torch.tensor(weights, dtype=torch.float64) / (sum(weights) / len(weights)) for weights in found]
+    return found[0] if found and all(torch.allclose(scaled[0], other, rtol=1e-4) for other in scaled) else None
 
 
 def _listed(weights: list[float]) -> str:
     """Weights in words, the first few of many."""
-    few = ", ".join(f"{weight:.4g}" for weight in weights[:10])
-    return few if len(weights) <= 10 else f"{few}, ..."
+    return ", ".join(f"{weight:.4g}" for weight in weights[:10]) + (", ..." if len(weights) > 10 else "")
 
 
-def _read(node: Any, n_classes: int, *, is_of_two: bool) -> list[float] | None:
+def _read(node: Any, name: str, n_classes: int) -> list[float] | None:
     """Weights that a node of the graph has saved; None if they are of other classes, or were changed since."""
     with contextlib.suppress(AttributeError, RuntimeError):
-        weights = node._saved_pos_weight if is_of_two else node._saved_weight
+        weights = getattr(node, name)
         if weights is None:
             return [1.0] * n_classes
-        return _of_two(weights, n_classes) if is_of_two else _by_class(weights, n_classes)
+        return (_of_two if "pos" in name else _by_class)(weights, n_classes)
     return None
 
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from bu_torch.callbacks.fit import Fit
-from bu_torch.callbacks.idle_hooks import bring_back, put_aside
 from bu_torch.callbacks.lightning_trees import (
     FITTING,
     Callback,
@@ -16,7 +15,9 @@ from bu_torch.callbacks.lightning_trees import (
     MisconfigurationException,
     Trainer,
     adopt_imported_trees,
+    bring_back,
     library_of,
+    put_aside,
 )
 from bu_torch.callbacks.samples import Reference, check_reference
 from bu_torch.callbacks.weights import RAW_WEIGHTS, go_on_from_raw_weights, stand_behind_averaging
@@ -151,12 +152,10 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
         self._clear()
 
     def _clear(self) -> None:
-        """Begin another fit."""
         self._fit = Fit(self, self._tracked_settings())
 
     @property
     def tracker(self) -> Tracker:
-        """Measurements of this fit, and the verdict."""
         return self._fit.tracker
 
     @property
@@ -198,11 +197,13 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
         self._fit.board.put_back(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.tracker.end("Training ended.")
+        if not self.keeps_weights:  # otherwise a companion concludes the fit when all other callbacks have ended
+            self.tracker.end("Training ended.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._fit.watch.end()
-        self.tracker.end(describe_exception(exception))
+        if not self.keeps_weights:
+            self.tracker.end(describe_exception(exception))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         bring_back(self)

@@ -58,7 +58,6 @@ class NetworkReader:
         self._inputs = inputs
 
     def release(self) -> None:
-        """Free the inputs."""
         self._inputs = None
 
     def logits(self, trainer: Trainer, pl_module: LightningModule) -> Tensor:
@@ -68,10 +67,7 @@ class NetworkReader:
             return gather(trainer, lambda: self.read(trainer, module, self._taken, self.packing), self._n_rows)
 
     def try_out(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
-        """Read one batch as a check will, so that a module that cannot be read is refused before it has trained.
-
-        The first process knows the `n_classes` that the logits must have.
-        """
+        """Read one batch as a check will, to refuse a module before it trains; the first process knows `n_classes`."""
         batch = next(iter(self._taken.split(self._batch_size(trainer, self._taken))))
         module = measured_module(trainer, pl_module)
         logits = in_each(trainer, lambda: self.read(trainer, module, batch, self.packing))
@@ -86,10 +82,7 @@ class NetworkReader:
             )
 
     def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor | None) -> int:
-        """Count those of a forward pass of one sample, which all processes make at once.
-
-        Also finds out whether one process may pass alone, for `forward` may speak to the others.
-        """
+        """Count those of a forward pass of one sample, which all processes make; see if one could make it alone."""
         self.passes_alone = trainer.world_size == 1
         if one is None or not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
@@ -189,10 +182,7 @@ def _check_columns(logits: Tensor, n_classes: int) -> None:
 
 @contextmanager
 def silence(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """Ignore `self.log`, `self.log_dict` and `self.logger` of the module and of those within it.
-
-    Otherwise what `forward` logs would enter the epoch's mean, or be refused in the hook that a check runs in.
-    """
+    """Ignore what `forward` logs: it would enter the epoch's mean, or be refused in the hook that a check runs in."""
     library = library_of(trainer)
     with ExitStack() as stack:
         for part in pl_module.modules():

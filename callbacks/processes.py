@@ -1,7 +1,4 @@
-"""Several processes: what one of them does for all, and what they share out. Nothing here happens in one alone.
-
-Each collective is reached by every process in the same order, also where one of them fails.
-"""
+"""Several processes: what one does for all, and what they share out. Each reaches every collective, in one order."""
 
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch.callbacks.lightning_trees import Trainer
 from bu_torch.internal.shards import is_sharded
+from bu_torch.internal.traces import preserved_attributes
 from bu_torch.perturbation.draws import PerturbedInputs
 
 T = TypeVar("T")
@@ -30,8 +28,7 @@ def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
         try:
             outcome = (work(), "")
         except Exception as raised:
-            error = raised
-            outcome = (None, "".join(traceback.format_exception_only(raised)).strip())
+            error, outcome = raised, (None, "".join(traceback.format_exception_only(raised)).strip())
     result, message = trainer.strategy.broadcast(outcome)
     if error is not None:
         raise error
@@ -99,13 +96,7 @@ def buffers_of_the_first(trainer: Trainer, module: nn.Module) -> Iterator[None]:
         yield
         return
     theirs = trainer.strategy.broadcast({name: buffer.cpu() for name, buffer in own.items()})
-    before = {name: buffer.clone() for name, buffer in own.items()}
-    try:
-        with torch.no_grad():
-            for name, buffer in own.items():
-                buffer.copy_(theirs[name])
+    with preserved_attributes(module), torch.no_grad():
+        for name, buffer in own.items():
+            buffer.copy_(theirs[name])
         yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in own.items():
-                buffer.copy_(before[name])

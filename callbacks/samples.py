@@ -113,14 +113,14 @@ class CheckSamples:
         samples = found.pop()  # which alone holds them, so that those that are left out are free
         with self._explained([samples.labels]):
             if groundwork.plan is None:  # a resumed run has one
+                wanted = self._planned(trainer, samples.n_training, n_operations)
                 n_bytes = samples.inputs[:1].nbytes
                 groundwork.plan = self._planned(trainer, samples.n_training, n_operations, n_bytes)
-                wanted = self._planned(trainer, samples.n_training, n_operations)
                 if line := messages.bound_in_bytes(wanted, groundwork.plan, self._callback.max_bytes):
                     rank_zero_info(line)
             samples = fewer_of(samples, groundwork.plan.n_samples, self._callback.seed)
             draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
-            rank_zero_info(f"Boundary uncertainty measures at {describe(samples)}, {draws} each, {self._schedule}.")
+            rank_zero_info(f"Boundary uncertainty measures at {_describe(samples)}, {draws} each, {self._schedule}.")
             if samples.packing is not None and self._callback.input_key is None:
                 rank_zero_info(
                     f"Boundary uncertainty takes these as inputs: {', '.join(samples.packing.names)}. To change it:"
@@ -153,20 +153,11 @@ class CheckSamples:
             n_samples = self._planned(trainer, n_training, count_operations(pl_module)).n_samples
             return n_samples if trial is None else min(n_samples, trial)
 
-        if is_pair(asked.reference):
+        if _is_pair(asked.reference):
             samples = whole_samples(*asked.reference, keep_integers=keeps_integers(asked.perturbation))
             return fewer_of(samples, how_many(len(samples.inputs)), asked.seed)
-        return read_training_data(
-            trainer,
-            how_many=how_many,
-            most=asked.max_samples if trial is None else min(asked.max_samples or trial, trial),
-            keys=Keys(asked.input_key, asked.label_key, pl_module),
-            max_bytes=asked.max_bytes,
-            n_least=asked.n_neighbors,
-            seed=asked.seed,
-            reference=asked.reference,
-            transform=batch_hooks(trainer, pl_module),
-        )
+        most = asked.max_samples if trial is None else min(asked.max_samples or trial, trial)
+        return read_training_data(trainer, pl_module, asked, how_many, most)
 
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
@@ -185,7 +176,7 @@ class CheckSamples:
         return None
 
     def _planned(self, trainer: Trainer, n_training: int, n_operations: int, n_bytes: int = 0) -> Plan:
-        takes_all = self._callback.max_samples is None and is_pair(self._callback.reference)
+        takes_all = self._callback.max_samples is None and _is_pair(self._callback.reference)
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Different samples that all processes train on between two checks.
         n_visited = int(min(n_training, self._schedule.n_batches(trainer) * batch_size * trainer.world_size))
@@ -196,21 +187,17 @@ class CheckSamples:
 
 def read_training_data(
     trainer: Trainer,
-    *,
+    pl_module: LightningModule,
+    asked: "BoundaryUncertaintyMonitor",
     how_many: Callable[[int], int],
     most: int | None,
-    max_bytes: int | None,
-    n_least: int,
-    keys: Keys,
-    seed: int,
-    reference: Any,
-    transform: Callable[[Any], Any] | None,
 ) -> Samples:
-    """Read the trainer's training samples, or those of `reference`, as `bu_torch.samples.reading.read_loader` does.
+    """Read the trainer's training samples, or those that are `asked` for, as `samples.reading.read_loader` does.
 
     At `most` so many are read from a stream, 10,000 for None. A limit on the trainer's batches leaves out samples of a
     loader in order, but none of `reference`.
     """
+    reference: Any = asked.reference
     loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
     if reference is not None:
         is_loader = isinstance(reference, DataLoader)
@@ -225,28 +212,28 @@ def read_training_data(
     read = partial(
         reading.read_loader,
         loader,
-        seed=seed,
-        keys=keys,
+        seed=asked.seed,
+        keys=Keys(asked.input_key, asked.label_key, pl_module),
         n_batches=n_batches,
         unwrap=lambda sampler: users_sampler(sampler, trainer),
-        transform=transform,
+        transform=_batch_hooks(trainer, pl_module),
         looks_for_augmentation=reference is None,
         has_progress_bar=trainer.progress_bar_callback is not None,
     )
     try:
         try:
-            samples = read(how_many, stream_limit=limit, max_bytes=max_bytes)
+            samples = read(how_many, stream_limit=limit, max_bytes=asked.max_bytes)
         except TooManyBytesError as error:
-            n_fitting = max(error.n_fitting, n_least)
+            n_fitting = max(error.n_fitting, asked.n_neighbors)
             samples = read(lambda n_training: min(how_many(n_training), n_fitting), stream_limit=min(limit, n_fitting))
     except UnreadableError as error:
         raise MisconfigurationException(f"{name}: {error} {_WAY_OUT}") from error
     n_read = samples.n_training
     if isinstance(loader.dataset, IterableDataset) and n_read < limit:
-        if max_bytes is not None and (n_read + 1) * samples.inputs[:1].nbytes > max_bytes:
+        if asked.max_bytes is not None and (n_read + 1) * samples.inputs[:1].nbytes > asked.max_bytes:
             rank_zero_info(
                 f"Boundary uncertainty reads the first {n_read} samples of {type(loader.dataset).__name__}, to take no"
-                f" more than {max_bytes} bytes. To change it: `max_bytes`."
+                f" more than {asked.max_bytes} bytes. To change it: `max_bytes`."
             )
     elif isinstance(loader.dataset, IterableDataset):
         rank_zero_info(
@@ -261,11 +248,8 @@ def read_training_data(
     return samples
 
 
-def batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:
-    """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's.
-
-    The hooks of the module or the datamodule are called, whichever the trainer would call.
-    """
+def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:
+    """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's."""
     selector = trainer._data_connector._datahook_selector
     if selector is None or not any(_is_users(selector.get_instance(name), name) for name in _BATCH_HOOKS):
         return None
@@ -281,10 +265,8 @@ def batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any],
 
 def _is_users(owner: Any, name: str) -> bool:
     """Tell if a method is not Lightning's own."""
-    if name in vars(owner):
-        return True
-    defining = next(cls for cls in type(owner).__mro__ if name in vars(cls))
-    return defining.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
+    defining = next(one for one in (owner, *type(owner).__mro__) if name in vars(one))
+    return defining is owner or defining.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
 
 
 def users_sampler(sampler: Any, trainer: Trainer) -> Any:
@@ -295,23 +277,21 @@ def users_sampler(sampler: Any, trainer: Trainer) -> Any:
     return sampler
 
 
-def describe(samples: Samples) -> str:
-    """Say how many are looked at, and of how many."""
+def _describe(samples: Samples) -> str:
     if samples.is_stratified is None:
         return f"{len(samples.inputs)} samples"
     kind = "stratified random" if samples.is_stratified else "random"
     return f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
 
 
-def is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
-    """Tell if samples are given as (inputs, labels)."""
+def _is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
     return isinstance(value, tuple | list) and len(value) == 2
 
 
 def check_reference(value: Any) -> None:
     """Raise unless `value` is None, a pair, a loader, or a dataset: what has a length and samples by number."""
     is_alike = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, _NO_DATASETS)
-    if not (value is None or is_pair(value) or is_alike or isinstance(value, Dataset | DataLoader)):
+    if not (value is None or _is_pair(value) or is_alike or isinstance(value, Dataset | DataLoader)):
         raise TypeError(
             f"`reference` must be a pair (inputs, labels), a Dataset or a DataLoader, got {type(value).__name__}."
         )

@@ -18,7 +18,6 @@ class Schedule:
 
     @property
     def is_by_steps(self) -> bool:
-        """True for checks within epochs."""
         return self._steps is not None
 
     def __str__(self) -> str:
@@ -26,43 +25,36 @@ class Schedule:
         return f"after every {unit}" if n == 1 else f"every {n} {unit}s"
 
     def start_batch(self, trainer: Trainer) -> None:
-        """Remember the step before a batch."""
         self._step_before = trainer.global_step
 
     def is_due_after_batch(self, trainer: Trainer) -> bool:
-        """Tell if the batch that ends has made the step of a check."""
         before, self._step_before = self._step_before, trainer.global_step
         # A batch may make no step, or several: with accumulated gradients, with several optimisers.
         return self._steps is not None and trainer.global_step // self._steps > before // self._steps
 
     def is_due_after_epoch(self, trainer: Trainer) -> bool:
-        """Tell if the epoch that ends is one of a check."""
         return self._steps is None and (trainer.current_epoch + 1) % self._epochs == 0
 
     def n_batches(self, trainer: Trainer) -> float:
         """Batches of one process from one check by steps to the next, or in an epoch."""
-        n_batches = trainer.num_training_batches
-        if self._steps is not None:  # each of several optimisers makes a step a batch
-            steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches
-            n_batches = min(n_batches, math.ceil(self._steps / max(steps_of_batch, 1e-9)))
-        return n_batches
+        n_batches: float = trainer.num_training_batches
+        if self._steps is None:
+            return n_batches
+        steps_of_batch = len(trainer.optimizers) / trainer.accumulate_grad_batches  # each of several optimisers steps
+        return min(n_batches, math.ceil(self._steps / max(steps_of_batch, 1e-9)))
 
     def warn(self, trainer: Trainer, history: Sequence[dict[str, Any]]) -> None:
         """Warn before training if no check will be made, or if a run resumes without one."""
-        if self._steps is None:
-            self._warn_of_late_epochs(trainer)
-        else:
-            self._warn_of_few_steps(trainer, self._steps)
-        if not history:
-            return
         # A checkpoint saved on the last batch of an epoch resumes behind that epoch's end and its check.
         if self._steps is not None:
+            self._warn_of_few_steps(trainer, self._steps)
             due = trainer.global_step // self._steps * self._steps
-            if history[-1].get("step", due) < due:
+            if history and history[-1].get("step", due) < due:
                 rank_zero_warn(f"The run resumes after step {due}, which was not checked: that step cannot be kept.")
             return
+        self._warn_of_late_epochs(trainer)
         due = trainer.current_epoch // self._epochs * self._epochs - 1
-        if history[-1]["epoch"] < due:
+        if history and history[-1]["epoch"] < due:
             rank_zero_warn(
                 f"The run resumes after epoch {due}, which was not checked: the checkpoint was saved before the check,"
                 " and Lightning does not end the epoch again. That epoch cannot be kept."

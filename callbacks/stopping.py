@@ -128,7 +128,7 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
                     "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
                     " the kept epoch then replace it. To change it: `restore_best_weights=False` leaves the average."
                 )
-            restoring = [c for c in trainer.callbacks if isinstance(c, type(self)) and c.restore_best_weights]
+            restoring = [one for one in trainer.callbacks if isinstance(one, type(self)) and one.restore_best_weights]
             if len(restoring) > 1 and self is restoring[0]:
                 rank_zero_warn(
                     f"{len(restoring)} callbacks restore the weights of their kept epoch when training ends, and the"
@@ -150,10 +150,9 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
     def _check_saving(self, trainer: Trainer) -> None:
         """Refuse or warn of what cannot be saved as asked for."""
         if isinstance(self._keeper, MemoryKeeperMixin):
-            given = [name for name in ("dirpath", "filename", "save_weights_only") if getattr(self, name)]
+            given = [f"`{name}`" for name in ("dirpath", "filename", "save_weights_only") if getattr(self, name)]
             if given:
-                names = ", ".join(f"`{name}`" for name in given)
-                rank_zero_warn(f"The trainer writes no checkpoints: {names} has no effect.")
+                rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(given)} has no effect.")
             return
         averaging = library_of(trainer).callbacks.WeightAveraging
         if self.save_weights_only and any(isinstance(one, averaging) for one in trainer.callbacks):
@@ -162,22 +161,14 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
                 " which is measured."
             )
         if self._keeper is not None and self.filename is not None:
+            places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
             try:
-                of_signals = dict.fromkeys(SIGNALS, torch.tensor(0.5, dtype=torch.float64))
-                places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
-                self._keeper.format_checkpoint_name(places | of_signals)
+                self._keeper.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise MisconfigurationException(
                     f"`filename` must be a template as `ModelCheckpoint` takes, such as"
                     f" '{{epoch}}-{{expected_accuracy:.3f}}', got {self.filename!r}: {error}"
                 ) from error
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do nothing: a companion concludes the fit when all other callbacks have ended."""
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Do nothing but stop watching: a companion concludes the fit."""
-        self._fit.watch.end()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.tracker.average is not None and (raw := self.tracker.average.put_aside()):
@@ -204,7 +195,6 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
 
     @property
     def _kept(self) -> dict[str, Any] | None:
-        """The kept check, if it was saved."""
         return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.kept
 
     @property

@@ -1,11 +1,8 @@
-"""Watching the first batches: does training call the network as a check does?
-
-A module may prepare its inputs in `training_step`, where nothing can be read off. Then a check would look at inputs
-that the network never meets.
-"""
+"""Watching the first batches: a module that prepares inputs in `training_step` gets others than a check gives it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,47 +31,53 @@ _AFTER_BYTES = ", behind a layer that takes integers"
 
 
 class Watch:
-    """Compares what the network gets in training with what a check gives it."""
+    """Compares the first call in training with that of a check of the same batch.
+
+    The module itself is looked at where the step calls it (`self(x)`), else the first of its parts that a check calls
+    (`self.net(x)`), or the first part of that one, and so on: they get their inputs before any layer has run.
+    """
 
     def __init__(self, network: NetworkReader, keys: Keys) -> None:
         self._network, self._keys = network, keys
-        self._witness: Witness | None = None
+        self._is_on = False
         self._n_batches = 0
+        self._labels: Tensor | None = None
+        self._handles: list[Any] = []
+        self.expected: dict[nn.Module, _Call] = {}  # calls of a check
+        self.got: dict[nn.Module, _Call] = {}  # those of training
 
     def begin(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
-        """Prepare to compare what the network gets in this step with what a check would give it."""
-        if type(trainer.strategy).__name__ in SHARDED or not Witness.can_watch(pl_module):
+        """Prepare to compare what the network gets in this step."""
+        if type(trainer.strategy).__name__ in SHARDED or not can_be_watched(pl_module):
             return
-        self._witness = witness = Witness(pl_module)  # in each process: all decide together
+        self._is_on = True  # in each process: all decide together
         # A batch that cannot be taken apart could not be read as a sample either.
         with suppress(UnreadableError, TypeError, MisconfigurationException):
             several, labels = split_batch(batch, self._keys._replace(network=pl_module))
             inputs, packing = packed(several)
-            witness.rehearse(lambda: self._network.read(trainer, pl_module, inputs, packing, is_whole=True), labels)
-            witness.watch()
+            check = partial(self._network.read, trainer, pl_module, inputs, packing, is_whole=True)
+            self.rehearse(pl_module, check, labels)
+            self.listen()
 
     def end(self) -> None:
         """Stop watching."""
-        if self._witness is not None:
-            self._witness.leave()
-        self._witness = None
+        self._remove_hooks()
+        self._is_on, self.expected, self.got, self._labels = False, {}, {}, None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Pause during a check, whose calls are none of training's."""
-        if self._witness is not None:
-            self._witness.leave()
+        self._remove_hooks()
         yield
-        if self._witness is not None:
-            self._witness.watch()
+        if self._is_on:
+            self.listen()
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the calls of the batch that has ended; all processes together, whatever each has seen."""
-        witness = self._witness
-        if witness is None:
+        if not self._is_on:
             return
         self._n_batches += 1
-        objection = witness.objection()
+        objection = self.objection()
         if trainer.strategy.reduce_boolean_decision(bool(objection), all=False):
             self.end()
             way_out = CHANGE_INPUTS
@@ -88,69 +91,35 @@ class Watch:
                 " so it would measure at inputs that the network never gets."
                 f" {way_out}"
             )
-        has_seen = trainer.strategy.reduce_boolean_decision(bool(witness.got), all=False)
-        is_enough = has_seen or self._n_batches == _MOST_BATCHES or trainer.is_last_batch
-        if is_enough and not has_seen and witness.expected:
+        has_seen = trainer.strategy.reduce_boolean_decision(bool(self.got), all=False)
+        if not (has_seen or self._n_batches == _MOST_BATCHES or trainer.is_last_batch):
+            return
+        if not has_seen and self.expected:
             rank_zero_warn(
                 f"Training has not called `{type(pl_module).__name__}` or its first layers, but a check calls"
                 " `forward`. If `training_step` takes another path through the network, the scores do not describe the"
                 " trained network."
             )
-        if is_enough:
-            self.end()
+        self.end()
 
-
-class Witness:
-    """Compares the first call of a training step with that of a check of the same inputs.
-
-    The module itself is looked at where the step calls it (`self(x)`), else the first of its parts that a check calls
-    (`self.net(x)`), or the first part of that one, down to the first that has none. All of these get their inputs
-    before anything has run that dropout or batch norm could change.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self.expected: dict[nn.Module, _Call] = {}  # calls of a check
-        self.got: dict[nn.Module, _Call] = {}  # those of training
-        self._labels: Tensor | None = None
-        self._handles: list[Any] = []
-
-    @staticmethod
-    def can_watch(module: nn.Module) -> bool:
-        """Tell if the calls of this module can be seen without changing how it runs: not those of compiled ones."""
-        if getattr(module, "_compiler_ctx", None) is not None:
-            return False
-        return not any(
-            type(part).__name__ == "OptimizedModule"
-            or getattr(part, "_compiled_call_impl", None) is not None
-            or isinstance(part, torch.jit.ScriptModule)
-            for part in module.modules()
-        )
-
-    def rehearse(self, check: Callable[[], Any], labels: Tensor) -> None:
+    def rehearse(self, module: nn.Module, check: Callable[[], Any], labels: Tensor) -> None:
         """Make the call of a check, and remember what the module and its first parts get.
 
         A `forward` that takes the `labels` of the batch too is no different for it.
         """
-        self._labels = _kept(labels)
-        modules = list(self._module.modules())
-        listener = self._listen(modules, self.expected)
-        self._handles += [module.register_forward_hook(listener.end) for module in modules]
+        self._labels = labels.detach().to("cpu", copy=True)
+        parts = list(module.modules())
+        listener = self._add_hooks(parts, self.expected)
+        self._handles += [part.register_forward_hook(listener.end) for part in parts]
         try:
             check()
         finally:
-            self.leave()
+            self._remove_hooks()
 
-    def watch(self) -> None:
+    def listen(self) -> None:
         """Look at the next calls in training."""
         self.got.clear()
-        self._listen(self.expected, self.got)
-
-    def leave(self) -> None:
-        """Take all hooks away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._add_hooks(self.expected, self.got)
 
     def objection(self) -> str:
         """Say how the call in training differed from that of a check; "" if it did not, or if none was seen."""
@@ -167,12 +136,25 @@ class Witness:
             of_bytes = _AFTER_BYTES
         return ""
 
-    def _listen(self, modules: Iterable[nn.Module], seen: dict[nn.Module, _Call]) -> "_Listener":
-        listener = _Listener(seen, self._labels)
-        self._handles = [
-            module.register_forward_pre_hook(listener, with_kwargs=True, prepend=True) for module in modules
-        ]
-        return listener
+    def _add_hooks(self, modules: Iterable[nn.Module], seen: dict[nn.Module, _Call]) -> "_Listener":
+        hook = _Listener(seen, self._labels)
+        self._handles = [module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in modules]
+        return hook
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def can_be_watched(module: nn.Module) -> bool:
+    """Tell if hooks would not change how this module runs: it is not compiled."""
+    return getattr(module, "_compiler_ctx", None) is None and not any(
+        type(part).__name__ == "OptimizedModule"
+        or getattr(part, "_compiled_call_impl", None) is not None
+        or isinstance(part, torch.jit.ScriptModule)
+        for part in module.modules()
+    )
 
 
 class _Listener:
@@ -185,7 +167,9 @@ class _Listener:
         if module in self._seen or self._has_ended:
             return
         named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
-        tensors = {name: _kept(value) for name, value in _flat(named) if isinstance(value, Tensor)}
+        tensors = {  # on the CPU, where all numbers of all devices have their place
+            name: value.detach().to("cpu", copy=True) for name, value in _flat(named) if isinstance(value, Tensor)
+        }
         # A batch with its labels is none of inputs: DistributedDataParallel calls the module with the arguments of
         # `training_step`.
         is_nested = len(tensors) > sum(isinstance(value, Tensor) for _, value in named)
@@ -194,7 +178,6 @@ class _Listener:
             self._seen[module] = tensors
 
     def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Listen no more: a module has returned."""
         self._has_ended = True
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -213,10 +196,9 @@ def _flat(named: list[tuple[str | int, Any]]) -> Iterator[tuple[str | int, Any]]
 
 
 def difference(expected: _Call, got: _Call, labels: Tensor | None) -> str:
-    """Say how two calls differ; "" if one has the other's values, or values that are distributed alike.
+    """Say how two calls differ; "" if their values are the same or distributed alike.
 
-    Values differ in the augmentation and mixing of samples: the mean of a batch stays what it is, and so, nearly, does
-    its spread. Values that are shifted or stretched are other units.
+    Augmentation and mixing of samples keep the mean and nearly the spread of a batch; other units do not.
     """
     # A number that all samples share (a temperature, a rate) is no input.
     expected, got = ({name: value for name, value in call.items() if value.numel() > 1} for call in (expected, got))
@@ -254,11 +236,6 @@ def _difference(expected: Tensor, got: Tensor) -> str:
     if is_shifted or max(spread, found) > _STRETCHED * min(spread, found):
         return f"values of mean {mean:.3g} and standard deviation {found:.3g} instead of {middle:.3g} and {spread:.3g}"
     return ""
-
-
-def _kept(values: Tensor) -> Tensor:
-    """A copy on the CPU, where all numbers of all devices have their place."""
-    return values.detach().to("cpu", copy=True)
 
 
 def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:

@@ -136,7 +136,6 @@ class WeightsAfterCheck:
         self._measured: dict[str, float] = {}
 
     def remember(self, module: nn.Module) -> None:
-        """Take the weights of a check."""
         self._measured = _sums_of(module) if self._n_watched < _MOST_WATCHED else {}
 
     def compare(self, module: nn.Module) -> None:
