@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import EarlyStopping
 
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-else:  # the bases are the trainer's own: `installation` adds them
+else:  # the bases are the trainer's own: `stopping` adds them
     Callback = EarlyStopping = object
 
 
@@ -30,7 +30,7 @@ class Companion(Callback):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # `pickle` looks for a class by its name in a module, and these have none there.
-        from bu_torch.callbacks.installation import blank  # which imports this file
+        from bu_torch.callbacks.stopping import blank  # which imports this file
 
         return blank, (self.library.__name__, type(self).__name__), vars(self)
 
@@ -40,9 +40,9 @@ class Companion(Callback):
 
     def new_score(self, trainer: Trainer) -> float | None:
         """Score of the check of this hook; None if there is nothing to decide."""
-        if trainer.fast_dev_run or self.owner not in trainer.callbacks:
-            return None
-        return self.owner.new_score
+        owner = self.owner
+        is_made = owner._fit.has_checked and owner in trainer.callbacks and not trainer.fast_dev_run
+        return owner.tracker.checks.last_score if is_made else None
 
 
 class KeepingCompanion(Companion):
@@ -50,6 +50,11 @@ class KeepingCompanion(Companion):
 
     best_epoch: int | None  # of the kept weights; None before the first
     best_step: int | None  # likewise
+
+    @property
+    def takes_states(self) -> bool:
+        """True if a state is to be loaded: in a fit, if its score can be compared with those to come."""
+        return self.owner.is_fitting and self.owner.tracker.checks.is_comparable
 
     def keep_if_best(self, trainer: Trainer) -> None:
         """Keep the weights of the check of this hook, if there is one and it is the best."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-else:  # the bases are the trainer's own: `installation` adds them
+else:  # the bases are the trainer's own: `stopping` adds them
     Checkpoint = ModelCheckpoint = object
 
 
@@ -183,7 +183,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         self.owner.tracker.checks.fall_back(self.best_epoch, self.best_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self.owner.takes_states:
+        if not self.takes_states:
             return
         path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
         epoch, step = state_dict.get("best_epoch"), state_dict.get("best_step")
@@ -241,7 +241,7 @@ class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
         return self.best.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.owner.takes_states:
+        if self.takes_states:
             self.best.load_state_dict(state_dict)
             self.best_epoch, self.best_step = self.best.epoch, self.best.step
             self._resumed_weights = self.best.weights

@@ -69,10 +69,9 @@ _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accu
 class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callback):
     """Measure boundary uncertainty and trust score while a classifier trains, without validation data.
 
-    At the start of training the callback reads the training samples, finds their nearest neighbours and perturbs each
-    of them a little. At each check, at the end of an epoch or every so many steps, it passes the perturbed samples
-    through the module's `forward` once (eval mode, no gradient, the trainer's precision) and logs three numbers under
-    fixed names, larger is better:
+    Before training the callback reads the training samples, finds their nearest neighbours and perturbs each of them a
+    little. A check, at the end of an epoch or every so many steps, passes the perturbed samples through the module's
+    `forward` once (eval mode, no gradient, the trainer's precision) and logs three numbers, larger is better:
 
     - `boundary_uncertainty`, in [0, 1]: do both classes mix along the decision boundary as they would along the Bayes
       boundary? (Ha et al. 2021; `bu_torch.functional.boundary_uncertainty`)
@@ -81,40 +80,39 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
     - `expected_accuracy`, in [0, 1]: what accuracy do the training labels predict for these outputs?
       (`bu_torch.Signals.probabilities`; this project's own)
 
-    and, to the logger alone, five more in [0, 1], all read from the same predictions at the perturbed samples:
+    and, to the logger alone, five more in [0, 1], read from the same predictions at the perturbed samples:
 
     - `label_agreement`: share of perturbed samples that are predicted as labelled (Ha et al., section 4.5);
     - `vote_agreement`: the same with the votes of the labels nearby in place of the one label (`bu_torch.LabelVotes`);
     - `neighbor_agreement`: trust on a bounded scale (`bu_torch.functional.neighbor_agreement`);
     - `prediction_changes`: share of predictions that differ from the last check's, 1 at the first check;
-    - `omission`, smaller is better: how much of the Bayes boundary does the boundary leave out?
-      (`bu_torch.functional.omission`)
+    - `omission`, smaller is better: share of the Bayes boundary that is left out (`bu_torch.functional.omission`).
 
     Weights after training are the same to the bit with and without the callback. It decides nothing: an
     `EarlyStopping(monitor="boundary_uncertainty", mode="max")` in the same trainer may. If several of these callbacks
     in one trainer measure with different settings, the names of the second in the list end in `_2`, and so on.
 
     `forward` must give logits (n, J), or one logit (n, 1) or (n,) for two classes; an output with a `logits` entry or
-    attribute is understood too. Samples pass the hooks that transform batches (`on_before_batch_transfer`,
-    `transfer_batch_to_device`, `on_after_batch_transfer`) once, when they are read; a dataset that augments at random
-    is read once. What a sampler draws more often counts more in every number (`WeightedRandomSampler`). Inputs that
-    `training_step` changes to other units before the network gets them are refused after the first batch.
+    attribute is understood too. Samples are read once, random augmentation included, and pass the hooks that transform
+    batches (`on_before_batch_transfer`, `transfer_batch_to_device`, `on_after_batch_transfer`). What a sampler draws
+    more often counts more (`WeightedRandomSampler`). Inputs that `training_step` changes to other units before the
+    network gets them are refused after the first batch.
 
     Args:
-        every_n_epochs: Check at the end of every n-th epoch, >= 1. In the others the names above are not in
-            `trainer.callback_metrics`.
+        every_n_epochs: Check at the end of every n-th epoch, >= 1. After the others `trainer.callback_metrics` lacks
+            the names above.
         every_n_train_steps: Check after every n-th optimiser step (`trainer.global_step`) instead, >= 1, for trainings
             of few epochs. The budget of a check is then a share of the samples that n steps visit. The names above are
             in `trainer.callback_metrics` until the next batch begins, and again when the epoch ends.
-        reference: The samples to use instead of those in the trainer's loader, for example without random augmentation:
-            a pair of inputs (N, ...) as `forward` takes them and labels (N,), all of them unless `max_samples` says
-            otherwise; or a Dataset or DataLoader, of which as many are read as of the trainer's.
+        reference: Samples in place of those in the trainer's loader, for example without random augmentation: a pair of
+            inputs (N, ...) as `forward` takes them and labels (N,), all of them unless `max_samples` says otherwise; or
+            a Dataset or DataLoader, of which as many are read as of the trainer's.
         input_key: Key of the inputs if a batch is a dict; their place, an integer, if it is a tuple of more than two; a
             list of these if `forward` takes several tensors. None takes those that `forward` has arguments for: all
             but the last of a tuple, or by their names in a dict.
         label_key: Key or place of the labels; None for "labels", "label", "targets", "target" or "y" in a dict.
-        **settings: Those of `bu_torch.run.settings.MeasurementSettings`, which says what each is. `averaging` is None
-            by default: the network is measured as each check finds it.
+        **settings: Those of `bu_torch.run.settings.MeasurementSettings`. `averaging` is None by default: the network is
+            measured as each check finds it.
 
     Attributes:
         history: One dict a check, in order: `epoch` (`trainer.current_epoch`, 0-based), `step` (`trainer.global_step`),
@@ -125,8 +123,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
         record_path: CSV file beside the checkpoints (or the logs, if there are none) with a row for each check,
             written as soon as it is measured: `epoch`, `step`, `seconds` since training began, `check_seconds`,
             `train_loss` if `training_step` logs it (or `training_loss`, `train/loss`, `loss/train`, `loss`), and what
-            `history` has. "" if nothing is written: neither checkpoints nor logs on this machine's disk,
-            `fast_dev_run`, `barebones`, or another process than the first.
+            `history` has. "" without checkpoints and logs on this machine's disk, in `fast_dev_run`, with `barebones`,
+            and in other processes than the first.
 
     Raises:
         MisconfigurationException: On arguments out of range; at the start of training if samples cannot be found or

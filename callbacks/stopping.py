@@ -1,6 +1,8 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,9 +11,15 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from bu_torch.callbacks.companion import Companion, VerdictBearerMixin
 from bu_torch.callbacks.concluder import ConcluderMixin
-from bu_torch.callbacks.installation import install
 from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
-from bu_torch.callbacks.lightning_trees import FITTING, LightningModule, MisconfigurationException, Trainer, library_of
+from bu_torch.callbacks.lightning_trees import (
+    FITTING,
+    LightningModule,
+    MisconfigurationException,
+    Trainer,
+    library_of,
+    put_aside,
+)
 from bu_torch.callbacks.monitor import INSTEAD, BoundaryUncertaintyMonitor, without
 from bu_torch.callbacks.weights import RAW_WEIGHTS
 from bu_torch.internal.inputs import check_flag
@@ -28,16 +36,15 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures, of a moving average of the weights at the checks (`averaging`). By default
     the score is the expected accuracy at the perturbed samples (`rule`). Training stops after `patience` checks without
-    a larger score, and of the epochs within half a standard error of the largest the most trusted is kept. With
-    `every_n_train_steps` a step is kept. Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module
+    a larger score, and of the epochs (with `every_n_train_steps`, of the steps) within half a standard error of the
+    largest the most trusted is kept. Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module
     then holds the kept average and a checkpoint of it lies on disk, with the weights of training under
     `raw_state_dict`; after any other exception the weights stay as they are and a line says where the checkpoint is.
     Training itself is the same to the bit with and without this callback.
 
     Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind
     this callback in `trainer.callbacks` when a fit begins. The checkpoint is the trainer's first, so
-    `ckpt_path="best"` loads it. With `Trainer(enable_checkpointing=False)` the best weights are kept in memory and
-    `best_model_path` is empty.
+    `ckpt_path="best"` loads it. `Trainer(enable_checkpointing=False)` keeps the best weights in memory.
 
     Args:
         restore_best_weights: Load the kept epoch's weights into the module when training ends.
@@ -205,16 +212,6 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
     def stopped_epoch(self) -> int | None:
         return self._bearer.stopped_epoch if self._bearer is not None and self._bearer.has_stopped else None
 
-    @property
-    def takes_states(self) -> bool:
-        """True if a companion's state is to be loaded: in a fit, if its score can be compared with those to come."""
-        return self.is_fitting and self.tracker.checks.is_comparable
-
-    @property
-    def new_score(self) -> float | None:
-        """Score of the check that was made in the hook that runs; None if none was made, or if it does not count."""
-        return self.tracker.checks.last_score if self._fit.has_checked else None
-
     def _check_settings(self) -> None:
         super()._check_settings()
         for name in ("restore_best_weights", "save_weights_only", "verbose"):
@@ -228,3 +225,100 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
 
     def _tracked_settings(self) -> MeasurementSettings:
         return Settings.of(self)
+
+
+@cache
+def _classes(library: Any) -> tuple[Any, ...]:
+    """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own."""
+    theirs = library.callbacks
+    bases = {
+        VerdictBearerMixin: theirs.EarlyStopping,
+        KeeperMixin: theirs.ModelCheckpoint,
+        MemoryKeeperMixin: theirs.Checkpoint,
+        ConcluderMixin: theirs.Callback,
+    }
+    return tuple(
+        type(own.__name__.removesuffix("Mixin"), (own, base), {"__doc__": own.__doc__, "library": library})
+        for own, base in bases.items()
+    )
+
+
+def blank(tree: str, name: str) -> Any:
+    """A companion with nothing in it yet, to be unpickled."""
+    cls = next(cls for cls in _classes(import_module(tree)) if cls.__name__ == name)
+    return cls.__new__(cls)
+
+
+def install(
+    trainer: Trainer, owner: BoundaryUncertaintyStopping
+) -> tuple[VerdictBearerMixin, KeeperMixin | MemoryKeeperMixin]:
+    """Put fresh companions into `trainer.callbacks`, and take out those of an earlier fit.
+
+    The list is replaced, not changed: Lightning walks over it while this runs. The keeper stands before any other
+    checkpoint callback, so that `ckpt_path="best"` is its file. Both stand behind each `EarlyStopping` of the user's,
+    so that `trainer.early_stopping_callback` is the user's, and the keeper's file holds its state of the same epoch.
+    """
+    present = [
+        callback
+        for callback in trainer.callbacks
+        if not isinstance(callback, Companion) or (callback.owner is not owner and callback.owner in trainer.callbacks)
+    ]
+    library = library_of(trainer)
+    VerdictBearer, Keeper, MemoryKeeper, Concluder = _classes(library)
+    checkpoint = library.callbacks.Checkpoint
+    writes_checkpoints = any(
+        isinstance(callback, checkpoint) and not isinstance(callback, MemoryKeeperMixin) for callback in present
+    )
+    bearer = VerdictBearer(owner)
+    keeper = Keeper(owner) if writes_checkpoints else MemoryKeeper(owner)
+    concluder = Concluder(owner, _default_checkpoint(trainer.callbacks, library))
+    for companion in (bearer, keeper, concluder):
+        put_aside(companion, library.callbacks.Callback)
+    if owner.every_n_train_steps is None:
+        put_aside(keeper, type(keeper))
+        if not trainer.min_steps:  # which may be reached, and end training, in the middle of an epoch
+            put_aside(bearer, type(bearer))
+    bearer_at, keeper_at = _places(present, owner, library)
+    present.insert(bearer_at, bearer)
+    present.insert(keeper_at + (keeper_at == bearer_at), keeper)
+    trainer.callbacks = [*present, concluder]
+    return bearer, keeper
+
+
+def _default_checkpoint(callbacks: list[Any], library: Any) -> Any:
+    """The `ModelCheckpoint` that Lightning adds where a user has made none; None if there is none such.
+
+    Nothing tells it from a user's `ModelCheckpoint()` without arguments.
+    """
+    default = library.callbacks.ModelCheckpoint
+    theirs = [one for one in callbacks if _is_checkpoint_of_others(one, library)]
+    if len(theirs) != 1:
+        return None
+    (found,) = theirs
+    if any(isinstance(one, ConcluderMixin) and found is one.default_checkpoint for one in callbacks):
+        return found  # its folder has been set since
+    return found if type(found) is default and _plain(found) == _plain(default()) else None
+
+
+def _plain(callback: Any) -> dict[str, Any]:
+    return {
+        name: value for name, value in vars(callback).items() if value is None or isinstance(value, bool | int | str)
+    }
+
+
+def _places(present: list[Any], owner: BoundaryUncertaintyStopping, library: Any) -> tuple[int, int]:
+    """Places of bearer and keeper in the list."""
+    own = present.index(owner)
+
+    def is_before_bearer(one: Any) -> bool:
+        if isinstance(one, Companion):  # the first owner's keeper is "best"
+            return one.owner in present[:own] and not isinstance(one, ConcluderMixin)
+        return isinstance(one, library.callbacks.EarlyStopping)
+
+    bearer_at = 1 + max([own, *(place for place, one in enumerate(present) if is_before_bearer(one))])
+    checkpoints = (place for place, one in enumerate(present) if _is_checkpoint_of_others(one, library))
+    return bearer_at, min([bearer_at, *checkpoints])
+
+
+def _is_checkpoint_of_others(one: Any, library: Any) -> bool:
+    return isinstance(one, library.callbacks.Checkpoint) and not isinstance(one, Companion)
