@@ -10,7 +10,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from bu_torch.callbacks.board import Board
-from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, is_average_untouched
+from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, is_average_untouched, misconfigured
 from bu_torch.callbacks.network import NetworkReader, has_lazy_layers, silence
 from bu_torch.callbacks.processes import in_first
 from bu_torch.callbacks.samples import CheckSamples
@@ -51,12 +51,9 @@ class Fit:
             rank_zero_info(f"Boundary uncertainty averages no weights: {why}.")
         device = self._callback.averaging_device
         if self.tracker.average is not None and device is not None:
-            try:
+            before = f"`averaging_device` must be a device of this machine, got {device!r}: "
+            with misconfigured(RuntimeError, AssertionError, before=before):
                 torch.zeros(1, device=device).cpu()
-            except (RuntimeError, AssertionError) as error:
-                raise MisconfigurationException(
-                    f"`averaging_device` must be a device of this machine, got {device!r}: {error}"
-                ) from error
 
     def begin(self, trainer: Trainer, pl_module: LightningModule) -> bool:
         """Prepare, and open the record; False if the checks of before a resume count no more."""
@@ -152,10 +149,8 @@ class Fit:
         logits = self._network.logits(trainer, pl_module)
 
         def work() -> dict[str, float]:
-            try:
+            with misconfigured(ValueError, before="The module's `forward` does not fit the labels: "):
                 return self.tracker.measure(logits)
-            except ValueError as error:
-                raise MisconfigurationException(f"The module's `forward` does not fit the labels: {error}") from error
 
         return in_first(trainer, work)
 

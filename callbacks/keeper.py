@@ -169,7 +169,6 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
 
     @property
     def is_best_there(self) -> bool:
-        """True if the best checkpoint can be read, without waiting for a pipe that took its place."""
         return may_be_read(self.best_model_path, str(self.dirpath))
 
     @property
@@ -183,11 +182,9 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         self.owner.tracker.checks.fall_back(self.best_epoch, self.best_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self.takes_states:
-            return
         path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
         epoch, step = state_dict.get("best_epoch"), state_dict.get("best_step")
-        if not path or score is None or not isinstance(epoch, int):
+        if not (self.takes_states and path and score is not None and isinstance(epoch, int)):
             return
         if not (may_be_read(path, str(self.dirpath)) and self._fs.exists(path) and is_whole(path)):
             rank_zero_warn(
@@ -257,9 +254,8 @@ def identity(path: str) -> tuple[int, ...] | None:
         found = Path(path).stat()
     except (OSError, ValueError):
         return None
-    if not stat.S_ISREG(found.st_mode):
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    fields = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return fields if stat.S_ISREG(found.st_mode) else None
 
 
 def is_own(path: str) -> bool:
@@ -278,13 +274,8 @@ def may_be_read(path: Any, folder: str) -> bool:
     if "://" in folder:
         kind = folder.partition("://")[0]
         return path.startswith(f"{kind}://") and not kind.startswith("http")
-    if "://" in path or not Path(path).is_absolute():
-        return False
-    try:
-        mode = os.stat(path).st_mode  # noqa: PTH116  (a name may be one that `Path` cannot hold)
-    except (OSError, ValueError):
-        return False
-    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+    is_local = "://" not in path and Path(path).is_absolute()
+    return is_local and (os.path.isfile(path) or os.path.isdir(path))  # noqa: PTH112, PTH113  (`Path` raises for some)
 
 
 def is_whole(path: str) -> bool:
@@ -299,10 +290,6 @@ def is_whole(path: str) -> bool:
 def is_named_in_folder(path: str, folder: str) -> bool:
     """True for a regular file right in `folder` that is named as a keeper names its files."""
     file = Path(path)
-    if not _FILE_NAME.fullmatch(file.name):
-        return False
-    try:
-        is_regular = stat.S_ISREG(file.lstat().st_mode)
-    except FileNotFoundError:
-        return False
-    return is_regular and file.parent.resolve() == Path(folder).resolve()
+    is_regular = file.is_file() and not file.is_symlink()
+    is_named = _FILE_NAME.fullmatch(file.name) is not None
+    return is_named and is_regular and file.parent.resolve() == Path(folder).resolve()

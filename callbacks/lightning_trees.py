@@ -5,6 +5,8 @@ each tree that is imported, and what must be the trainer's own, such as an `Earl
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -70,6 +72,15 @@ else:
         """The exception of each tree that is imported."""
 
 
+@contextmanager
+def misconfigured(*kinds: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
+    """Raise errors of these kinds as Lightning's, with some words before and after theirs."""
+    try:
+        yield
+    except kinds as error:
+        raise MisconfigurationException(f"{before}{error}{after}") from error
+
+
 def adopt_imported_trees() -> None:
     """Make `Callback` and `MisconfigurationException` those of a tree that was imported after this module, too."""
     for tree in _imported():
@@ -115,10 +126,8 @@ def _average_model(trainer: Any) -> Any:
 
 @cache
 def _library(tree: str) -> Any:
-    try:
+    with misconfigured(ImportError):
         refuse_old(tree.split(".")[0])
-    except ImportError as error:
-        raise MisconfigurationException(str(error)) from error
     return sys.modules[tree]
 
 

@@ -12,18 +12,18 @@ from bu_torch.callbacks.lightning_trees import (
     FITTING,
     Callback,
     LightningModule,
-    MisconfigurationException,
     Trainer,
     adopt_imported_trees,
     bring_back,
     library_of,
+    misconfigured,
     put_aside,
 )
 from bu_torch.callbacks.samples import Reference, check_reference
 from bu_torch.callbacks.weights import RAW_WEIGHTS, go_on_from_raw_weights, stand_behind_averaging
 from bu_torch.internal.inputs import check_integer
 from bu_torch.run.results import MeasurementResults
-from bu_torch.run.settings import MeasurementSettings
+from bu_torch.run.settings import MeasurementSettings, Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import InputKey
 
@@ -142,10 +142,8 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
     def __post_init__(self) -> None:
         adopt_imported_trees()
         Callback.__init__(self)
-        try:
+        with misconfigured(TypeError, ValueError):
             self._check_settings()
-        except (TypeError, ValueError) as error:
-            raise MisconfigurationException(str(error)) from error
         self.is_fitting = True
         self._clear()
 
@@ -215,12 +213,9 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
         return self.tracker.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self.is_fitting:  # a test of a checkpoint does not take back what this run has measured since
-            return
-        try:
-            self.tracker.load_state_dict(state_dict)
-        except ValueError as error:
-            raise MisconfigurationException(str(error)) from error
+        if self.is_fitting:  # a test of a checkpoint does not take back what this run has measured since
+            with misconfigured(ValueError):
+                self.tracker.load_state_dict(state_dict)
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -235,7 +230,7 @@ class BoundaryUncertaintyMonitor(MeasurementResults, MeasurementSettings, Callba
         check_reference(self.reference)
 
     def _tracked_settings(self) -> MeasurementSettings:
-        return MeasurementSettings.of(self)
+        return (Settings if self.keeps_weights else MeasurementSettings).of(self)
 
 
 def describe_exception(exception: BaseException) -> str:

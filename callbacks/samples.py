@@ -12,7 +12,13 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, library_of
+from bu_torch.callbacks.lightning_trees import (
+    LightningModule,
+    MisconfigurationException,
+    Trainer,
+    library_of,
+    misconfigured,
+)
 from bu_torch.callbacks.loss_weights import LossWeights
 from bu_torch.callbacks.network import NetworkReader, can_be_passed
 from bu_torch.callbacks.processes import Inputs, in_first
@@ -220,14 +226,12 @@ def read_training_data(
         looks_for_augmentation=reference is None,
         has_progress_bar=trainer.progress_bar_callback is not None,
     )
-    try:
+    with misconfigured(UnreadableError, before=f"{name}: ", after=f" {_WAY_OUT}"):
         try:
             samples = read(how_many, stream_limit=limit, max_bytes=asked.max_bytes)
         except TooManyBytesError as error:
             n_fitting = max(error.n_fitting, asked.n_neighbors)
             samples = read(lambda n_training: min(how_many(n_training), n_fitting), stream_limit=min(limit, n_fitting))
-    except UnreadableError as error:
-        raise MisconfigurationException(f"{name}: {error} {_WAY_OUT}") from error
     n_read = samples.n_training
     if isinstance(loader.dataset, IterableDataset) and n_read < limit:
         if asked.max_bytes is not None and (n_read + 1) * samples.inputs[:1].nbytes > asked.max_bytes:

@@ -18,13 +18,14 @@ from bu_torch.callbacks.lightning_trees import (
     MisconfigurationException,
     Trainer,
     library_of,
+    misconfigured,
     put_aside,
 )
 from bu_torch.callbacks.monitor import INSTEAD, BoundaryUncertaintyMonitor, without
 from bu_torch.callbacks.weights import RAW_WEIGHTS
 from bu_torch.internal.inputs import check_flag
 from bu_torch.run.results import KeptResults
-from bu_torch.run.settings import MeasurementSettings, Settings
+from bu_torch.run.settings import Settings
 from bu_torch.signals.catalogue import SIGNALS
 
 
@@ -169,13 +170,12 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
             )
         if self._keeper is not None and self.filename is not None:
             places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
-            try:
+            example = "'{epoch}-{expected_accuracy:.3f}'"
+            before = (
+                f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {self.filename!r}"
+            )
+            with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=f"{before}: "):
                 self._keeper.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise MisconfigurationException(
-                    f"`filename` must be a template as `ModelCheckpoint` takes, such as"
-                    f" '{{epoch}}-{{expected_accuracy:.3f}}', got {self.filename!r}: {error}"
-                ) from error
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.tracker.average is not None and (raw := self.tracker.average.put_aside()):
@@ -222,9 +222,6 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
             raise TypeError(f"`filename` must be a str or None, got {type(self.filename).__name__}.")
         if self.filename == "":
             raise ValueError("`filename` must not be empty; None gives the default name.")
-
-    def _tracked_settings(self) -> MeasurementSettings:
-        return Settings.of(self)
 
 
 @cache

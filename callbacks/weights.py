@@ -9,7 +9,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer, library_of
+from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, library_of, misconfigured
 from bu_torch.internal.shards import gathered, local
 from bu_torch.run.averaging import put_back
 from bu_torch.run.state import read_weights
@@ -45,10 +45,8 @@ def why_not_averaged(trainer: Trainer) -> str:
 
 def go_on_from_raw_weights(pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
     """Resume from a checkpoint of an average: training goes on from its own weights, and the average from the rest."""
-    try:
+    with misconfigured(ValueError):
         raw = read_weights(checkpoint.pop(RAW_WEIGHTS))
-    except ValueError as error:
-        raise MisconfigurationException(str(error)) from error
     # Strategies that shard weights have loaded them, and taken them out.
     loaded = checkpoint["state_dict"] if "state_dict" in checkpoint else pl_module.state_dict()
     average = {name: gathered(value) for name, value in loaded.items() if name in raw}
