@@ -65,9 +65,6 @@ class TensorBoard:
         self._writer.add_text("boundary/pairs", "\n".join(rows), step)
 
 
-_BY_LOGGER = {"TensorBoardLogger": TensorBoard}  # dashboards of loggers that show more than scalars
-
-
 class Board:
     """Shows the values of checks, under names that no other callback uses for other values."""
 
@@ -91,16 +88,16 @@ class Board:
         """Those of the trainer's loggers, in the process that writes, for the callback whose names have no suffix."""
         if self._suffix or trainer.fast_dev_run or not trainer.is_global_zero:
             return []
-        kinds = [(logger, [cls.__name__ for cls in type(logger).__mro__]) for logger in trainer.loggers]
         return [
-            make(logger.experiment) for logger, names in kinds for name, make in _BY_LOGGER.items() if name in names
+            TensorBoard(logger.experiment)
+            for logger in trainer.loggers
+            if any(cls.__name__ == "TensorBoardLogger" for cls in type(logger).__mro__)
         ]
 
     def show(self, trainer: Trainer, check: dict[str, Any], step: int) -> None:
         """Log a check, at the step of its epoch's other values or at one of its own.
 
-        `log_dict` is slow for so many values; within an epoch it heeds `log_every_n_steps`, and `callback_metrics`
-        would keep the values for the rest of the epoch.
+        `log_dict` is slow; within an epoch it skips steps, and keeps the values in `callback_metrics` to the end of it.
         """
         shown = {f"{name}{self._suffix}": value for name, value in check.items() if name not in _LEFT_OUT}
         self._names = list(shown)
@@ -128,10 +125,7 @@ class Board:
 
 
 def suffix_of(callback: Any, monitors: Sequence[Any]) -> str:
-    """End of the names that `callback` logs: "" for the first of `monitors`, "_2" for the next that differs.
-
-    Those that measure alike log equal values, and share their names.
-    """
+    """End of the names that `callback` logs: "" for the first of `monitors`, "_2" for the next with other settings."""
     known: list[Any] = []  # settings that differ
     for one in monitors:
         settings = tuple(getattr(one, name) for name in _MEASURED)

@@ -1,8 +1,7 @@
 """Companions of a stopping callback: their base, those that keep weights, and the one that carries the verdict.
 
-They are thin subclasses of Lightning's own classes, which fall short behind a callback that checks now and then: they
-read `callback_metrics`, which keeps a stale value between checks; they share one state key with the user's own; and
-`ModelCheckpoint` forgets its best score when a resumed run writes to a new folder.
+They are thin subclasses of Lightning's own classes, which read `callback_metrics`, stale between checks, share a state
+key with the user's own, and (`ModelCheckpoint`) forget the best score when a resumed run writes to a new folder.
 """
 
 import math

@@ -27,10 +27,10 @@ _MOST_NAMES = 5
 
 
 class ConcluderMixin(Companion):
-    """Puts the kept weights back when training ends, after all other callbacks have saved those of training.
+    """Puts the kept weights back when training ends, last of all callbacks: others have saved those of training.
 
-    It is kept last in the trainer's list. From the end of a fit to the next it stands for the `ModelCheckpoint` that
-    Lightning has added: `ckpt_path="best"` would warn of two checkpoint callbacks, or of one whose state is missing.
+    From the end of a fit to the next it stands for the `ModelCheckpoint` that Lightning has added: `ckpt_path="best"`
+    would warn of two checkpoint callbacks, or of one whose state is missing.
     """
 
     def __init__(self, owner: "BoundaryUncertaintyStopping", default_checkpoint: Any) -> None:
@@ -240,26 +240,20 @@ def _load(trainer: Trainer, keeper: KeeperMixin | MemoryKeeperMixin) -> str:
 
 def load_what_is_there(module: nn.Module, load: Callable[[], Any]) -> tuple[list[str], list[str]]:
     """Call `load`, which loads a state into `module`: names that the state lacks, and that the module does not know."""
-    missing: list[str] = []
-    unexpected: list[str] = []
-
-    def take(_: nn.Module, keys: Any) -> None:
-        missing.extend(keys.missing_keys)
-        unexpected.extend(keys.unexpected_keys)
-
-    handle = module.register_load_state_dict_post_hook(take)
+    found: list[Any] = []
+    handle = module.register_load_state_dict_post_hook(lambda _, keys: found.append(keys))
     try:
         load()
     finally:
         handle.remove()
-    return missing, unexpected
+    missing = [name for keys in found for name in keys.missing_keys]
+    return missing, [name for keys in found for name in keys.unexpected_keys]
 
 
 def changed_by_training(module: nn.Module, names: Iterable[str]) -> list[str]:
-    """Those of `names` whose values training may have changed.
+    """Those of `names` that are no frozen parameters, and no buffers of integers or of a submodule in eval mode.
 
-    They are all but frozen parameters and buffers of integers or of a submodule in eval mode. A parameter that goes by
-    several names counts if all of them are there.
+    A parameter that goes by several names counts if all of them are there.
     """
     missing = set(names)
     parameters = dict(module.named_parameters(remove_duplicate=False))

@@ -27,16 +27,7 @@ else:  # the bases are the trainer's own: `stopping` adds them
     Checkpoint = ModelCheckpoint = object
 
 
-_BEST = (
-    "best_k_models",
-    "kth_best_model_path",
-    "kth_value",
-    "best_model_path",
-    "best_model_score",
-    "current_score",
-    "best_epoch",
-    "best_step",
-)
+_BEST = ("best_", "kth_", "current_")  # beginnings of the attributes that tell what is the best
 _FILE_NAME = re.compile(r"boundary-epoch=\d+-step=\d+(-v\d+)?\.ckpt")
 _OWN_FILES: dict[str, tuple[int, ...] | None] = {}  # written by this process, in all fits; None is known by its name
 
@@ -93,7 +84,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         return super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
-        self._before = {name: copy.copy(getattr(self, name)) for name in _BEST}
+        self._before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
         self._obsolete = None
         self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
         try:
@@ -195,17 +186,9 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         self._resumed_path = self._named_elsewhere = path
         # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
         # is needed, and nothing else is believed.
-        score = torch.tensor(float(score), dtype=torch.float64)
-        super().load_state_dict(
-            {
-                "dirpath": self.dirpath,
-                "best_model_path": path,
-                "best_model_score": score,
-                "best_k_models": {path: score},
-                "kth_best_model_path": path,
-                "kth_value": score,
-            }
-        )
+        self.best_model_path = self.kth_best_model_path = path
+        self.best_model_score = self.kth_value = torch.tensor(float(score), dtype=torch.float64)
+        self.best_k_models = {path: self.best_model_score}
         self.best_epoch, self.best_step = epoch, step if isinstance(step, int) else None
 
     def state_dict(self) -> dict[str, Any]:

@@ -85,10 +85,8 @@ def adopt_imported_trees() -> None:
     """Make `Callback` and `MisconfigurationException` those of a tree that was imported after this module, too."""
     for tree in _imported():
         exceptions = import_module(f"{tree}.utilities.exceptions")
-        for own, base in (
-            (Callback, sys.modules[tree].Callback),
-            (MisconfigurationException, exceptions.MisconfigurationException),
-        ):
+        theirs = (sys.modules[tree].Callback, exceptions.MisconfigurationException)
+        for own, base in zip((Callback, MisconfigurationException), theirs, strict=True):
             if not issubclass(own, base):
                 own.__bases__ += (base,)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ _NODES = {"NllLossBackward0": "_saved_weight", "BinaryCrossEntropyWithLogitsBack
 class LossWeights:
     """Weights of classes to measure with, which are those of the loss, if the user gives none."""
 
-    def __init__(self) -> None:
-        self.found: list[float] | None = None  # of the module's loss, one for each class
-        self._has_compared = False
+    found: list[float] | None = None  # of the module's loss, one for each class
+    has_compared = False
 
     def find(self, module: nn.Module, n_classes: int) -> str:
         """Search the module; what was found, in words, or ""."""
@@ -29,13 +27,11 @@ class LossWeights:
             f" it: `class_weight=[1.0] * {n_classes}` counts all samples alike."
         )
 
-    def compare(self, loss: Tensor, n_classes: Callable[[], int]) -> str:
+    def compare(self, loss: Tensor, n_classes: int) -> str:
         """Look at the first loss of training; how it differs from what was found, in words, or ""."""
-        if self._has_compared:
-            return ""
-        self._has_compared = True
-        of_loss = weights_in_graph(loss, n_classes())
-        measured = self.found or [1.0] * n_classes()
+        self.has_compared = True
+        of_loss = weights_in_graph(loss, n_classes)
+        measured = self.found or [1.0] * n_classes
         if of_loss is None or _common([of_loss, measured]) is not None:
             return ""
         return (
@@ -45,10 +41,7 @@ class LossWeights:
 
 
 def weights_of_losses(module: nn.Module, n_classes: int) -> list[float] | None:
-    """Weights of classes that the losses of a module have, one for each of so many classes.
-
-    None if no loss has different weights for its classes, if two losses disagree, or if a weight is not positive.
-    """
+    """Weights of classes that the losses of a module have; None if they have none, disagree, or are not positive."""
     found: list[list[float]] = []
     for part in module.modules():
         weights = None
@@ -62,10 +55,7 @@ def weights_of_losses(module: nn.Module, n_classes: int) -> list[float] | None:
 
 
 def weights_in_graph(loss: Tensor, n_classes: int) -> list[float] | None:
-    """Weights of classes that a loss was computed with; all 1 if it has none, None if it cannot be read.
-
-    Reads the graph of autograd before the backward pass. A compiled or hand-written loss cannot be read.
-    """
+    """Weights of classes in the graph of a loss; all 1 if it has none, None for a compiled or hand-written loss."""
     nodes, n_seen = deque([loss.grad_fn]), 0
     found: list[list[float]] = []
     while nodes and n_seen < _MOST_NODES:

@@ -1,14 +1,19 @@
-"""Reading the network: in the trainer's precision, by all processes, without a trace."""
+"""Reading the network: in the trainer's precision, by all processes, without a trace.
 
+Each process reaches every collective, in the same order, also where one of them fails.
+"""
+
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bu_torch.callbacks.lightning_trees import (
     LightningModule,
@@ -17,15 +22,18 @@ from bu_torch.callbacks.lightning_trees import (
     library_of,
     measured_module,
 )
-from bu_torch.callbacks.processes import Collectives, Inputs, buffers_of_the_first, gather, in_each, in_first, share
 from bu_torch.callbacks.weights import SHARDED, WRAPPING
 from bu_torch.internal.network import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
-from bu_torch.internal.traces import evaluation_mode
+from bu_torch.internal.shards import is_sharded
+from bu_torch.internal.traces import evaluation_mode, preserved_attributes
+from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import count_operations
 from bu_torch.samples.samples import IGNORED
 
+T = TypeVar("T")
+Inputs = Tensor | PerturbedInputs
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 CHANGE_INPUTS = (
     "Move the preparation of inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
@@ -64,7 +72,14 @@ class NetworkReader:
         """Logits (n, J) of the weights that a checkpoint of this moment would hold."""
         module = measured_module(trainer, pl_module)
         with buffers_of_the_first(trainer, module):
-            return gather(trainer, lambda: self.read(trainer, module, self._taken, self.packing), self._n_rows)
+            part = in_each(trainer, lambda: self.read(trainer, module, self._taken, self.packing))
+        if trainer.world_size == 1:
+            return part
+        if part.dtype not in (torch.float32, torch.float64):
+            part = part.float()  # exact, and known to every backend
+        parts = trainer.strategy.all_gather(part.contiguous())
+        n_alike = trainer.world_size // trainer.strategy.distributed_sampler_kwargs["num_replicas"]
+        return parts[::n_alike].flatten(0, 1)[: self._n_rows]
 
     def try_out(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
         """Read one batch as a check will, to refuse a module before it trains; the first process knows `n_classes`."""
@@ -193,4 +208,71 @@ def silence(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
         if loggers := trainer.loggers:
             stack.callback(setattr, trainer, "loggers", loggers)
             trainer.loggers = [library.loggers.logger.DummyLogger() for _ in loggers]
+        yield
+
+
+def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
+    """Run `work` in the first process and return its result in all of them; if it raises there, all raise."""
+    if trainer.world_size == 1:
+        return work()
+    outcome: tuple[Any, str] = (None, "")
+    error: Exception | None = None
+    if trainer.is_global_zero:
+        try:
+            outcome = (work(), "")
+        except Exception as raised:
+            error, outcome = raised, (None, "".join(traceback.format_exception_only(raised)).strip())
+    result, message = trainer.strategy.broadcast(outcome)
+    if message:
+        raise error or RuntimeError(f"The first process failed: {message}")
+    return result
+
+
+def share(inputs: Inputs, rank: int, world_size: int) -> Inputs:
+    """Rows that one process looks at: as many in each, for as many forward passes; the last row is repeated to fill."""
+    n_rows = -(-len(inputs) // world_size)
+    places = torch.arange(rank * n_rows, (rank + 1) * n_rows, device=inputs.device)
+    return inputs[places.clamp(max=len(inputs) - 1)]
+
+
+def in_each(trainer: Trainer, read: Callable[[], Tensor]) -> Tensor:
+    """The logits that this process has read; where one process fails, all raise."""
+    if trainer.world_size == 1:
+        return read()
+    part: Any = None
+    error: Exception | None = None
+    try:
+        part = read()
+    except Exception as raised:
+        error = raised
+    if trainer.strategy.reduce_boolean_decision(error is not None, all=False):
+        raise error or RuntimeError("Another process could not read its share of the logits.")
+    return part
+
+
+class Collectives(TorchDispatchMode):
+    """Within, notices what only several processes together can compute."""
+
+    supports_higher_order_operators = True  # as the mode that counts operations does
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.are_seen |= getattr(func, "namespace", "") in ("c10d", "_c10d_functional")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def buffers_of_the_first(trainer: Trainer, module: nn.Module) -> Iterator[None]:
+    """The running statistics of the first process, whose weights are those that are saved, in all of them."""
+    own = {name: one for name, one in module.named_buffers() if trainer.world_size > 1 and not is_sharded(one)}
+    if not own:
+        yield
+        return
+    theirs = trainer.strategy.broadcast({name: buffer.cpu() for name, buffer in own.items()})
+    with preserved_attributes(module), torch.no_grad():
+        for name, buffer in own.items():
+            buffer.copy_(theirs[name])
         yield

@@ -20,9 +20,7 @@ from bu_torch.callbacks.lightning_trees import (
     misconfigured,
 )
 from bu_torch.callbacks.loss_weights import LossWeights
-from bu_torch.callbacks.network import NetworkReader, can_be_passed
-from bu_torch.callbacks.processes import Inputs, in_first
-from bu_torch.callbacks.schedule import Schedule
+from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.traces import preserved_attributes
@@ -36,6 +34,7 @@ from bu_torch.samples.batches import Keys, TooManyBytesError
 from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
 
 if TYPE_CHECKING:
+    from bu_torch.callbacks.fit import Schedule
     from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 
 Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
@@ -50,7 +49,7 @@ class CheckSamples:
     """Reads the samples of a trainer, plans how many are looked at, and has them prepared."""
 
     def __init__(
-        self, callback: "BoundaryUncertaintyMonitor", tracker: Tracker, network: NetworkReader, schedule: Schedule
+        self, callback: "BoundaryUncertaintyMonitor", tracker: Tracker, network: NetworkReader, schedule: "Schedule"
     ) -> None:
         self._callback = callback
         self._tracker, self._network, self._schedule = tracker, network, schedule
@@ -198,11 +197,7 @@ def read_training_data(
     how_many: Callable[[int], int],
     most: int | None,
 ) -> Samples:
-    """Read the trainer's training samples, or those that are `asked` for, as `samples.reading.read_loader` does.
-
-    At `most` so many are read from a stream, 10,000 for None. A limit on the trainer's batches leaves out samples of a
-    loader in order, but none of `reference`.
-    """
+    """Read the trainer's training samples, or those of `reference`; of a stream at `most` so many, 10,000 for None."""
     reference: Any = asked.reference
     loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
     if reference is not None:
@@ -232,18 +227,13 @@ def read_training_data(
         except TooManyBytesError as error:
             n_fitting = max(error.n_fitting, asked.n_neighbors)
             samples = read(lambda n_training: min(how_many(n_training), n_fitting), stream_limit=min(limit, n_fitting))
-    n_read = samples.n_training
-    if isinstance(loader.dataset, IterableDataset) and n_read < limit:
-        if asked.max_bytes is not None and (n_read + 1) * samples.inputs[:1].nbytes > asked.max_bytes:
-            rank_zero_info(
-                f"Boundary uncertainty reads the first {n_read} samples of {type(loader.dataset).__name__}, to take no"
-                f" more than {asked.max_bytes} bytes. To change it: `max_bytes`."
-            )
-    elif isinstance(loader.dataset, IterableDataset):
-        rank_zero_info(
-            f"Boundary uncertainty reads the first {limit} samples of {type(loader.dataset).__name__}"
-            f"{'' if most else '; `max_samples` sets another number'}."
-        )
+    if isinstance(loader.dataset, IterableDataset):
+        n_read, n_bytes = samples.n_training, samples.inputs[:1].nbytes
+        said = f"Boundary uncertainty reads the first {min(n_read, limit)} samples of {type(loader.dataset).__name__}"
+        if n_read >= limit:
+            rank_zero_info(f"{said}{'' if most else '; `max_samples` sets another number'}.")
+        elif asked.max_bytes is not None and (n_read + 1) * n_bytes > asked.max_bytes:
+            rank_zero_info(f"{said}, to take no more than {asked.max_bytes} bytes. To change it: `max_bytes`.")
     if samples.is_random:
         rank_zero_info(
             f"{name}: a sample differs each time it is read (random augmentation). Boundary uncertainty reads each"

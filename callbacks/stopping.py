@@ -225,8 +225,8 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
 
 
 @cache
-def _classes(library: Any) -> tuple[Any, ...]:
-    """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own."""
+def _classes(library: Any) -> dict[str, Any]:
+    """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own, by their names."""
     theirs = library.callbacks
     bases = {
         VerdictBearerMixin: theirs.EarlyStopping,
@@ -234,41 +234,36 @@ def _classes(library: Any) -> tuple[Any, ...]:
         MemoryKeeperMixin: theirs.Checkpoint,
         ConcluderMixin: theirs.Callback,
     }
-    return tuple(
-        type(own.__name__.removesuffix("Mixin"), (own, base), {"__doc__": own.__doc__, "library": library})
-        for own, base in bases.items()
-    )
+    named = {own.__name__.removesuffix("Mixin"): (own, base) for own, base in bases.items()}
+    return {name: type(name, of, {"__doc__": of[0].__doc__, "library": library}) for name, of in named.items()}
 
 
 def blank(tree: str, name: str) -> Any:
     """A companion with nothing in it yet, to be unpickled."""
-    cls = next(cls for cls in _classes(import_module(tree)) if cls.__name__ == name)
+    cls = _classes(import_module(tree))[name]
     return cls.__new__(cls)
 
 
 def install(
     trainer: Trainer, owner: BoundaryUncertaintyStopping
 ) -> tuple[VerdictBearerMixin, KeeperMixin | MemoryKeeperMixin]:
-    """Put fresh companions into `trainer.callbacks`, and take out those of an earlier fit.
+    """Put fresh companions into `trainer.callbacks`, in place of those of an earlier fit.
 
-    The list is replaced, not changed: Lightning walks over it while this runs. The keeper stands before any other
-    checkpoint callback, so that `ckpt_path="best"` is its file. Both stand behind each `EarlyStopping` of the user's,
-    so that `trainer.early_stopping_callback` is the user's, and the keeper's file holds its state of the same epoch.
+    Lightning walks over the list meanwhile, so it is replaced. The keeper stands before any other checkpoint callback:
+    `ckpt_path="best"` is its file. Both stand behind each `EarlyStopping` of the user's, which
+    `trainer.early_stopping_callback` is to be, and whose state of the same epoch the keeper's file is to hold.
     """
+    before = trainer.callbacks
     present = [
-        callback
-        for callback in trainer.callbacks
-        if not isinstance(callback, Companion) or (callback.owner is not owner and callback.owner in trainer.callbacks)
+        one for one in before if not isinstance(one, Companion) or (one.owner is not owner and one.owner in before)
     ]
     library = library_of(trainer)
-    VerdictBearer, Keeper, MemoryKeeper, Concluder = _classes(library)
-    checkpoint = library.callbacks.Checkpoint
-    writes_checkpoints = any(
-        isinstance(callback, checkpoint) and not isinstance(callback, MemoryKeeperMixin) for callback in present
-    )
-    bearer = VerdictBearer(owner)
-    keeper = Keeper(owner) if writes_checkpoints else MemoryKeeper(owner)
-    concluder = Concluder(owner, _default_checkpoint(trainer.callbacks, library))
+    made = _classes(library)
+    of_library = [one for one in present if isinstance(one, library.callbacks.Checkpoint)]
+    writes_checkpoints = any(not isinstance(one, MemoryKeeperMixin) for one in of_library)
+    bearer = made["VerdictBearer"](owner)
+    keeper = made["Keeper" if writes_checkpoints else "MemoryKeeper"](owner)
+    concluder = made["Concluder"](owner, _default_checkpoint(before, library))
     for companion in (bearer, keeper, concluder):
         put_aside(companion, library.callbacks.Callback)
     if owner.every_n_train_steps is None:
@@ -283,10 +278,7 @@ def install(
 
 
 def _default_checkpoint(callbacks: list[Any], library: Any) -> Any:
-    """The `ModelCheckpoint` that Lightning adds where a user has made none; None if there is none such.
-
-    Nothing tells it from a user's `ModelCheckpoint()` without arguments.
-    """
+    """The `ModelCheckpoint` that Lightning adds, or that a user has made without arguments; None if there is none."""
     default = library.callbacks.ModelCheckpoint
     theirs = [one for one in callbacks if _is_checkpoint_of_others(one, library)]
     if len(theirs) != 1:

@@ -103,10 +103,7 @@ class Watch:
         self.end()
 
     def rehearse(self, module: nn.Module, check: Callable[[], Any], labels: Tensor) -> None:
-        """Make the call of a check, and remember what the module and its first parts get.
-
-        A `forward` that takes the `labels` of the batch too is no different for it.
-        """
+        """Make the call of a check, and remember what the module and its first parts get, but for the `labels`."""
         self._labels = labels.detach().to("cpu", copy=True)
         parts = list(module.modules())
         listener = self._add_hooks(parts, self.expected)

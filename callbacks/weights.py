@@ -23,10 +23,7 @@ _MOST_WATCHED = 3  # kept checks: what changes weights then does so again
 
 
 def stand_behind_averaging(trainer: Trainer, kind: type) -> None:
-    """Move callbacks of a kind behind `WeightAveraging`, which may update its average when an epoch ends.
-
-    They would measure the average of the epoch before otherwise, and a checkpoint would hold that of this epoch.
-    """
+    """Move callbacks of a kind behind `WeightAveraging`, so that they measure the average that a checkpoint holds."""
     callbacks, averaging = trainer.callbacks, library_of(trainer).callbacks.WeightAveraging
     end = max((n + 1 for n, one in enumerate(callbacks) if isinstance(one, averaging)), default=0)
     if any(isinstance(one, kind) for one in callbacks[:end]):
@@ -100,8 +97,8 @@ class TrainingWeights:
 def evaluation_weights(trainer: Trainer) -> Iterator[TrainingWeights]:
     """Have the weights in the network at which its optimisers are evaluated; on leaving, those of training.
 
-    A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and its `eval` puts the average x into
-    the parameters. Its `train` goes back to y, but not to the bit: the bits are copied before.
+    A Schedule-Free optimiser (Defazio et al. 2024, arXiv 2405.15682) steps at y, and `eval` puts the average x into the
+    parameters. `train` goes back to y, but not to the bit: the bits are copied before.
     """
     weights = TrainingWeights(trainer)
     try:
