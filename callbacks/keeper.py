@@ -273,6 +273,5 @@ def is_whole(path: str) -> bool:
 def is_named_in_folder(path: str, folder: str) -> bool:
     """True for a regular file right in `folder` that is named as a keeper names its files."""
     file = Path(path)
-    is_regular = file.is_file() and not file.is_symlink()
-    is_named = _FILE_NAME.fullmatch(file.name) is not None
-    return is_named and is_regular and file.parent.resolve() == Path(folder).resolve()
+    is_ours = _FILE_NAME.fullmatch(file.name) is not None and file.is_file() and not file.is_symlink()
+    return is_ours and file.parent.resolve() == Path(folder).resolve()
