@@ -107,9 +107,8 @@ class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMoni
     def as_published(cls, **overrides: Any) -> Self:
         """Callback that selects as Ha et al. (2021) do: the largest boundary uncertainty of the weights as they are.
 
-        One draw of all training samples, Algorithm 1, in the space of the inputs. It costs a forward pass of all of
-        them a check, and keeps worse epochs than the default: `docs/limits.md` compares `rule="boundary_uncertainty"`.
-        `overrides` are arguments that take the place of these.
+        One draw of all training samples, Algorithm 1, in the space of the inputs: a check passes all of them. It keeps
+        worse epochs than the default (`docs/limits.md`). `overrides` take the place of these arguments.
         """
         published: dict[str, Any] = {"rule": "boundary_uncertainty", "averaging": None, "n_draws": 1, "budget": None}
         published |= {"max_bytes": None, "feature_extractor": "inputs", "perturbation": "random"}
