@@ -8,15 +8,61 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
-from bu_torch.callbacks.dashboards import Dashboard, dashboards
 from bu_torch.callbacks.lightning_trees import Callback, Trainer
 from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.run.record import HISTOGRAMS
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.signals.catalogue import SIGNALS
+from bu_torch.signals.details import Details, Histogram
 
 _LEFT_OUT = ("epoch", "step", STANDARD_ERROR)
 _MEASURED = [field.name for field in fields(MeasurementSettings) if field.name not in ("cache", "averaging_device")]
 _MEASURED += ["every_n_epochs", "every_n_train_steps", "reference", "input_key", "label_key"]
+_SHARES = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel == "shares"]
+_OTHERS = [f"^{signal.name}$" for signal in SIGNALS.values() if signal.panel != "shares"]
+_LAYOUT = {
+    "boundary uncertainty": {
+        "U, trust score and training loss": ["Multiline", [*_OTHERS, "^(?!val).*loss"]],
+        "expected accuracy and agreement": ["Multiline", _SHARES],
+    }
+}
+
+
+class TensorBoard:
+    """Histograms, a table of pairs, and panels in the tab "Custom Scalars", by `logger.experiment`."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def lay_out(self) -> None:
+        """Arrange the curves, once, before training."""
+        self._writer.add_custom_scalars(_LAYOUT)
+
+    def show(self, details: Details, step: int) -> None:
+        """Show what is behind the numbers of a check, at the step of its epoch's scalars."""
+        for name in HISTOGRAMS:
+            histogram: Histogram = getattr(details, name)
+            edges, counts = histogram.edges, histogram.counts
+            bins = [((low + high) / 2, n) for low, high, n in zip(edges, edges[1:], counts, strict=False)]
+            self._writer.add_histogram_raw(
+                f"boundary/{name}",
+                min=edges[0],
+                max=edges[-1],
+                num=sum(counts),
+                sum=sum(n * middle for middle, n in bins),
+                sum_squares=sum(n * middle**2 for middle, n in bins),
+                bucket_limits=edges[1:],
+                bucket_counts=counts,
+                global_step=step,
+            )
+        rows = ["| classes | U | share of samples | samples near the boundary |", "|---|---|---|---|"]
+        rows += [
+            f"| {pair.first} - {pair.second} | {pair.uncertainty:.3f} | {pair.share:.3f} | {pair.weight:.1f} |"
+            for pair in details.pairs
+        ]
+        if details.n_pairs_left_out:
+            rows.append(f"| and {details.n_pairs_left_out} more | | | |")
+        self._writer.add_text("boundary/pairs", "\n".join(rows), step)
 
 
 class Board:
@@ -35,19 +81,23 @@ class Board:
                 f"The names that {type(callback).__name__} logs end in {self._suffix}, because an earlier"
                 " callback measures with other settings."
             )
-            return
-        for dashboard in dashboards(trainer):
+        for dashboard in self.dashboards(trainer):
             dashboard.lay_out()
 
-    def dashboards(self, trainer: Trainer) -> list[Dashboard]:
-        """Loggers that show more than scalars."""
-        return [] if self._suffix else dashboards(trainer)
+    def dashboards(self, trainer: Trainer) -> list[TensorBoard]:
+        """Those of the trainer's loggers, in the process that writes, for the callback whose names have no suffix."""
+        if self._suffix or trainer.fast_dev_run or not trainer.is_global_zero:
+            return []
+        return [
+            TensorBoard(logger.experiment)
+            for logger in trainer.loggers
+            if any(cls.__name__ == "TensorBoardLogger" for cls in type(logger).__mro__)
+        ]
 
     def show(self, trainer: Trainer, check: dict[str, Any], step: int) -> None:
         """Log a check, at the step of its epoch's other values or at one of its own.
 
-        Not by `log_dict`, which is slow for so many values. Within an epoch it would also give loggers those on a step
-        of `log_every_n_steps` alone, and keep all in `callback_metrics` for the rest of the epoch.
+        `log_dict` is slow; within an epoch it skips steps, and keeps the values in `callback_metrics` to the end of it.
         """
         shown = {f"{name}{self._suffix}": value for name, value in check.items() if name not in _LEFT_OUT}
         self._names = list(shown)
@@ -75,10 +125,7 @@ class Board:
 
 
 def suffix_of(callback: Any, monitors: Sequence[Any]) -> str:
-    """End of the names that `callback` logs: "" for the first of `monitors`, "_2" for the next that differs.
-
-    Those that measure alike log equal values, and share their names.
-    """
+    """End of the names that `callback` logs: "" for the first of `monitors`, "_2" for the next with other settings."""
     known: list[Any] = []  # settings that differ
     for one in monitors:
         settings = tuple(getattr(one, name) for name in _MEASURED)

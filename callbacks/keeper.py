@@ -1,17 +1,21 @@
-"""The weights of the best check: in a checkpoint, or in memory for a trainer that writes none."""
+"""The weights of the best check: in a file that is this run's own, or in memory for a trainer that writes none."""
 
 import copy
 import math
+import os
+import re
+import stat
+import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from bu_torch.callbacks.best_file import OwnFiles, absolute, is_named_in_folder, is_whole, may_be_read
 from bu_torch.callbacks.companion import KeepingCompanion
 from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, measured_module
-from bu_torch.callbacks.optimizers import TrainingWeights, evaluation_weights
+from bu_torch.callbacks.weights import TrainingWeights, evaluation_weights
 from bu_torch.internal.printing import cleaned
 from bu_torch.run.best_weights import BestWeights
 
@@ -19,21 +23,13 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
-else:  # the bases are the trainer's own: `installation` adds them
+else:  # the bases are the trainer's own: `stopping` adds them
     Checkpoint = ModelCheckpoint = object
 
 
-_BEST = (
-    "best_k_models",
-    "kth_best_model_path",
-    "kth_value",
-    "best_model_path",
-    "best_model_score",
-    "current_score",
-    "best_epoch",
-    "best_step",
-)
-_OWN_FILES = OwnFiles()  # of all fits of this process
+_BEST = ("best_", "kth_", "current_")  # beginnings of the attributes that tell what is the best
+_FILE_NAME = re.compile(r"boundary-epoch=\d+-step=\d+(-v\d+)?\.ckpt")
+_OWN_FILES: dict[str, tuple[int, ...] | None] = {}  # written by this process, in all fits; None is known by its name
 
 
 class KeeperMixin(KeepingCompanion, ModelCheckpoint):
@@ -61,7 +57,9 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self in trainer.callbacks:  # not one that an earlier fit left behind
             super().setup(trainer, pl_module, stage)
-            self.dirpath: Any = absolute(self.dirpath)  # Lightning leaves it relative where a logger or the user does
+            folder = str(self.dirpath).removeprefix("file://")
+            if self.dirpath is not None and "://" not in folder:  # a logger or the user may give a relative one
+                self.dirpath: Any = str(Path(folder).absolute())
 
     def keep_if_best(self, trainer: Trainer) -> None:
         score = self.new_score(trainer)
@@ -86,7 +84,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         return super()._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
-        self._before = {name: copy.copy(getattr(self, name)) for name in _BEST}
+        self._before = {name: copy.copy(value) for name, value in vars(self).items() if name.startswith(_BEST)}
         self._obsolete = None
         self.best_epoch, self.best_step = trainer.current_epoch, trainer.global_step  # the file holds them, too
         try:
@@ -109,7 +107,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
                     super()._save_checkpoint(trainer, filepath)
         finally:
             self._of_training = None
-        _OWN_FILES.add(filepath)
+        _OWN_FILES[filepath] = identity(filepath)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._of_training is None:
@@ -140,8 +138,8 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         if is_in_all:  # after an exception the other processes may not be here
             is_sound = trainer.strategy.broadcast(is_sound)
         if not is_sound:
-            damaged = cleaned(self.best_model_path)
-            rank_zero_warn(f"The checkpoint {damaged} is damaged: the best earlier one is kept instead.")
+            path = cleaned(self.best_model_path)
+            rank_zero_warn(f"The checkpoint {path} is damaged: the best earlier one is kept instead.")
             self._take_back()
         elif self._obsolete is not None and self._may_remove(trainer, self._obsolete):
             self._replaced.append(self._obsolete)
@@ -154,7 +152,7 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
 
     def _may_remove(self, trainer: Trainer, path: str) -> bool:
         """True if `path` is this callback's to delete. A resumed state may come from anywhere and name any path."""
-        is_ours = path in _OWN_FILES or (
+        is_ours = is_own(path) or (
             # Others may be named by a template of the user's, too.
             self.owner.filename is None and path == self._resumed_path and is_named_in_folder(path, str(self.dirpath))
         )
@@ -162,13 +160,11 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
 
     @property
     def is_best_there(self) -> bool:
-        """True if the best checkpoint can be read, without waiting for a pipe that took its place."""
         return may_be_read(self.best_model_path, str(self.dirpath))
 
     @property
     def is_best_own(self) -> bool:
-        """True if this process has written the best checkpoint."""
-        return self.best_model_path in _OWN_FILES
+        return is_own(self.best_model_path)
 
     def _take_back(self) -> None:
         for name, value in (self._before or {}).items():
@@ -177,11 +173,9 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         self.owner.tracker.checks.fall_back(self.best_epoch, self.best_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not (self.owner.is_fitting and self.owner.is_comparable):
-            return
         path, score = state_dict.get("best_model_path"), state_dict.get("best_model_score")
         epoch, step = state_dict.get("best_epoch"), state_dict.get("best_step")
-        if not path or score is None or not isinstance(epoch, int):
+        if not (self.takes_states and path and score is not None and isinstance(epoch, int)):
             return
         if not (may_be_read(path, str(self.dirpath)) and self._fs.exists(path) and is_whole(path)):
             rank_zero_warn(
@@ -192,17 +186,9 @@ class KeeperMixin(KeepingCompanion, ModelCheckpoint):
         self._resumed_path = self._named_elsewhere = path
         # A resumed run usually writes to a new folder; the best so far stays the one to beat. Nothing else in the state
         # is needed, and nothing else is believed.
-        score = torch.tensor(float(score), dtype=torch.float64)
-        super().load_state_dict(
-            {
-                "dirpath": self.dirpath,
-                "best_model_path": path,
-                "best_model_score": score,
-                "best_k_models": {path: score},
-                "kth_best_model_path": path,
-                "kth_value": score,
-            }
-        )
+        self.best_model_path = self.kth_best_model_path = path
+        self.best_model_score = self.kth_value = torch.tensor(float(score), dtype=torch.float64)
+        self.best_k_models = {path: self.best_model_score}
         self.best_epoch, self.best_step = epoch, step if isinstance(step, int) else None
 
     def state_dict(self) -> dict[str, Any]:
@@ -235,12 +221,57 @@ class MemoryKeeperMixin(KeepingCompanion, Checkpoint):
         return self.best.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.owner.is_fitting and self.owner.is_comparable:
+        if self.takes_states:
             self.best.load_state_dict(state_dict)
             self.best_epoch, self.best_step = self.best.epoch, self.best.step
             self._resumed_weights = self.best.weights
 
     @property
     def is_best_own(self) -> bool:
-        """True if the best weights are of this fit, not of a resumed state."""
         return self.best.weights is not self._resumed_weights
+
+
+def identity(path: str) -> tuple[int, ...] | None:
+    """Tell a file from one that is put in its place; None for a remote path, a folder or a file still to be written."""
+    try:  # another process may delete it at any time
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    fields = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return fields if stat.S_ISREG(found.st_mode) else None
+
+
+def is_own(path: str) -> bool:
+    """True if this process has written the file that is there now."""
+    return path in _OWN_FILES and _OWN_FILES[path] in (None, identity(path))
+
+
+def may_be_read(path: Any, folder: str) -> bool:
+    """True if a resumed state may name this as the best checkpoint of a run that writes to `folder`.
+
+    A local run has written a regular file, or a folder of shards, by an absolute path. Lightning would take other
+    spellings for addresses to download from, or wait for a pipe. A remote run stays with its kind of store.
+    """
+    if not isinstance(path, str) or "::" in path or "\0" in path:
+        return False
+    if "://" in folder:
+        kind = folder.partition("://")[0]
+        return path.startswith(f"{kind}://") and not kind.startswith("http")
+    is_local = "://" not in path and Path(path).is_absolute()
+    return is_local and (os.path.isfile(path) or os.path.isdir(path))  # noqa: PTH112, PTH113  (`Path` raises for some)
+
+
+def is_whole(path: str) -> bool:
+    """False for a local file that torch began and did not end; others may be whole."""
+    if not Path(path).is_file():
+        return True
+    with Path(path).open("rb") as file:
+        begins = file.read(2)
+    return begins not in (b"PK", b"") or zipfile.is_zipfile(path)
+
+
+def is_named_in_folder(path: str, folder: str) -> bool:
+    """True for a regular file right in `folder` that is named as a keeper names its files."""
+    file = Path(path)
+    is_ours = _FILE_NAME.fullmatch(file.name) is not None and file.is_file() and not file.is_symlink()
+    return is_ours and file.parent.resolve() == Path(folder).resolve()

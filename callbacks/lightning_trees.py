@@ -1,19 +1,29 @@
 """Lightning goes by two names, `lightning.pytorch` and `pytorch_lightning`, each with a class tree of its own.
 
-Both are often installed, and importing the second has side effects on the log of the first. So what a user's code asks
-`isinstance(..., Callback)` belongs to the trees that this process has imported, whichever came first, and what must be
-the trainer's own (an `EarlyStopping`, which Lightning calls after all other callbacks) is found by the trainer.
+Both are often installed, and importing the second has side effects on the log of the first. So our `Callback` is one of
+each tree that is imported, and what must be the trainer's own, such as an `EarlyStopping`, is found by the trainer.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-_TREES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
+# Those of batches. Lightning passes over a hook that is None, which is cheaper than to call one with nothing to do.
+OF_BATCHES = (
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+)
+_TREES = ("lightning.pytorch", "pytorch_lightning")
 FITTING = "fit"  # `TrainerFn.FITTING`, in either tree
 # Of `lightning` the requirements of this package say so; `pytorch_lightning` comes without being asked for.
 _OLDEST = "2.6.6"
@@ -62,36 +72,27 @@ else:
         """The exception of each tree that is imported."""
 
 
+@contextmanager
+def misconfigured(*kinds: type[Exception], before: str = "", after: str = "") -> Iterator[None]:
+    """Raise errors of these kinds as Lightning's, with some words before and after theirs."""
+    try:
+        yield
+    except kinds as error:
+        raise MisconfigurationException(f"{before}{error}{after}") from error
+
+
 def adopt_imported_trees() -> None:
     """Make `Callback` and `MisconfigurationException` those of a tree that was imported after this module, too."""
     for tree in _imported():
         exceptions = import_module(f"{tree}.utilities.exceptions")
-        for own, base in (
-            (Callback, sys.modules[tree].Callback),
-            (MisconfigurationException, exceptions.MisconfigurationException),
-        ):
+        theirs = (sys.modules[tree].Callback, exceptions.MisconfigurationException)
+        for own, base in zip((Callback, MisconfigurationException), theirs, strict=True):
             if not issubclass(own, base):
                 own.__bases__ += (base,)
 
 
-class Library(NamedTuple):
-    """The classes of one tree that are subclassed, or asked for by `isinstance`."""
-
-    lightning_module: Any
-    callback: Any
-    checkpoint: Any
-    early_stopping: Any
-    model_checkpoint: Any
-    timer: Any
-    stochastic_weight_averaging: Any
-    weight_averaging: Any
-    dummy_logger: Any  # which takes all that a logger is told, and writes nothing
-    async_checkpoint_io: Any
-    distributed_sampler_wrapper: Any  # which Lightning puts around a user's sampler to share it out
-
-
-def library_of(trainer: Any) -> Library:
-    """The tree of a trainer, unless it is no trainer of Lightning's, or of a version with known holes."""
+def library_of(trainer: Any) -> Any:
+    """The package of a trainer, unless it is no trainer of Lightning's, or of a version with known holes."""
     for cls in type(trainer).__mro__:
         for tree in _TREES:
             if cls.__name__ == "Trainer" and cls.__module__.startswith(f"{tree}."):
@@ -116,28 +117,27 @@ def is_average_untouched(trainer: Any) -> bool:
 
 def _average_model(trainer: Any) -> Any:
     """The `AveragedModel` of the first `WeightAveraging` that has one; None if there is none."""
-    weight_averaging = library_of(trainer).weight_averaging
-    found = (one._average_model for one in trainer.callbacks if isinstance(one, weight_averaging))
+    kind = library_of(trainer).callbacks.WeightAveraging
+    found = (one._average_model for one in trainer.callbacks if isinstance(one, kind))
     return next((average for average in found if average is not None), None)
 
 
 @cache
-def _library(tree: str) -> Library:
-    try:
+def _library(tree: str) -> Any:
+    with misconfigured(ImportError):
         refuse_old(tree.split(".")[0])
-    except ImportError as error:
-        raise MisconfigurationException(str(error)) from error
-    callbacks = import_module(f"{tree}.callbacks")
-    return Library(
-        lightning_module=sys.modules[tree].LightningModule,
-        callback=callbacks.Callback,
-        checkpoint=callbacks.Checkpoint,
-        early_stopping=callbacks.EarlyStopping,
-        model_checkpoint=callbacks.ModelCheckpoint,
-        timer=callbacks.Timer,
-        stochastic_weight_averaging=callbacks.StochasticWeightAveraging,
-        weight_averaging=callbacks.WeightAveraging,
-        dummy_logger=import_module(f"{tree}.loggers.logger").DummyLogger,
-        async_checkpoint_io=import_module(f"{tree}.plugins.io").AsyncCheckpointIO,
-        distributed_sampler_wrapper=import_module(f"{_TREES[tree]}.utilities.distributed").DistributedSamplerWrapper,
-    )
+    return sys.modules[tree]
+
+
+def put_aside(callback: Any, idle: type) -> None:
+    """Make hooks of batches that a callback has from `idle` None in the instance; `super()` finds them all the same."""
+    for name in OF_BATCHES:
+        if getattr(type(callback), name) is getattr(idle, name):
+            setattr(callback, name, None)
+
+
+def bring_back(callback: Any) -> None:
+    """Undo it."""
+    for name in OF_BATCHES:
+        if vars(callback).get(name, callback) is None:
+            delattr(callback, name)

@@ -2,22 +2,20 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 _MOST_NODES = 1000  # of the graph, from the loss downwards: the node with weights is near its top
-_CLOSE = 1e-4
+_NODES = {"NllLossBackward0": "_saved_weight", "BinaryCrossEntropyWithLogitsBackward0": "_saved_pos_weight"}
 
 
 class LossWeights:
     """Weights of classes to measure with, which are those of the loss, if the user gives none."""
 
-    def __init__(self) -> None:
-        self.found: list[float] | None = None  # of the module's loss, one for each class
-        self._has_compared = False
+    found: list[float] | None = None  # of the module's loss, one for each class
+    has_compared = False
 
     def find(self, module: nn.Module, n_classes: int) -> str:
         """Search the module; what was found, in words, or ""."""
@@ -29,14 +27,12 @@ class LossWeights:
             f" it: `class_weight=[1.0] * {n_classes}` counts all samples alike."
         )
 
-    def compare(self, loss: Tensor, n_classes: Callable[[], int]) -> str:
+    def compare(self, loss: Tensor, n_classes: int) -> str:
         """Look at the first loss of training; how it differs from what was found, in words, or ""."""
-        if self._has_compared:
-            return ""
-        self._has_compared = True
-        of_loss = weights_in_graph(loss, n_classes())
-        measured = self.found or [1.0] * n_classes()
-        if of_loss is None or _are_alike(of_loss, measured):
+        self.has_compared = True
+        of_loss = weights_in_graph(loss, n_classes)
+        measured = self.found or [1.0] * n_classes
+        if of_loss is None or _common([of_loss, measured]) is not None:
             return ""
         return (
             f"The loss weighs the classes by {_listed(of_loss)}, boundary uncertainty by {_listed(measured)}. To change"
@@ -45,27 +41,21 @@ class LossWeights:
 
 
 def weights_of_losses(module: nn.Module, n_classes: int) -> list[float] | None:
-    """Weights of classes that the losses of a module have, one for each of so many classes.
-
-    None if no loss has different weights for its classes, if two losses disagree, or if a weight is not positive.
-    """
+    """Weights of classes that the losses of a module have; None if they have none, disagree, or are not positive."""
     found: list[list[float]] = []
     for part in module.modules():
-        of_part = None
+        weights = None
         if isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss):
-            of_part = _by_class(part.weight, n_classes)
+            weights = _by_class(part.weight, n_classes)
         elif isinstance(part, nn.BCEWithLogitsLoss):
-            of_part = _of_two(part.pos_weight, n_classes)
-        if of_part is not None and len(set(of_part)) > 1:
-            found.append(of_part)
-    return found[0] if found and all(_are_alike(found[0], other) for other in found) else None
+            weights = _of_two(part.pos_weight, n_classes)
+        if weights is not None and len(set(weights)) > 1:
+            found.append(weights)
+    return _common(found)
 
 
 def weights_in_graph(loss: Tensor, n_classes: int) -> list[float] | None:
-    """Weights of classes that a loss was computed with; all 1 if it has none, None if it cannot be read.
-
-    Reads the graph of autograd before the backward pass. A compiled or hand-written loss cannot be read.
-    """
+    """Weights of classes in the graph of a loss; all 1 if it has none, None for a compiled or hand-written loss."""
     nodes, n_seen = deque([loss.grad_fn]), 0
     found: list[list[float]] = []
     while nodes and n_seen < _MOST_NODES:
@@ -73,36 +63,34 @@ def weights_in_graph(loss: Tensor, n_classes: int) -> list[float] | None:
         n_seen += 1
         if node is None:
             continue
-        name = node.name()
-        if name in ("NllLossBackward0", "BinaryCrossEntropyWithLogitsBackward0"):
-            weights = _read(node, n_classes, is_of_two=name.startswith("Binary"))
+        if (name := node.name()) in _NODES:
+            weights = _read(node, _NODES[name], n_classes)
             if weights is None:
                 return None
             found.append(weights)
         else:
             nodes.extend(following for following, _ in node.next_functions)
-    return found[0] if found and all(_are_alike(found[0], other) for other in found) else None
+    return _common(found)
 
 
-def _are_alike(first: list[float], second: list[float]) -> bool:
-    """Compare weights, whatever their scale."""
-    one, other = (torch.tensor(weights, dtype=torch.float64) for weights in (first, second))
-    return torch.allclose(one / one.mean(), other / other.mean(), rtol=_CLOSE)
+def _common(found: list[list[float]]) -> list[float] | None:
+    """The first weights, if all are the same, whatever their scale."""
+    scaled = [torch.tensor(weights, dtype=torch.float64) / (sum(weights) / len(weights)) for weights in found]
+    return found[0] if found and all(torch.allclose(scaled[0], other, rtol=1e-4) for other in scaled) else None
 
 
 def _listed(weights: list[float]) -> str:
     """Weights in words, the first few of many."""
-    few = ", ".join(f"{weight:.4g}" for weight in weights[:10])
-    return few if len(weights) <= 10 else f"{few}, ..."
+    return ", ".join(f"{weight:.4g}" for weight in weights[:10]) + (", ..." if len(weights) > 10 else "")
 
 
-def _read(node: Any, n_classes: int, *, is_of_two: bool) -> list[float] | None:
+def _read(node: Any, name: str, n_classes: int) -> list[float] | None:
     """Weights that a node of the graph has saved; None if they are of other classes, or were changed since."""
     with contextlib.suppress(AttributeError, RuntimeError):
-        weights = node._saved_pos_weight if is_of_two else node._saved_weight
+        weights = getattr(node, name)
         if weights is None:
             return [1.0] * n_classes
-        return _of_two(weights, n_classes) if is_of_two else _by_class(weights, n_classes)
+        return (_of_two if "pos" in name else _by_class)(weights, n_classes)
     return None
 
 

@@ -1,16 +1,20 @@
-"""Reading the network: in the trainer's precision, by all processes, without a trace."""
+"""Reading the network: in the trainer's precision, by all processes, without a trace.
 
+Each process reaches every collective, in the same order, also where one of them fails.
+"""
+
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from bu_torch.callbacks.averages import SHARDED, WRAPPING
 from bu_torch.callbacks.lightning_trees import (
     LightningModule,
     MisconfigurationException,
@@ -18,15 +22,18 @@ from bu_torch.callbacks.lightning_trees import (
     library_of,
     measured_module,
 )
-from bu_torch.callbacks.processes import Collectives, buffers_of_the_first, gather, in_each, in_first, share
+from bu_torch.callbacks.weights import SHARDED, WRAPPING
 from bu_torch.internal.network import dtype_of, joined, logits_of
 from bu_torch.internal.packing import Packing, call
-from bu_torch.internal.traces import evaluation_mode
+from bu_torch.internal.shards import is_sharded
+from bu_torch.internal.traces import evaluation_mode, preserved_attributes
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run.budget import count_operations
 from bu_torch.samples.samples import IGNORED
 
+T = TypeVar("T")
+Inputs = Tensor | PerturbedInputs
 _BATCH_ELEMENTS = 2**16  # input values of one forward batch, so that small inputs go through in few batches
 CHANGE_INPUTS = (
     "Move the preparation of inputs from `training_step` into `forward`, or into `on_after_batch_transfer`; or pass"
@@ -39,25 +46,18 @@ SEVERAL_TENSORS = (
 
 
 class NetworkReader:
-    """Reads the logits of a trainer's network.
-
-    Attributes:
-        takes_integers: True if the samples are integers, before they are perturbed.
-        passes_alone: True if this process may call `forward` without the others.
-        is_tried: True if a batch was read as a check reads it.
-        packing: How several tensors a sample lie in one; None if there is one.
-    """
+    """Reads the logits of a trainer's network."""
 
     def __init__(self, perturbation: Any, output_key: str | int | None) -> None:
         self._perturbation, self._output_key = perturbation, output_key
-        self._inputs: Tensor | PerturbedInputs | None = None  # of this process
+        self._inputs: Inputs | None = None  # of this process
         self._n_rows = 0  # of the inputs of all processes together
-        self.takes_integers = False
-        self.passes_alone = True
-        self.is_tried = False
-        self.packing: Packing | None = None
+        self.takes_integers = False  # as samples, before they are perturbed
+        self.passes_alone = True  # this process may call `forward` without the others
+        self.is_tried = False  # a batch was read as a check reads it
+        self.packing: Packing | None = None  # how several tensors a sample lie in one
 
-    def take(self, trainer: Trainer, pl_module: LightningModule, inputs: Tensor | PerturbedInputs) -> None:
+    def take(self, trainer: Trainer, pl_module: LightningModule, inputs: Inputs) -> None:
         """Read the network at these inputs (n, ...) from now on, shared out among the processes."""
         self._n_rows = len(inputs)
         if trainer.world_size > 1:
@@ -66,25 +66,26 @@ class NetworkReader:
         self._inputs = inputs
 
     def release(self) -> None:
-        """Free the inputs."""
         self._inputs = None
 
     def logits(self, trainer: Trainer, pl_module: LightningModule) -> Tensor:
         """Logits (n, J) of the weights that a checkpoint of this moment would hold."""
         module = measured_module(trainer, pl_module)
         with buffers_of_the_first(trainer, module):
-            return gather(
-                trainer, lambda: self.read(trainer, pl_module, module, self._taken, self.packing), self._n_rows
-            )
+            part = in_each(trainer, lambda: self.read(trainer, module, self._taken, self.packing))
+        if trainer.world_size == 1:
+            return part
+        if part.dtype not in (torch.float32, torch.float64):
+            part = part.float()  # exact, and known to every backend
+        parts = trainer.strategy.all_gather(part.contiguous())
+        n_alike = trainer.world_size // trainer.strategy.distributed_sampler_kwargs["num_replicas"]
+        return parts[::n_alike].flatten(0, 1)[: self._n_rows]
 
     def try_out(self, trainer: Trainer, pl_module: LightningModule, n_classes: int | None) -> None:
-        """Read one batch as a check will, so that a module that cannot be read is refused before it has trained.
-
-        The first process knows the `n_classes` that the logits must have.
-        """
+        """Read one batch as a check will, to refuse a module before it trains; the first process knows `n_classes`."""
         batch = next(iter(self._taken.split(self._batch_size(trainer, self._taken))))
         module = measured_module(trainer, pl_module)
-        logits = in_each(trainer, lambda: self.read(trainer, pl_module, module, batch, self.packing))
+        logits = in_each(trainer, lambda: self.read(trainer, module, batch, self.packing))
         in_first(trainer, lambda: _check_columns(logits, n_classes or 0))
         self.is_tried = True
         is_moved = self.takes_integers and self.packing is None and self._perturbation is None
@@ -96,14 +97,11 @@ class NetworkReader:
             )
 
     def count_operations(self, trainer: Trainer, pl_module: LightningModule, one: Tensor | None) -> int:
-        """Count those of a forward pass of one sample, which all processes make at once.
-
-        Also finds out whether one process may pass alone, for `forward` may speak to the others.
-        """
+        """Count those of a forward pass of one sample, which all processes make; see if one could make it alone."""
         self.passes_alone = trainer.world_size == 1
         if one is None or not can_be_passed(trainer, pl_module):
             return count_operations(pl_module)
-        forward = partial(self.read, trainer, pl_module, pl_module, one.to(pl_module.device), self.packing)
+        forward = partial(self.read, trainer, pl_module, one.to(pl_module.device), self.packing)
         if self.passes_alone:
             return count_operations(pl_module, forward)
         has_passed: list[Tensor] = []
@@ -113,14 +111,7 @@ class NetworkReader:
         return n_operations
 
     def read(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        module: nn.Module,
-        inputs: Tensor | PerturbedInputs,
-        packing: Packing | None,
-        *,
-        is_whole: bool = False,
+        self, trainer: Trainer, module: nn.Module, inputs: Inputs, packing: Packing | None, *, is_whole: bool = False
     ) -> Tensor:
         """Logits (n, J) of a module at `inputs` (n, ...), in batches, or in one of the whole."""
         dtype = dtype_of(module, inputs)
@@ -128,7 +119,7 @@ class NetworkReader:
             dtype = dtype_of(module, torch.empty(0, dtype=torch.float32))  # as samples of integers are perturbed
         n_rows = len(inputs) if is_whole else self._batch_size(trainer, inputs)
         parts = []
-        precision = trainer.precision_plugin
+        pl_module, precision = trainer.lightning_module, trainer.precision_plugin
         # Weights that are sharded are put together by what these strategies have wrapped around the module.
         is_wrapped = type(trainer.strategy).__name__ in WRAPPING and module is pl_module
         forward: Callable[[Any], Any] = trainer.model if is_wrapped else module
@@ -149,12 +140,12 @@ class NetworkReader:
             ) from error
 
     @property
-    def _taken(self) -> Tensor | PerturbedInputs:
+    def _taken(self) -> Inputs:
         if self._inputs is None:
             raise RuntimeError("The training samples are read in `on_train_start`, which has not run.")
         return self._inputs
 
-    def _batch_size(self, trainer: Trainer, inputs: Tensor | PerturbedInputs) -> int:
+    def _batch_size(self, trainer: Trainer, inputs: Inputs) -> int:
         of_training: int = getattr(trainer.train_dataloader, "batch_size", None) or 1
         return max(1, _BATCH_ELEMENTS // inputs.shape[1:].numel(), of_training)
 
@@ -206,18 +197,82 @@ def _check_columns(logits: Tensor, n_classes: int) -> None:
 
 @contextmanager
 def silence(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
-    """Ignore `self.log`, `self.log_dict` and `self.logger` of the module and of those within it.
-
-    Otherwise what `forward` logs would enter the epoch's mean, or be refused in the hook that a check runs in.
-    """
+    """Ignore what `forward` logs: it would enter the epoch's mean, or be refused in the hook that a check runs in."""
     library = library_of(trainer)
     with ExitStack() as stack:
         for part in pl_module.modules():
-            if isinstance(part, library.lightning_module):
+            if isinstance(part, library.LightningModule):
                 own = vars(part)
                 stack.callback(own.__setitem__ if "log" in own else own.pop, "log", own.get("log"))
                 own["log"] = lambda *_, **__: None
         if loggers := trainer.loggers:
             stack.callback(setattr, trainer, "loggers", loggers)
-            trainer.loggers = [library.dummy_logger() for _ in loggers]
+            trainer.loggers = [library.loggers.logger.DummyLogger() for _ in loggers]
+        yield
+
+
+def in_first(trainer: Trainer, work: Callable[[], T]) -> T:
+    """Run `work` in the first process and return its result in all of them; if it raises there, all raise."""
+    if trainer.world_size == 1:
+        return work()
+    outcome: tuple[Any, str] = (None, "")
+    error: Exception | None = None
+    if trainer.is_global_zero:
+        try:
+            outcome = (work(), "")
+        except Exception as raised:
+            error, outcome = raised, (None, "".join(traceback.format_exception_only(raised)).strip())
+    result, message = trainer.strategy.broadcast(outcome)
+    if message:
+        raise error or RuntimeError(f"The first process failed: {message}")
+    return result
+
+
+def share(inputs: Inputs, rank: int, world_size: int) -> Inputs:
+    """Rows that one process looks at: as many in each, for as many forward passes; the last row is repeated to fill."""
+    n_rows = -(-len(inputs) // world_size)
+    places = torch.arange(rank * n_rows, (rank + 1) * n_rows, device=inputs.device)
+    return inputs[places.clamp(max=len(inputs) - 1)]
+
+
+def in_each(trainer: Trainer, read: Callable[[], Tensor]) -> Tensor:
+    """The logits that this process has read; where one process fails, all raise."""
+    if trainer.world_size == 1:
+        return read()
+    part: Any = None
+    error: Exception | None = None
+    try:
+        part = read()
+    except Exception as raised:
+        error = raised
+    if trainer.strategy.reduce_boolean_decision(error is not None, all=False):
+        raise error or RuntimeError("Another process could not read its share of the logits.")
+    return part
+
+
+class Collectives(TorchDispatchMode):
+    """Within, notices what only several processes together can compute."""
+
+    supports_higher_order_operators = True  # as the mode that counts operations does
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.are_seen |= getattr(func, "namespace", "") in ("c10d", "_c10d_functional")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def buffers_of_the_first(trainer: Trainer, module: nn.Module) -> Iterator[None]:
+    """The running statistics of the first process, whose weights are those that are saved, in all of them."""
+    own = {name: one for name, one in module.named_buffers() if trainer.world_size > 1 and not is_sharded(one)}
+    if not own:
+        yield
+        return
+    theirs = trainer.strategy.broadcast({name: buffer.cpu() for name, buffer in own.items()})
+    with preserved_attributes(module), torch.no_grad():
+        for name, buffer in own.items():
+            buffer.copy_(theirs[name])
         yield

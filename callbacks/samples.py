@@ -1,34 +1,47 @@
-"""Samples of the checks: read and prepared in the first process, for all."""
+"""Samples of the checks: read without touching the trainer's loader, and prepared in the first process for all."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+import numpy as np
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer
+from bu_torch.callbacks.lightning_trees import (
+    LightningModule,
+    MisconfigurationException,
+    Trainer,
+    library_of,
+    misconfigured,
+)
 from bu_torch.callbacks.loss_weights import LossWeights
-from bu_torch.callbacks.network import NetworkReader, can_be_passed
-from bu_torch.callbacks.processes import in_first
-from bu_torch.callbacks.schedule import Schedule
-from bu_torch.callbacks.training_data import batch_hooks, describe, is_pair, read_training_data
+from bu_torch.callbacks.network import Inputs, NetworkReader, can_be_passed, in_first
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
-from bu_torch.perturbation.draws import PerturbedInputs
+from bu_torch.internal.traces import preserved_attributes
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run import messages
 from bu_torch.run.budget import Plan, count_operations
 from bu_torch.run.settings import as_file
 from bu_torch.run.tracker import Tracker
-from bu_torch.samples.batches import Keys
-from bu_torch.samples.samples import Samples, fewer_of, whole_samples
+from bu_torch.samples import reading
+from bu_torch.samples.batches import Keys, TooManyBytesError
+from bu_torch.samples.samples import Samples, UnreadableError, fewer_of, whole_samples
 
 if TYPE_CHECKING:
+    from bu_torch.callbacks.fit import Schedule
     from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
 
+Reference = tuple[Any, Any] | Dataset[Any] | DataLoader[Any]
+_NO_DATASETS = (tuple, list, dict, str, bytes, Tensor, np.ndarray)
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_WAY_OUT = "Pass the training samples as `reference=(inputs, labels)`."
+_STREAM_SAMPLES = 10_000  # read from a stream of unknown length unless `max_samples` says otherwise
 _TRIAL_SAMPLES = 512  # read in a `fast_dev_run`
 
 
@@ -36,7 +49,7 @@ class CheckSamples:
     """Reads the samples of a trainer, plans how many are looked at, and has them prepared."""
 
     def __init__(
-        self, callback: "BoundaryUncertaintyMonitor", tracker: Tracker, network: NetworkReader, schedule: Schedule
+        self, callback: "BoundaryUncertaintyMonitor", tracker: Tracker, network: NetworkReader, schedule: "Schedule"
     ) -> None:
         self._callback = callback
         self._tracker, self._network, self._schedule = tracker, network, schedule
@@ -87,27 +100,32 @@ class CheckSamples:
         try:
             yield
         except (TypeError, ValueError) as error:
-            source, way_out = "`reference`", ""
-            if self._callback.reference is None:
-                source, way_out = "the training data", _way_out_of_labels(labels[0]) if labels else ""
+            is_reference, way_out = self._callback.reference is not None, ""
+            source = "`reference`" if is_reference else "the training data"
+            # Labels are shares of classes if samples were mixed.
+            if labels and labels[0].ndim == 2 and labels[0].shape[1] > 1 and not is_reference:
+                way_out = (
+                    " If `collate_fn` or a hook mixes samples (mixup, CutMix), pass unmixed samples as a pair,"
+                    " `reference=(inputs, labels)`."
+                )
             raise MisconfigurationException(f"Boundary uncertainty cannot use {source}: {error}{way_out}") from error
 
     def _prepare_here(
         self, trainer: Trainer, pl_module: LightningModule, found: list[Samples], n_operations: int
-    ) -> tuple[PerturbedInputs, Plan | None, tuple[str, bool]]:
+    ) -> tuple[Inputs, Plan | None, tuple[str, bool]]:
         """Perturbed inputs, plan, and what `Tracker.go_on` takes."""
         groundwork = self._tracker.groundwork
         samples = found.pop()  # which alone holds them, so that those that are left out are free
         with self._explained([samples.labels]):
             if groundwork.plan is None:  # a resumed run has one
+                wanted = self._planned(trainer, samples.n_training, n_operations)
                 n_bytes = samples.inputs[:1].nbytes
                 groundwork.plan = self._planned(trainer, samples.n_training, n_operations, n_bytes)
-                wanted = self._planned(trainer, samples.n_training, n_operations)
                 if line := messages.bound_in_bytes(wanted, groundwork.plan, self._callback.max_bytes):
                     rank_zero_info(line)
             samples = fewer_of(samples, groundwork.plan.n_samples, self._callback.seed)
             draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
-            rank_zero_info(f"Boundary uncertainty measures at {describe(samples)}, {draws} each, {self._schedule}.")
+            rank_zero_info(f"Boundary uncertainty measures at {_describe(samples)}, {draws} each, {self._schedule}.")
             if samples.packing is not None and self._callback.input_key is None:
                 rank_zero_info(
                     f"Boundary uncertainty takes these as inputs: {', '.join(samples.packing.names)}. To change it:"
@@ -127,7 +145,7 @@ class CheckSamples:
             )
             for line in groundwork.lines():
                 rank_zero_info(line)
-        inputs = groundwork.perturbed
+        inputs: Inputs = groundwork.perturbed
         if trainer.world_size > 1:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
         return inputs, groundwork.plan, (fingerprint, groundwork.is_restored)
@@ -140,20 +158,11 @@ class CheckSamples:
             n_samples = self._planned(trainer, n_training, count_operations(pl_module)).n_samples
             return n_samples if trial is None else min(n_samples, trial)
 
-        if is_pair(asked.reference):
+        if _is_pair(asked.reference):
             samples = whole_samples(*asked.reference, keep_integers=keeps_integers(asked.perturbation))
             return fewer_of(samples, how_many(len(samples.inputs)), asked.seed)
-        return read_training_data(
-            trainer,
-            how_many=how_many,
-            most=asked.max_samples if trial is None else min(asked.max_samples or trial, trial),
-            keys=Keys(asked.input_key, asked.label_key, pl_module),
-            max_bytes=asked.max_bytes,
-            n_least=asked.n_neighbors,
-            seed=asked.seed,
-            reference=asked.reference,
-            transform=batch_hooks(trainer, pl_module),
-        )
+        most = asked.max_samples if trial is None else min(asked.max_samples or trial, trial)
+        return read_training_data(trainer, pl_module, asked, how_many, most)
 
     def _module_as_space(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module | None:
         """The network, if its features may be a space."""
@@ -172,7 +181,7 @@ class CheckSamples:
         return None
 
     def _planned(self, trainer: Trainer, n_training: int, n_operations: int, n_bytes: int = 0) -> Plan:
-        takes_all = self._callback.max_samples is None and is_pair(self._callback.reference)
+        takes_all = self._callback.max_samples is None and _is_pair(self._callback.reference)
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Different samples that all processes train on between two checks.
         n_visited = int(min(n_training, self._schedule.n_batches(trainer) * batch_size * trainer.world_size))
@@ -181,11 +190,102 @@ class CheckSamples:
         )
 
 
-def _way_out_of_labels(labels: Tensor) -> str:
-    """Say what helps if labels are shares of classes, as mixing samples leaves them."""
-    if labels.ndim != 2 or labels.shape[1] < 2:
-        return ""
-    return (
-        " If `collate_fn` or a hook mixes samples (mixup, CutMix), pass unmixed samples as a pair,"
-        " `reference=(inputs, labels)`."
+def read_training_data(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    asked: "BoundaryUncertaintyMonitor",
+    how_many: Callable[[int], int],
+    most: int | None,
+) -> Samples:
+    """Read the trainer's training samples, or those of `reference`; of a stream at `most` so many, 10,000 for None."""
+    reference: Any = asked.reference
+    loader, n_batches, name = trainer.train_dataloader, trainer.num_training_batches, "Training data"
+    if reference is not None:
+        is_loader = isinstance(reference, DataLoader)
+        loader = reference if is_loader else DataLoader(reference, batch_size=reading.READ_BATCH)
+        n_batches, name = math.inf, "`reference`"
+    if not isinstance(loader, DataLoader):
+        raise MisconfigurationException(
+            f"{name}: samples are read from a single `torch.utils.data.DataLoader`, got {type(loader).__name__}."
+            f" {_WAY_OUT}"
+        )
+    limit = most or _STREAM_SAMPLES
+    read = partial(
+        reading.read_loader,
+        loader,
+        seed=asked.seed,
+        keys=Keys(asked.input_key, asked.label_key, pl_module),
+        n_batches=n_batches,
+        unwrap=lambda sampler: users_sampler(sampler, trainer),
+        transform=_batch_hooks(trainer, pl_module),
+        looks_for_augmentation=reference is None,
+        has_progress_bar=trainer.progress_bar_callback is not None,
     )
+    with misconfigured(UnreadableError, before=f"{name}: ", after=f" {_WAY_OUT}"):
+        try:
+            samples = read(how_many, stream_limit=limit, max_bytes=asked.max_bytes)
+        except TooManyBytesError as error:
+            n_fitting = max(error.n_fitting, asked.n_neighbors)
+            samples = read(lambda n_training: min(how_many(n_training), n_fitting), stream_limit=min(limit, n_fitting))
+    if isinstance(loader.dataset, IterableDataset):
+        n_read, n_bytes = samples.n_training, samples.inputs[:1].nbytes
+        said = f"Boundary uncertainty reads the first {min(n_read, limit)} samples of {type(loader.dataset).__name__}"
+        if n_read >= limit:
+            rank_zero_info(f"{said}{'' if most else '; `max_samples` sets another number'}.")
+        elif asked.max_bytes is not None and (n_read + 1) * n_bytes > asked.max_bytes:
+            rank_zero_info(f"{said}, to take no more than {asked.max_bytes} bytes. To change it: `max_bytes`.")
+    if samples.is_random:
+        rank_zero_info(
+            f"{name}: a sample differs each time it is read (random augmentation). Boundary uncertainty reads each"
+            " sample once and perturbs that draw. To change it: `reference=` takes other samples."
+        )
+    return samples
+
+
+def _batch_hooks(trainer: Trainer, pl_module: LightningModule) -> Callable[[Any], Any] | None:
+    """Function that does to a batch what the trainer does before the module gets it; None if no hook is the user's."""
+    selector = trainer._data_connector._datahook_selector
+    if selector is None or not any(_is_users(selector.get_instance(name), name) for name in _BATCH_HOOKS):
+        return None
+
+    def transform(batch: Any) -> Any:
+        with preserved_attributes(pl_module):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = pl_module._on_before_batch_transfer(batch, dataloader_idx=0)
+            return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+    return transform
+
+
+def _is_users(owner: Any, name: str) -> bool:
+    """Tell if a method is not Lightning's own."""
+    defining = next(one for one in (owner, *type(owner).__mro__) if name in vars(one))
+    return defining is owner or defining.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
+
+
+def users_sampler(sampler: Any, trainer: Trainer) -> Any:
+    """The user's own sampler, if Lightning has wrapped it to share it among processes."""
+    wrapper = library_of(trainer).trainer.connectors.data_connector.DistributedSamplerWrapper
+    while isinstance(sampler, wrapper):
+        sampler = sampler.dataset._sampler
+    return sampler
+
+
+def _describe(samples: Samples) -> str:
+    if samples.is_stratified is None:
+        return f"{len(samples.inputs)} samples"
+    kind = "stratified random" if samples.is_stratified else "random"
+    return f"a {kind} {len(samples.inputs)} of {samples.n_training} training samples"
+
+
+def _is_pair(value: Any) -> TypeGuard[tuple[Any, Any]]:
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def check_reference(value: Any) -> None:
+    """Raise unless `value` is None, a pair, a loader, or a dataset: what has a length and samples by number."""
+    is_alike = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, _NO_DATASETS)
+    if not (value is None or _is_pair(value) or is_alike or isinstance(value, Dataset | DataLoader)):
+        raise TypeError(
+            f"`reference` must be a pair (inputs, labels), a Dataset or a DataLoader, got {type(value).__name__}."
+        )

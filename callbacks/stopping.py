@@ -1,45 +1,51 @@
 """Stopping a training, and keeping the right checkpoint, without validation data."""
 
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from bu_torch.callbacks.companion import Companion
-from bu_torch.callbacks.concluder import bring_default_checkpoints_back
-from bu_torch.callbacks.habitual_arguments import INSTEAD, without
-from bu_torch.callbacks.installation import install
+from bu_torch.callbacks.companion import Companion, VerdictBearerMixin
+from bu_torch.callbacks.concluder import ConcluderMixin
 from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin
-from bu_torch.callbacks.lightning_trees import FITTING, LightningModule, MisconfigurationException, Trainer, library_of
-from bu_torch.callbacks.monitor import BoundaryUncertaintyMonitor
-from bu_torch.callbacks.optimizers import RAW_WEIGHTS
-from bu_torch.callbacks.results import StoppingResults
-from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
+from bu_torch.callbacks.lightning_trees import (
+    FITTING,
+    LightningModule,
+    MisconfigurationException,
+    Trainer,
+    library_of,
+    misconfigured,
+    put_aside,
+)
+from bu_torch.callbacks.monitor import INSTEAD, BoundaryUncertaintyMonitor, without
+from bu_torch.callbacks.weights import RAW_WEIGHTS
 from bu_torch.internal.inputs import check_flag
-from bu_torch.run.settings import MeasurementSettings, Settings
+from bu_torch.run.results import KeptResults
+from bu_torch.run.settings import Settings
 from bu_torch.signals.catalogue import SIGNALS
 
 
 @without(INSTEAD)
 @dataclass(kw_only=True, eq=False, repr=False)
-class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertaintyMonitor):
+class BoundaryUncertaintyStopping(KeptResults, Settings, BoundaryUncertaintyMonitor):
     """Stop a training when its decision boundary gets no better, and keep the best epoch, without validation data.
 
     `Trainer(callbacks=[BoundaryUncertaintyStopping()])` is all there is to it. The callback measures what
     `BoundaryUncertaintyMonitor` measures, of a moving average of the weights at the checks (`averaging`). By default
     the score is the expected accuracy at the perturbed samples (`rule`). Training stops after `patience` checks without
-    a larger score, and of the epochs within half a standard error of the largest the most trusted is kept. With
-    `every_n_train_steps` checks are made within epochs, and one of those steps is kept. Whether patience,
-    `max_epochs`, `max_time` or Ctrl-C ends training, the module then holds the kept average and a checkpoint of it lies
-    on disk, with the weights of training under `raw_state_dict`; after any other exception the weights stay as they are
-    and a line says where the checkpoint is. Training itself is the same to the bit with and without this callback.
+    a larger score, and of the epochs (with `every_n_train_steps`, of the steps) within half a standard error of the
+    largest the most trusted is kept. Whether patience, `max_epochs`, `max_time` or Ctrl-C ends training, the module
+    then holds the kept average and a checkpoint of it lies on disk, with the weights of training under
+    `raw_state_dict`; after any other exception the weights stay as they are and a line says where the checkpoint is.
+    Training itself is the same to the bit with and without this callback.
 
     Stopping and saving are Lightning's: private subclasses of `EarlyStopping` and `ModelCheckpoint` are put behind
     this callback in `trainer.callbacks` when a fit begins. The checkpoint is the trainer's first, so
-    `ckpt_path="best"` loads it. With `Trainer(enable_checkpointing=False)` the best weights are kept in memory and
-    `best_model_path` is empty.
+    `ckpt_path="best"` loads it. `Trainer(enable_checkpointing=False)` keeps the best weights in memory.
 
     Args:
         restore_best_weights: Load the kept epoch's weights into the module when training ends.
@@ -48,12 +54,10 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         filename: Name of the checkpoint, a template as of `ModelCheckpoint`, with the names of `history` and of what
             the module logs: `"{epoch}-{expected_accuracy:.3f}"`. None for `"boundary-{epoch}-{step}"`. If the file
             exists, a version is added (`-v1`). A run that resumes does not delete the earlier best file of such a name.
-        save_weights_only: Leave out of the checkpoint what a run resumes from: the states of optimisers, schedulers and
-            callbacks. The file can be tested and loaded, but `fit(ckpt_path=...)` refuses it. Refused beside
-            `WeightAveraging`, whose average Lightning leaves out of such files.
+        save_weights_only: Leave out of the checkpoint the states of optimisers, schedulers and callbacks:
+            `fit(ckpt_path=...)` refuses such a file. Refused beside `WeightAveraging`, whose average it would lack.
         verbose: Log improvements and checkpoints in the words of `EarlyStopping` and `ModelCheckpoint`.
-        **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
-            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; and all of `BoundaryUncertaintyMonitor`.
+        **settings: Those of `bu_torch.run.settings.Settings` and of `BoundaryUncertaintyMonitor`.
 
     Attributes:
         best_epoch: The kept epoch (`trainer.current_epoch`, 0-based, equal to `checkpoint["epoch"]`); None before the
@@ -67,8 +71,7 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         record_path: As in `BoundaryUncertaintyMonitor`.
 
     Raises:
-        MisconfigurationException: On arguments out of range; at the start of training if samples cannot be found or
-            are not fit for the method.
+        MisconfigurationException: As in `BoundaryUncertaintyMonitor`.
 
     Example:
         >>> import lightning as L
@@ -104,9 +107,8 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
     def as_published(cls, **overrides: Any) -> Self:
         """Callback that selects as Ha et al. (2021) do: the largest boundary uncertainty of the weights as they are.
 
-        One draw of all training samples, Algorithm 1, in the space of the inputs. It costs a forward pass of all of
-        them a check, and keeps worse epochs than the default: `docs/limits.md` compares `rule="boundary_uncertainty"`.
-        `overrides` are arguments that take the place of these.
+        One draw of all training samples, Algorithm 1, in the space of the inputs: a check passes all of them. It keeps
+        worse epochs than the default (`docs/limits.md`). `overrides` take the place of these arguments.
         """
         published: dict[str, Any] = {"rule": "boundary_uncertainty", "averaging": None, "n_draws": 1, "budget": None}
         published |= {"max_bytes": None, "feature_extractor": "inputs", "perturbation": "random"}
@@ -127,20 +129,22 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == FITTING:
-            averaging = library_of(trainer).stochastic_weight_averaging
+            averaging = library_of(trainer).callbacks.StochasticWeightAveraging
             if self.restore_best_weights and any(isinstance(one, averaging) for one in trainer.callbacks):
                 rank_zero_warn(
                     "StochasticWeightAveraging puts its average into the model when training ends, and the weights of"
                     " the kept epoch then replace it. To change it: `restore_best_weights=False` leaves the average."
                 )
-            restoring = [c for c in trainer.callbacks if isinstance(c, type(self)) and c.restore_best_weights]
+            restoring = [one for one in trainer.callbacks if isinstance(one, type(self)) and one.restore_best_weights]
             if len(restoring) > 1 and self is restoring[0]:
                 rank_zero_warn(
                     f"{len(restoring)} callbacks restore the weights of their kept epoch when training ends, and the"
                     " first one's checkpoint is `ckpt_path='best'`. To change it: `restore_best_weights=False` for all"
                     " but one."
                 )
-            bring_default_checkpoints_back(trainer, pl_module)
+            for callback in trainer.callbacks:
+                if isinstance(callback, ConcluderMixin):
+                    callback.bring_default_checkpoint_back(trainer, pl_module)
             self._install(trainer, pl_module)
             self._check_saving(trainer)
 
@@ -153,34 +157,24 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
     def _check_saving(self, trainer: Trainer) -> None:
         """Refuse or warn of what cannot be saved as asked for."""
         if isinstance(self._keeper, MemoryKeeperMixin):
-            given = [name for name in ("dirpath", "filename", "save_weights_only") if getattr(self, name)]
+            given = [f"`{name}`" for name in ("dirpath", "filename", "save_weights_only") if getattr(self, name)]
             if given:
-                names = ", ".join(f"`{name}`" for name in given)
-                rank_zero_warn(f"The trainer writes no checkpoints: {names} has no effect.")
+                rank_zero_warn(f"The trainer writes no checkpoints: {', '.join(given)} has no effect.")
             return
-        averaging = library_of(trainer).weight_averaging
+        averaging = library_of(trainer).callbacks.WeightAveraging
         if self.save_weights_only and any(isinstance(one, averaging) for one in trainer.callbacks):
             raise MisconfigurationException(
                 "`save_weights_only=True` cannot be used beside WeightAveraging: such a checkpoint lacks the average,"
                 " which is measured."
             )
         if self._keeper is not None and self.filename is not None:
-            try:
-                of_signals = dict.fromkeys(SIGNALS, torch.tensor(0.5, dtype=torch.float64))
-                places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
-                self._keeper.format_checkpoint_name(places | of_signals)
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise MisconfigurationException(
-                    f"`filename` must be a template as `ModelCheckpoint` takes, such as"
-                    f" '{{epoch}}-{{expected_accuracy:.3f}}', got {self.filename!r}: {error}"
-                ) from error
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do nothing: a companion concludes the fit when all other callbacks have ended."""
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Do nothing but stop watching: a companion concludes the fit."""
-        self._fit.break_off()
+            places = dict.fromkeys(("epoch", "step"), torch.tensor(0))
+            example = "'{epoch}-{expected_accuracy:.3f}'"
+            before = (
+                f"`filename` must be a template as `ModelCheckpoint` takes, such as {example}, got {self.filename!r}"
+            )
+            with misconfigured(AttributeError, IndexError, KeyError, TypeError, ValueError, before=f"{before}: "):
+                self._keeper.format_checkpoint_name(places | dict.fromkeys(SIGNALS, torch.tensor(0.5).double()))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.tracker.average is not None and (raw := self.tracker.average.put_aside()):
@@ -206,14 +200,16 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
             companion.on_train_start(trainer, pl_module)
 
     @property
-    def is_comparable(self) -> bool:
-        """True if what is measured from now on can be compared with any check so far."""
-        return self.tracker.checks.is_comparable
+    def _kept(self) -> dict[str, Any] | None:
+        return None if self._keeper is None or self._keeper.best_epoch is None else self.tracker.kept
 
     @property
-    def new_score(self) -> float | None:
-        """Score of the check that was made in the hook that runs; None if none was made, or if it does not count."""
-        return self.tracker.checks.last_score if self._fit.has_checked else None
+    def best_model_path(self) -> str:
+        return "" if self._keeper is None else self._keeper.best_model_path
+
+    @property
+    def stopped_epoch(self) -> int | None:
+        return self._bearer.stopped_epoch if self._bearer is not None and self._bearer.has_stopped else None
 
     def _check_settings(self) -> None:
         super()._check_settings()
@@ -226,5 +222,91 @@ class BoundaryUncertaintyStopping(StoppingResults, Settings, BoundaryUncertainty
         if self.filename == "":
             raise ValueError("`filename` must not be empty; None gives the default name.")
 
-    def _tracked_settings(self) -> MeasurementSettings:
-        return Settings.of(self)
+
+@cache
+def _classes(library: Any) -> dict[str, Any]:
+    """Verdict bearer, keeper, memory keeper and concluder as subclasses of a trainer's own, by their names."""
+    theirs = library.callbacks
+    bases = {
+        VerdictBearerMixin: theirs.EarlyStopping,
+        KeeperMixin: theirs.ModelCheckpoint,
+        MemoryKeeperMixin: theirs.Checkpoint,
+        ConcluderMixin: theirs.Callback,
+    }
+    named = {own.__name__.removesuffix("Mixin"): (own, base) for own, base in bases.items()}
+    return {name: type(name, of, {"__doc__": of[0].__doc__, "library": library}) for name, of in named.items()}
+
+
+def blank(tree: str, name: str) -> Any:
+    """A companion with nothing in it yet, to be unpickled."""
+    cls = _classes(import_module(tree))[name]
+    return cls.__new__(cls)
+
+
+def install(
+    trainer: Trainer, owner: BoundaryUncertaintyStopping
+) -> tuple[VerdictBearerMixin, KeeperMixin | MemoryKeeperMixin]:
+    """Put fresh companions into `trainer.callbacks`, in place of those of an earlier fit.
+
+    Lightning walks over the list meanwhile, so it is replaced. The keeper stands before any other checkpoint callback:
+    `ckpt_path="best"` is its file. Both stand behind each `EarlyStopping` of the user's, which
+    `trainer.early_stopping_callback` is to be, and whose state of the same epoch the keeper's file is to hold.
+    """
+    before = trainer.callbacks
+    present = [
+        one for one in before if not isinstance(one, Companion) or (one.owner is not owner and one.owner in before)
+    ]
+    library = library_of(trainer)
+    made = _classes(library)
+    of_library = [one for one in present if isinstance(one, library.callbacks.Checkpoint)]
+    writes_checkpoints = any(not isinstance(one, MemoryKeeperMixin) for one in of_library)
+    bearer = made["VerdictBearer"](owner)
+    keeper = made["Keeper" if writes_checkpoints else "MemoryKeeper"](owner)
+    concluder = made["Concluder"](owner, _default_checkpoint(before, library))
+    for companion in (bearer, keeper, concluder):
+        put_aside(companion, library.callbacks.Callback)
+    if owner.every_n_train_steps is None:
+        put_aside(keeper, type(keeper))
+        if not trainer.min_steps:  # which may be reached, and end training, in the middle of an epoch
+            put_aside(bearer, type(bearer))
+    bearer_at, keeper_at = _places(present, owner, library)
+    present.insert(bearer_at, bearer)
+    present.insert(keeper_at + (keeper_at == bearer_at), keeper)
+    trainer.callbacks = [*present, concluder]
+    return bearer, keeper
+
+
+def _default_checkpoint(callbacks: list[Any], library: Any) -> Any:
+    """The `ModelCheckpoint` that Lightning adds, or that a user has made without arguments; None if there is none."""
+    default = library.callbacks.ModelCheckpoint
+    theirs = [one for one in callbacks if _is_checkpoint_of_others(one, library)]
+    if len(theirs) != 1:
+        return None
+    (found,) = theirs
+    if any(isinstance(one, ConcluderMixin) and found is one.default_checkpoint for one in callbacks):
+        return found  # its folder has been set since
+    return found if type(found) is default and _plain(found) == _plain(default()) else None
+
+
+def _plain(callback: Any) -> dict[str, Any]:
+    return {
+        name: value for name, value in vars(callback).items() if value is None or isinstance(value, bool | int | str)
+    }
+
+
+def _places(present: list[Any], owner: BoundaryUncertaintyStopping, library: Any) -> tuple[int, int]:
+    """Places of bearer and keeper in the list."""
+    own = present.index(owner)
+
+    def is_before_bearer(one: Any) -> bool:
+        if isinstance(one, Companion):  # the first owner's keeper is "best"
+            return one.owner in present[:own] and not isinstance(one, ConcluderMixin)
+        return isinstance(one, library.callbacks.EarlyStopping)
+
+    bearer_at = 1 + max([own, *(place for place, one in enumerate(present) if is_before_bearer(one))])
+    checkpoints = (place for place, one in enumerate(present) if _is_checkpoint_of_others(one, library))
+    return bearer_at, min([bearer_at, *checkpoints])
+
+
+def _is_checkpoint_of_others(one: Any, library: Any) -> bool:
+    return isinstance(one, library.callbacks.Checkpoint) and not isinstance(one, Companion)

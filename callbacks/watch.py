@@ -1,24 +1,22 @@
-"""Watching the first batches: does training call the network as a check does?
+"""Watching the first batches: a module that prepares inputs in `training_step` gets others than a check gives it."""
 
-A module may prepare its inputs in `training_step`, where nothing can be read off. Then a check would look at inputs
-that the network never meets.
-"""
-
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from bu_torch.callbacks.averages import SHARDED
 from bu_torch.callbacks.lightning_trees import LightningModule, MisconfigurationException, Trainer
 from bu_torch.callbacks.network import CHANGE_INPUTS, SEVERAL_TENSORS, NetworkReader
+from bu_torch.callbacks.weights import SHARDED
 from bu_torch.samples.batches import Keys, split_batch
 from bu_torch.samples.samples import UnreadableError, packed
 
+# The tensors that a module was called with, by the names of the keywords or their places.
+_Call = dict[str | int, Tensor]
 _MOST_BATCHES = 5  # until the network has been called
 _OF_BYTES = (
     "A check calls `forward` with floating-point numbers: let it scale them as it scales bytes, or scale them in"
@@ -29,61 +27,63 @@ _SHIFTED = 0.5  # standard deviations
 _STRETCHED = 2.0
 _KEPT = 0.2  # of the values
 _MASKED = 0.95
-AFTER_BYTES = ", behind a layer that takes integers"
-
-
-# The tensors that a module was called with, by the names of the keywords or their places.
-_Call = dict[str | int, Tensor]
+_AFTER_BYTES = ", behind a layer that takes integers"
 
 
 class Watch:
-    """Compares what the network gets in training with what a check gives it."""
+    """Compares the first call in training with that of a check of the same batch.
+
+    The module itself is looked at where the step calls it (`self(x)`), else the first of its parts that a check calls
+    (`self.net(x)`), or the first part of that one, and so on: they get their inputs before any layer has run.
+    """
 
     def __init__(self, network: NetworkReader, keys: Keys) -> None:
         self._network, self._keys = network, keys
-        self._witness: Witness | None = None
+        self._is_on = False
         self._n_batches = 0
+        self._labels: Tensor | None = None
+        self._handles: list[Any] = []
+        self.expected: dict[nn.Module, _Call] = {}  # calls of a check
+        self.got: dict[nn.Module, _Call] = {}  # those of training
 
     def begin(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
-        """Prepare to compare what the network gets in this step with what a check would give it."""
-        if type(trainer.strategy).__name__ in SHARDED or not Witness.can_watch(pl_module):
+        """Prepare to compare what the network gets in this step."""
+        if type(trainer.strategy).__name__ in SHARDED or not can_be_watched(pl_module):
             return
-        self._witness = witness = Witness(pl_module)  # in each process: all decide together
+        self._is_on = True  # in each process: all decide together
         # A batch that cannot be taken apart could not be read as a sample either.
-        with contextlib.suppress(UnreadableError, TypeError, MisconfigurationException):
-            inputs, labels = split_batch(batch, self._keys._replace(network=pl_module))
-            several = packed(inputs)
-            witness.rehearse(lambda: self._network.read(trainer, pl_module, pl_module, *several, is_whole=True), labels)
-            witness.watch()
+        with suppress(UnreadableError, TypeError, MisconfigurationException):
+            several, labels = split_batch(batch, self._keys._replace(network=pl_module))
+            inputs, packing = packed(several)
+            check = partial(self._network.read, trainer, pl_module, inputs, packing, is_whole=True)
+            self.rehearse(pl_module, check, labels)
+            self.listen()
 
     def end(self) -> None:
         """Stop watching."""
-        if self._witness is not None:
-            self._witness.leave()
-        self._witness = None
+        self._remove_hooks()
+        self._is_on, self.expected, self.got, self._labels = False, {}, {}, None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Pause during a check, whose calls are none of training's."""
-        if self._witness is not None:
-            self._witness.leave()
+        self._remove_hooks()
         yield
-        if self._witness is not None:
-            self._witness.watch()
+        if self._is_on:
+            self.listen()
 
     def end_batch(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the calls of the batch that has ended; all processes together, whatever each has seen."""
-        witness = self._witness
-        if witness is None:
+        if not self._is_on:
             return
         self._n_batches += 1
-        objection = witness.objection()
+        objection = self.objection()
         if trainer.strategy.reduce_boolean_decision(bool(objection), all=False):
             self.end()
             way_out = CHANGE_INPUTS
             if "tensor" in objection:
                 way_out = SEVERAL_TENSORS
-            elif AFTER_BYTES in objection:
+            elif _AFTER_BYTES in objection:
                 way_out = _OF_BYTES
             raise MisconfigurationException(
                 "In training, the network gets inputs that differ from those of the batches"
@@ -91,67 +91,32 @@ class Watch:
                 " so it would measure at inputs that the network never gets."
                 f" {way_out}"
             )
-        has_seen = trainer.strategy.reduce_boolean_decision(bool(witness.got), all=False)
-        is_enough = has_seen or self._n_batches == _MOST_BATCHES or trainer.is_last_batch
-        if is_enough and not has_seen and witness.expected:
+        has_seen = trainer.strategy.reduce_boolean_decision(bool(self.got), all=False)
+        if not (has_seen or self._n_batches == _MOST_BATCHES or trainer.is_last_batch):
+            return
+        if not has_seen and self.expected:
             rank_zero_warn(
                 f"Training has not called `{type(pl_module).__name__}` or its first layers, but a check calls"
                 " `forward`. If `training_step` takes another path through the network, the scores do not describe the"
                 " trained network."
             )
-        if is_enough:
-            self.end()
+        self.end()
 
-
-class Witness:
-    """Compares the first call of a training step with that of a check of the same inputs.
-
-    The module itself is looked at where the step calls it (`self(x)`), else the first of its parts that a check calls
-    (`self.net(x)`), or the first part of that one, down to the first that has none. All of these get their inputs
-    before anything has run that dropout or batch norm could change.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self.expected: dict[nn.Module, _Call] = {}  # calls of a check
-        self.got: dict[nn.Module, _Call] = {}  # those of training
-        self._labels: Tensor | None = None
-        self._handles: list[Any] = []
-
-    @staticmethod
-    def can_watch(module: nn.Module) -> bool:
-        """Tell if the calls of this module can be seen without changing how it runs: not those of compiled ones."""
-        if getattr(module, "_compiler_ctx", None) is not None:
-            return False
-        return not any(
-            type(part).__name__ == "OptimizedModule"
-            or getattr(part, "_compiled_call_impl", None) is not None
-            or isinstance(part, torch.jit.ScriptModule)
-            for part in module.modules()
-        )
-
-    def rehearse(self, check: Callable[[], Any], labels: Tensor) -> None:
-        """Make the call of a check, and remember what the module and its first parts get.
-
-        A `forward` that takes the `labels` of the batch too is no different for it.
-        """
-        self._labels = _kept(labels)
-        self._listen(list(self._module.modules()), self.expected, until_one_returns=True)
+    def rehearse(self, module: nn.Module, check: Callable[[], Any], labels: Tensor) -> None:
+        """Make the call of a check, and remember what the module and its first parts get, but for the `labels`."""
+        self._labels = labels.detach().to("cpu", copy=True)
+        parts = list(module.modules())
+        listener = self._add_hooks(parts, self.expected)
+        self._handles += [part.register_forward_hook(listener.end) for part in parts]
         try:
             check()
         finally:
-            self.leave()
+            self._remove_hooks()
 
-    def watch(self) -> None:
+    def listen(self) -> None:
         """Look at the next calls in training."""
         self.got.clear()
-        self._listen(list(self.expected), self.got)
-
-    def leave(self) -> None:
-        """Take all hooks away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._add_hooks(self.expected, self.got)
 
     def objection(self) -> str:
         """Say how the call in training differed from that of a check; "" if it did not, or if none was seen."""
@@ -161,49 +126,59 @@ class Witness:
                 continue
             if found := difference(expected, self.got[module], self._labels):
                 return f"{found}{of_bytes}"
-            if not _is_cast(expected, self.got[module]):
+            pairs = zip(expected.values(), self.got[module].values(), strict=False)
+            if not any(first.is_floating_point() and not second.is_floating_point() for first, second in pairs):
                 return ""
             # What takes bytes may scale them, and leave numbers as they are: its parts tell.
-            of_bytes = AFTER_BYTES
+            of_bytes = _AFTER_BYTES
         return ""
 
-    def _listen(
-        self, modules: list[nn.Module], seen: dict[nn.Module, _Call], *, until_one_returns: bool = False
-    ) -> None:
-        listener = _Listener(seen, self._labels)
-        self._handles = [
-            module.register_forward_pre_hook(listener, with_kwargs=True, prepend=True) for module in modules
-        ]
-        if until_one_returns:
-            self._handles += [module.register_forward_hook(listener.end) for module in modules]
+    def _add_hooks(self, modules: Iterable[nn.Module], seen: dict[nn.Module, _Call]) -> "_Listener":
+        hook = _Listener(seen, self._labels)
+        self._handles = [module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True) for module in modules]
+        return hook
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def can_be_watched(module: nn.Module) -> bool:
+    """Tell if hooks would not change how this module runs: it is not compiled."""
+    return getattr(module, "_compiler_ctx", None) is None and not any(
+        type(part).__name__ == "OptimizedModule"
+        or getattr(part, "_compiled_call_impl", None) is not None
+        or isinstance(part, torch.jit.ScriptModule)
+        for part in module.modules()
+    )
 
 
 class _Listener:
-    """A hook that remembers the first call of each module; a copy of the module gets one that is deaf."""
+    """A hook that remembers the first call of each module until one returns; copies of a module get a deaf one."""
 
-    def __init__(self, seen: dict[nn.Module, _Call], labels: Tensor | None) -> None:
-        self.seen, self.labels = seen, labels
-        self.has_ended = False
+    def __init__(self, seen: dict[nn.Module, _Call], labels: Tensor | None, has_ended: bool = False) -> None:
+        self._seen, self._labels, self._has_ended = seen, labels, has_ended
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module not in self.seen and not self.has_ended:
-            named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
-            tensors = {name: _kept(value) for name, value in _flat(named) if isinstance(value, Tensor)}
-            # A batch with its labels is none of inputs: DistributedDataParallel calls the module with the arguments of
-            # `training_step`.
-            labels, n_alone = self.labels, sum(isinstance(value, Tensor) for _, value in named)
-            is_batch = (
-                labels is not None and len(tensors) > n_alone and any(_is_of(one, labels) for one in tensors.values())
-            )
-            if tensors and not is_batch:
-                self.seen[module] = tensors
+        if module in self._seen or self._has_ended:
+            return
+        named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+        tensors = {  # on the CPU, where all numbers of all devices have their place
+            name: value.detach().to("cpu", copy=True) for name, value in _flat(named) if isinstance(value, Tensor)
+        }
+        # A batch with its labels is none of inputs: DistributedDataParallel calls the module with the arguments of
+        # `training_step`.
+        is_nested = len(tensors) > sum(isinstance(value, Tensor) for _, value in named)
+        is_batch = is_nested and any(_is_of(one, self._labels) for one in tensors.values())
+        if tensors and not is_batch:
+            self._seen[module] = tensors
 
     def end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Listen no more: a module has returned."""
-        self.has_ended = True
+        self._has_ended = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Deaf, ()
+        return _Listener, ({}, None, True)
 
 
 def _flat(named: list[tuple[str | int, Any]]) -> Iterator[tuple[str | int, Any]]:
@@ -217,25 +192,14 @@ def _flat(named: list[tuple[str | int, Any]]) -> Iterator[tuple[str | int, Any]]
             yield name, value
 
 
-class _Deaf:
-    """A hook that does nothing."""
+def difference(expected: _Call, got: _Call, labels: Tensor | None) -> str:
+    """Say how two calls differ; "" if their values are the same or distributed alike.
 
-    def __call__(self, *_: Any) -> None:
-        pass
-
-    end = __call__
-
-
-def difference(expected: dict[str | int, Tensor], got: dict[str | int, Tensor], labels: Tensor | None) -> str:
-    """Say how two calls differ; "" if one has the other's values, or values that are distributed alike.
-
-    Values differ in the augmentation and mixing of samples: the mean of a batch stays what it is, and so, nearly, does
-    its spread. Values that are shifted or stretched are other units.
+    Augmentation and mixing of samples keep the mean and nearly the spread of a batch; other units do not.
     """
     # A number that all samples share (a temperature, a rate) is no input.
     expected, got = ({name: value for name, value in call.items() if value.numel() > 1} for call in (expected, got))
-    if labels is not None:
-        got = {name: value for name, value in got.items() if not _is_of(value, labels)}
+    got = {name: value for name, value in got.items() if not _is_of(value, labels)}
     if not expected or not got:
         return ""
     if len(got) != len(expected):
@@ -257,32 +221,18 @@ def _difference(expected: Tensor, got: Tensor) -> str:
         return f"shape {tuple(got.shape)} instead of {tuple(expected.shape)}"
     if not expected.is_floating_point() and not got.is_floating_point():
         return ""  # numbers of tokens have no units
-    if expected.shape == got.shape and _is_close(expected.double().mean(dim=0), got.double().mean(dim=0)):
-        return ""  # mixed with one another
-    if expected.shape == got.shape and _is_partly_kept(expected.double(), got.double()):
-        return ""  # masked, or erased in parts
     before, after = expected.double(), got.double()
-    spread, found = float(before.std()), float(after.std())
-    shift = abs(float(after.mean() - before.mean()))
-    is_shifted = shift > _SHIFTED * max(spread, found)
-    is_stretched = max(spread, found) > _STRETCHED * min(spread, found)
-    if not (is_shifted or is_stretched):
+    if before.shape == after.shape and (
+        _is_close(before.mean(dim=0), after.mean(dim=0))  # mixed with one another
+        or _is_partly_kept(before, after)  # masked, or erased in parts
+    ):
         return ""
-    return (
-        f"values of mean {float(after.mean()):.3g} and standard deviation {found:.3g} instead of"
-        f" {float(before.mean()):.3g} and {spread:.3g}"
-    )
-
-
-def _kept(values: Tensor) -> Tensor:
-    """A copy on the CPU, where all numbers of all devices have their place."""
-    return values.detach().to("cpu", copy=True)
-
-
-def _is_cast(expected: _Call, got: _Call) -> bool:
-    """Tell if training hands over integers where a check hands over floating-point numbers."""
-    pairs = zip(expected.values(), got.values(), strict=False)
-    return any(first.is_floating_point() and not second.is_floating_point() for first, second in pairs)
+    middle, mean = float(before.mean()), float(after.mean())
+    spread, found = float(before.std()), float(after.std())
+    is_shifted = abs(mean - middle) > _SHIFTED * max(spread, found)
+    if is_shifted or max(spread, found) > _STRETCHED * min(spread, found):
+        return f"values of mean {mean:.3g} and standard deviation {found:.3g} instead of {middle:.3g} and {spread:.3g}"
+    return ""
 
 
 def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:
@@ -294,8 +244,10 @@ def _is_partly_kept(expected: Tensor, got: Tensor) -> bool:
     return is_masked or bool(is_kept[is_told].double().mean() > _KEPT)
 
 
-def _is_of(value: Tensor, labels: Tensor) -> bool:
+def _is_of(value: Tensor, labels: Tensor | None) -> bool:
     """Tell if a tensor holds the labels: as they are, as a column, or one-hot."""
+    if labels is None:
+        return False
     flat = labels.flatten()
     if value.numel() == flat.numel():
         return bool((value.flatten() == flat).all())

@@ -34,7 +34,7 @@ class ScriptedFit(Fit):
 
     def start_batch(self, trainer, pl_module, batch):
         super().start_batch(trainer, pl_module, batch)
-        self._watch.end()
+        self.watch.end()
 
     def _measure(self, trainer, pl_module):
         script = self._callback.script

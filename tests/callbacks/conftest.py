@@ -1,10 +1,9 @@
 import pytest
 
 from bu_torch.callbacks import keeper
-from bu_torch.callbacks.best_file import OwnFiles
 
 
 @pytest.fixture
 def new_process(monkeypatch):
     """From now on, files that this process has written count as another's."""
-    return lambda: monkeypatch.setattr(keeper, "_OWN_FILES", OwnFiles())
+    return lambda: monkeypatch.setattr(keeper, "_OWN_FILES", {})

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
-from bu_torch.callbacks.optimizers import RAW_WEIGHTS
+from bu_torch.callbacks.weights import RAW_WEIGHTS
 from bu_torch.report import read_record
 from bu_torch.run.averaging import WeightAverage
 

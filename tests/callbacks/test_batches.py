@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.watch import Witness, difference
+from bu_torch.callbacks.watch import Watch, can_be_watched, difference
 
 X, Y = blobs()
 BYTES = (X * 25 + 128).clamp(0, 255).byte()
@@ -279,45 +279,46 @@ class TestWitness:
         assert not any(seen)
 
     def test_what_is_compiled_is_not_watched(self):
-        assert Witness.can_watch(Classifier())
+        assert can_be_watched(Classifier())
         scripted, compiled, within, by_itself = Classifier(), Classifier(), Classifier(), Classifier()
         scripted.net = torch.jit.script(scripted.net)
         compiled._compiler_ctx = {"compiler": "dynamo"}  # as Lightning marks it
         within.net = torch.compile(within.net)
         by_itself.net[0].compile()
         for module in (scripted, compiled, within, by_itself):
-            assert not Witness.can_watch(module)
+            assert not can_be_watched(module)
 
     def test_a_call_without_tensors_is_none(self):
         """As DistributedDataParallel calls the module with the arguments of `training_step`."""
         module = nn.Linear(4, 3)
-        witness = Witness(module)
-        witness.rehearse(lambda: module(X), Y)
-        witness.watch()
+        watch = Watch(None, None)
+        watch.rehearse(module, lambda: module(X), Y)
+        watch.listen()
         for hook in list(module._forward_pre_hooks.values()):
             hook(module, ([X, Y], 0), {})
         module(X / 255)
-        witness.leave()
-        assert "values of mean" in witness.objection()
+        assert "values of mean" in watch.objection()
+        watch.end()
         assert not module._forward_pre_hooks
 
     def test_a_copy_made_while_training_is_watched_has_no_ears(self):
         module = Classifier()
-        witness = Witness(module)
-        witness.rehearse(lambda: module(X), Y)
-        witness.watch()
+        watch = Watch(None, None)
+        watch.rehearse(module, lambda: module(X), Y)
+        watch.listen()
         twin = copy.deepcopy(module)
         assert pickle.dumps(module)
-        witness.leave()
+        got = watch.got
+        watch.end()
         twin(X)
-        assert not witness.got
+        assert not got
 
     def test_what_is_not_called_is_not_judged(self):
         module = Classifier()
-        witness = Witness(module)
-        assert witness.objection() == ""
-        witness.rehearse(lambda: module(X), Y)
-        assert witness.objection() == ""
+        watch = Watch(None, None)
+        assert watch.objection() == ""
+        watch.rehearse(module, lambda: module(X), Y)
+        assert watch.objection() == ""
 
 
 def test_numbers_of_tokens_have_no_units():

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from problems import Classifier, Weights, blobs, loader, same, state_of, trainer
 
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopping
-from bu_torch.callbacks.best_file import OwnFiles
+from bu_torch.callbacks import keeper
 
 
 class Bomb:
@@ -145,15 +145,15 @@ def test_a_pipe_that_takes_the_place_of_the_best_is_not_waited_for(tmp_path):
         trainer(tmp_path, stopping, Swap(), max_epochs=2).fit(Classifier(), loader(*blobs()))
 
 
-def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path):
-    own, path = OwnFiles(), tmp_path / "best.ckpt"
+def test_a_file_of_the_same_size_and_time_is_another_s(tmp_path, monkeypatch):
+    path = tmp_path / "best.ckpt"
     path.write_bytes(b"ours")
-    own.add(str(path))
-    assert str(path) in own
+    monkeypatch.setattr(keeper, "_OWN_FILES", {str(path): keeper.identity(str(path))})
+    assert keeper.is_own(str(path))
     found = path.stat()
     path.write_bytes(b"evil")
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert str(path) not in own
+    assert not keeper.is_own(str(path))
 
 
 def test_a_name_with_escapes_is_logged_without(tmp_path, log):

@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from problems import fit
 from scripted import Scripted
 
-from bu_torch.callbacks.idle_hooks import OF_BATCHES
+from bu_torch.callbacks.lightning_trees import OF_BATCHES
 
 USED = ["on_train_batch_start", "on_before_backward", "on_train_batch_end"]
 

@@ -12,7 +12,7 @@ from problems import Classifier, blobs, loader, same, state_of, trainer
 from scripted import Scripted, ScriptedFit
 from torch import nn
 
-from bu_torch.callbacks.restoring import changed_by_training, listed
+from bu_torch.callbacks.concluder import changed_by_training, listed
 from bu_torch.report import read_record
 
 

@@ -10,9 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 
 from bu_torch import Signals
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
-from bu_torch.callbacks.training_data import read_training_data
+from bu_torch.callbacks.samples import read_training_data
 from bu_torch.run import caching
-from bu_torch.samples.batches import NO_KEYS
 from bu_torch.samples.subset import stratified_rows
 
 
@@ -100,8 +99,8 @@ class Endless(IterableDataset):
             yield from zip(*blobs(), strict=True)
 
 
-READ_ALL = {"how_many": lambda n_training: n_training, "most": None, "keys": NO_KEYS, "seed": 0, "transform": None}
-READ_ALL |= {"max_bytes": None, "n_least": 1}
+def read_reference(trainer, data, most=None):
+    return read_training_data(trainer, None, BoundaryUncertaintyMonitor(reference=data), lambda n: n, most)
 
 
 class TestFindingTheData:
@@ -143,7 +142,7 @@ class TestFindingTheData:
         own = SubsetRandomSampler(range(60))
         wrapped = DistributedSamplerWrapper(own, num_replicas=2, rank=0)
         data = DataLoader(TensorDataset(*blobs()), sampler=wrapped, batch_size=30)
-        assert read_training_data(trainer(tmp_path), reference=data, **READ_ALL).rows.tolist() == list(range(60))
+        assert read_reference(trainer(tmp_path), data).rows.tolist() == list(range(60))
 
     def test_limited_batches_in_order_leave_the_rest_out(self, tmp_path):
         monitor = Reading(n_draws=1)
@@ -159,7 +158,7 @@ class TestFindingTheData:
 
     @pytest.mark.parametrize(("most", "n_read"), [(300, 300), (None, 10_000)])
     def test_endless_stream_is_cut_off(self, tmp_path, log, most, n_read):
-        samples = read_training_data(trainer(tmp_path), reference=Endless(), **{**READ_ALL, "most": most})
+        samples = read_reference(trainer(tmp_path), Endless(), most)
         assert len(samples.inputs) == n_read
         assert f"reads the first {n_read} samples of Endless" in log.text
         assert ("`max_samples` sets another number" in log.text) == (most is None)

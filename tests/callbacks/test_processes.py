@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from problems import Classifier, blobs, loader, trainer
 
 from bu_torch import BoundaryUncertaintyStopping
-from bu_torch.callbacks.processes import share
+from bu_torch.callbacks.network import share
 
 COMMON = """
 import json, os, sys, warnings
@@ -23,7 +23,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from problems import Classifier, blobs, loader, trainer
 from bu_torch import BoundaryUncertaintyStopping, Signals
-from bu_torch.callbacks.processes import in_each, in_first
+from bu_torch.callbacks.network import in_each, in_first
 folder = Path({folder!r})
 
 class Weights(Callback):

@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from bu_torch.callbacks.training_data import users_sampler
+from bu_torch.callbacks.samples import users_sampler
 from bu_torch.samples.balance import weights_of
 from bu_torch.samples.reading import read_loader, read_samples
 from bu_torch.samples.samples import choose_among, fewer_of, whole_samples
