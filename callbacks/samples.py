@@ -20,8 +20,7 @@ from bu_torch.internal.packing import Packing
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run import messages
-from bu_torch.run.budget import Plan, count_operations
-from bu_torch.run.settings import as_file
+from bu_torch.run.budget import Plan, count_operations, plan
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import Keys
 from bu_torch.samples.samples import Samples, fewer_of, whole_samples
@@ -120,7 +119,7 @@ class CheckSamples:
             fingerprint = self._tracker.prepare(
                 samples,
                 module=self._module_as_space(trainer, pl_module),
-                cache=None if trainer.fast_dev_run else as_file(self._callback.cache),
+                cache=None if trainer.fast_dev_run else self._callback.cache,
                 has_progress_bar=trainer.progress_bar_callback is not None,
                 tell=rank_zero_info,
                 class_weight=self.loss_weights.found,
@@ -176,9 +175,8 @@ class CheckSamples:
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Different samples that all processes train on between two checks.
         n_visited = int(min(n_training, self._schedule.n_batches(trainer) * batch_size * trainer.world_size))
-        return self._tracker.groundwork.planned(
-            n_training, n_visited, n_operations, n_bytes=n_bytes, max_samples=n_training if takes_all else None
-        )
+        max_samples = n_training if takes_all else None
+        return plan(self._tracker.settings, n_training, n_visited, n_operations, n_bytes, max_samples)
 
 
 def _way_out_of_labels(labels: Tensor) -> str:

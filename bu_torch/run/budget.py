@@ -1,12 +1,11 @@
 """Number of samples that a check looks at: a price in forward passes, counted, never timed, so that runs repeat."""
 
-import dataclasses
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
 from bu_torch.internal.traces import RestoringError
+from bu_torch.run.settings import MeasurementSettings
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +28,7 @@ _SLOW = 0.5  # seconds of a check that are worth a word,
 _MUCH = 0.25  # if they are so much of the training between two checks
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Numbers of samples that a check looks at, and of perturbations of each."""
 
     n_samples: int
@@ -37,26 +36,25 @@ class Plan:
 
 
 def plan(
+    settings: MeasurementSettings,
     n_training: int,
     n_visited: int,
     n_operations: int,
-    *,
-    budget: Literal["auto"] | None,
-    n_draws: int | None,
-    max_samples: int | None,
-    n_neighbors: int,
-    n_fitting: float = math.inf,
+    n_bytes: int = 0,
+    max_samples: int | None = None,
 ) -> Plan:
     """Bound the forward passes of one check by a share of those that an epoch visits.
 
     Another sample says more than another draw of the same one, so further draws are made where all samples are in:
     small data, where single predictions make the signals jump, has the most. An epoch of one process visits `n_visited`
-    of `n_training` samples; a forward pass of one takes `n_operations`. None for `n_draws` or `max_samples` chooses.
-    `n_fitting` samples fit in memory.
+    of `n_training` samples; one takes `n_operations` in a forward pass and `n_bytes` in memory, 0 if that is not known.
+    `max_samples` takes the place of the setting.
     """
+    max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
-    n_samples = int(min(n_samples, max(n_fitting, n_neighbors)))
-    if budget is None:
+    if settings.max_bytes is not None and n_bytes:
+        n_samples = min(n_samples, max(settings.max_bytes // n_bytes, settings.n_neighbors))
+    if settings.budget is None:
         return Plan(n_samples, n_draws or MAX_DRAWS)
     affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)
     floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, affordable))
@@ -64,7 +62,7 @@ def plan(
     if n_draws is None:
         n_draws = min(MAX_DRAWS, max(1, passes // n_samples))
     if max_samples is None:
-        n_samples = min(n_samples, max(passes // n_draws, n_neighbors))
+        n_samples = min(n_samples, max(passes // n_draws, settings.n_neighbors))
     return Plan(n_samples, n_draws)
 
 

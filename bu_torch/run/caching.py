@@ -6,14 +6,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.progress import Forecast, shown_on
-from bu_torch.run import messages, user_cache
+from bu_torch.run import user_cache
+from bu_torch.run.settings import AUTO
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import n_comparisons
 
@@ -32,8 +33,7 @@ def fit_or_load(
     signals: Signals,
     inputs: Tensor,
     labels: Tensor,
-    cache: Path | Literal["auto"] | None,
-    *,
+    cache: str | Path | None,
     sample_weight: Tensor | None = None,
     has_progress_bar: bool = False,
     tell: Callable[[str], None] | None = None,
@@ -46,25 +46,28 @@ def fit_or_load(
     time, for the network has a say in it. `tell` takes a line that says how long the fit will take, if that is long.
     """
     inputs = signals.boundary.as_inputs(inputs)
-    labels = as_labels(labels, len(inputs)).to(inputs.device)
-    samples = inputs, labels, sample_weight
+    samples = inputs, as_labels(labels, len(inputs)).to(inputs.device), sample_weight
     with _bar(signals, inputs, has_progress_bar, tell):
-        return _by_user_cache(signals, samples) if cache == "auto" else _by_file(signals, samples, cache)
+        if cache == AUTO:
+            return _by_user_cache(signals, samples)
+        if cache is not None:
+            return _by_file(signals, samples, Path(cache))
+        signals.fit(*samples)
+        return Cached()
 
 
-def _by_file(signals: Signals, samples: tuple[Any, ...], cache: Path | None) -> Cached:
+def _by_file(signals: Signals, samples: tuple[Any, ...], cache: Path) -> Cached:
     refusal = ""
-    if cache is not None:
-        try:
-            signals.load(cache, *samples)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as error:
-            refusal = f"The cache {cache} cannot be read: {error.strerror}. Its contents are computed anew."
-        else:
-            return Cached(found_in=cache)
+    try:
+        signals.load(cache, *samples)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        refusal = f"The cache {cache} cannot be read: {error.strerror}. Its contents are computed anew."
+    else:
+        return Cached(found_in=cache)
     signals.fit(*samples)
-    if cache is None or refusal:
+    if refusal:
         return Cached(refusal=refusal)
     try:
         signals.save(cache)
@@ -102,7 +105,6 @@ def _by_user_cache(signals: Signals, samples: tuple[Any, ...]) -> Cached:
 
 
 def _keep(signals: Signals, file: Path | None, refusal: str) -> Cached:
-    """Leave a preparation in the user's cache folder for the next run."""
     if file is None:
         return Cached(refusal="The preparation is not kept for the next run: no home folder is known.")
     if signals.preparation.n_bytes > user_cache.MOST_BYTES_EACH:
@@ -119,15 +121,22 @@ def _keep(signals: Signals, file: Path | None, refusal: str) -> Cached:
 @contextmanager
 def _bar(signals: Signals, inputs: Tensor, is_shown: bool, tell: Callable[[str], None] | None) -> Iterator[None]:
     """A progress bar of what `signals` does within, after a few seconds, and a forecast of its time."""
-    boundary = signals.boundary
 
     def tell_of(kind: str, seconds: float) -> None:
-        if tell is not None:
-            tell(messages.long_preparation(kind, seconds))
+        if tell is None:
+            return
+        if kind == "comparisons":
+            tell(f"Boundary uncertainty compares samples for about {seconds:.0f} s first. To change it: `max_samples`.")
+        else:
+            tell(
+                f"Boundary uncertainty passes samples through the network for up to {seconds:.0f} s first, to find near"
+                " ones by its features. To change it: `feature_extractor`, or `max_samples`."
+            )
 
-    totals = {"comparisons": n_comparisons(len(inputs), boundary.n_draws)}
-    if boundary.may_use_module(inputs):
-        totals["passes"] = (1 + boundary.n_draws) * len(inputs)
+    n_draws = signals.boundary.n_draws
+    totals = {"comparisons": n_comparisons(len(inputs), n_draws)}
+    if signals.boundary.may_use_module(inputs):
+        totals["passes"] = (1 + n_draws) * len(inputs)
     with (
         tqdm(
             desc="Boundary uncertainty prepares",

@@ -1,29 +1,30 @@
 """The samples that checks look at, and the preparation of them."""
 
-import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.network import packed_model
-from bu_torch.perturbation.draws import PerturbedInputs
+from bu_torch.internal.network import as_taken, packed_model
+from bu_torch.internal.packing import Packing
+from bu_torch.internal.printing import cleaned
+from bu_torch.perturbation.draws import MixedMove, PerturbedInputs
 from bu_torch.run import messages, user_cache
 from bu_torch.run.budget import Plan, plan
 from bu_torch.run.caching import fit_or_load
-from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.several import settings_for
-from bu_torch.run.state import State
+from bu_torch.run.settings import AUTO, MeasurementSettings
 from bu_torch.samples.balance import ClassWeight, class_shares
 from bu_torch.samples.samples import Samples
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import MOST_ENTRIES
+from bu_torch.space.mixed import MixedFeatures
 
 
 class Groundwork:
@@ -54,28 +55,9 @@ class Groundwork:
         self._packed: Tensor | None = None
         self._space: SpaceName | None = None
 
-    def planned(
-        self, n_training: int, n_visited: int, n_operations: int, *, n_bytes: int = 0, max_samples: int | None = None
-    ) -> Plan:
-        """Plan by the settings alone, as `bu_torch.run.budget.plan` does; `max_samples` takes the setting's place.
-
-        A sample takes `n_bytes`; 0 if that is not known.
-        """
-        most = self.settings.max_bytes
-        return plan(
-            n_training,
-            n_visited,
-            n_operations,
-            budget=self.settings.budget,
-            n_draws=self.settings.n_draws,
-            max_samples=self.settings.max_samples if max_samples is None else max_samples,
-            n_neighbors=self.settings.n_neighbors,
-            n_fitting=math.inf if most is None or not n_bytes else most // n_bytes,
-        )
-
     def plan_checks(self, n_training: int, n_visited: int, n_operations: int, n_bytes: int = 0) -> Plan:
-        """Plan as `planned` does; a training that is resumed, or has decided, keeps its plan."""
-        self.plan = self.plan or self.planned(n_training, n_visited, n_operations, n_bytes=n_bytes)
+        """Plan as `bu_torch.run.budget.plan` does; a training that is resumed, or has decided, keeps its plan."""
+        self.plan = self.plan or plan(self.settings, n_training, n_visited, n_operations, n_bytes)
         return self.plan
 
     def prepare(
@@ -85,7 +67,7 @@ class Groundwork:
         *,
         has_resumed: bool,
         module: nn.Module | None = None,
-        cache: Path | Literal["auto"] | None = None,
+        cache: str | Path | None = None,
         has_progress_bar: bool = False,
         tell: Callable[[str], None] | None = None,
         class_weight: ClassWeight | None = None,
@@ -93,8 +75,8 @@ class Groundwork:
         """Make or find the preparation; returns the fingerprint of samples and settings, for `Tracker.go_on`.
 
         If checks were made before (`has_resumed`), the space of neighbours stays. Features of `module`, as it is before
-        training, may be that space. `class_weight` holds if the settings have none. `tell` takes a line on how long it
-        will take, if that is long. Errors are those of `Signals.fit` and `Signals.load`.
+        training, may be that space. `class_weight` holds if the settings have none. `tell` takes a forecast of a long
+        preparation. Errors are those of `Signals.fit` and `Signals.load`.
         """
         if line := messages.ignored(samples.n_ignored):
             warn(line)
@@ -104,23 +86,16 @@ class Groundwork:
         if line := messages.many_classes(n_samples, n_present, samples.n_training):
             warn(line)
         module = None if module is None else packed_model(module, samples.packing)
-        signals = settings_for(self.settings, samples.packing).make_signals(n_draws, module, class_weight)
+        signals = _settings_for(self.settings, samples.packing).make_signals(n_draws, module, class_weight)
         if has_resumed:  # as it was chosen when the run began
             signals.boundary.known_space = self._space
         if not (has_resumed and self._takes_back(signals, samples)):
             file = self._file(signals, samples.inputs, cache, warn, has_resumed=has_resumed)
-            cached = fit_or_load(
-                signals,
-                samples.inputs,
-                samples.labels,
-                file,
-                sample_weight=samples.weights,
-                has_progress_bar=has_progress_bar,
-                tell=tell,
+            self.found_in, self.kept_in, refusal = fit_or_load(
+                signals, samples.inputs, samples.labels, file, samples.weights, has_progress_bar, tell
             )
-            self.found_in, self.kept_in = cached.found_in, cached.kept_in
-            if cached.refusal:
-                warn(f"{cached.refusal} To turn the cache off: `cache=None` or `BU_TORCH_CACHE=off`.")
+            if refusal:
+                warn(f"{refusal} To turn the cache off: `cache=None` or `BU_TORCH_CACHE=off`.")
             self._keep_for_resume(signals, samples.inputs)
         self._signals, self.rows = signals, samples.rows
         self.about = self._describe(signals, samples, n_draws)
@@ -140,16 +115,16 @@ class Groundwork:
         self,
         signals: Signals,
         inputs: Tensor,
-        cache: Path | Literal["auto"] | None,
+        cache: str | Path | None,
         warn: Callable[[str], None],
         *,
         has_resumed: bool,
-    ) -> Path | Literal["auto"] | None:
+    ) -> str | Path | None:
         """File to read or to write; takes the network from `signals` if it may not be the space."""
         boundary = signals.boundary
         if not boundary.may_use_module(inputs):
             return cache
-        is_of_user = isinstance(cache, Path)
+        is_of_user = cache not in (None, AUTO)
         if boundary.feature_extractor is not None:
             if is_of_user:
                 warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
@@ -199,7 +174,10 @@ class Groundwork:
             n_samples = n_rows // n_draws
             samples = samples.at(stratified_rows(len(labels), n_samples, self.settings.seed, labels))
         self.plan = Plan(n_samples, n_draws)
-        warn(messages.little_memory(made, self.plan))
+        warn(
+            f"Many classes need much memory: a check uses {n_samples} samples, each perturbed {n_draws} times, instead"
+            f" of the planned {made.n_samples} and {made.n_draws}."
+        )
         return samples, n_draws
 
     @property
@@ -225,27 +203,33 @@ class Groundwork:
         return self.perturbed.whole()
 
     @property
-    def n_samples(self) -> int:
-        """Number of samples that a check looks at."""
-        return int(self.about["data"]["n_samples"])
-
-    @property
     def n_classes(self) -> int:
         """Least number of logits that a network must give."""
         return int(self.about["data"]["n_classes"])
 
+    def cache_line(self) -> str:
+        """Tell which file was read or written; "" if none was."""
+        if self.found_in is not None:
+            file = cleaned(str(self.found_in))
+            return f"Boundary uncertainty loaded the preparation of an earlier run: {file}. To change it: `cache=None`."
+        if self.kept_in is None:
+            return ""
+        is_shared = self.kept_in.parent == user_cache.folder()
+        off = "`cache=None` or `BU_TORCH_CACHE=off`" if is_shared else "`cache=None`"
+        return (
+            "Boundary uncertainty kept neighbours, distances, class probabilities and labels of"
+            f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}. To change it:"
+            f" {off}."
+        )
+
     def lines(self) -> list[str]:
         """Lines for the log: which cache, which space, and how classes count."""
         boundary = self.signals.boundary
+        is_sampled = boundary.class_weight != "balanced" and self.about["data"]["sampling"] == "weighted"
         lines = (
-            messages.cache(self.found_in, self.kept_in, len(boundary.labels), user_cache.folder()),
+            self.cache_line(),
             messages.space(boundary.space_name_, boundary.skills_),
-            messages.balance(
-                boundary.labels,
-                boundary.weights,
-                is_sampled=boundary.class_weight != "balanced" and self.about["data"]["sampling"] == "weighted",
-                has_class_weight=boundary.class_weight is not None,
-            ),
+            messages.balance(boundary.labels, boundary.weights, is_sampled, boundary.class_weight is not None),
         )
         return [line for line in lines if line]
 
@@ -256,7 +240,7 @@ class Groundwork:
     def state_dict(self) -> dict[str, Any]:
         """Plain data that a resumed run needs."""
         state: dict[str, Any] = {
-            "plan": None if self.plan is None else dataclasses.astuple(self.plan),
+            "plan": None if self.plan is None else tuple(self.plan),
             "asked": self._requested(),
             "samples": self.fingerprint,
         }
@@ -264,13 +248,73 @@ class Groundwork:
             state["prepared"] = self._packed
         return state if self._space is None else state | {"space": self._space}
 
-    def load(self, state: State) -> None:
-        """Go on where the state was taken; with other settings, samples are planned anew."""
-        self._packed, self._space = state.prepared, state.space
-        if state.plan is not None and state.asked == self._requested():
-            self.plan, self.fingerprint = state.plan, state.samples
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checked state was taken; with other settings, samples are planned anew."""
+        self._packed, self._space = state["prepared"], state["space"]
+        if state["plan"] is not None and state["asked"] == self._requested():
+            self.plan, self.fingerprint = state["plan"], state["samples"]
 
     def _requested(self) -> list[float | str | None]:
         """Settings that decide what is looked at."""
         asked = self.settings
         return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed]
+
+
+def _settings_for(settings: MeasurementSettings, packing: Packing | None) -> MeasurementSettings:
+    """The settings as packed samples need them; a callable of the user gets the tensors as training has them.
+
+    By default rows of indices (token ids and their masks) are exchanged as tokens, images moved as images are, and
+    tables as tables; numbers and indices at once are moved and exchanged (`MixedMove`).
+
+    Raises:
+        ValueError: If the samples hold indices, and a perturbation was asked for that moves them as numbers.
+    """
+    if packing is None:
+        return settings
+    perturbation, extractor = settings.perturbation, settings.feature_extractor
+    if callable(perturbation):
+        perturbation = _Perturbation(perturbation, packing)
+    elif packing.has_indices and perturbation in ("random", "neighbors"):
+        names = [name for name, dtype in zip(packing.names, packing.dtypes, strict=True) if dtype is not None]
+        raise ValueError(
+            f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(names)} hold integers: pass"
+            " None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the network does."
+        )
+    elif perturbation is None and packing.form == "rows":
+        perturbation = "tokens"
+    elif perturbation is None and packing.has_indices:
+        perturbation = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
+    elif perturbation is None and not packing.is_table:
+        perturbation = "neighbors"
+    if callable(extractor):
+        extractor = _Extractor(extractor, packing)
+    elif extractor is None and packing.form == "columns" and not packing.is_table:
+        extractor = MixedFeatures(packing)
+    return replace(settings, perturbation=perturbation, feature_extractor=extractor)
+
+
+class _Perturbation:
+    """A perturbation of the user, which takes and gives several tensors."""
+
+    def __init__(self, perturbation: Callable[..., Any], packing: Packing) -> None:
+        self._perturbation, self._packing = perturbation, packing
+
+    def __call__(self, inputs: Tensor, *args: Any) -> Tensor:
+        perturbed = self._perturbation(self._packing.unpack(inputs), *args)
+        shapes = [getattr(tensor, "shape", None) for tensor in pytree.tree_leaves(perturbed)]
+        expected = [torch.Size((len(inputs), *shape)) for shape in self._packing.shapes]
+        if shapes != expected:
+            raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
+        return self._packing.pack(perturbed)
+
+
+class _Extractor:
+    """A feature extractor of the user, which takes several tensors."""
+
+    def __init__(self, extractor: Callable[..., Any], packing: Packing) -> None:
+        self._extractor, self._packing = extractor, packing
+        self.__self__ = extractor if isinstance(extractor, nn.Module) else getattr(extractor, "__self__", None)
+
+    def __call__(self, inputs: Tensor) -> Any:
+        tree = self._packing.unpack(inputs)
+        return self._extractor(pytree.tree_map(lambda tensor: as_taken(self._extractor, tensor), tree))

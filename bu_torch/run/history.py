@@ -36,11 +36,10 @@ class History:
         self.selection: SelectionRule | None = None
         if isinstance(settings, Settings):
             self.selection = SelectionRule(settings.rule, start_from_epoch=settings.start_from_epoch)
-            self.selection.rule.reset()
         self.entries: list[Check] = []
         self.n_not_compared = 0
-        self.is_kept_new = False
-        self._outcomes: list[Outcome] = []  # one for each of `compared`, if there is a rule
+        self._outcomes: list[Outcome] = []  # one for each of `compared`
+        self.begin_anew()
 
     @property
     def compared(self) -> list[Check]:
@@ -54,17 +53,14 @@ class History:
 
     @property
     def kept(self) -> Check | None:
-        """Check to keep; None if no check counts yet."""
         return self._last.kept
 
     @property
     def highest(self) -> Check | None:
-        """First check of the highest score, which may not be the one to keep; None if no check counts yet."""
         return self._last.highest
 
     @property
     def verdict(self) -> Verdict:
-        """Decision after the last check."""
         return self._last.verdict
 
     @property
@@ -103,17 +99,16 @@ class History:
         """
         was_kept = False
         if self.is_last(*place_of(entry)):
-            was_kept = self.kept is self.entries[-1]
-            self.entries.pop()
+            was_kept = self.kept is self.entries.pop()
             self._outcomes = self._outcomes[:-1]
             self.n_not_compared = min(self.n_not_compared, len(self.entries))
         self.entries.append(entry)
         self.is_kept_new = False
         if self.selection is not None:
             self.selection.complete(self.compared)
-            outcome = self._after(self._last, entry)
-            self.is_kept_new = outcome.kept is entry and not was_kept
-            self._outcomes.append(outcome._replace(kept=entry) if was_kept else outcome)
+        outcome = self._after(self._last, entry)
+        self.is_kept_new = outcome.kept is entry and not was_kept
+        self._outcomes.append(outcome._replace(kept=entry) if was_kept else outcome)
         if not is_counted:
             self.begin_anew()
 
@@ -122,25 +117,17 @@ class History:
 
         Patience goes on as it was, and all else too if that check is the kept one already.
         """
-        if self.kept is not None and place_of(self.kept) == (epoch, step):
-            self.is_kept_new = False
-            return
-        places: list[tuple[int | None, int | None]] = [place_of(entry) for entry in self.compared]
-        n_left = places.index((epoch, step)) + 1 if (epoch, step) in places else 0
-        left = Outcome()
-        if n_left:
-            left = self._outcomes[n_left - 1]._replace(kept=self.compared[n_left - 1])
-            self._outcomes[n_left - 1] = left
-        self._outcomes[n_left:] = [
-            lost._replace(kept=left.kept, highest=left.highest) for lost in self._outcomes[n_left:]
-        ]
         self.is_kept_new = False
+        if self.kept is not None and place_of(self.kept) == (epoch, step):
+            return
+        first = next((n for n, entry in enumerate(self.compared) if place_of(entry) == (epoch, step)), None)
+        left = Outcome() if first is None else self._outcomes[first]._replace(kept=self.compared[first])
+        self._outcomes[first:] = [one._replace(kept=left.kept, highest=left.highest) for one in self._outcomes[first:]]
 
     def begin_anew(self) -> None:
         """Compare the checks to come with none of those so far."""
         self.n_not_compared = len(self.entries)
-        self._outcomes = []
-        self.is_kept_new = False
+        self._outcomes, self.is_kept_new = [], False
         if self.selection is not None:
             self.selection.rule.reset()
 
@@ -157,23 +144,18 @@ class History:
     def load(self, entries: Sequence[Check], n_not_compared: int, rule: Mapping[str, Any] | None) -> None:
         """Go on where `state_dict` was taken; without the state of `rule` (another one has scored), no check counts."""
         self.entries, self.n_not_compared = list(entries), n_not_compared
-        self._outcomes = []
-        self.is_kept_new = False
-        if self.selection is None:
-            return
+        self._outcomes, self.is_kept_new = [], False
         if rule is None:
             self.begin_anew()
-            return
-        self.selection.rule.load_state_dict(dict(rule))
+        elif self.selection is not None:
+            self.selection.rule.load_state_dict(dict(rule))
         for entry in self.compared:
             self._outcomes.append(self._after(self._last, entry))
 
     def _after(self, before: Outcome, entry: Check) -> Outcome:
         """Outcome of a completed check after that of the one before."""
         selection, settings = self.selection, self.settings
-        assert selection is not None  # noqa: S101  (whoever asks has looked)
-        assert isinstance(settings, Settings)  # noqa: S101  (there is a rule)
-        if (score := selection.score(entry)) is None:
+        if selection is None or not isinstance(settings, Settings) or (score := selection.score(entry)) is None:
             return before
         verdict = decide(
             before.verdict,

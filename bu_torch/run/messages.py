@@ -1,16 +1,13 @@
 """Sentences for the log, made from plain facts."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from bu_torch.internal.printing import cleaned
 from bu_torch.rule.decision import Reason
-from bu_torch.run.account import Account
 from bu_torch.run.budget import Plan
 from bu_torch.run.history import History
+from bu_torch.run.record import Account
 from bu_torch.run.settings import Settings
 from bu_torch.samples.balance import rare_class
 from bu_torch.samples.samples import IGNORED
@@ -73,21 +70,7 @@ def cost(account: Account) -> str:
     )
 
 
-def cache(found_in: Path | None, kept_in: Path | None, n_samples: int, shared_folder: Path | None) -> str:
-    """Tell which file was read or written; "" if none was."""
-    if found_in is not None:
-        file = cleaned(str(found_in))
-        return f"Boundary uncertainty loaded the preparation of an earlier run: {file}. To change it: `cache=None`."
-    if kept_in is None:
-        return ""
-    off = "`cache=None` or `BU_TORCH_CACHE=off`" if kept_in.parent == shared_folder else "`cache=None`"
-    return (
-        f"Boundary uncertainty kept neighbours, distances, class probabilities and labels of {n_samples} samples for"
-        f" later runs: {cleaned(str(kept_in))}. To change it: {off}."
-    )
-
-
-def balance(labels: Tensor, weights: Tensor | None, *, is_sampled: bool, has_class_weight: bool) -> str:
+def balance(labels: Tensor, weights: Tensor | None, is_sampled: bool, has_class_weight: bool) -> str:
     """Tell how classes count, if a sampler weights samples or a class is rare; else ""."""
     drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
     if has_class_weight:
@@ -109,16 +92,6 @@ def space(name: str, skills: Mapping[str, float]) -> str:
     return f"Neighbours are found in {_SPACES[name]}: left-out labels are predicted best there ({listed})."
 
 
-def long_preparation(kind: str, seconds: float) -> str:
-    """Forecast the time of the `"comparisons"` of samples, or of their `"passes"` through the network."""
-    if kind == "comparisons":
-        return f"Boundary uncertainty compares samples for about {seconds:.0f} s first. To change it: `max_samples`."
-    return (
-        f"Boundary uncertainty passes samples through the network for up to {seconds:.0f} s first, to find near ones by"
-        " its features. To change it: `feature_extractor`, or `max_samples`."
-    )
-
-
 def ignored(n_ignored: int) -> str:
     """Tell how many samples are left out; "" for none."""
     if not n_ignored:
@@ -138,14 +111,6 @@ def many_classes(n_samples: int, n_present: int, n_training: int) -> str:
     )
 
 
-def little_memory(plan: Plan, made: Plan) -> str:
-    """Tell that fewer samples or draws are looked at than were planned."""
-    return (
-        f"Many classes need much memory: a check uses {made.n_samples} samples, each perturbed {made.n_draws} times,"
-        f" instead of the planned {plan.n_samples} and {plan.n_draws}."
-    )
-
-
 def bound_in_bytes(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
     """Tell that fewer samples are looked at because all would take more than `max_bytes`; "" if they do not."""
     if made.n_samples >= wanted.n_samples:
@@ -153,16 +118,6 @@ def bound_in_bytes(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
     return (
         f"Boundary uncertainty holds {made.n_samples} samples and not {wanted.n_samples}, to take no more than"
         f" {max_bytes} bytes. To change it: `max_bytes`."
-    )
-
-
-def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """Tell which settings of a run that resumes are others than before."""
-    was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in now)
-    is_now = ", ".join(f"{name}={value!r:.100}" for name, value in now.items())
-    return (
-        f"The run resumes with {is_now} instead of {was}: its scores cannot be compared with earlier ones, so patience"
-        " and the best epoch start anew."
     )
 
 

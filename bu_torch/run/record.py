@@ -1,16 +1,14 @@
-"""The record of checks that a run leaves beside its checkpoints: what it holds, and how it is written.
-
-`bu_torch.report` reads it.
-"""
+"""The record that a run leaves beside its checkpoints, for `bu_torch.report`, and the seconds that it takes."""
 
 import csv
 import io
 import json
-import math
 import os
 import platform
+import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -31,9 +29,9 @@ class Record:
     """A CSV file with one row a check, each written before training goes on, so that a killed run keeps them all.
 
     Beside it, under the same name with `.jsonl`, lies what does not fit a table: a line with the settings, one for each
-    check, and one for the end. An earlier file is never written over: the name gets a version, as those of Lightning's
-    checkpoints do. A run that resumes may end an epoch a second time: of two rows of the same epoch and step the later
-    one counts. A file that can no longer be written is given up with a warning; training goes on.
+    check, and one for the end. No earlier file is written over: the name gets a version. A run that resumes may end an
+    epoch a second time: of two rows of the same epoch and step the later one counts. A file that can no longer be
+    written is given up with a warning.
     """
 
     def __init__(
@@ -69,8 +67,9 @@ class Record:
         """Write one line beside the table."""
         try:
             text = json.dumps(line, allow_nan=False, separators=(",", ":"))
-        except (ValueError, TypeError):  # seldom, and to look at each number takes as long as to write it
-            text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
+        except ValueError:  # a number that JSON does not have, in whose place stands null
+            finite = json.loads(json.dumps(line), parse_constant=lambda name: None)
+            text = json.dumps(finite, separators=(",", ":"))
         self._write(None if self.path is None else self.path.with_suffix(".jsonl"), f"{text}\n")
 
     def _write(self, path: Path | None, text: str) -> None:
@@ -93,6 +92,60 @@ class Record:
         )
 
 
+class Account:
+    """The seconds of one training so far, and its record, if there is one."""
+
+    def __init__(self) -> None:
+        self.setup_seconds = self.check_seconds = self.saving_seconds = self._seconds_elsewhere = 0.0
+        self.has_resumed = False  # checks were made before this run began
+        self._began = time.perf_counter()
+        self.record: Record | None = None
+
+    def begin(self, started: float, *, has_resumed: bool) -> None:
+        """Count the time of training from now on; the preparation `started` by `time.perf_counter`."""
+        self._began = time.perf_counter()
+        self._seconds_elsewhere = 0.0
+        self.setup_seconds = self._began - started
+        self.has_resumed = has_resumed
+
+    @property
+    def path(self) -> str:
+        """Table of checks on disk; "" if there is none."""
+        return "" if self.record is None or self.record.path is None else str(self.record.path)
+
+    @property
+    def training_seconds(self) -> float:
+        """Time since `begin` without checks, saving, and what others took."""
+        beside = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
+        return time.perf_counter() - self._began - beside
+
+    def leave_out(self, seconds: float) -> None:
+        """Count seconds that have just passed neither as training nor as checks: others took them."""
+        self._seconds_elsewhere += seconds
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Count the time within as that of saving."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.saving_seconds += time.perf_counter() - started
+
+    def note(self, line: Mapping[str, Any]) -> None:
+        """Write one line beside the table, if there is a record."""
+        if self.record is not None:
+            self.record.tell(line)
+
+    def end_check(self, started: float, check: Mapping[str, Any], train_loss: float | None) -> None:
+        """Count the time of a check, and add its row to the table."""
+        now = time.perf_counter()
+        self.check_seconds += now - started
+        if self.record is not None:
+            seconds = now - self._began - self._seconds_elsewhere
+            self.record.append(row(check, seconds, self.check_seconds, train_loss))
+
+
 def header_line(
     settings: Mapping[str, Any], about: Mapping[str, Any], n_not_compared: int, setup_seconds: float
 ) -> dict[str, Any]:
@@ -100,7 +153,7 @@ def header_line(
     return {
         "kind": "header",
         "format": FORMAT,
-        "settings": {name: plain(value) for name, value in settings.items()},
+        "settings": {name: _plain(value) for name, value in settings.items()},
         "n_not_compared": n_not_compared,
         "versions": versions(),
         **about,
@@ -143,7 +196,7 @@ def row(
     }
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """A setting as JSON has it; of what JSON does not have, the name of its type."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -161,15 +214,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _finite(value: Any) -> Any:
-    """Copy with null in place of numbers that JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _new_file(folder: Path) -> Path:

@@ -21,13 +21,6 @@ MAX_BYTES = 2**30
 AVERAGING = 0.7  # about the last three checks
 
 
-def as_file(cache: str | Path | None) -> Path | Literal["auto"] | None:
-    """The setting `cache` as `Tracker.prepare` takes it."""
-    if cache is None:
-        return None
-    return AUTO if cache == AUTO else Path(cache)
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
 class MeasurementSettings:
     """Samples that a check looks at, and its price.

@@ -15,11 +15,11 @@ from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.network import device_of, packed_model, read_logits
 from bu_torch.internal.printing import say
 from bu_torch.perturbation.moves import keeps_integers
-from bu_torch.run import messages, user_cache
+from bu_torch.run import messages
 from bu_torch.run.best_weights import BestWeights
-from bu_torch.run.budget import count_operations
+from bu_torch.run.budget import count_operations, plan
 from bu_torch.run.results import KeptResults
-from bu_torch.run.settings import Settings, as_file
+from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.samples import fewer_of, whole_samples
 
@@ -204,17 +204,15 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
             network = packed_model(model, self._samples.packing)
             forward = partial(read_logits, network, one, check_finite=False, output_key=self.output_key)
             n_operations = count_operations(model, forward)
-        wanted = groundwork.planned(n_training, n_training, n_operations)
+        wanted = plan(tracker.settings, n_training, n_training, n_operations)
         made = groundwork.plan_checks(n_training, n_training, n_operations, n_bytes)
         if line := messages.bound_in_bytes(wanted, made, self.max_bytes):
             self._tell(line)
         samples = fewer_of(self._samples, made.n_samples, self.seed)
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
-        fingerprint = tracker.prepare(
-            samples, module=module, cache=as_file(self.cache), has_progress_bar=True, tell=_log.info
-        )
-        if line := messages.cache(groundwork.found_in, groundwork.kept_in, groundwork.n_samples, user_cache.folder()):
+        fingerprint = tracker.prepare(samples, module=module, cache=self.cache, has_progress_bar=True, tell=_log.info)
+        if line := groundwork.cache_line():
             self._tell(line)
         groundwork.signals.to(device_of(model, groundwork.perturbed))
         if not tracker.go_on(fingerprint, groundwork.is_restored):

@@ -3,28 +3,85 @@
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bu_torch.functional.boundary import dtype_of_labels
 from bu_torch.internal.network import warn_of_probabilities
 from bu_torch.rule.decision import Verdict
 from bu_torch.rule.rules import STANDARD_ERROR
 from bu_torch.run import messages
-from bu_torch.run.account import Account
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
-from bu_torch.run.predictions import Predictions
-from bu_torch.run.record import Record, check_line, header_line, row
+from bu_torch.run.record import Account, Record, check_line, header_line, row
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.state import compared_settings, packed_checks, read_state
+from bu_torch.run.state import packed_checks, read_state
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.details import Details
-from bu_torch.signals.measuring import Signals
+from bu_torch.signals.measuring import Measurement, Signals
+from bu_torch.signals.recognition import Recognition
+
+# Settings that scores depend on: with another value of one of them, scores cannot be compared.
+_COMPARED = ("start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight")
+
+
+class Predictions:
+    """Tensors that one check leaves for the next, beside the numbers of the history."""
+
+    def __init__(self) -> None:
+        self.recognition = Recognition()
+        self.n_columns = 0  # of the last logits that were measured here
+        self.has_warned = False  # of predictions worse than chance
+        self.measurement: Measurement | None = None  # the last check, with its logits until they are dropped
+        # At the last check and at the most accurate one, which the next check is compared with, (n_draws * N,).
+        self.last = self.best = torch.empty(0, dtype=torch.int64)
+
+    def measure(self, signals: Signals, logits: Tensor, *, has_rule: bool) -> dict[str, float]:
+        """Signals and `standard_error` of logits; waits for the device once."""
+        before, best = (
+            known.to(logits.device) if len(known) == len(logits) else None for known in (self.last, self.best)
+        )
+        self.n_columns = logits.shape[1]
+        self.measurement = signals.measure(logits, before, best)
+        self.last = self.measurement.predictions
+        values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
+        scalars = torch.stack(list(values.values()))
+        measured = (torch.cat((scalars, self.measurement.recalls())) if has_rule else scalars).tolist()
+        if has_rule:
+            self.recognition.take(measured[len(values) :])
+        return dict(zip(values, measured[: len(values)], strict=True))
+
+    def details(self) -> Details | None:
+        """Details behind the numbers of the last check; None if it was not measured here."""
+        return None if self.measurement is None else self.measurement.details()
+
+    def forget(self) -> None:
+        """Compare the next check with none before."""
+        self.last, self.best = self.last[:0], self.best[:0]
+        self.recognition = Recognition()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors on the CPU."""
+        state: dict[str, Any] = {"predictions": narrowed(self.last), "best_predictions": narrowed(self.best)}
+        recalls = self.recognition.state_dict()
+        return state | {"recalls": recalls} if recalls else state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checked state was taken."""
+        self.last, self.best = state["predictions"], state["best_predictions"]
+        self.recognition = Recognition()
+        self.recognition.load_state_dict(state["recalls"])
+
+
+def narrowed(predictions: Tensor) -> Tensor:
+    """Predictions on the CPU, as bytes if those hold them."""
+    return predictions.cpu().to(dtype_of_labels(1 + int(predictions.max()) if len(predictions) else 0))
 
 
 class Tracker:
@@ -60,7 +117,7 @@ class Tracker:
 
     def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None] | None = None) -> None:
         self.settings = settings
-        self.warn = warn if warn is not None else _warn
+        self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
         self.checks = History(settings)
         self.groundwork = Groundwork(settings)
         self.predictions = Predictions()
@@ -132,7 +189,7 @@ class Tracker:
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         if self.checks.is_most_accurate(entry):
-            self.predictions.take_for_best()
+            self.predictions.best = self.predictions.last
         self.checks.add(entry, is_counted=is_counted)
         if self.checks.last_score is not None:
             self.predictions.recognition.add(epoch, step, is_kept=self.kept is entry)
@@ -142,15 +199,14 @@ class Tracker:
         return entry
 
     def _warn_of_worse_than_chance(self) -> None:
-        data = self.groundwork.about["data"]
-        if not data or self.predictions.has_warned:
+        data, predictions = self.groundwork.about["data"], self.predictions
+        if not data or predictions.has_warned:
             return
         accuracies = [entry["expected_accuracy"] for entry in self.history]
-        n_columns = self.predictions.n_columns
-        message = messages.worse_than_chance(accuracies, data["n_present"], data["n_classes"], n_columns)
-        if message:
-            self.predictions.has_warned = True
-            self.warn(message)
+        n_classes = data["n_classes"]
+        if line := messages.worse_than_chance(accuracies, data["n_present"], n_classes, predictions.n_columns):
+            predictions.has_warned = True
+            self.warn(line)
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:
         """Name a class that loses much by what is kept; "" if none does, or if classes are weighted."""
@@ -178,7 +234,7 @@ class Tracker:
         if self.account.path and details is not None:
             line = check_line(self.history[-1], details, self.groundwork.rows, self.kept or {})
             self.account.note(line | _not_compared(self.checks))
-        self.predictions.drop_logits()
+        self.predictions.measurement = None
         self.account.end_check(started, self.history[-1], train_loss)
 
     def end(self, reason: str, **kept: Any) -> None:
@@ -191,38 +247,49 @@ class Tracker:
         self.groundwork.release()
         if self.average is not None:
             self.average.forget()
-        self.predictions.drop_logits()
+        self.predictions.measurement = None
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
         state = self.checks.state_dict() | self.predictions.state_dict() | self.groundwork.state_dict()
         if self.average is not None:
             state["average"] = self.average.state_dict()
-        settings = compared_settings(self.settings, self.average, self.checks)
         state["history"] = packed_checks(self.history)
+        settings = self._compared_settings()
         return state | {"settings": settings} if settings else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; with other settings, patience and the best epoch start anew."""
         state = read_state(state_dict, max(MAX_DRAWS, self.settings.n_draws or 0))
-        now = compared_settings(self.settings, self.average, self.checks)
-        before = now if state.settings is None else state.settings
+        now = self._compared_settings()
+        before = now if state["settings"] is None else state["settings"]
         changed = {name: value for name, value in now.items() if value != before.get(name)}
         self.predictions.load(state)
         self.groundwork.load(state)
-        if self.average is not None and state.average is not None:
-            self.average.load_state_dict(state.average)
-        self.checks.load(state.history, state.n_not_compared, None if changed else state.rule)
+        if self.average is not None and state["average"] is not None:
+            self.average.load_state_dict(state["average"])
+        self.checks.load(state["history"], state["n_not_compared"], None if changed else state["rule"])
         if changed:
             self.predictions.forget()
             self.groundwork.fingerprint = None  # to which weights of classes belong; nothing is left to compare
-            self.warn(messages.changed(changed, before))
+            was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
+            is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
+            self.warn(
+                f"The run resumes with {is_now} instead of {was}: its scores cannot be compared with earlier ones, so"
+                " patience and the best epoch start anew."
+            )
+
+    def _compared_settings(self) -> dict[str, int | float | str | None]:
+        """Settings that scores depend on, as plain data; empty without a rule."""
+        if self.checks.selection is None:
+            return {}
+        named = {name: getattr(self.settings, name) for name in _COMPARED}
+        if isinstance(weights := named["class_weight"], dict | list):
+            named["class_weight"] = repr(weights)  # of all classes
+        past = None if self.average is None else self.average.past
+        return {"rule": self.checks.selection.rule.name, "averaging": past, **named, **self.checks.rule_settings()}
 
 
 def _not_compared(checks: History) -> dict[str, int]:
     """Number that the header of the record did not know yet."""
     return {"n_not_compared": checks.n_not_compared} if checks.n_not_compared else {}
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=3)

@@ -9,12 +9,11 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import Rule, Signals
-from bu_torch.run import account, groundwork, messages
+from bu_torch.run import groundwork, messages, record
 from bu_torch.run.budget import Plan
-from bu_torch.run.predictions import narrowed
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import packed_checks
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.tracker import Tracker, narrowed
 from bu_torch.samples.samples import Samples
 
 VALUES = dict.fromkeys(Signals.NAMES, 0.5)
@@ -298,7 +297,7 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
 def test_saving_is_a_part_of_the_cost(monkeypatch):
     seconds = iter([100.0, 110.0, 113.0, 130.0])
     tracker = Tracker(Settings())
-    monkeypatch.setattr(account.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(record.time, "perf_counter", lambda: next(seconds))
     tracker.begin(90.0, None, {})
     with tracker.account.saving():
         pass
