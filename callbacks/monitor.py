@@ -21,9 +21,8 @@ from bu_torch.callbacks.lightning_trees import (
 from bu_torch.callbacks.optimizers import RAW_WEIGHTS
 from bu_torch.callbacks.training_data import Reference, check_reference
 from bu_torch.internal.inputs import check_integer
-from bu_torch.run.results import MeasurementResults
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.tracker import MeasurementResults, Tracker
 from bu_torch.samples.batches import InputKey
 
 _DECIDES_NOTHING = "it decides nothing: an `EarlyStopping(monitor='expected_accuracy', mode='max')` may"

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from bu_torch.run.results import KeptResults
+from bu_torch.run.tracker import KeptResults
 
 if TYPE_CHECKING:
     from bu_torch.callbacks.keeper import KeeperMixin, MemoryKeeperMixin

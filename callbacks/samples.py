@@ -54,7 +54,7 @@ class CheckSamples:
         )
         if groundwork.is_prepared:
             groundwork.signals.to(pl_module.device)
-            inputs = groundwork.perturbed if trainer.world_size == 1 else inputs
+            inputs = groundwork.signals.perturbed if trainer.world_size == 1 else inputs
         self._network.take(trainer, pl_module, inputs)
         is_comparable = self._tracker.go_on(*compared)
         if not is_comparable:
@@ -126,7 +126,7 @@ class CheckSamples:
             )
             for line in groundwork.lines():
                 rank_zero_info(line)
-        inputs = groundwork.perturbed
+        inputs = groundwork.signals.perturbed
         if trainer.world_size > 1:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
         return inputs, groundwork.plan, (fingerprint, groundwork.is_restored)

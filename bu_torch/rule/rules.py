@@ -21,10 +21,9 @@ _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD
 class Rule:
     """Scores a check by some of its signals; the epoch with the largest score is kept, or one of its equals.
 
-    Pass an instance of a subclass in place of a rule's name (`rule=`). It sets `name` and `signals`, and defines
-    `score`; `margin` if epochs may be equal, `preference` if it chooses among those, `settings` if it has parameters. A
-    rule that remembers something also defines `reset`, `state_dict` and `load_state_dict`, and serves one callback
-    only.
+    Pass an instance of a subclass as `rule=`. It sets `name` and `signals`, and defines `score`; `margin` if epochs may
+    be equal, `preference` if it chooses among those, `settings` if it has parameters. A rule that remembers something
+    also defines `reset`, `state_dict` and `load_state_dict`, and serves one callback only.
 
     Attributes:
         name: Name of the rule in checkpoints, records and messages. Two callbacks of one trainer must have rules of
@@ -50,7 +49,6 @@ class Rule:
 
     @property
     def title(self) -> str:
-        """The name in words."""
         return self.name.replace("_", " ")
 
     def score(self, values: Mapping[str, float]) -> float:
@@ -63,10 +61,10 @@ class Rule:
     def margin(self, values: Mapping[str, float], standard_error: float) -> float:
         """Distance below the highest score so far at which a check is still its equal, and may be kept in its place.
 
-        A number in the unit of the score; 0, the default, for none: of equal scores the first is kept. Patience counts
-        from the highest score, not from its equals. The margin must follow from the arguments and the settings alone:
-        it is asked for again of earlier checks. `standard_error` is that of the difference between this check's
-        expected accuracy and the highest before; 0 if both predict alike.
+        It is in the unit of the score; 0, the default, for none: of equal scores the first is kept. Patience counts
+        from the highest score. The margin must follow from the arguments and the settings alone: it is asked for again
+        of earlier checks. `standard_error` is that of the difference between this check's expected accuracy and the
+        highest before; 0 if both predict alike.
         """
         return 0.0
 
@@ -101,7 +99,6 @@ class SignalRule(Rule):
         return SIGNALS[self.name].title
 
     def score(self, values: Mapping[str, float]) -> float:
-        """The signal."""
         return values[self.name]
 
 
@@ -110,7 +107,7 @@ class ExpectedAccuracy(Rule):
 
     The samples are a draw, so a difference within a standard error tells little. Breiman et al. (1984) take the
     simplest of models within one; here the check with the largest trust score is taken, or the latest of those, which
-    has learnt longest. The margin is half a standard error: wider ones are as good on tables, and worse on images
+    has learnt longest. Margins wider than half a standard error are as good on tables, and worse on images
     (docs/limits.md, "What the margin does").
 
     Args:
@@ -125,14 +122,12 @@ class ExpectedAccuracy(Rule):
         self.n_standard_errors = check_number("n_standard_errors", n_standard_errors, 0)
 
     def score(self, values: Mapping[str, float]) -> float:
-        """The expected accuracy."""
         return values["expected_accuracy"]
 
     def margin(self, values: Mapping[str, float], standard_error: float) -> float:
         return self.n_standard_errors * standard_error
 
     def preference(self, values: Mapping[str, float]) -> float:
-        """The trust score."""
         return values["trust_score"]
 
     def settings(self) -> dict[str, Any]:
@@ -220,8 +215,10 @@ class SelectionRule:
             KeyError: If a signal is missing.
             TypeError: If the rule's score is no number.
         """
+        entry = history[-1]
         if self.rule.name not in SIGNALS:
-            history[-1][self.rule.name] = self._scored(history[-1])
+            is_finite = all(math.isfinite(entry[name]) for name in self.rule.signals)
+            entry[self.rule.name] = self._of_rule("score", entry) if is_finite else math.nan
 
     def score(self, entry: Mapping[str, Any]) -> float | None:
         """The score of a completed check; None if its epoch is too early to count."""
@@ -263,25 +260,19 @@ class SelectionRule:
         return margin if margin > 0 else 0.0
 
     def replay(self, history: Checks) -> dict[str, Any] | None:
-        """Replay the rule on checks that another rule, or none, has judged; they are left as they are.
+        """Give a completed copy of the check that is kept among those of another rule, or of none; None if none counts.
 
-        A completed copy of the check whose epoch is kept; None if none counts. Raises as `complete`.
+        The checks are left as they are. Raises as `complete`.
         """
         return self.kept(self.judged(history))
 
     def judged(self, history: Checks) -> list[dict[str, Any]]:
         """Completed copies of all checks, as in `replay`."""
         judged = [dict(entry) for entry in history]
-        if self.rule.name not in SIGNALS:
-            self.rule.reset()
-            for entry in judged:
-                entry[self.rule.name] = self._scored(entry)
+        self.rule.reset()
+        for entry in judged:
+            self.complete([entry])
         return judged
-
-    def _scored(self, entry: Mapping[str, Any]) -> float:
-        if not all(math.isfinite(entry[name]) for name in self.rule.signals):
-            return math.nan
-        return self._of_rule("score", entry)
 
     def _of_rule(self, method: str, entry: Mapping[str, Any], *further: Any) -> float:
         """Number that a method of the rule gives for a check."""

@@ -90,8 +90,11 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
         return of_weights
     counter = FlopCounterMode(display=False)
     try:
-        with warnings.catch_warnings(), _slow_transformers(), counter, _missed_operations(module, counter) as missed:
+        with ExitStack() as stack, warnings.catch_warnings(), counter, _missed_operations(module, counter) as missed:
             warnings.simplefilter("ignore")  # of hooks that the counter registers
+            # No counter looks into a transformer's fused kernel: it gives way to the layers that it is made of.
+            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
             forward()
     except RestoringError:
         raise
@@ -99,17 +102,6 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
         _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)
         return of_weights
     return max(of_weights, counter.get_total_flops() + sum(missed))
-
-
-@contextmanager
-def _slow_transformers() -> Iterator[None]:
-    """A transformer's fused kernel, which no counter looks into, gives way to the layers that it is made of."""
-    was = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was)
 
 
 @contextmanager

@@ -14,41 +14,39 @@ from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.network import as_taken, packed_model
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import cleaned
-from bu_torch.perturbation.draws import MixedMove, PerturbedInputs
+from bu_torch.perturbation.draws import MixedMove
 from bu_torch.run import messages, user_cache
 from bu_torch.run.budget import Plan, plan
 from bu_torch.run.caching import fit_or_load
 from bu_torch.run.settings import AUTO, MeasurementSettings
-from bu_torch.samples.balance import ClassWeight, class_shares
+from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
 from bu_torch.samples.samples import Samples
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import MOST_ENTRIES
 from bu_torch.space.mixed import MixedFeatures
 
+_MOST_CLASSES = 1 / 3  # of the samples
+_SPACES = {
+    "inputs": "the inputs",
+    "patches": "features of patches",
+    "tokens": "counts of tokens",
+    "module": "the network's own features",
+}
+
 
 class Groundwork:
-    """Plan of the checks, the signals that are prepared, and what a resumed run needs of both.
-
-    Attributes:
-        plan: Numbers of samples and of perturbations of each; None before `plan_checks`.
-        fingerprint: Fingerprint of the samples of the checks so far; None if there is none to compare with.
-        is_restored: False if the preparation in a resumed state is damaged or of other samples.
-        found_in: File that `prepare` has read; None if it has computed.
-        kept_in: File that `prepare` has written; None for none.
-        about: Samples and classes in plain words, for the record.
-        rows: Places of the samples in the data set, (N,).
-    """
+    """Plan of the checks, the signals that are prepared, and what a resumed run needs of both."""
 
     def __init__(self, settings: MeasurementSettings) -> None:
         self.settings = settings
         self.plan: Plan | None = None
-        self.fingerprint: str | None = None
-        self.is_restored = True
-        self.found_in: Path | None = None
-        self.kept_in: Path | None = None
-        self.about: dict[str, Any] = {"data": {}, "classes": None}
-        self.rows = torch.empty(0, dtype=torch.int64)
+        self.fingerprint: str | None = None  # of the samples of the checks to compare with
+        self.is_restored = True  # unless the preparation in a resumed state is damaged or of other samples
+        self.found_in: Path | None = None  # file that `prepare` has read
+        self.kept_in: Path | None = None  # file that `prepare` has written
+        self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
+        self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the data set, (N,)
         self._signals: Signals | None = None  # only in the process that has prepared
         # What a resumed run cannot find again, because the network has changed by then: the whole preparation if
         # features of the network are its space, or the space if they might have been.
@@ -83,8 +81,13 @@ class Groundwork:
         samples, n_draws = self._within_memory(samples, warn)
         n_samples = len(samples.inputs)
         n_present = len(torch.unique(as_labels(samples.labels, n_samples)))
-        if line := messages.many_classes(n_samples, n_present, samples.n_training):
-            warn(line)
+        if n_present > _MOST_CLASSES * n_samples:
+            more = "" if n_samples == samples.n_training else " Use more of them (`max_samples`)."
+            warn(
+                f"The {n_samples} samples in use have {n_present} different labels, so neighbours say little about a"
+                f" label.{more} If the labels are numbers to predict, the task is a regression, which has no decision"
+                " boundary: this is for classifiers."
+            )
         module = None if module is None else packed_model(module, samples.packing)
         signals = _settings_for(self.settings, samples.packing).make_signals(n_draws, module, class_weight)
         if has_resumed:  # as it was chosen when the run began
@@ -193,16 +196,6 @@ class Groundwork:
         return self._signals
 
     @property
-    def perturbed(self) -> PerturbedInputs:
-        """Inputs at which the network is to be read, (n_draws * N, ...), made batch by batch."""
-        return self.signals.perturbed
-
-    @property
-    def perturbed_inputs(self) -> Tensor:
-        """All of them as one tensor."""
-        return self.perturbed.whole()
-
-    @property
     def n_classes(self) -> int:
         """Least number of logits that a network must give."""
         return int(self.about["data"]["n_classes"])
@@ -224,14 +217,28 @@ class Groundwork:
 
     def lines(self) -> list[str]:
         """Lines for the log: which cache, which space, and how classes count."""
+        lines = [self.cache_line()]
+        if skills := self.signals.boundary.skills_:
+            listed = ", ".join(f"{name} {skill:.2f}" for name, skill in skills.items())
+            space = _SPACES[self.signals.boundary.space_name_]
+            lines.append(f"Neighbours are found in {space}: left-out labels are predicted best there ({listed}).")
+        return [line for line in (*lines, self._balance_line()) if line]
+
+    def _balance_line(self) -> str:
+        """Tell how classes count, if a sampler weights samples or a class is rare; else ""."""
         boundary = self.signals.boundary
         is_sampled = boundary.class_weight != "balanced" and self.about["data"]["sampling"] == "weighted"
-        lines = (
-            self.cache_line(),
-            messages.space(boundary.space_name_, boundary.skills_),
-            messages.balance(boundary.labels, boundary.weights, is_sampled, boundary.class_weight is not None),
+        drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
+        if boundary.class_weight is not None:
+            return f"{drawn[:-1]}, times the weights of their classes." if drawn else ""
+        if (rare := rare_class(boundary.labels, boundary.weights)) is None:
+            return drawn
+        label, share = rare
+        return (
+            f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts that much in"
+            " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike, which may cost"
+            " accuracy."
         )
-        return [line for line in lines if line]
 
     def release(self) -> None:
         """Free what was computed: training has ended."""

@@ -132,11 +132,6 @@ class Account:
         finally:
             self.saving_seconds += time.perf_counter() - started
 
-    def note(self, line: Mapping[str, Any]) -> None:
-        """Write one line beside the table, if there is a record."""
-        if self.record is not None:
-            self.record.tell(line)
-
     def end_check(self, started: float, check: Mapping[str, Any], train_loss: float | None) -> None:
         """Count the time of a check, and add its row to the table."""
         now = time.perf_counter()

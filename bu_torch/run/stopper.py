@@ -16,11 +16,10 @@ from bu_torch.internal.network import device_of, packed_model, read_logits
 from bu_torch.internal.printing import say
 from bu_torch.perturbation.moves import keeps_integers
 from bu_torch.run import messages
-from bu_torch.run.best_weights import BestWeights
+from bu_torch.run.averaging import BestWeights
 from bu_torch.run.budget import count_operations, plan
-from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import Settings
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.samples.samples import fewer_of, whole_samples
 
 _log = logging.getLogger(__name__)
@@ -38,8 +37,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
             several, in a dict, whose keys are the arguments' names, or in a tuple of tensors.
         labels: Their classes, shape (N,), integers >= 0, at least two different ones. Samples with the label -100,
             which torch's losses ignore, are left out with a warning.
-        sample_weight: Relative frequency of each sample in training, shape (N,), positive; None if it
-            draws all alike.
+        sample_weight: Relative frequency of each sample in training, shape (N,), positive; None if all are alike.
         folder: Folder for the record of the checks; None for no record.
         **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
             `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; `n_neighbors`, `n_draws`, `max_samples`,
@@ -107,12 +105,11 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
 
         Args:
             model: Any callable from inputs (n, ...) to logits (n, J), or to an output with `logits`. Several inputs
-                are passed by name from a dict, in order from a tuple. Weights are averaged and kept of a
-                `torch.nn.Module` alone; it holds its own again when the check is over.
+                are passed by name from a dict, in order from a tuple. Only weights of a `torch.nn.Module` are averaged
+                and kept; it holds its own again when the check is over.
             epoch: Number of this epoch, larger than the last one's; None counts on from it.
-            step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch: then
-                `epoch` may be that of the last check, and None stands for it. None if checks are known by their
-                epochs.
+            step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch, which
+                `epoch` then may repeat, and None does. None if checks are known by their epochs.
 
         Returns:
             True if training may end: no score was higher than the highest for `patience` checks, or a threshold or
@@ -130,7 +127,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         started = time.perf_counter()
         tracker.update_average(model, epoch, step)
         with tracker.averaged(model):
-            inputs, network = tracker.groundwork.perturbed, packed_model(model, self._samples.packing)
+            inputs, network = tracker.groundwork.signals.perturbed, packed_model(model, self._samples.packing)
             logits = read_logits(network, inputs, check_finite=False, output_key=self.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
             if tracker.checks.is_kept_new:
@@ -181,10 +178,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         return {"checks": self._tracker.state_dict(), "keeper": self._best.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
-
-        With other settings or samples, patience and the best epoch start anew, with a warning.
-        """
+        """Go on where `state_dict` was taken; with other settings or samples patience and the best epoch start anew."""
         self._tracker.load_state_dict(state_dict["checks"])
         if self._tracker.checks.is_comparable:
             self._best.load_state_dict(state_dict["keeper"])
@@ -192,7 +186,6 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
 
     @property
     def tracker(self) -> Tracker:
-        """Measurements of this loop, and the verdict."""
         return self._tracker
 
     def _prepare(self, model: object) -> None:
@@ -207,14 +200,17 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         wanted = plan(tracker.settings, n_training, n_training, n_operations)
         made = groundwork.plan_checks(n_training, n_training, n_operations, n_bytes)
         if line := messages.bound_in_bytes(wanted, made, self.max_bytes):
-            self._tell(line)
+            _log.info(line)
         samples = fewer_of(self._samples, made.n_samples, self.seed)
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
         fingerprint = tracker.prepare(samples, module=module, cache=self.cache, has_progress_bar=True, tell=_log.info)
-        if line := groundwork.cache_line():
-            self._tell(line)
-        groundwork.signals.to(device_of(model, groundwork.perturbed))
+        line = groundwork.cache_line()
+        if groundwork.kept_in is not None and not _log.isEnabledFor(logging.INFO):
+            say(line, sys.stderr)  # a file that was written is told of in any case
+        elif line:
+            _log.info(line)
+        groundwork.signals.to(device_of(model, groundwork.signals.perturbed))
         if not tracker.go_on(fingerprint, groundwork.is_restored):
             self._best = BestWeights()
             tracker.warn(
@@ -223,10 +219,3 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
             )
         settings = {one.name: getattr(self, one.name) for one in fields(Settings)}
         tracker.begin(started, None if self.folder is None else Path(self.folder), settings)
-
-    def _tell(self, line: str) -> None:
-        """Log a line on the cache. That a file was written is told on stderr if the log does not show it."""
-        if self._tracker.groundwork.kept_in is None or _log.isEnabledFor(logging.INFO):
-            _log.info(line)
-        else:
-            say(line, sys.stderr)

@@ -1,7 +1,7 @@
 """The heart: follows one training from check to check, and knows no trainer."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from bu_torch.functional.boundary import dtype_of_labels
 from bu_torch.internal.network import warn_of_probabilities
 from bu_torch.rule.decision import Verdict
 from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run import messages
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS
 from bu_torch.run.groundwork import Groundwork
@@ -29,6 +28,8 @@ from bu_torch.signals.recognition import Recognition
 
 # Settings that scores depend on: with another value of one of them, scores cannot be compared.
 _COMPARED = ("start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight")
+_SETTLED = 3  # checks
+_BELOW_CHANCE = 0.8
 
 
 class Predictions:
@@ -43,7 +44,6 @@ class Predictions:
         self.last = self.best = torch.empty(0, dtype=torch.int64)
 
     def measure(self, signals: Signals, logits: Tensor, *, has_rule: bool) -> dict[str, float]:
-        """Signals and `standard_error` of logits; waits for the device once."""
         before, best = (
             known.to(logits.device) if len(known) == len(logits) else None for known in (self.last, self.best)
         )
@@ -60,6 +60,30 @@ class Predictions:
     def details(self) -> Details | None:
         """Details behind the numbers of the last check; None if it was not measured here."""
         return None if self.measurement is None else self.measurement.details()
+
+    def worse_than_chance(self, history: Sequence[Mapping[str, float]], data: Mapping[str, int]) -> str:
+        """Warn once that the network predicts what the labels contradict, which no training aims at; "" if not."""
+        if not data or self.has_warned:
+            return ""
+        last, n_present = [check["expected_accuracy"] for check in history[-_SETTLED:]], data["n_present"]
+        is_rising = last[-1] > last[0]  # as that of a network that still learns
+        is_too_wide = len(history) == 1 and self.n_columns > data["n_classes"]
+        is_settled = len(history) >= _SETTLED and not is_rising
+        if not (is_too_wide or is_settled) or not all(one < _BELOW_CHANCE / n_present for one in last):
+            return ""
+        self.has_warned = True
+        if is_too_wide:
+            return (
+                f"The network gives {self.n_columns} columns, and the labels have {n_present} classes. Expected"
+                f" accuracy is {last[-1]:.2f} at the first check, worse than chance. If `forward` returns an embedding,"
+                " let it return the logits, one for each class; `output_key=` names them in a tuple or a dict."
+            )
+        return (
+            f"Expected accuracy is {last[-1]:.2f} after {len(history)} checks, worse than chance with {n_present}"
+            " classes. Does `training_step` change the labels, or does `forward` give something other than one logit"
+            " for each class of the labels? If so, the scores do not describe the trained network. Change labels in the"
+            " dataset or in `on_after_batch_transfer`."
+        )
 
     def forget(self) -> None:
         """Compare the next check with none before."""
@@ -97,7 +121,7 @@ class Tracker:
             train_one_epoch(model)
             tracker.update_average(model, epoch)
             with tracker.averaged(model):
-                logits = read_logits(model, tracker.groundwork.perturbed_inputs, check_finite=False)
+                logits = read_logits(model, tracker.groundwork.signals.perturbed_inputs, check_finite=False)
                 tracker.add(epoch, tracker.measure(logits))
                 if tracker.checks.is_kept_new:
                     save(model)
@@ -159,10 +183,7 @@ class Tracker:
         return are_the_same
 
     def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
-        """Let the weights of a check enter the average, if there is one, before the check is measured.
-
-        A check that takes the last one's place does not update the average again.
-        """
+        """Let the weights of a check enter the average, if there is one, before it is measured; not of one again."""
         if self.average is not None and isinstance(model, nn.Module):
             self.average.update(model, is_again=self.checks.is_last(epoch, step))
 
@@ -195,18 +216,9 @@ class Tracker:
             self.predictions.recognition.add(epoch, step, is_kept=self.kept is entry)
         if not is_counted:
             self.predictions.forget()
-        self._warn_of_worse_than_chance()  # last, because a warning may be made an error
+        if line := self.predictions.worse_than_chance(self.history, self.groundwork.about["data"]):
+            self.warn(line)  # last, because a warning may be made an error
         return entry
-
-    def _warn_of_worse_than_chance(self) -> None:
-        data, predictions = self.groundwork.about["data"], self.predictions
-        if not data or predictions.has_warned:
-            return
-        accuracies = [entry["expected_accuracy"] for entry in self.history]
-        n_classes = data["n_classes"]
-        if line := messages.worse_than_chance(accuracies, data["n_present"], n_classes, predictions.n_columns):
-            predictions.has_warned = True
-            self.warn(line)
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:
         """Name a class that loses much by what is kept; "" if none does, or if classes are weighted."""
@@ -216,10 +228,7 @@ class Tracker:
         return self.predictions.recognition.line(check, classes, counts)
 
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
-        """Count the time of training from now on, and open a record in `folder`, if there is one.
-
-        The preparation `started` by `time.perf_counter`; the record holds `settings`.
-        """
+        """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
         account, selection = self.account, self.checks.selection
         account.begin(started, has_resumed=bool(self.history))
         if folder is None:
@@ -232,15 +241,20 @@ class Tracker:
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
         if self.account.path and details is not None:
-            line = check_line(self.history[-1], details, self.groundwork.rows, self.kept or {})
-            self.account.note(line | _not_compared(self.checks))
+            self._note(check_line(self.history[-1], details, self.groundwork.rows, self.kept or {}))
         self.predictions.measurement = None
         self.account.end_check(started, self.history[-1], train_loss)
 
     def end(self, reason: str, **kept: Any) -> None:
         """Write the last line of the record: why training ended, and what was kept."""
         seconds = {name: getattr(self.account, name) for name in ("saving_seconds", "training_seconds")}
-        self.account.note({"kind": "end", "reason": reason, **kept, **seconds} | _not_compared(self.checks))
+        self._note({"kind": "end", "reason": reason, **kept, **seconds})
+
+    def _note(self, line: dict[str, Any]) -> None:
+        """Write one line beside the table, if there is a record."""
+        if self.account.record is not None:
+            n_not_compared = self.checks.n_not_compared  # which the header did not know yet
+            self.account.record.tell(line | ({"n_not_compared": n_not_compared} if n_not_compared else {}))
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average: training has ended."""
@@ -290,6 +304,50 @@ class Tracker:
         return {"rule": self.checks.selection.rule.name, "averaging": past, **named, **self.checks.rule_settings()}
 
 
-def _not_compared(checks: History) -> dict[str, int]:
-    """Number that the header of the record did not know yet."""
-    return {"n_not_compared": checks.n_not_compared} if checks.n_not_compared else {}
+class MeasurementResults:
+    """Results that a tracker holds, by the names that users of a callback or of a plain loop read."""
+
+    @property
+    def tracker(self) -> Tracker:
+        raise NotImplementedError
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self.tracker.history
+
+    @property
+    def setup_seconds(self) -> float:
+        return self.tracker.account.setup_seconds
+
+    @property
+    def check_seconds(self) -> float:
+        return self.tracker.account.check_seconds
+
+    @property
+    def record_path(self) -> str:
+        return self.tracker.account.path
+
+
+class KeptResults(MeasurementResults):
+    """Results of the kept check besides."""
+
+    @property
+    def _kept(self) -> dict[str, Any] | None:
+        """The kept check, if its weights are there."""
+        return self.tracker.kept
+
+    @property
+    def score_name(self) -> str:
+        return self.tracker.checks.score_name
+
+    @property
+    def best_epoch(self) -> int | None:
+        return None if self._kept is None else self._kept["epoch"]
+
+    @property
+    def best_step(self) -> int | None:
+        return None if self._kept is None else self._kept.get("step")
+
+    @property
+    def best_score(self) -> float | None:
+        return None if self._kept is None else self._kept[self.score_name]

@@ -134,16 +134,12 @@ def _run(options: argparse.Namespace) -> None:
         return
     say(f"{cleaned(place)}: {_in_words(found)}")
     for entry in found:
-        say(f"  {_size(entry.size)}, used {_age(time.time() - entry.used)} ago: {cleaned(entry.file.name)}")
+        say(f"  {entry.size / 1e6:.1f} MB, used {_age(time.time() - entry.used)} ago: {cleaned(entry.file.name)}")
 
 
 def _in_words(found: list[Entry]) -> str:
     files = "1 file" if len(found) == 1 else f"{len(found)} files"
-    return f"{files}, {_size(sum(entry.size for entry in found))}"
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 1e6:.1f} MB"
+    return f"{files}, {sum(entry.size for entry in found) / 1e6:.1f} MB"
 
 
 def _age(seconds: float) -> str:

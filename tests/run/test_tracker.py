@@ -89,7 +89,7 @@ def prepared():
 def test_it_measures_what_the_estimators_say():
     tracker, _ = prepared()
     model = nn.Linear(4, 3)
-    logits = model(tracker.groundwork.perturbed_inputs)
+    logits = model(tracker.groundwork.signals.perturbed_inputs)
     values = tracker.measure(logits)
     expected = Signals(20, 2).fit(*blobs(n=120)).measure(logits).values
     assert values == {"standard_error": 0.0} | {name: float(value) for name, value in expected.items()}
@@ -242,7 +242,7 @@ def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most, p
     tracker.groundwork.plan = Plan(120, 2)
     tracker.prepare(Samples(*blobs(n=120), torch.arange(120) + 5, 120))
     assert tracker.groundwork.plan == plan
-    assert len(tracker.groundwork.perturbed_inputs) == plan.n_samples * plan.n_draws
+    assert len(tracker.groundwork.signals.perturbed_inputs) == plan.n_samples * plan.n_draws
     assert len(said) == (plan != Plan(120, 2))
 
 
@@ -275,9 +275,7 @@ def test_more_columns_than_classes_that_predict_worse_than_chance_are_warned_of_
     tracker, _ = prepared()
     said = []
     tracker.warn = said.append
-    logits = torch.randn(
-        len(tracker.groundwork.perturbed_inputs), n_columns, generator=torch.Generator().manual_seed(0)
-    )
+    logits = torch.randn(240, n_columns, generator=torch.Generator().manual_seed(0))
     tracker.add(0, tracker.measure(logits) | {"expected_accuracy": accuracy})
     tracker.add(1, VALUES | {"expected_accuracy": 0.9})
     start = f"The network gives {n_columns} columns, and the labels have 3 classes. Expected accuracy is {accuracy:.2f}"
