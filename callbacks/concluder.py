@@ -12,7 +12,6 @@ from bu_torch.callbacks.restoring import restore
 from bu_torch.callbacks.verdict_bearer import VerdictBearerMixin
 from bu_torch.internal.printing import cleaned
 from bu_torch.rule.rules import as_rule
-from bu_torch.run import messages
 
 if TYPE_CHECKING:
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
@@ -79,7 +78,7 @@ class ConcluderMixin(Companion):
         self._is_concluded = True
         owner = self.owner
         owner.stopping_reason = why_ended(trainer, exception, owner._bearer)
-        cost = messages.cost(owner.tracker.account)
+        cost = owner.tracker.account.cost()
         owner.tracker.end(
             owner.stopping_reason,
             kept_epoch=owner.best_epoch,
@@ -94,7 +93,7 @@ class ConcluderMixin(Companion):
             if line := owner.tracker.unrecognised(owner._kept):
                 rank_zero_info(line)
         elif trainer.current_epoch or exception is None or isinstance(exception, KeyboardInterrupt):
-            why = messages.why_none_kept(owner.tracker.checks)
+            why = owner.tracker.checks.why_none_kept()
             name = "every_n_epochs" if owner.every_n_train_steps is None else "every_n_train_steps"
             if not owner.history and getattr(owner, name) > 1:
                 why += f" (`{name}={getattr(owner, name)}`)"

@@ -19,8 +19,7 @@ from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.perturbation.draws import PerturbedInputs
 from bu_torch.perturbation.moves import keeps_integers
-from bu_torch.run import messages
-from bu_torch.run.budget import Plan, count_operations, plan
+from bu_torch.run.budget import Plan, bound_in_bytes, count_operations, plan
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples.batches import Keys
 from bu_torch.samples.samples import Samples, fewer_of, whole_samples
@@ -102,7 +101,7 @@ class CheckSamples:
                 n_bytes = samples.inputs[:1].nbytes
                 groundwork.plan = self._planned(trainer, samples.n_training, n_operations, n_bytes)
                 wanted = self._planned(trainer, samples.n_training, n_operations)
-                if line := messages.bound_in_bytes(wanted, groundwork.plan, self._callback.max_bytes):
+                if line := bound_in_bytes(wanted, groundwork.plan, self._callback.max_bytes):
                     rank_zero_info(line)
             samples = fewer_of(samples, groundwork.plan.n_samples, self._callback.seed)
             draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"

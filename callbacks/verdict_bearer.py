@@ -7,7 +7,6 @@ import torch
 
 from bu_torch.callbacks.companion import Companion, place_of_check, within_margin
 from bu_torch.callbacks.lightning_trees import LightningModule, Trainer
-from bu_torch.run import messages
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import EarlyStopping
@@ -83,7 +82,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         self.has_stopped, self._is_due = True, False
         self.stopped_epoch = trainer.current_epoch
         step = None if self.owner.every_n_train_steps is None else trainer.global_step
-        self.why_stopped = messages.why_stopped(self.owner.tracker.checks, self.stopped_epoch, step)
+        self.why_stopped = self.owner.tracker.checks.why_stopped(self.stopped_epoch, step)
         self.stopping_reason_message = self.why_stopped
 
     def _take_over_verdict(self) -> None:

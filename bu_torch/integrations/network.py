@@ -8,8 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from bu_torch.internal.network import packed_model, read_logits
-from bu_torch.run import messages
-from bu_torch.run.budget import count_operations, plan
+from bu_torch.run.budget import count_operations, ignored, plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
@@ -35,7 +34,7 @@ def make_stopper(
     made = plan(settings, n_training, n_training, count_operations(network, forward), n_bytes)
     samples = read(lambda n: made.n_samples)
     if samples.n_ignored:
-        warnings.warn(messages.ignored(samples.n_ignored), stacklevel=2)
+        warnings.warn(ignored(samples.n_ignored), stacklevel=2)
     planned = {"n_draws": made.n_draws, "max_samples": None, "budget": None}
     inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
     options = options | planned | {"sample_weight": samples.weights}

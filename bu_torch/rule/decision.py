@@ -23,7 +23,6 @@ class Verdict(NamedTuple):
 
     @property
     def should_stop(self) -> bool:
-        """True if there is a reason to stop."""
         return self.reason != Reason.NOT_STOPPED
 
 

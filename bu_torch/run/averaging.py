@@ -185,7 +185,6 @@ class BestWeights:
         self.weights: dict[str, Any] = {}
 
     def keep(self, model: object, epoch: int, step: int | None) -> None:
-        """Copy the weights of `model`, if it has some, in place of those before."""
         self.epoch, self.step = epoch, step
         state = model.state_dict() if isinstance(model, nn.Module) else {}
         self.weights = {
@@ -203,7 +202,6 @@ class BestWeights:
         return {name: sharded_like(value, now.get(name)) for name, value in self.weights.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
         places = (state_dict["best_epoch"], state_dict["best_step"])
         self.epoch, self.step = (place if isinstance(place, int) else None for place in places)
         self.weights = state_dict["best_weights"]
@@ -230,12 +228,12 @@ def _overwrite(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> N
 def _weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
     """Parameters and buffers of those kinds that can be averaged, by name; of several in one place of memory one."""
     reshard(module)
-    owners = dict(module.named_modules(remove_duplicate=False))
     parameters = {name: one for name, one in module.named_parameters(remove_duplicate=False) if not is_lazy(one)}
     buffers = {
-        name: one
-        for name, one in module.named_buffers(remove_duplicate=False)
-        if not is_lazy(one) and _is_saved(owners, name)
+        f"{place}.{name}" if place else name: one
+        for place, part in module.named_modules(remove_duplicate=False)
+        for name, one in part.named_buffers(recurse=False, remove_duplicate=False)
+        if not is_lazy(one) and name not in getattr(part, "_non_persistent_buffers_set", ())
     }
     found: dict[Any, tuple[str, Tensor]] = {}
     for name, tensor in sorted({**parameters, **buffers}.items(), key=lambda pair: _is_frozen(pair[1])):
@@ -246,13 +244,7 @@ def _weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
     return dict(found.values())
 
 
-def _is_saved(owners: Mapping[str, nn.Module], name: str) -> bool:
-    owner, _, own_name = name.rpartition(".")
-    return own_name not in getattr(owners[owner], "_non_persistent_buffers_set", ())
-
-
 def _fitting(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those values of which a weight has the name, the shape and the dtype."""
     kinds = {name: (one.shape, one.dtype) for name, one in weights.items()}
     return {name: one for name, one in values.items() if kinds.get(name) == (one.shape, one.dtype)}
 

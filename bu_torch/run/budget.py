@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bu_torch.internal.traces import RestoringError
 from bu_torch.run.settings import MeasurementSettings
+from bu_torch.samples.samples import IGNORED
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,22 @@ def plan(
     if max_samples is None:
         n_samples = min(n_samples, max(passes // n_draws, settings.n_neighbors))
     return Plan(n_samples, n_draws)
+
+
+def bound_in_bytes(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
+    """Tell that fewer samples are looked at because all would take more than `max_bytes`; "" if they do not."""
+    if made.n_samples >= wanted.n_samples:
+        return ""
+    return (
+        f"Boundary uncertainty holds {made.n_samples} samples and not {wanted.n_samples}, to take no more than"
+        f" {max_bytes} bytes. To change it: `max_bytes`."
+    )
+
+
+def ignored(n_ignored: int) -> str:
+    """Tell how many samples are left out; "" for none."""
+    line = f"{n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
+    return line if n_ignored else ""
 
 
 def describe_slow_check(check_seconds: float, training_seconds: float) -> str:

@@ -15,10 +15,9 @@ from bu_torch.internal.network import as_taken, packed_model
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.printing import cleaned
 from bu_torch.perturbation.draws import MixedMove
-from bu_torch.run import messages, user_cache
-from bu_torch.run.budget import Plan, plan
-from bu_torch.run.caching import fit_or_load
+from bu_torch.run.budget import Plan, ignored, plan
 from bu_torch.run.settings import AUTO, MeasurementSettings
+from bu_torch.run.user_cache import fit_or_load, folder
 from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
 from bu_torch.samples.samples import Samples
 from bu_torch.samples.subset import stratified_rows
@@ -76,7 +75,7 @@ class Groundwork:
         training, may be that space. `class_weight` holds if the settings have none. `tell` takes a forecast of a long
         preparation. Errors are those of `Signals.fit` and `Signals.load`.
         """
-        if line := messages.ignored(samples.n_ignored):
+        if line := ignored(samples.n_ignored):
             warn(line)
         samples, n_draws = self._within_memory(samples, warn)
         n_samples = len(samples.inputs)
@@ -138,7 +137,6 @@ class Groundwork:
         return cache
 
     def _describe(self, signals: Signals, samples: Samples, n_draws: int) -> dict[str, Any]:
-        """Samples and classes, as plain data."""
         present, shares = class_shares(signals.boundary.labels, samples.weights)
         data = {
             "n_samples": len(samples.inputs),
@@ -185,7 +183,6 @@ class Groundwork:
 
     @property
     def is_prepared(self) -> bool:
-        """True if `prepare` has been called here."""
         return self._signals is not None
 
     @property
@@ -207,7 +204,7 @@ class Groundwork:
             return f"Boundary uncertainty loaded the preparation of an earlier run: {file}. To change it: `cache=None`."
         if self.kept_in is None:
             return ""
-        is_shared = self.kept_in.parent == user_cache.folder()
+        is_shared = self.kept_in.parent == folder()
         off = "`cache=None` or `BU_TORCH_CACHE=off`" if is_shared else "`cache=None`"
         return (
             "Boundary uncertainty kept neighbours, distances, class probabilities and labels of"
@@ -245,7 +242,6 @@ class Groundwork:
         self._signals = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data that a resumed run needs."""
         state: dict[str, Any] = {
             "plan": None if self.plan is None else tuple(self.plan),
             "asked": self._requested(),
@@ -316,8 +312,6 @@ class _Perturbation:
 
 
 class _Extractor:
-    """A feature extractor of the user, which takes several tensors."""
-
     def __init__(self, extractor: Callable[..., Any], packing: Packing) -> None:
         self._extractor, self._packing = extractor, packing
         self.__self__ = extractor if isinstance(extractor, nn.Module) else getattr(extractor, "__self__", None)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bu_torch.rule.decision import Verdict, decide
+from bu_torch.rule.decision import Reason, Verdict, decide
 from bu_torch.rule.rules import SelectionRule
 from bu_torch.run.settings import MeasurementSettings, Settings
 
@@ -23,12 +23,6 @@ class History:
     """Checks in order, each with what was decided after it: a fold over plain numbers.
 
     With `MeasurementSettings` alone, nothing is decided.
-
-    Attributes:
-        entries: One dict a check.
-        n_not_compared: Number of checks at the start of `entries` that count neither for the patience nor as best.
-        selection: Rule that scores the checks; None without a rule.
-        is_kept_new: True if the last check is the one to keep and its weights are not saved yet.
     """
 
     def __init__(self, settings: MeasurementSettings) -> None:
@@ -37,18 +31,17 @@ class History:
         if isinstance(settings, Settings):
             self.selection = SelectionRule(settings.rule, start_from_epoch=settings.start_from_epoch)
         self.entries: list[Check] = []
-        self.n_not_compared = 0
+        self.n_not_compared = 0  # checks before the first that counts for the patience or as best
+        self.is_kept_new = False  # the last check is the one to keep, and its weights are not saved yet
         self._outcomes: list[Outcome] = []  # one for each of `compared`
         self.begin_anew()
 
     @property
     def compared(self) -> list[Check]:
-        """Checks that count."""
         return self.entries[self.n_not_compared :]
 
     @property
     def is_comparable(self) -> bool:
-        """True if a check so far counts."""
         return self.n_not_compared < len(self.entries)
 
     @property
@@ -80,7 +73,6 @@ class History:
         return self._outcomes[-1] if self._outcomes else Outcome()
 
     def is_last(self, epoch: int, step: int | None = None) -> bool:
-        """True if the last check is of this epoch and step."""
         return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
 
     def is_most_accurate(self, entry: Check) -> bool:
@@ -111,6 +103,33 @@ class History:
         self._outcomes.append(outcome._replace(kept=entry) if was_kept else outcome)
         if not is_counted:
             self.begin_anew()
+
+    def why_stopped(self, epoch: int, step: int | None = None) -> str:
+        """Name the reason to stop after the last check, which is of this epoch and step; "" if there is none."""
+        selection, settings, verdict, compared = self.selection, self.settings, self.verdict, self.compared
+        if selection is None or not isinstance(settings, Settings) or not verdict.should_stop:
+            return ""
+        where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
+        start = f"Stopped {where}: {selection.title}"
+        if verdict.reason == Reason.NON_FINITE_METRIC:
+            return f"{start} gave a score that is not finite ({self.last_score})."
+        if verdict.reason == Reason.STOPPING_THRESHOLD:
+            return f"{start} rose above the stopping threshold {settings.stopping_threshold}."
+        wait = verdict.wait
+        now, unit = (epoch, "epoch") if step is None else (step, "step")
+        then = compared[-1 - wait].get(unit) if wait < len(compared) else None
+        since = f" ({now - then} {unit}s)" if then is not None and now - then > wait else ""
+        by = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
+        return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
+
+    def why_none_kept(self) -> str:
+        """Name the reason for which no epoch is kept."""
+        if not self.compared:
+            return "no check counted" if self.entries else "no check was made"
+        selection = self.selection
+        if selection is not None and all(selection.score(entry) is None for entry in self.compared):
+            return f"all checks were of epochs before `start_from_epoch={selection.start_from_epoch}`"
+        return "no finite check counted"
 
     def fall_back(self, epoch: int | None, step: int | None = None) -> None:
         """Keep the check of this epoch and step: the weights of those after it are lost, or of all, if None.
@@ -153,7 +172,6 @@ class History:
             self._outcomes.append(self._after(self._last, entry))
 
     def _after(self, before: Outcome, entry: Check) -> Outcome:
-        """Outcome of a completed check after that of the one before."""
         selection, settings = self.selection, self.settings
         if selection is None or not isinstance(settings, Settings) or (score := selection.score(entry)) is None:
             return before

@@ -2,14 +2,14 @@
 
 import csv
 import io
+import itertools
 import json
 import os
 import platform
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ class Record:
         self._write(self.path, text.getvalue())
 
     def tell(self, line: Mapping[str, Any]) -> None:
-        """Write one line beside the table."""
         try:
             text = json.dumps(line, allow_nan=False, separators=(",", ":"))
         except ValueError:  # a number that JSON does not have, in whose place stands null
@@ -119,6 +118,20 @@ class Account:
         beside = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
         return time.perf_counter() - self._began - beside
 
+    def cost(self) -> str:
+        """Tell what a training has cost beside training itself; of a resumed one, since then.
+
+        At least so much: what a trainer does for its hooks and with what is logged is not known here.
+        """
+        parts = {"preparation": self.setup_seconds, "checks": self.check_seconds, "saving": self.saving_seconds}
+        seconds = self.training_seconds
+        share = sum(parts.values()) / max(seconds, 1e-9)
+        listed = ", ".join(f"{name} {spent:.1f} s" for name, spent in parts.items() if spent or name != "saving")
+        total = sum(round(spent, 1) for spent in parts.values())  # of the parts as they are listed
+        start = "Since the run resumed, boundary" if self.has_resumed else "Boundary"
+        told = f"took at least {total:.1f} s ({listed}) beside {seconds:.1f} s of training: {share:.0%}"
+        return f"{start} uncertainty {told}."
+
     def leave_out(self, seconds: float) -> None:
         """Count seconds that have just passed neither as training nor as checks: others took them."""
         self._seconds_elsewhere += seconds
@@ -141,22 +154,6 @@ class Account:
             self.record.append(row(check, seconds, self.check_seconds, train_loss))
 
 
-def header_line(
-    settings: Mapping[str, Any], about: Mapping[str, Any], n_not_compared: int, setup_seconds: float
-) -> dict[str, Any]:
-    """The first line beside the table: what the run was asked for, and what it looks at."""
-    return {
-        "kind": "header",
-        "format": FORMAT,
-        "settings": {name: _plain(value) for name, value in settings.items()},
-        "n_not_compared": n_not_compared,
-        "versions": versions(),
-        **about,
-        "setup_seconds": setup_seconds,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
 def check_line(entry: Mapping[str, Any], details: Details, rows: Tensor, kept: Mapping[str, Any]) -> dict[str, Any]:
     """The line of a check: what is behind its row, and which check is `kept` by now; `rows` are places of samples."""
     return {
@@ -174,24 +171,13 @@ def check_line(entry: Mapping[str, Any], details: Details, rows: Tensor, kept: M
     }
 
 
-def row(
-    entry: Mapping[str, Any],
-    seconds: float | None = None,
-    check_seconds: float | None = None,
-    train_loss: float | None = None,
-) -> dict[str, Any]:
+def row(entry: Mapping[str, Any], *costs: float | None) -> dict[str, Any]:
     """A check as the table has it; what it cost, and the training loss, are not known of checks before a resume."""
-    return {
-        "epoch": entry["epoch"],
-        "step": entry.get("step"),
-        "seconds": seconds,
-        "check_seconds": check_seconds,
-        "train_loss": train_loss,
-        **entry,
-    }
+    known = dict(itertools.zip_longest(("seconds", "check_seconds", "train_loss"), costs))
+    return {"epoch": entry["epoch"], "step": entry.get("step"), **known, **entry}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A setting as JSON has it; of what JSON does not have, the name of its type."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -204,10 +190,8 @@ def versions() -> dict[str, str]:
     """Versions of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for name in ("bu-torch", "torch", "lightning", "pytorch-lightning", "faiss-cpu", "scikit-learn", "numpy"):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -185,7 +185,6 @@ class Settings(MeasurementSettings):
 
 
 def _check_device(name: str, device: Any) -> str:
-    """The name of a device that torch knows."""
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):

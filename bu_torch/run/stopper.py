@@ -15,9 +15,8 @@ from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.network import device_of, packed_model, read_logits
 from bu_torch.internal.printing import say
 from bu_torch.perturbation.moves import keeps_integers
-from bu_torch.run import messages
 from bu_torch.run.averaging import BestWeights
-from bu_torch.run.budget import count_operations, plan
+from bu_torch.run.budget import bound_in_bytes, count_operations, plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.samples.samples import fewer_of, whole_samples
@@ -133,7 +132,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
             if tracker.checks.is_kept_new:
                 self._best.keep(model, epoch, step)
         tracker.end_check(started, tracker.predictions.details() if tracker.account.path else None)
-        self.stopping_reason = messages.why_stopped(tracker.checks, epoch, step)
+        self.stopping_reason = tracker.checks.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.verdict.should_stop else None
         return tracker.verdict.should_stop
 
@@ -157,7 +156,6 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         )
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
-        """Epoch and step of the next check."""
         last = self.history[-1] if self.history else {"epoch": -1}
         if step is None:
             following = last["epoch"] + 1
@@ -199,7 +197,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
             n_operations = count_operations(model, forward)
         wanted = plan(tracker.settings, n_training, n_training, n_operations)
         made = groundwork.plan_checks(n_training, n_training, n_operations, n_bytes)
-        if line := messages.bound_in_bytes(wanted, made, self.max_bytes):
+        if line := bound_in_bytes(wanted, made, self.max_bytes):
             _log.info(line)
         samples = fewer_of(self._samples, made.n_samples, self.seed)
         # Its features are a space where that is asked for: the first check mostly comes after some training.

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
-from bu_torch.run.record import Account, Record, check_line, header_line, row
+from bu_torch.run.record import FORMAT, Account, Record, check_line, plain, row, versions
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import packed_checks, read_state
 from bu_torch.samples.samples import Samples
@@ -91,13 +92,11 @@ class Predictions:
         self.recognition = Recognition()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors on the CPU."""
         state: dict[str, Any] = {"predictions": narrowed(self.last), "best_predictions": narrowed(self.best)}
         recalls = self.recognition.state_dict()
         return state | {"recalls": recalls} if recalls else state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checked state was taken."""
         self.last, self.best = state["predictions"], state["best_predictions"]
         self.recognition = Recognition()
         self.recognition.load_state_dict(state["recalls"])
@@ -112,7 +111,6 @@ class Tracker:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
     Whoever trains drives it in this order; a record and a resume need `begin`, `end_check`, `end` and `go_on` besides.
-    `read_logits` (`bu_torch.internal.network`) reads the network in eval mode and without gradient.
 
         tracker = Tracker(Settings(patience=10))
         plan = tracker.groundwork.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
@@ -130,25 +128,18 @@ class Tracker:
 
     If several processes train, one of them prepares and measures, and all of them `add` the same values. With
     `MeasurementSettings` alone, nothing is decided.
-
-    Attributes:
-        checks: The checks so far, which of them is kept, and when to stop.
-        groundwork: The samples that checks look at, and all that is computed of them before training.
-        predictions: Predictions of the checks so far.
-        average: The average of the weights at the checks; None for none, as with `settings.averaging=None`.
-        account: The seconds that were spent, and the record.
     """
 
     def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None] | None = None) -> None:
         self.settings = settings
         self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
-        self.checks = History(settings)
-        self.groundwork = Groundwork(settings)
+        self.checks = History(settings)  # which of them is kept, and when to stop
+        self.groundwork = Groundwork(settings)  # samples, and all that is computed of them before training
         self.predictions = Predictions()
         self.average: WeightAverage | None = None
         if settings.averaging is not None:
             self.average = WeightAverage(settings.averaging, settings.averaging_device)
-        self.account = Account()
+        self.account = Account()  # seconds that were spent, and the record
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -234,7 +225,16 @@ class Tracker:
         if folder is None:
             return
         named = {**settings, **self.checks.rule_settings(), "rule": None if selection is None else selection.rule.name}
-        header = header_line(named, self.groundwork.about, self.checks.n_not_compared, account.setup_seconds)
+        header = {
+            "kind": "header",
+            "format": FORMAT,
+            "settings": {name: plain(value) for name, value in named.items()},
+            "n_not_compared": self.checks.n_not_compared,
+            "versions": versions(),
+            **self.groundwork.about,
+            "setup_seconds": account.setup_seconds,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
         columns = [*Signals.NAMES, STANDARD_ERROR, *([] if selection is None else selection.added)]
         account.record = Record(folder, header, map(row, self.history), columns)
 
@@ -251,7 +251,6 @@ class Tracker:
         self._note({"kind": "end", "reason": reason, **kept, **seconds})
 
     def _note(self, line: dict[str, Any]) -> None:
-        """Write one line beside the table, if there is a record."""
         if self.account.record is not None:
             n_not_compared = self.checks.n_not_compared  # which the header did not know yet
             self.account.record.tell(line | ({"n_not_compared": n_not_compared} if n_not_compared else {}))
@@ -333,7 +332,6 @@ class KeptResults(MeasurementResults):
 
     @property
     def _kept(self) -> dict[str, Any] | None:
-        """The kept check, if its weights are there."""
         return self.tracker.kept
 
     @property

@@ -9,7 +9,7 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import Rule, Signals
-from bu_torch.run import groundwork, messages, record
+from bu_torch.run import groundwork, record
 from bu_torch.run.budget import Plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import packed_checks
@@ -36,7 +36,7 @@ def test_it_says_why_in_words_not_in_names_of_columns(settings, last, reason):
     tracker = Tracker(Settings(**settings))
     for epoch, score in enumerate([0.5, last]):
         tracker.add(epoch, VALUES | {"expected_accuracy": score, "trust_score": score})
-    assert messages.why_stopped(tracker.checks, 1) == f"Stopped in epoch 1: {reason}"
+    assert tracker.checks.why_stopped(1) == f"Stopped in epoch 1: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -286,10 +286,10 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
     first, resumed = Tracker(Settings()), Tracker(Settings())
     first.begin(0.0, None, {})
     first.add(0, VALUES)
-    assert messages.cost(first.account).startswith("Boundary uncertainty took at least ")
+    assert first.account.cost().startswith("Boundary uncertainty took at least ")
     resumed.load_state_dict(first.state_dict())
     resumed.begin(0.0, None, {})
-    assert messages.cost(resumed.account).startswith("Since the run resumed, boundary uncertainty took at least ")
+    assert resumed.account.cost().startswith("Since the run resumed, boundary uncertainty took at least ")
 
 
 def test_saving_is_a_part_of_the_cost(monkeypatch):
@@ -304,4 +304,4 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
         "Boundary uncertainty took at least 13.0 s (preparation 10.0 s, checks 0.0 s, saving 3.0 s) beside 27.0 s of"
         " training"
     )
-    assert messages.cost(tracker.account) == f"{expected}: 48%."
+    assert tracker.account.cost() == f"{expected}: 48%."

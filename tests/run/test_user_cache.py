@@ -19,7 +19,7 @@ from torch import nn
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.internal.files import whole_file
 from bu_torch.run import user_cache
-from bu_torch.run.caching import fit_or_load
+from bu_torch.run.user_cache import fit_or_load
 from bu_torch.signals.measuring import Signals
 
 
