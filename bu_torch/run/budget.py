@@ -20,9 +20,7 @@ _log = logging.getLogger(__name__)
 
 MAX_DRAWS = 4  # more are no better (docs/limits.md)
 AUTO = 0.15  # with the floor
-# Small data needs a floor, which a small network can afford: so many forward passes whatever the budget. For a network
-# in between, operations are bounded.
-_LEAST_FLOOR, _MOST_FLOOR = 500, 6000
+_LEAST_FLOOR, _MOST_FLOOR = 500, 6000  # forward passes that small data needs, of large networks and of small ones
 _FLOOR_OPERATIONS = 6e8
 _OPERATIONS_BESIDE = 40_000  # of a pass: what a check does with its logits takes as long on one core
 _SLOW = 0.5  # seconds of a check that are worth a word,
@@ -46,10 +44,9 @@ def plan(
 ) -> Plan:
     """Bound the forward passes of one check by a share of those that an epoch visits.
 
-    Another sample says more than another draw of the same one, so further draws are made where all samples are in:
-    small data, where single predictions make the signals jump, has the most. An epoch of one process visits `n_visited`
-    of `n_training` samples; one takes `n_operations` in a forward pass and `n_bytes` in memory, 0 if that is not known.
-    `max_samples` takes the place of the setting.
+    Another sample says more than another draw of the same one, so only small data, where single predictions make the
+    signals jump, has several draws. An epoch visits `n_visited` of `n_training` samples; one takes `n_operations` in a
+    forward pass and `n_bytes` in memory, 0 if that is not known. `max_samples` takes the place of the setting.
     """
     max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
@@ -96,9 +93,8 @@ def describe_slow_check(check_seconds: float, training_seconds: float) -> str:
 def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:
     """Floating-point operations of a forward pass of one sample: two for each weight, or more where more are counted.
 
-    A convolution uses each weight many times, an embedding a few of its rows. Recurrent layers, which torch cannot
-    count on every device, use each weight once in each step of the sequence. `forward` passes one sample through the
-    module; None where that cannot be done before training.
+    A convolution uses each weight many times, an embedding a few of its rows; recurrent layers, which torch cannot
+    count on every device, each weight once a step of the sequence. `forward` passes one sample through the module.
     """
     multiplied = [layer for layer in module.modules() if not isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     weights = {id(weight): weight for layer in multiplied for weight in layer.parameters(recurse=False)}

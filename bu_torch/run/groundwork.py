@@ -268,9 +268,6 @@ def _settings_for(settings: MeasurementSettings, packing: Packing | None) -> Mea
 
     By default rows of indices (token ids and their masks) are exchanged as tokens, images moved as images are, and
     tables as tables; numbers and indices at once are moved and exchanged (`MixedMove`).
-
-    Raises:
-        ValueError: If the samples hold indices, and a perturbation was asked for that moves them as numbers.
     """
     if packing is None:
         return settings

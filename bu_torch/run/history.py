@@ -86,8 +86,8 @@ class History:
     def add(self, entry: Check, *, is_counted: bool = True) -> None:
         """Add a check, complete it by what the rule says of it, and decide.
 
-        A check of the same epoch and step as the last one takes its place, and stays kept if that one was: its weights
-        are saved.
+        A check of the same epoch and step as the last one, as a resumed training may end an epoch a second time, takes
+        its place, and stays kept if that one was: its weights are saved.
         """
         was_kept = False
         if self.is_last(*place_of(entry)):

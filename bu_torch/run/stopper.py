@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 class BoundaryUncertaintyStopper(KeptResults, Settings):
     """Stop a plain PyTorch loop when the decision boundary gets no better, and keep the best epoch's weights.
 
-    Does for a loop of your own what `BoundaryUncertaintyStopping` does for a trainer: the same measurements, rule,
-    patience and record; the best weights are kept in memory. It needs no Lightning.
+    It measures and decides for a loop of your own as `BoundaryUncertaintyStopping` does for a trainer, and leaves the
+    same record; the best weights are kept in memory. It needs no Lightning.
 
     Args:
         inputs: Training inputs, shape (N, ...) as the model takes them, N >= n_neighbors, tensor or array, finite; or
@@ -38,10 +38,8 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
             which torch's losses ignore, are left out with a warning.
         sample_weight: Relative frequency of each sample in training, shape (N,), positive; None if all are alike.
         folder: Folder for the record of the checks; None for no record.
-        **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
-            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; `n_neighbors`, `n_draws`, `max_samples`,
-            `max_bytes`, `budget` (an epoch visits each of the N samples once), `seed`, `cache`, `feature_extractor`,
-            `perturbation`, `class_weight`, `averaging` (0.7), `averaging_device`, `output_key`.
+        **settings: All of `bu_torch.run.settings.Settings`, such as `patience`, `rule`, `budget` (an epoch visits each
+            of the N samples once), `cache` and `averaging` (0.7).
 
     Attributes:
         best_epoch: Epoch of the kept check, as `check` is told; None before the first that counts.
@@ -98,14 +96,13 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
     def check(self, model: Callable[[Tensor], Any], epoch: int | None = None, step: int | None = None) -> bool:
         """Measure the model, keep its weights if they are the best so far, and say whether to stop.
 
-        The first call finds the nearest neighbours. The model is run in eval mode without gradient; its modes,
-        parameters and buffers and all random states are left as they were. An optimiser with `eval` and `train`, such
-        as a Schedule-Free one, must be in evaluation mode.
+        The first call finds the nearest neighbours. The model is run in eval mode without gradient, and left as it was
+        with all random states. An optimiser with `eval` and `train`, such as a Schedule-Free one, must be in `eval`.
 
         Args:
             model: Any callable from inputs (n, ...) to logits (n, J), or to an output with `logits`. Several inputs
-                are passed by name from a dict, in order from a tuple. Only weights of a `torch.nn.Module` are averaged
-                and kept; it holds its own again when the check is over.
+                are passed by name from a dict, in order from a tuple. Only a `torch.nn.Module` has weights that are
+                averaged and kept.
             epoch: Number of this epoch, larger than the last one's; None counts on from it.
             step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch, which
                 `epoch` then may repeat, and None does. None if checks are known by their epochs.

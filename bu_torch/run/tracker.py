@@ -161,10 +161,7 @@ class Tracker:
         return self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
 
     def go_on(self, fingerprint: str, is_restored: bool = True) -> bool:
-        """Compare the samples with those of the checks so far; False if they differ, so that those count no more.
-
-        The arguments are those of the process that has prepared.
-        """
+        """Compare the samples with those of the checks so far; False if they differ, so that those count no more."""
         known = self.groundwork.fingerprint
         are_the_same = not self.history or known is None or (is_restored and known == fingerprint)
         if not are_the_same:
@@ -194,10 +191,9 @@ class Tracker:
     def add(
         self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
     ) -> dict[str, Any]:
-        """Add a check to the history, decide, and return the new entry.
+        """Add a check, decide, and return the new entry, which takes the place of one of the same epoch and step.
 
-        A check of the same epoch and step as the last one, as a resumed training may end an epoch a second time, takes
-        its place. `is_counted=False`: it counts neither for the patience nor as best, nor does any before it.
+        `is_counted=False`: it counts neither for the patience nor as best, nor does any before it.
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         if self.checks.is_most_accurate(entry):

@@ -139,10 +139,10 @@ def fit_or_load(
 ) -> Cached:
     """Read what an earlier run has kept of the same samples and settings, or fit and keep it.
 
-    A file of the user's own is refused if it is of others; if it cannot be written, a warning says so. `"auto"` stands
-    for a file in the user's cache folder, where what does not fit is computed anew. Nothing is kept there of what
-    depends on code of the user's or on features of a network, nor of what took no time; a space is chosen anew each
-    time, for the network has a say in it. `tell` takes a line that says how long the fit will take, if that is long.
+    A file of the user's own is refused if it is of other samples; if it cannot be written, a warning says so. `"auto"`
+    stands for a file in the user's cache folder, which is made anew if it does not fit. Nothing is kept there that
+    depends on the user's code or on features of a network, or that took no time; a space is chosen anew each time,
+    because it may depend on the network. `tell` takes a line that says how long the fit will take, if that is long.
     """
     inputs = signals.boundary.as_inputs(inputs)
     samples = inputs, as_labels(labels, len(inputs)).to(inputs.device), sample_weight
