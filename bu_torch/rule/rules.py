@@ -1,10 +1,11 @@
-"""Rules: which epoch is kept. A rule scores a check, and the epoch with the largest score, or its equal, is kept."""
+"""Rules and decision: a rule scores each check; the epoch with the largest score, or its equal, is kept."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from bu_torch.internal.inputs import check_integer, check_number
 from bu_torch.signals.catalogue import SIGNALS
@@ -52,19 +53,15 @@ class Rule:
         return self.name.replace("_", " ")
 
     def score(self, values: Mapping[str, float]) -> float:
-        """The score of a check, larger is better; an epoch whose score is NaN or infinite is not kept.
-
-        `values` are the signals looked at, by name; none is NaN or infinite.
-        """
+        """The score of a check by its signals, which are finite, larger is better; NaN or infinite is not kept."""
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
     def margin(self, values: Mapping[str, float], standard_error: float) -> float:
         """Distance below the highest score so far at which a check is still its equal, and may be kept in its place.
 
-        It is in the unit of the score; 0, the default, for none: of equal scores the first is kept. Patience counts
-        from the highest score. The margin must follow from the arguments and the settings alone: it is asked for again
-        of earlier checks. `standard_error` is that of the difference between this check's expected accuracy and the
-        highest before; 0 if both predict alike.
+        With 0, the default, the first of equal scores is kept. Patience counts from the highest score. The margin must
+        follow from the arguments and the settings alone: it is asked for again of earlier checks. `standard_error` is
+        that of the difference between this check's expected accuracy and the highest before; 0 if both predict alike.
         """
         return 0.0
 
@@ -285,3 +282,47 @@ class SelectionRule:
         if isinstance(found, bool) or not isinstance(found, Real):
             raise TypeError(f"{name} must give a number, got {type(found).__name__}.")
         return float(found)
+
+
+class Reason(StrEnum):
+    """Reason to stop, by the names that Lightning's `EarlyStoppingReason` has."""
+
+    NOT_STOPPED = "not_stopped"
+    STOPPING_THRESHOLD = "stopping_threshold"
+    PATIENCE_EXHAUSTED = "patience_exhausted"
+    NON_FINITE_METRIC = "non_finite_metric"
+
+
+class Verdict(NamedTuple):
+    """Decision after a check, and all that the next decision needs."""
+
+    best: float = -math.inf  # score that has to be exceeded
+    wait: int = 0  # checks in a row without improvement
+    reason: Reason = Reason.NOT_STOPPED
+
+    @property
+    def should_stop(self) -> bool:
+        return self.reason != Reason.NOT_STOPPED
+
+
+def decide(
+    before: Verdict,
+    score: float,
+    *,
+    patience: int,
+    min_delta: float = 0.0,
+    stopping_threshold: float | None = None,
+    check_finite: bool = True,
+) -> Verdict:
+    """Decide after a check with a score, larger is better, as Lightning's `EarlyStopping(mode="max")` does.
+
+    `before` is the verdict after the check before. `patience` 0 and 1 are alike.
+    """
+    if check_finite and not math.isfinite(score):
+        return before._replace(reason=Reason.NON_FINITE_METRIC)
+    if stopping_threshold is not None and score > stopping_threshold:
+        return before._replace(reason=Reason.STOPPING_THRESHOLD)
+    if score - min_delta > before.best:
+        return Verdict(score)
+    wait = before.wait + 1
+    return Verdict(before.best, wait, Reason.PATIENCE_EXHAUSTED if wait >= patience else Reason.NOT_STOPPED)

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bu_torch.rule.decision import Reason, Verdict, decide
-from bu_torch.rule.rules import SelectionRule
+from bu_torch.rule.rules import Reason, SelectionRule, Verdict, decide
 from bu_torch.run.settings import MeasurementSettings, Settings
 
 Check = dict[str, Any]

@@ -14,10 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from bu_torch.signals.details import Details
-
 FORMAT = 2  # of the lines beside the table, to be raised when what they hold changes its meaning
 HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
 _NAME = "boundary_uncertainty"
@@ -152,23 +148,6 @@ class Account:
         if self.record is not None:
             seconds = now - self._began - self._seconds_elsewhere
             self.record.append(row(check, seconds, self.check_seconds, train_loss))
-
-
-def check_line(entry: Mapping[str, Any], details: Details, rows: Tensor, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The line of a check: what is behind its row, and which check is `kept` by now; `rows` are places of samples."""
-    return {
-        "kind": "check",
-        "epoch": entry["epoch"],
-        "step": entry.get("step"),
-        "kept_epoch": kept.get("epoch"),
-        "kept_step": kept.get("step"),
-        "ceiling": details.ceiling,
-        "agreeing_pairs": details.agreeing_pairs,
-        "pairs": details.pairs,
-        "n_pairs_left_out": details.n_pairs_left_out,
-        "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
-        "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
-    }
 
 
 def row(entry: Mapping[str, Any], *costs: float | None) -> dict[str, Any]:

@@ -28,9 +28,8 @@ class MeasurementSettings:
     Args:
         n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
             samples is refused.
-        n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws cost as
-            many more forward passes a check and make the numbers steadier. None chooses up to 4 within the budget:
-            the smaller the data, the more.
+        n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws make them
+            steadier, for as many more forward passes. None chooses up to 4 within the budget, more for smaller data.
         max_samples: Measure at no more than this many training samples, >= `n_neighbors`: a subset drawn with `seed`,
             stratified if labels are known without reading the samples. None chooses within the budget. (Of an
             `IterableDataset` the first `max_samples` are read, or 10,000.)
@@ -148,8 +147,7 @@ class Settings(MeasurementSettings):
     Args:
         patience: Stop after so many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0
             stops at the first check without improvement, and so does 1.
-        min_delta: An improvement must exceed the best by more than this to reset the patience, >= 0. What is kept does
-            not depend on it.
+        min_delta: An improvement exceeds the best by more than this, >= 0. What is kept does not depend on it.
         stopping_threshold: Stop as soon as the score exceeds this; None for never.
         check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
         start_from_epoch: Checks in earlier epochs are measured and logged but count neither for the patience nor as

@@ -142,8 +142,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         if not self._best.weights:
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
         model.load_state_dict(self._best.fitted(model))
-        kept = self._tracker.kept
-        if kept is not None and (line := self._tracker.unrecognised(kept)):
+        if self._kept is not None and (line := self._tracker.unrecognised(self._kept)):
             _log.info(line)
         self._tracker.end(
             self.stopping_reason or "Training ended.",

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from bu_torch.functional.boundary import dtype_of_labels
 from bu_torch.internal.network import warn_of_probabilities
-from bu_torch.rule.decision import Verdict
-from bu_torch.rule.rules import STANDARD_ERROR
+from bu_torch.rule.rules import STANDARD_ERROR, Verdict
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
-from bu_torch.run.record import FORMAT, Account, Record, check_line, plain, row, versions
+from bu_torch.run.record import FORMAT, HISTOGRAMS, Account, Record, plain, row, versions
 from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.state import packed_checks, read_state
 from bu_torch.samples.samples import Samples
@@ -237,7 +236,22 @@ class Tracker:
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
         if self.account.path and details is not None:
-            self._note(check_line(self.history[-1], details, self.groundwork.rows, self.kept or {}))
+            entry, kept, rows = self.history[-1], self.kept or {}, self.groundwork.rows
+            self._note(
+                {
+                    "kind": "check",
+                    "epoch": entry["epoch"],
+                    "step": entry.get("step"),
+                    "kept_epoch": kept.get("epoch"),
+                    "kept_step": kept.get("step"),
+                    "ceiling": details.ceiling,
+                    "agreeing_pairs": details.agreeing_pairs,
+                    "pairs": details.pairs,
+                    "n_pairs_left_out": details.n_pairs_left_out,
+                    "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
+                    "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
+                }
+            )
         self.predictions.measurement = None
         self.account.end_check(started, self.history[-1], train_loss)
 

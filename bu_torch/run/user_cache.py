@@ -102,9 +102,8 @@ def make_room(place: Path) -> None:
     """Delete the files of this package that have not been used for long, until all together are small enough."""
     total = 0
     for entry in entries(place):
-        if entry.file.suffix == ".part":
-            is_kept = not entry.is_left
-        else:
+        is_kept = not entry.is_left
+        if entry.file.suffix != ".part":
             is_kept = total + entry.size <= _MOST_BYTES and time.time() - entry.used <= _MOST_AGE
             total += entry.size if is_kept else 0
         if not is_kept:
