@@ -53,7 +53,7 @@ class Rule:
         return self.name.replace("_", " ")
 
     def score(self, values: Mapping[str, float]) -> float:
-        """The score of a check by its signals, which are finite, larger is better; NaN or infinite is not kept."""
+        """Score a check by the values of its signals, all finite: larger is better, NaN or infinite is not kept."""
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
     def margin(self, values: Mapping[str, float], standard_error: float) -> float:
@@ -257,9 +257,9 @@ class SelectionRule:
         return margin if margin > 0 else 0.0
 
     def replay(self, history: Checks) -> dict[str, Any] | None:
-        """Give a completed copy of the check that is kept among those of another rule, or of none; None if none counts.
+        """Replay the rule on checks that another rule, or none, has judged; they are left as they are.
 
-        The checks are left as they are. Raises as `complete`.
+        Gives a completed copy of the check that is kept, or None if none counts. Raises as `complete`.
         """
         return self.kept(self.judged(history))
 

@@ -96,8 +96,8 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
     def check(self, model: Callable[[Tensor], Any], epoch: int | None = None, step: int | None = None) -> bool:
         """Measure the model, keep its weights if they are the best so far, and say whether to stop.
 
-        The first call finds the nearest neighbours. The model is run in eval mode without gradient, and left as it was
-        with all random states. An optimiser with `eval` and `train`, such as a Schedule-Free one, must be in `eval`.
+        The first call finds the nearest neighbours. The model is run in eval mode without gradient; it and all random
+        states are left as they were. An optimiser with `eval` and `train`, as a Schedule-Free one, must be in `eval`.
 
         Args:
             model: Any callable from inputs (n, ...) to logits (n, J), or to an output with `logits`. Several inputs

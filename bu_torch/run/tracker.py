@@ -109,7 +109,8 @@ def narrowed(predictions: Tensor) -> Tensor:
 class Tracker:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
-    Whoever trains drives it in this order; a record and a resume need `begin`, `end_check`, `end` and `go_on` besides.
+    Whoever trains drives it in this order, with `read_logits` of `bu_torch.internal.network`; a record and a resume
+    need `begin`, `end_check`, `end` and `go_on` besides.
 
         tracker = Tracker(Settings(patience=10))
         plan = tracker.groundwork.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
@@ -170,7 +171,7 @@ class Tracker:
         return are_the_same
 
     def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
-        """Let the weights of a check enter the average, if there is one, before it is measured; not of one again."""
+        """Let the weights of a check enter the average, if any, before it is measured; a repeated check enters once."""
         if self.average is not None and isinstance(model, nn.Module):
             self.average.update(model, is_again=self.checks.is_last(epoch, step))
 
