@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bu_torch.callbacks.lightning_trees import LightningModule, Trainer
-from bu_torch.run import messages
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -144,7 +143,7 @@ class VerdictBearerMixin(Companion, EarlyStopping):
         self._is_due = False
         self.stopped_epoch = trainer.current_epoch
         step = None if self.owner.every_n_train_steps is None else trainer.global_step
-        self.stopping_reason_message = messages.why_stopped(self.owner.tracker.checks, self.stopped_epoch, step)
+        self.stopping_reason_message = self.owner.tracker.checks.why_stopped(self.stopped_epoch, step)
 
     def _take_over_verdict(self) -> None:
         verdict = self.owner.tracker.verdict

@@ -18,7 +18,6 @@ from bu_torch.callbacks.weights import OUT_OF_REACH, SHARDED, leave_training
 from bu_torch.internal.printing import cleaned
 from bu_torch.ranking.checkpoints import why_unreadable
 from bu_torch.rule.rules import as_rule
-from bu_torch.run import messages
 
 if TYPE_CHECKING:
     from bu_torch.callbacks.stopping import BoundaryUncertaintyStopping
@@ -90,7 +89,7 @@ class ConcluderMixin(Companion):
         self._is_concluded = True
         owner, tracker = self.owner, self.owner.tracker
         owner.stopping_reason = why_ended(trainer, exception, owner._bearer)
-        cost = messages.cost(tracker.account)
+        cost = tracker.account.cost()
         tracker.end(
             owner.stopping_reason,
             kept_epoch=owner.best_epoch,
@@ -105,7 +104,7 @@ class ConcluderMixin(Companion):
             if line := tracker.unrecognised(owner._kept):
                 rank_zero_info(line)
         elif trainer.current_epoch or is_graceful:
-            why = messages.why_none_kept(tracker.checks)
+            why = tracker.checks.why_none_kept()
             name = "every_n_epochs" if owner.every_n_train_steps is None else "every_n_train_steps"
             if not owner.history and getattr(owner, name) > 1:
                 why += f" (`{name}={getattr(owner, name)}`)"

@@ -17,7 +17,7 @@ from bu_torch.callbacks.companion import KeepingCompanion
 from bu_torch.callbacks.lightning_trees import LightningModule, Trainer, measured_module
 from bu_torch.callbacks.weights import TrainingWeights, evaluation_weights
 from bu_torch.internal.printing import cleaned
-from bu_torch.run.best_weights import BestWeights
+from bu_torch.run.averaging import BestWeights
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint

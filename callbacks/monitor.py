@@ -22,9 +22,8 @@ from bu_torch.callbacks.lightning_trees import (
 from bu_torch.callbacks.samples import Reference, check_reference
 from bu_torch.callbacks.weights import RAW_WEIGHTS, go_on_from_raw_weights, stand_behind_averaging
 from bu_torch.internal.inputs import check_integer
-from bu_torch.run.results import MeasurementResults
 from bu_torch.run.settings import MeasurementSettings, Settings
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.tracker import MeasurementResults, Tracker
 from bu_torch.samples.batches import InputKey
 
 T = TypeVar("T", bound=type)

@@ -25,9 +25,7 @@ from bu_torch.internal.inputs import as_labels
 from bu_torch.internal.packing import Packing
 from bu_torch.internal.traces import preserved_attributes
 from bu_torch.perturbation.moves import keeps_integers
-from bu_torch.run import messages
-from bu_torch.run.budget import Plan, count_operations
-from bu_torch.run.settings import as_file
+from bu_torch.run.budget import Plan, bound_in_bytes, count_operations, plan
 from bu_torch.run.tracker import Tracker
 from bu_torch.samples import reading
 from bu_torch.samples.batches import Keys, TooManyBytesError
@@ -68,7 +66,7 @@ class CheckSamples:
         )
         if groundwork.is_prepared:
             groundwork.signals.to(pl_module.device)
-            inputs = groundwork.perturbed if trainer.world_size == 1 else inputs
+            inputs = groundwork.signals.perturbed if trainer.world_size == 1 else inputs
         self._network.take(trainer, pl_module, inputs)
         is_comparable = self._tracker.go_on(*compared)
         if not is_comparable:
@@ -121,7 +119,7 @@ class CheckSamples:
                 wanted = self._planned(trainer, samples.n_training, n_operations)
                 n_bytes = samples.inputs[:1].nbytes
                 groundwork.plan = self._planned(trainer, samples.n_training, n_operations, n_bytes)
-                if line := messages.bound_in_bytes(wanted, groundwork.plan, self._callback.max_bytes):
+                if line := bound_in_bytes(wanted, groundwork.plan, self._callback.max_bytes):
                     rank_zero_info(line)
             samples = fewer_of(samples, groundwork.plan.n_samples, self._callback.seed)
             draws = "1 draw" if groundwork.plan.n_draws == 1 else f"{groundwork.plan.n_draws} draws"
@@ -138,14 +136,14 @@ class CheckSamples:
             fingerprint = self._tracker.prepare(
                 samples,
                 module=self._module_as_space(trainer, pl_module),
-                cache=None if trainer.fast_dev_run else as_file(self._callback.cache),
+                cache=None if trainer.fast_dev_run else self._callback.cache,
                 has_progress_bar=trainer.progress_bar_callback is not None,
                 tell=rank_zero_info,
                 class_weight=self.loss_weights.found,
             )
             for line in groundwork.lines():
                 rank_zero_info(line)
-        inputs: Inputs = groundwork.perturbed
+        inputs: Inputs = groundwork.signals.perturbed
         if trainer.world_size > 1:
             inputs = inputs[torch.arange(len(inputs), device=inputs.device)].to("cpu")  # a copy for all processes
         return inputs, groundwork.plan, (fingerprint, groundwork.is_restored)
@@ -185,9 +183,8 @@ class CheckSamples:
         batch_size = getattr(trainer.train_dataloader, "batch_size", None) or math.inf
         # Different samples that all processes train on between two checks.
         n_visited = int(min(n_training, self._schedule.n_batches(trainer) * batch_size * trainer.world_size))
-        return self._tracker.groundwork.planned(
-            n_training, n_visited, n_operations, n_bytes=n_bytes, max_samples=n_training if takes_all else None
-        )
+        max_samples = n_training if takes_all else None
+        return plan(self._tracker.settings, n_training, n_visited, n_operations, n_bytes, max_samples)
 
 
 def read_training_data(

@@ -24,8 +24,8 @@ from bu_torch.callbacks.lightning_trees import (
 from bu_torch.callbacks.monitor import INSTEAD, BoundaryUncertaintyMonitor, without
 from bu_torch.callbacks.weights import RAW_WEIGHTS
 from bu_torch.internal.inputs import check_flag
-from bu_torch.run.results import KeptResults
 from bu_torch.run.settings import Settings
+from bu_torch.run.tracker import KeptResults
 from bu_torch.signals.catalogue import SIGNALS
 
 

@@ -8,9 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from bu_torch.internal.network import packed_model, read_logits
-from bu_torch.run import messages
-from bu_torch.run.budget import count_operations
-from bu_torch.run.groundwork import Groundwork
+from bu_torch.run.budget import count_operations, ignored, plan
 from bu_torch.run.settings import Settings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.batches import NO_KEYS, Keys
@@ -33,11 +31,11 @@ def make_stopper(
     model = packed_model(network, first.packing)
     forward = partial(read_logits, model, first.inputs, check_finite=False, output_key=settings.output_key)
     n_bytes, n_training = first.inputs.nbytes, first.n_training
-    plan = Groundwork(settings).planned(n_training, n_training, count_operations(network, forward), n_bytes=n_bytes)
-    samples = read(lambda n: plan.n_samples)
+    made = plan(settings, n_training, n_training, count_operations(network, forward), n_bytes)
+    samples = read(lambda n: made.n_samples)
     if samples.n_ignored:
-        warnings.warn(messages.ignored(samples.n_ignored), stacklevel=2)
-    planned = {"n_draws": plan.n_draws, "max_samples": None, "budget": None}
+        warnings.warn(ignored(samples.n_ignored), stacklevel=2)
+    planned = {"n_draws": made.n_draws, "max_samples": None, "budget": None}
     inputs = samples.inputs if samples.packing is None else samples.packing.unpack(samples.inputs)
     options = options | planned | {"sample_weight": samples.weights}
     return BoundaryUncertaintyStopper(inputs, samples.labels, **options)

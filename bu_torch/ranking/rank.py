@@ -16,8 +16,8 @@ from bu_torch.ranking.checkpoints import SUFFIXES, Buildable, Device, load_check
 from bu_torch.ranking.estimators import encode, estimator_logits, is_estimator
 from bu_torch.ranking.ranking import Candidate, Ranking
 from bu_torch.rule.rules import DEFAULT_RULE, Rule, RuleName, as_rule
-from bu_torch.run import messages
-from bu_torch.run.caching import fit_or_load
+from bu_torch.run.budget import ignored
+from bu_torch.run.user_cache import fit_or_load
 from bu_torch.samples.batches import whole_pair
 from bu_torch.samples.reading import read_samples
 from bu_torch.samples.samples import Samples
@@ -215,7 +215,7 @@ def fit_signals(signals: Signals, dataset: Any, cache: Path | None = None) -> No
         raise ValueError(f"`dataset` must have one tensor of inputs a sample, got {samples.packing}.")
     inputs = signals.boundary.as_inputs(samples.inputs, "dataset")
     labels = as_labels(samples.labels, len(inputs)).to(inputs.device)
-    if line := messages.ignored(samples.n_ignored):
+    if line := ignored(samples.n_ignored):
         warnings.warn(line, stacklevel=3)
     if not signals.is_fitted:
         fit_or_load(signals, inputs, labels, cache, sample_weight=samples.weights)

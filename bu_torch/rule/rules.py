@@ -1,10 +1,11 @@
-"""Rules: which epoch is kept. A rule scores a check, and the epoch with the largest score, or its equal, is kept."""
+"""Rules and decision: a rule scores each check; the epoch with the largest score, or its equal, is kept."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from bu_torch.internal.inputs import check_integer, check_number
 from bu_torch.signals.catalogue import SIGNALS
@@ -21,10 +22,9 @@ _RESERVED = ("epoch", "step", "seconds", "check_seconds", "train_loss", STANDARD
 class Rule:
     """Scores a check by some of its signals; the epoch with the largest score is kept, or one of its equals.
 
-    Pass an instance of a subclass in place of a rule's name (`rule=`). It sets `name` and `signals`, and defines
-    `score`; `margin` if epochs may be equal, `preference` if it chooses among those, `settings` if it has parameters. A
-    rule that remembers something also defines `reset`, `state_dict` and `load_state_dict`, and serves one callback
-    only.
+    Pass an instance of a subclass as `rule=`. It sets `name` and `signals`, and defines `score`; `margin` if epochs may
+    be equal, `preference` if it chooses among those, `settings` if it has parameters. A rule that remembers something
+    also defines `reset`, `state_dict` and `load_state_dict`, and serves one callback only.
 
     Attributes:
         name: Name of the rule in checkpoints, records and messages. Two callbacks of one trainer must have rules of
@@ -50,23 +50,18 @@ class Rule:
 
     @property
     def title(self) -> str:
-        """The name in words."""
         return self.name.replace("_", " ")
 
     def score(self, values: Mapping[str, float]) -> float:
-        """The score of a check, larger is better; an epoch whose score is NaN or infinite is not kept.
-
-        `values` are the signals looked at, by name; none is NaN or infinite.
-        """
+        """Score a check by the values of its signals, all finite: larger is better, NaN or infinite is not kept."""
         raise NotImplementedError(f"{type(self).__name__} must define `score`.")
 
     def margin(self, values: Mapping[str, float], standard_error: float) -> float:
         """Distance below the highest score so far at which a check is still its equal, and may be kept in its place.
 
-        A number in the unit of the score; 0, the default, for none: of equal scores the first is kept. Patience counts
-        from the highest score, not from its equals. The margin must follow from the arguments and the settings alone:
-        it is asked for again of earlier checks. `standard_error` is that of the difference between this check's
-        expected accuracy and the highest before; 0 if both predict alike.
+        With 0, the default, the first of equal scores is kept. Patience counts from the highest score. The margin must
+        follow from the arguments and the settings alone: it is asked for again of earlier checks. `standard_error` is
+        that of the difference between this check's expected accuracy and the highest before; 0 if both predict alike.
         """
         return 0.0
 
@@ -101,7 +96,6 @@ class SignalRule(Rule):
         return SIGNALS[self.name].title
 
     def score(self, values: Mapping[str, float]) -> float:
-        """The signal."""
         return values[self.name]
 
 
@@ -110,7 +104,7 @@ class ExpectedAccuracy(Rule):
 
     The samples are a draw, so a difference within a standard error tells little. Breiman et al. (1984) take the
     simplest of models within one; here the check with the largest trust score is taken, or the latest of those, which
-    has learnt longest. The margin is half a standard error: wider ones are as good on tables, and worse on images
+    has learnt longest. Margins wider than half a standard error are as good on tables, and worse on images
     (docs/limits.md, "What the margin does").
 
     Args:
@@ -125,14 +119,12 @@ class ExpectedAccuracy(Rule):
         self.n_standard_errors = check_number("n_standard_errors", n_standard_errors, 0)
 
     def score(self, values: Mapping[str, float]) -> float:
-        """The expected accuracy."""
         return values["expected_accuracy"]
 
     def margin(self, values: Mapping[str, float], standard_error: float) -> float:
         return self.n_standard_errors * standard_error
 
     def preference(self, values: Mapping[str, float]) -> float:
-        """The trust score."""
         return values["trust_score"]
 
     def settings(self) -> dict[str, Any]:
@@ -220,8 +212,10 @@ class SelectionRule:
             KeyError: If a signal is missing.
             TypeError: If the rule's score is no number.
         """
+        entry = history[-1]
         if self.rule.name not in SIGNALS:
-            history[-1][self.rule.name] = self._scored(history[-1])
+            is_finite = all(math.isfinite(entry[name]) for name in self.rule.signals)
+            entry[self.rule.name] = self._of_rule("score", entry) if is_finite else math.nan
 
     def score(self, entry: Mapping[str, Any]) -> float | None:
         """The score of a completed check; None if its epoch is too early to count."""
@@ -265,23 +259,17 @@ class SelectionRule:
     def replay(self, history: Checks) -> dict[str, Any] | None:
         """Replay the rule on checks that another rule, or none, has judged; they are left as they are.
 
-        A completed copy of the check whose epoch is kept; None if none counts. Raises as `complete`.
+        Gives a completed copy of the check that is kept, or None if none counts. Raises as `complete`.
         """
         return self.kept(self.judged(history))
 
     def judged(self, history: Checks) -> list[dict[str, Any]]:
         """Completed copies of all checks, as in `replay`."""
         judged = [dict(entry) for entry in history]
-        if self.rule.name not in SIGNALS:
-            self.rule.reset()
-            for entry in judged:
-                entry[self.rule.name] = self._scored(entry)
+        self.rule.reset()
+        for entry in judged:
+            self.complete([entry])
         return judged
-
-    def _scored(self, entry: Mapping[str, Any]) -> float:
-        if not all(math.isfinite(entry[name]) for name in self.rule.signals):
-            return math.nan
-        return self._of_rule("score", entry)
 
     def _of_rule(self, method: str, entry: Mapping[str, Any], *further: Any) -> float:
         """Number that a method of the rule gives for a check."""
@@ -294,3 +282,47 @@ class SelectionRule:
         if isinstance(found, bool) or not isinstance(found, Real):
             raise TypeError(f"{name} must give a number, got {type(found).__name__}.")
         return float(found)
+
+
+class Reason(StrEnum):
+    """Reason to stop, by the names that Lightning's `EarlyStoppingReason` has."""
+
+    NOT_STOPPED = "not_stopped"
+    STOPPING_THRESHOLD = "stopping_threshold"
+    PATIENCE_EXHAUSTED = "patience_exhausted"
+    NON_FINITE_METRIC = "non_finite_metric"
+
+
+class Verdict(NamedTuple):
+    """Decision after a check, and all that the next decision needs."""
+
+    best: float = -math.inf  # score that has to be exceeded
+    wait: int = 0  # checks in a row without improvement
+    reason: Reason = Reason.NOT_STOPPED
+
+    @property
+    def should_stop(self) -> bool:
+        return self.reason != Reason.NOT_STOPPED
+
+
+def decide(
+    before: Verdict,
+    score: float,
+    *,
+    patience: int,
+    min_delta: float = 0.0,
+    stopping_threshold: float | None = None,
+    check_finite: bool = True,
+) -> Verdict:
+    """Decide after a check with a score, larger is better, as Lightning's `EarlyStopping(mode="max")` does.
+
+    `before` is the verdict after the check before. `patience` 0 and 1 are alike.
+    """
+    if check_finite and not math.isfinite(score):
+        return before._replace(reason=Reason.NON_FINITE_METRIC)
+    if stopping_threshold is not None and score > stopping_threshold:
+        return before._replace(reason=Reason.STOPPING_THRESHOLD)
+    if score - min_delta > before.best:
+        return Verdict(score)
+    wait = before.wait + 1
+    return Verdict(before.best, wait, Reason.PATIENCE_EXHAUSTED if wait >= patience else Reason.NOT_STOPPED)

@@ -1,4 +1,4 @@
-"""An exponential moving average of a network's weights over its checks, which begins with a short memory."""
+"""Weights beside those of training: their average over the checks, and those of the best check."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -28,16 +28,15 @@ class WeightAverage:
     """The average of the weights that a module had at its checks; the last check counts most.
 
     At each check the weights w enter the average a, after n checks before, as a <- p a + (1 - p) w, with
-    p = min(past, n / (n + 10)). So the average begins at the first check, not at the weights before training, and with
-    a short memory: while a network still learns fast, the checks before are far behind. (With p = past from the second
-    check on, trainings of 10 epochs kept worse weights than without any average, and those of 150 no better ones.)
+    p = min(past, n / (n + 10)). So it begins at the first check, not at the weights before training, and with a short
+    memory: while a network still learns fast, the checks before are far behind. (With p = past from the second check
+    on, trainings of 10 epochs kept worse weights than without any average, and those of 150 no better ones.)
 
-    What is averaged are the trainable parameters and the buffers of floating-point numbers that a `state_dict` holds,
-    the running statistics of BatchNorm among them. All else is as the module has it: whole numbers, frozen parameters,
-    which enter from the first check after they are unfrozen, buffers that have held nothing but 0 and 1 at every check,
-    as masks that prune weights do, and what is infinite from the start, as masks of attention are.
-    Averages are matched by name; where the shape of a weight changes, its average begins anew. They are kept in the
-    dtype of the weight, and of shards (`DTensor`) in the same shards.
+    Averaged are the trainable parameters and the floating-point buffers that a `state_dict` holds, such as the running
+    statistics of BatchNorm. All else is as the module has it: whole numbers; frozen parameters, which enter from the
+    first check after they are unfrozen; buffers that have held nothing but 0 and 1 at every check, as pruning masks do;
+    and what is infinite from the start, as masks of attention are. Averages are matched by name, begin anew where a
+    shape changes, and are kept in the dtype of the weight, and of shards (`DTensor`) in the same shards.
 
     Args:
         past: The largest weight of the past, 0 <= past < 1.
@@ -54,8 +53,8 @@ class WeightAverage:
     def update(self, module: nn.Module, *, is_again: bool = False) -> bool:
         """Let the weights of a check enter, unless they have before a resume (`is_again`).
 
-        False if a parameter has become NaN or infinite. Such a check leaves the average as it was, and `inside` leaves
-        the module as it is until the next one. This waits for the device once, and once more for possible masks.
+        False if a parameter has become NaN or infinite: the average stays as it was, and `inside` does nothing until
+        the next check. This waits for the device once, and once more for possible masks.
         """
         found = {n: one for n, one in _weights(module).items() if n in self._averages or not _is_frozen(one)}
         masks = self._masks(module, found)
@@ -79,10 +78,7 @@ class WeightAverage:
         return True
 
     def _masks(self, module: nn.Module, found: Mapping[str, Tensor]) -> set[str]:
-        """Names of buffers that have held nothing but 0 and 1 so far: what lies in between would be no mask.
-
-        Running statistics, which begin at 0 and 1, are none.
-        """
+        """Names of buffers that have held nothing but 0 and 1 so far; not of running statistics, which begin so."""
         norms = [part for part in module.modules() if isinstance(part, _NormBase)]
         statistics = {id(one) for part in norms for one in (part.running_mean, part.running_var)}
         held = {
@@ -100,7 +96,6 @@ class WeightAverage:
         return weight.device if self.device is None else torch.device(self.device)
 
     def _fitted(self, average: Tensor, weight: Tensor) -> Tensor:
-        """An average as it stood in a state, where that of a weight is kept."""
         return cast("Tensor", sharded_like(average, weight).to(self._place(weight), weight.dtype))
 
     def _updated(self, weights: Mapping[str, Tensor]) -> None:
@@ -125,10 +120,9 @@ class WeightAverage:
     def inside(self, module: nn.Module) -> Iterator[None]:
         """Have the average in the module's own tensors; on leaving, all bits are as training left them.
 
-        What is read or saved meanwhile is the average, by whatever way through the module. Nothing happens before the
-        first update, after one that was refused, and if the average is inside already. (`torch.func.functional_call`
-        would miss modules in TorchScript, references that `forward` keeps, layers of LoRA that `eval` merges, and what
-        a module's own `state_dict` computes.)
+        Nothing happens before the first update, after one that was refused, and if the average is inside already.
+        (`torch.func.functional_call` would miss modules in TorchScript, references that `forward` keeps, layers of LoRA
+        that `eval` merges, and what a module's own `state_dict` computes.)
         """
         if not self.is_current or self.is_inside:
             yield
@@ -156,11 +150,10 @@ class WeightAverage:
 
     @property
     def is_inside(self) -> bool:
-        """True if the module holds the average now."""
         return bool(self._of_training)
 
     def put_aside(self) -> dict[str, Tensor]:
-        """While the average is inside: what training has in its place, by name; all processes of shards together."""
+        """Weights of training while the average is inside, by name; all processes of shards must call this."""
         return {name: gathered(value) for name, value in self._of_training.items()}
 
     def forget(self) -> None:
@@ -182,6 +175,38 @@ class WeightAverage:
         self.is_current = False
 
 
+class BestWeights:
+    """A copy of the weights at the kept check."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None  # before the first
+        self.step: int | None = None  # if it is not known
+        # A `state_dict` on the CPU, of shards those of this process; empty if the model was no module.
+        self.weights: dict[str, Any] = {}
+
+    def keep(self, model: object, epoch: int, step: int | None) -> None:
+        self.epoch, self.step = epoch, step
+        state = model.state_dict() if isinstance(model, nn.Module) else {}
+        self.weights = {
+            name: value.detach().cpu().clone() if isinstance(value, Tensor) else value for name, value in state.items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Epoch, step and weights; shards are put together, so all processes must call this."""
+        weights = {name: gathered(value) for name, value in self.weights.items()}
+        return {"best_epoch": self.epoch, "best_step": self.step, "best_weights": weights}
+
+    def fitted(self, model: nn.Module) -> dict[str, Any]:
+        """The weights as `model.load_state_dict` takes them: in shards where those of the model are."""
+        now = model.state_dict()
+        return {name: sharded_like(value, now.get(name)) for name, value in self.weights.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        places = (state_dict["best_epoch"], state_dict["best_step"])
+        self.epoch, self.step = (place if isinstance(place, int) else None for place in places)
+        self.weights = state_dict["best_weights"]
+
+
 def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool = False) -> bool:
     """Put the weights of training, as `put_aside` gave them, into a module that was loaded with their average.
 
@@ -196,7 +221,6 @@ def put_back(module: nn.Module, weights: Mapping[str, Tensor], *, may_lack: bool
 
 
 def _overwrite(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Copy values into weights by name, all at once."""
     if values:
         torch._foreach_copy_([local(weights[name]) for name in values], [local(value) for value in values.values()])
 
@@ -204,12 +228,12 @@ def _overwrite(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> N
 def _weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
     """Parameters and buffers of those kinds that can be averaged, by name; of several in one place of memory one."""
     reshard(module)
-    owners = dict(module.named_modules(remove_duplicate=False))
     parameters = {name: one for name, one in module.named_parameters(remove_duplicate=False) if not is_lazy(one)}
     buffers = {
-        name: one
-        for name, one in module.named_buffers(remove_duplicate=False)
-        if not is_lazy(one) and _is_saved(owners, name)
+        f"{place}.{name}" if place else name: one
+        for place, part in module.named_modules(remove_duplicate=False)
+        for name, one in part.named_buffers(recurse=False, remove_duplicate=False)
+        if not is_lazy(one) and name not in getattr(part, "_non_persistent_buffers_set", ())
     }
     found: dict[Any, tuple[str, Tensor]] = {}
     for name, tensor in sorted({**parameters, **buffers}.items(), key=lambda pair: _is_frozen(pair[1])):
@@ -220,14 +244,7 @@ def _weights(module: nn.Module, *, once: bool = True) -> dict[str, Tensor]:
     return dict(found.values())
 
 
-def _is_saved(owners: Mapping[str, nn.Module], name: str) -> bool:
-    """True if a `state_dict` holds a buffer."""
-    owner, _, own_name = name.rpartition(".")
-    return own_name not in getattr(owners[owner], "_non_persistent_buffers_set", ())
-
-
 def _fitting(values: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those values of which a weight has the name, the shape and the dtype."""
     kinds = {name: (one.shape, one.dtype) for name, one in weights.items()}
     return {name: one for name, one in values.items() if kinds.get(name) == (one.shape, one.dtype)}
 

@@ -1,12 +1,11 @@
 """Number of samples that a check looks at: a price in forward passes, counted, never timed, so that runs repeat."""
 
-import dataclasses
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,22 +13,21 @@ from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
 from bu_torch.internal.traces import RestoringError
+from bu_torch.run.settings import MeasurementSettings
+from bu_torch.samples.samples import IGNORED
 
 _log = logging.getLogger(__name__)
 
 MAX_DRAWS = 4  # more are no better (docs/limits.md)
 AUTO = 0.15  # with the floor
-# Small data needs a floor, which a small network can afford: so many forward passes whatever the budget. For a network
-# in between, operations are bounded.
-_LEAST_FLOOR, _MOST_FLOOR = 500, 6000
+_LEAST_FLOOR, _MOST_FLOOR = 500, 6000  # forward passes that small data needs, of large networks and of small ones
 _FLOOR_OPERATIONS = 6e8
 _OPERATIONS_BESIDE = 40_000  # of a pass: what a check does with its logits takes as long on one core
 _SLOW = 0.5  # seconds of a check that are worth a word,
 _MUCH = 0.25  # if they are so much of the training between two checks
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Numbers of samples that a check looks at, and of perturbations of each."""
 
     n_samples: int
@@ -37,26 +35,24 @@ class Plan:
 
 
 def plan(
+    settings: MeasurementSettings,
     n_training: int,
     n_visited: int,
     n_operations: int,
-    *,
-    budget: Literal["auto"] | None,
-    n_draws: int | None,
-    max_samples: int | None,
-    n_neighbors: int,
-    n_fitting: float = math.inf,
+    n_bytes: int = 0,
+    max_samples: int | None = None,
 ) -> Plan:
     """Bound the forward passes of one check by a share of those that an epoch visits.
 
-    Another sample says more than another draw of the same one, so further draws are made where all samples are in:
-    small data, where single predictions make the signals jump, has the most. An epoch of one process visits `n_visited`
-    of `n_training` samples; a forward pass of one takes `n_operations`. None for `n_draws` or `max_samples` chooses.
-    `n_fitting` samples fit in memory.
+    Another sample says more than another draw of the same one, so only small data, where single predictions make the
+    signals jump, has several draws. An epoch visits `n_visited` of `n_training` samples; one takes `n_operations` in a
+    forward pass and `n_bytes` in memory, 0 if that is not known. `max_samples` takes the place of the setting.
     """
+    max_samples, n_draws = max_samples or settings.max_samples, settings.n_draws
     n_samples = n_training if max_samples is None else min(n_training, max_samples)
-    n_samples = int(min(n_samples, max(n_fitting, n_neighbors)))
-    if budget is None:
+    if settings.max_bytes is not None and n_bytes:
+        n_samples = min(n_samples, max(settings.max_bytes // n_bytes, settings.n_neighbors))
+    if settings.budget is None:
         return Plan(n_samples, n_draws or MAX_DRAWS)
     affordable = _FLOOR_OPERATIONS / (n_operations + _OPERATIONS_BESIDE)
     floor = min(_MOST_FLOOR, max(_LEAST_FLOOR, affordable))
@@ -64,8 +60,24 @@ def plan(
     if n_draws is None:
         n_draws = min(MAX_DRAWS, max(1, passes // n_samples))
     if max_samples is None:
-        n_samples = min(n_samples, max(passes // n_draws, n_neighbors))
+        n_samples = min(n_samples, max(passes // n_draws, settings.n_neighbors))
     return Plan(n_samples, n_draws)
+
+
+def bound_in_bytes(wanted: Plan, made: Plan, max_bytes: int | None) -> str:
+    """Tell that fewer samples are looked at because all would take more than `max_bytes`; "" if they do not."""
+    if made.n_samples >= wanted.n_samples:
+        return ""
+    return (
+        f"Boundary uncertainty holds {made.n_samples} samples and not {wanted.n_samples}, to take no more than"
+        f" {max_bytes} bytes. To change it: `max_bytes`."
+    )
+
+
+def ignored(n_ignored: int) -> str:
+    """Tell how many samples are left out; "" for none."""
+    line = f"{n_ignored} samples have the label {IGNORED}, which torch's losses ignore: they are left out."
+    return line if n_ignored else ""
 
 
 def describe_slow_check(check_seconds: float, training_seconds: float) -> str:
@@ -81,9 +93,8 @@ def describe_slow_check(check_seconds: float, training_seconds: float) -> str:
 def count_operations(module: nn.Module, forward: Callable[[], object] | None = None) -> int:
     """Floating-point operations of a forward pass of one sample: two for each weight, or more where more are counted.
 
-    A convolution uses each weight many times, an embedding a few of its rows. Recurrent layers, which torch cannot
-    count on every device, use each weight once in each step of the sequence. `forward` passes one sample through the
-    module; None where that cannot be done before training.
+    A convolution uses each weight many times, an embedding a few of its rows; recurrent layers, which torch cannot
+    count on every device, each weight once a step of the sequence. `forward` passes one sample through the module.
     """
     multiplied = [layer for layer in module.modules() if not isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     weights = {id(weight): weight for layer in multiplied for weight in layer.parameters(recurse=False)}
@@ -92,8 +103,11 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
         return of_weights
     counter = FlopCounterMode(display=False)
     try:
-        with warnings.catch_warnings(), _slow_transformers(), counter, _missed_operations(module, counter) as missed:
+        with ExitStack() as stack, warnings.catch_warnings(), counter, _missed_operations(module, counter) as missed:
             warnings.simplefilter("ignore")  # of hooks that the counter registers
+            # No counter looks into a transformer's fused kernel: it gives way to the layers that it is made of.
+            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
             forward()
     except RestoringError:
         raise
@@ -101,17 +115,6 @@ def count_operations(module: nn.Module, forward: Callable[[], object] | None = N
         _log.debug("Operations are not counted: %s: %s", type(error).__name__, error)
         return of_weights
     return max(of_weights, counter.get_total_flops() + sum(missed))
-
-
-@contextmanager
-def _slow_transformers() -> Iterator[None]:
-    """A transformer's fused kernel, which no counter looks into, gives way to the layers that it is made of."""
-    was = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was)
 
 
 @contextmanager

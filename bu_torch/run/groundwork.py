@@ -1,81 +1,60 @@
 """The samples that checks look at, and the preparation of them."""
 
-import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from bu_torch.estimators.space_choice import SpaceName
 from bu_torch.internal.inputs import as_labels
-from bu_torch.internal.network import packed_model
-from bu_torch.perturbation.draws import PerturbedInputs
-from bu_torch.run import messages, user_cache
-from bu_torch.run.budget import Plan, plan
-from bu_torch.run.caching import fit_or_load
-from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.several import settings_for
-from bu_torch.run.state import State
-from bu_torch.samples.balance import ClassWeight, class_shares
+from bu_torch.internal.network import as_taken, packed_model
+from bu_torch.internal.packing import Packing
+from bu_torch.internal.printing import cleaned
+from bu_torch.perturbation.draws import MixedMove
+from bu_torch.run.budget import Plan, ignored, plan
+from bu_torch.run.settings import AUTO, MeasurementSettings
+from bu_torch.run.user_cache import fit_or_load, folder
+from bu_torch.samples.balance import ClassWeight, class_shares, rare_class
 from bu_torch.samples.samples import Samples
 from bu_torch.samples.subset import stratified_rows
 from bu_torch.signals.measuring import Signals
 from bu_torch.signals.preparation import MOST_ENTRIES
+from bu_torch.space.mixed import MixedFeatures
+
+_MOST_CLASSES = 1 / 3  # of the samples
+_SPACES = {
+    "inputs": "the inputs",
+    "patches": "features of patches",
+    "tokens": "counts of tokens",
+    "module": "the network's own features",
+}
 
 
 class Groundwork:
-    """Plan of the checks, the signals that are prepared, and what a resumed run needs of both.
-
-    Attributes:
-        plan: Numbers of samples and of perturbations of each; None before `plan_checks`.
-        fingerprint: Fingerprint of the samples of the checks so far; None if there is none to compare with.
-        is_restored: False if the preparation in a resumed state is damaged or of other samples.
-        found_in: File that `prepare` has read; None if it has computed.
-        kept_in: File that `prepare` has written; None for none.
-        about: Samples and classes in plain words, for the record.
-        rows: Places of the samples in the data set, (N,).
-    """
+    """Plan of the checks, the signals that are prepared, and what a resumed run needs of both."""
 
     def __init__(self, settings: MeasurementSettings) -> None:
         self.settings = settings
         self.plan: Plan | None = None
-        self.fingerprint: str | None = None
-        self.is_restored = True
-        self.found_in: Path | None = None
-        self.kept_in: Path | None = None
-        self.about: dict[str, Any] = {"data": {}, "classes": None}
-        self.rows = torch.empty(0, dtype=torch.int64)
+        self.fingerprint: str | None = None  # of the samples of the checks to compare with
+        self.is_restored = True  # unless the preparation in a resumed state is damaged or of other samples
+        self.found_in: Path | None = None  # file that `prepare` has read
+        self.kept_in: Path | None = None  # file that `prepare` has written
+        self.about: dict[str, Any] = {"data": {}, "classes": None}  # samples and classes in words, for the record
+        self.rows = torch.empty(0, dtype=torch.int64)  # places of the samples in the data set, (N,)
         self._signals: Signals | None = None  # only in the process that has prepared
         # What a resumed run cannot find again, because the network has changed by then: the whole preparation if
         # features of the network are its space, or the space if they might have been.
         self._packed: Tensor | None = None
         self._space: SpaceName | None = None
 
-    def planned(
-        self, n_training: int, n_visited: int, n_operations: int, *, n_bytes: int = 0, max_samples: int | None = None
-    ) -> Plan:
-        """Plan by the settings alone, as `bu_torch.run.budget.plan` does; `max_samples` takes the setting's place.
-
-        A sample takes `n_bytes`; 0 if that is not known.
-        """
-        most = self.settings.max_bytes
-        return plan(
-            n_training,
-            n_visited,
-            n_operations,
-            budget=self.settings.budget,
-            n_draws=self.settings.n_draws,
-            max_samples=self.settings.max_samples if max_samples is None else max_samples,
-            n_neighbors=self.settings.n_neighbors,
-            n_fitting=math.inf if most is None or not n_bytes else most // n_bytes,
-        )
-
     def plan_checks(self, n_training: int, n_visited: int, n_operations: int, n_bytes: int = 0) -> Plan:
-        """Plan as `planned` does; a training that is resumed, or has decided, keeps its plan."""
-        self.plan = self.plan or self.planned(n_training, n_visited, n_operations, n_bytes=n_bytes)
+        """Plan as `bu_torch.run.budget.plan` does; a training that is resumed, or has decided, keeps its plan."""
+        self.plan = self.plan or plan(self.settings, n_training, n_visited, n_operations, n_bytes)
         return self.plan
 
     def prepare(
@@ -85,7 +64,7 @@ class Groundwork:
         *,
         has_resumed: bool,
         module: nn.Module | None = None,
-        cache: Path | Literal["auto"] | None = None,
+        cache: str | Path | None = None,
         has_progress_bar: bool = False,
         tell: Callable[[str], None] | None = None,
         class_weight: ClassWeight | None = None,
@@ -93,34 +72,32 @@ class Groundwork:
         """Make or find the preparation; returns the fingerprint of samples and settings, for `Tracker.go_on`.
 
         If checks were made before (`has_resumed`), the space of neighbours stays. Features of `module`, as it is before
-        training, may be that space. `class_weight` holds if the settings have none. `tell` takes a line on how long it
-        will take, if that is long. Errors are those of `Signals.fit` and `Signals.load`.
+        training, may be that space. `class_weight` holds if the settings have none. `tell` takes a forecast of a long
+        preparation. Errors are those of `Signals.fit` and `Signals.load`.
         """
-        if line := messages.ignored(samples.n_ignored):
+        if line := ignored(samples.n_ignored):
             warn(line)
         samples, n_draws = self._within_memory(samples, warn)
         n_samples = len(samples.inputs)
         n_present = len(torch.unique(as_labels(samples.labels, n_samples)))
-        if line := messages.many_classes(n_samples, n_present, samples.n_training):
-            warn(line)
+        if n_present > _MOST_CLASSES * n_samples:
+            more = "" if n_samples == samples.n_training else " Use more of them (`max_samples`)."
+            warn(
+                f"The {n_samples} samples in use have {n_present} different labels, so neighbours say little about a"
+                f" label.{more} If the labels are numbers to predict, the task is a regression, which has no decision"
+                " boundary: this is for classifiers."
+            )
         module = None if module is None else packed_model(module, samples.packing)
-        signals = settings_for(self.settings, samples.packing).make_signals(n_draws, module, class_weight)
+        signals = _settings_for(self.settings, samples.packing).make_signals(n_draws, module, class_weight)
         if has_resumed:  # as it was chosen when the run began
             signals.boundary.known_space = self._space
         if not (has_resumed and self._takes_back(signals, samples)):
             file = self._file(signals, samples.inputs, cache, warn, has_resumed=has_resumed)
-            cached = fit_or_load(
-                signals,
-                samples.inputs,
-                samples.labels,
-                file,
-                sample_weight=samples.weights,
-                has_progress_bar=has_progress_bar,
-                tell=tell,
+            self.found_in, self.kept_in, refusal = fit_or_load(
+                signals, samples.inputs, samples.labels, file, samples.weights, has_progress_bar, tell
             )
-            self.found_in, self.kept_in = cached.found_in, cached.kept_in
-            if cached.refusal:
-                warn(f"{cached.refusal} To turn the cache off: `cache=None` or `BU_TORCH_CACHE=off`.")
+            if refusal:
+                warn(f"{refusal} To turn the cache off: `cache=None` or `BU_TORCH_CACHE=off`.")
             self._keep_for_resume(signals, samples.inputs)
         self._signals, self.rows = signals, samples.rows
         self.about = self._describe(signals, samples, n_draws)
@@ -140,16 +117,16 @@ class Groundwork:
         self,
         signals: Signals,
         inputs: Tensor,
-        cache: Path | Literal["auto"] | None,
+        cache: str | Path | None,
         warn: Callable[[str], None],
         *,
         has_resumed: bool,
-    ) -> Path | Literal["auto"] | None:
+    ) -> str | Path | None:
         """File to read or to write; takes the network from `signals` if it may not be the space."""
         boundary = signals.boundary
         if not boundary.may_use_module(inputs):
             return cache
-        is_of_user = isinstance(cache, Path)
+        is_of_user = cache not in (None, AUTO)
         if boundary.feature_extractor is not None:
             if is_of_user:
                 warn(f"Features of a network differ from run to run: they are not kept in the cache {cache}.")
@@ -160,7 +137,6 @@ class Groundwork:
         return cache
 
     def _describe(self, signals: Signals, samples: Samples, n_draws: int) -> dict[str, Any]:
-        """Samples and classes, as plain data."""
         present, shares = class_shares(signals.boundary.labels, samples.weights)
         data = {
             "n_samples": len(samples.inputs),
@@ -199,12 +175,14 @@ class Groundwork:
             n_samples = n_rows // n_draws
             samples = samples.at(stratified_rows(len(labels), n_samples, self.settings.seed, labels))
         self.plan = Plan(n_samples, n_draws)
-        warn(messages.little_memory(made, self.plan))
+        warn(
+            f"Many classes need much memory: a check uses {n_samples} samples, each perturbed {n_draws} times, instead"
+            f" of the planned {made.n_samples} and {made.n_draws}."
+        )
         return samples, n_draws
 
     @property
     def is_prepared(self) -> bool:
-        """True if `prepare` has been called here."""
         return self._signals is not None
 
     @property
@@ -215,48 +193,57 @@ class Groundwork:
         return self._signals
 
     @property
-    def perturbed(self) -> PerturbedInputs:
-        """Inputs at which the network is to be read, (n_draws * N, ...), made batch by batch."""
-        return self.signals.perturbed
-
-    @property
-    def perturbed_inputs(self) -> Tensor:
-        """All of them as one tensor."""
-        return self.perturbed.whole()
-
-    @property
-    def n_samples(self) -> int:
-        """Number of samples that a check looks at."""
-        return int(self.about["data"]["n_samples"])
-
-    @property
     def n_classes(self) -> int:
         """Least number of logits that a network must give."""
         return int(self.about["data"]["n_classes"])
 
+    def cache_line(self) -> str:
+        """Tell which file was read or written; "" if none was."""
+        if self.found_in is not None:
+            file = cleaned(str(self.found_in))
+            return f"Boundary uncertainty loaded the preparation of an earlier run: {file}. To change it: `cache=None`."
+        if self.kept_in is None:
+            return ""
+        is_shared = self.kept_in.parent == folder()
+        off = "`cache=None` or `BU_TORCH_CACHE=off`" if is_shared else "`cache=None`"
+        return (
+            "Boundary uncertainty kept neighbours, distances, class probabilities and labels of"
+            f" {self.about['data']['n_samples']} samples for later runs: {cleaned(str(self.kept_in))}. To change it:"
+            f" {off}."
+        )
+
     def lines(self) -> list[str]:
         """Lines for the log: which cache, which space, and how classes count."""
+        lines = [self.cache_line()]
+        if skills := self.signals.boundary.skills_:
+            listed = ", ".join(f"{name} {skill:.2f}" for name, skill in skills.items())
+            space = _SPACES[self.signals.boundary.space_name_]
+            lines.append(f"Neighbours are found in {space}: left-out labels are predicted best there ({listed}).")
+        return [line for line in (*lines, self._balance_line()) if line]
+
+    def _balance_line(self) -> str:
+        """Tell how classes count, if a sampler weights samples or a class is rare; else ""."""
         boundary = self.signals.boundary
-        lines = (
-            messages.cache(self.found_in, self.kept_in, len(boundary.labels), user_cache.folder()),
-            messages.space(boundary.space_name_, boundary.skills_),
-            messages.balance(
-                boundary.labels,
-                boundary.weights,
-                is_sampled=boundary.class_weight != "balanced" and self.about["data"]["sampling"] == "weighted",
-                has_class_weight=boundary.class_weight is not None,
-            ),
+        is_sampled = boundary.class_weight != "balanced" and self.about["data"]["sampling"] == "weighted"
+        drawn = "Samples count as often as the sampler draws them." if is_sampled else ""
+        if boundary.class_weight is not None:
+            return f"{drawn[:-1]}, times the weights of their classes." if drawn else ""
+        if (rare := rare_class(boundary.labels, boundary.weights)) is None:
+            return drawn
+        label, share = rare
+        return (
+            f"{drawn}{drawn and ' '}Class {label} makes up {share:.1%} of what training draws, and counts that much in"
+            " expected accuracy. To change it: `class_weight='balanced'` counts all classes alike, which may cost"
+            " accuracy."
         )
-        return [line for line in lines if line]
 
     def release(self) -> None:
         """Free what was computed: training has ended."""
         self._signals = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data that a resumed run needs."""
         state: dict[str, Any] = {
-            "plan": None if self.plan is None else dataclasses.astuple(self.plan),
+            "plan": None if self.plan is None else tuple(self.plan),
             "asked": self._requested(),
             "samples": self.fingerprint,
         }
@@ -264,13 +251,68 @@ class Groundwork:
             state["prepared"] = self._packed
         return state if self._space is None else state | {"space": self._space}
 
-    def load(self, state: State) -> None:
-        """Go on where the state was taken; with other settings, samples are planned anew."""
-        self._packed, self._space = state.prepared, state.space
-        if state.plan is not None and state.asked == self._requested():
-            self.plan, self.fingerprint = state.plan, state.samples
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checked state was taken; with other settings, samples are planned anew."""
+        self._packed, self._space = state["prepared"], state["space"]
+        if state["plan"] is not None and state["asked"] == self._requested():
+            self.plan, self.fingerprint = state["plan"], state["samples"]
 
     def _requested(self) -> list[float | str | None]:
         """Settings that decide what is looked at."""
         asked = self.settings
         return [asked.budget, asked.n_draws, asked.max_samples, asked.n_neighbors, asked.seed]
+
+
+def _settings_for(settings: MeasurementSettings, packing: Packing | None) -> MeasurementSettings:
+    """The settings as packed samples need them; a callable of the user gets the tensors as training has them.
+
+    By default rows of indices (token ids and their masks) are exchanged as tokens, images moved as images are, and
+    tables as tables; numbers and indices at once are moved and exchanged (`MixedMove`).
+    """
+    if packing is None:
+        return settings
+    perturbation, extractor = settings.perturbation, settings.feature_extractor
+    if callable(perturbation):
+        perturbation = _Perturbation(perturbation, packing)
+    elif packing.has_indices and perturbation in ("random", "neighbors"):
+        names = [name for name, dtype in zip(packing.names, packing.dtypes, strict=True) if dtype is not None]
+        raise ValueError(
+            f"`perturbation={perturbation!r}` moves numbers along a line, but {', '.join(names)} hold integers: pass"
+            " None, or a callable (inputs, nearest_distance, generator) that takes these tensors as the network does."
+        )
+    elif perturbation is None and packing.form == "rows":
+        perturbation = "tokens"
+    elif perturbation is None and packing.has_indices:
+        perturbation = MixedMove(packing.n_numbers, packing.n_rows_of_indices)
+    elif perturbation is None and not packing.is_table:
+        perturbation = "neighbors"
+    if callable(extractor):
+        extractor = _Extractor(extractor, packing)
+    elif extractor is None and packing.form == "columns" and not packing.is_table:
+        extractor = MixedFeatures(packing)
+    return replace(settings, perturbation=perturbation, feature_extractor=extractor)
+
+
+class _Perturbation:
+    """A perturbation of the user, which takes and gives several tensors."""
+
+    def __init__(self, perturbation: Callable[..., Any], packing: Packing) -> None:
+        self._perturbation, self._packing = perturbation, packing
+
+    def __call__(self, inputs: Tensor, *args: Any) -> Tensor:
+        perturbed = self._perturbation(self._packing.unpack(inputs), *args)
+        shapes = [getattr(tensor, "shape", None) for tensor in pytree.tree_leaves(perturbed)]
+        expected = [torch.Size((len(inputs), *shape)) for shape in self._packing.shapes]
+        if shapes != expected:
+            raise ValueError(f"`perturbation` must give tensors of the shapes of the inputs, {expected}, got {shapes}.")
+        return self._packing.pack(perturbed)
+
+
+class _Extractor:
+    def __init__(self, extractor: Callable[..., Any], packing: Packing) -> None:
+        self._extractor, self._packing = extractor, packing
+        self.__self__ = extractor if isinstance(extractor, nn.Module) else getattr(extractor, "__self__", None)
+
+    def __call__(self, inputs: Tensor) -> Any:
+        tree = self._packing.unpack(inputs)
+        return self._extractor(pytree.tree_map(lambda tensor: as_taken(self._extractor, tensor), tree))

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bu_torch.rule.decision import Verdict, decide
-from bu_torch.rule.rules import SelectionRule
+from bu_torch.rule.rules import Reason, SelectionRule, Verdict, decide
 from bu_torch.run.settings import MeasurementSettings, Settings
 
 Check = dict[str, Any]
@@ -23,12 +22,6 @@ class History:
     """Checks in order, each with what was decided after it: a fold over plain numbers.
 
     With `MeasurementSettings` alone, nothing is decided.
-
-    Attributes:
-        entries: One dict a check.
-        n_not_compared: Number of checks at the start of `entries` that count neither for the patience nor as best.
-        selection: Rule that scores the checks; None without a rule.
-        is_kept_new: True if the last check is the one to keep and its weights are not saved yet.
     """
 
     def __init__(self, settings: MeasurementSettings) -> None:
@@ -36,35 +29,30 @@ class History:
         self.selection: SelectionRule | None = None
         if isinstance(settings, Settings):
             self.selection = SelectionRule(settings.rule, start_from_epoch=settings.start_from_epoch)
-            self.selection.rule.reset()
         self.entries: list[Check] = []
-        self.n_not_compared = 0
-        self.is_kept_new = False
-        self._outcomes: list[Outcome] = []  # one for each of `compared`, if there is a rule
+        self.n_not_compared = 0  # checks before the first that counts for the patience or as best
+        self.is_kept_new = False  # the last check is the one to keep, and its weights are not saved yet
+        self._outcomes: list[Outcome] = []  # one for each of `compared`
+        self.begin_anew()
 
     @property
     def compared(self) -> list[Check]:
-        """Checks that count."""
         return self.entries[self.n_not_compared :]
 
     @property
     def is_comparable(self) -> bool:
-        """True if a check so far counts."""
         return self.n_not_compared < len(self.entries)
 
     @property
     def kept(self) -> Check | None:
-        """Check to keep; None if no check counts yet."""
         return self._last.kept
 
     @property
     def highest(self) -> Check | None:
-        """First check of the highest score, which may not be the one to keep; None if no check counts yet."""
         return self._last.highest
 
     @property
     def verdict(self) -> Verdict:
-        """Decision after the last check."""
         return self._last.verdict
 
     @property
@@ -84,7 +72,6 @@ class History:
         return self._outcomes[-1] if self._outcomes else Outcome()
 
     def is_last(self, epoch: int, step: int | None = None) -> bool:
-        """True if the last check is of this epoch and step."""
         return bool(self.entries) and place_of(self.entries[-1]) == (epoch, step)
 
     def is_most_accurate(self, entry: Check) -> bool:
@@ -98,49 +85,67 @@ class History:
     def add(self, entry: Check, *, is_counted: bool = True) -> None:
         """Add a check, complete it by what the rule says of it, and decide.
 
-        A check of the same epoch and step as the last one takes its place, and stays kept if that one was: its weights
-        are saved.
+        A check of the same epoch and step as the last one, as a resumed training may end an epoch a second time, takes
+        its place, and stays kept if that one was: its weights are saved.
         """
         was_kept = False
         if self.is_last(*place_of(entry)):
-            was_kept = self.kept is self.entries[-1]
-            self.entries.pop()
+            was_kept = self.kept is self.entries.pop()
             self._outcomes = self._outcomes[:-1]
             self.n_not_compared = min(self.n_not_compared, len(self.entries))
         self.entries.append(entry)
         self.is_kept_new = False
         if self.selection is not None:
             self.selection.complete(self.compared)
-            outcome = self._after(self._last, entry)
-            self.is_kept_new = outcome.kept is entry and not was_kept
-            self._outcomes.append(outcome._replace(kept=entry) if was_kept else outcome)
+        outcome = self._after(self._last, entry)
+        self.is_kept_new = outcome.kept is entry and not was_kept
+        self._outcomes.append(outcome._replace(kept=entry) if was_kept else outcome)
         if not is_counted:
             self.begin_anew()
+
+    def why_stopped(self, epoch: int, step: int | None = None) -> str:
+        """Name the reason to stop after the last check, which is of this epoch and step; "" if there is none."""
+        selection, settings, verdict, compared = self.selection, self.settings, self.verdict, self.compared
+        if selection is None or not isinstance(settings, Settings) or not verdict.should_stop:
+            return ""
+        where = f"in epoch {epoch}" if step is None else f"at step {step} of epoch {epoch}"
+        start = f"Stopped {where}: {selection.title}"
+        if verdict.reason == Reason.NON_FINITE_METRIC:
+            return f"{start} gave a score that is not finite ({self.last_score})."
+        if verdict.reason == Reason.STOPPING_THRESHOLD:
+            return f"{start} rose above the stopping threshold {settings.stopping_threshold}."
+        wait = verdict.wait
+        now, unit = (epoch, "epoch") if step is None else (step, "step")
+        then = compared[-1 - wait].get(unit) if wait < len(compared) else None
+        since = f" ({now - then} {unit}s)" if then is not None and now - then > wait else ""
+        by = f" by more than {settings.min_delta:g}" if settings.min_delta else ""
+        return f"{start} did not improve{by} in the last {'check' if wait == 1 else f'{wait} checks'}{since}."
+
+    def why_none_kept(self) -> str:
+        """Name the reason for which no epoch is kept."""
+        if not self.compared:
+            return "no check counted" if self.entries else "no check was made"
+        selection = self.selection
+        if selection is not None and all(selection.score(entry) is None for entry in self.compared):
+            return f"all checks were of epochs before `start_from_epoch={selection.start_from_epoch}`"
+        return "no finite check counted"
 
     def fall_back(self, epoch: int | None, step: int | None = None) -> None:
         """Keep the check of this epoch and step: the weights of those after it are lost, or of all, if None.
 
         Patience goes on as it was, and all else too if that check is the kept one already.
         """
-        if self.kept is not None and place_of(self.kept) == (epoch, step):
-            self.is_kept_new = False
-            return
-        places: list[tuple[int | None, int | None]] = [place_of(entry) for entry in self.compared]
-        n_left = places.index((epoch, step)) + 1 if (epoch, step) in places else 0
-        left = Outcome()
-        if n_left:
-            left = self._outcomes[n_left - 1]._replace(kept=self.compared[n_left - 1])
-            self._outcomes[n_left - 1] = left
-        self._outcomes[n_left:] = [
-            lost._replace(kept=left.kept, highest=left.highest) for lost in self._outcomes[n_left:]
-        ]
         self.is_kept_new = False
+        if self.kept is not None and place_of(self.kept) == (epoch, step):
+            return
+        first = next((n for n, entry in enumerate(self.compared) if place_of(entry) == (epoch, step)), None)
+        left = Outcome() if first is None else self._outcomes[first]._replace(kept=self.compared[first])
+        self._outcomes[first:] = [one._replace(kept=left.kept, highest=left.highest) for one in self._outcomes[first:]]
 
     def begin_anew(self) -> None:
         """Compare the checks to come with none of those so far."""
         self.n_not_compared = len(self.entries)
-        self._outcomes = []
-        self.is_kept_new = False
+        self._outcomes, self.is_kept_new = [], False
         if self.selection is not None:
             self.selection.rule.reset()
 
@@ -157,23 +162,17 @@ class History:
     def load(self, entries: Sequence[Check], n_not_compared: int, rule: Mapping[str, Any] | None) -> None:
         """Go on where `state_dict` was taken; without the state of `rule` (another one has scored), no check counts."""
         self.entries, self.n_not_compared = list(entries), n_not_compared
-        self._outcomes = []
-        self.is_kept_new = False
-        if self.selection is None:
-            return
+        self._outcomes, self.is_kept_new = [], False
         if rule is None:
             self.begin_anew()
-            return
-        self.selection.rule.load_state_dict(dict(rule))
+        elif self.selection is not None:
+            self.selection.rule.load_state_dict(dict(rule))
         for entry in self.compared:
             self._outcomes.append(self._after(self._last, entry))
 
     def _after(self, before: Outcome, entry: Check) -> Outcome:
-        """Outcome of a completed check after that of the one before."""
         selection, settings = self.selection, self.settings
-        assert selection is not None  # noqa: S101  (whoever asks has looked)
-        assert isinstance(settings, Settings)  # noqa: S101  (there is a rule)
-        if (score := selection.score(entry)) is None:
+        if selection is None or not isinstance(settings, Settings) or (score := selection.score(entry)) is None:
             return before
         verdict = decide(
             before.verdict,

@@ -1,24 +1,18 @@
-"""The record of checks that a run leaves beside its checkpoints: what it holds, and how it is written.
-
-`bu_torch.report` reads it.
-"""
+"""The record that a run leaves beside its checkpoints, for `bu_torch.report`, and the seconds that it takes."""
 
 import csv
 import io
+import itertools
 import json
-import math
 import os
 import platform
+import time
 import warnings
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
-
-from bu_torch.signals.details import Details
 
 FORMAT = 2  # of the lines beside the table, to be raised when what they hold changes its meaning
 HISTOGRAMS = ("near_boundary", "local_uncertainty", "log_trust")
@@ -31,9 +25,9 @@ class Record:
     """A CSV file with one row a check, each written before training goes on, so that a killed run keeps them all.
 
     Beside it, under the same name with `.jsonl`, lies what does not fit a table: a line with the settings, one for each
-    check, and one for the end. An earlier file is never written over: the name gets a version, as those of Lightning's
-    checkpoints do. A run that resumes may end an epoch a second time: of two rows of the same epoch and step the later
-    one counts. A file that can no longer be written is given up with a warning; training goes on.
+    check, and one for the end. No earlier file is written over: the name gets a version. A run that resumes may end an
+    epoch a second time: of two rows of the same epoch and step the later one counts. A file that can no longer be
+    written is given up with a warning.
     """
 
     def __init__(
@@ -66,11 +60,11 @@ class Record:
         self._write(self.path, text.getvalue())
 
     def tell(self, line: Mapping[str, Any]) -> None:
-        """Write one line beside the table."""
         try:
             text = json.dumps(line, allow_nan=False, separators=(",", ":"))
-        except (ValueError, TypeError):  # seldom, and to look at each number takes as long as to write it
-            text = json.dumps(_finite(line), allow_nan=False, separators=(",", ":"))
+        except ValueError:  # a number that JSON does not have, in whose place stands null
+            finite = json.loads(json.dumps(line), parse_constant=lambda name: None)
+            text = json.dumps(finite, separators=(",", ":"))
         self._write(None if self.path is None else self.path.with_suffix(".jsonl"), f"{text}\n")
 
     def _write(self, path: Path | None, text: str) -> None:
@@ -93,54 +87,73 @@ class Record:
         )
 
 
-def header_line(
-    settings: Mapping[str, Any], about: Mapping[str, Any], n_not_compared: int, setup_seconds: float
-) -> dict[str, Any]:
-    """The first line beside the table: what the run was asked for, and what it looks at."""
-    return {
-        "kind": "header",
-        "format": FORMAT,
-        "settings": {name: plain(value) for name, value in settings.items()},
-        "n_not_compared": n_not_compared,
-        "versions": versions(),
-        **about,
-        "setup_seconds": setup_seconds,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+class Account:
+    """The seconds of one training so far, and its record, if there is one."""
+
+    def __init__(self) -> None:
+        self.setup_seconds = self.check_seconds = self.saving_seconds = self._seconds_elsewhere = 0.0
+        self.has_resumed = False  # checks were made before this run began
+        self._began = time.perf_counter()
+        self.record: Record | None = None
+
+    def begin(self, started: float, *, has_resumed: bool) -> None:
+        """Count the time of training from now on; the preparation `started` by `time.perf_counter`."""
+        self._began = time.perf_counter()
+        self._seconds_elsewhere = 0.0
+        self.setup_seconds = self._began - started
+        self.has_resumed = has_resumed
+
+    @property
+    def path(self) -> str:
+        """Table of checks on disk; "" if there is none."""
+        return "" if self.record is None or self.record.path is None else str(self.record.path)
+
+    @property
+    def training_seconds(self) -> float:
+        """Time since `begin` without checks, saving, and what others took."""
+        beside = self._seconds_elsewhere + self.check_seconds + self.saving_seconds
+        return time.perf_counter() - self._began - beside
+
+    def cost(self) -> str:
+        """Tell what a training has cost beside training itself; of a resumed one, since then.
+
+        At least so much: what a trainer does for its hooks and with what is logged is not known here.
+        """
+        parts = {"preparation": self.setup_seconds, "checks": self.check_seconds, "saving": self.saving_seconds}
+        seconds = self.training_seconds
+        share = sum(parts.values()) / max(seconds, 1e-9)
+        listed = ", ".join(f"{name} {spent:.1f} s" for name, spent in parts.items() if spent or name != "saving")
+        total = sum(round(spent, 1) for spent in parts.values())  # of the parts as they are listed
+        start = "Since the run resumed, boundary" if self.has_resumed else "Boundary"
+        told = f"took at least {total:.1f} s ({listed}) beside {seconds:.1f} s of training: {share:.0%}"
+        return f"{start} uncertainty {told}."
+
+    def leave_out(self, seconds: float) -> None:
+        """Count seconds that have just passed neither as training nor as checks: others took them."""
+        self._seconds_elsewhere += seconds
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Count the time within as that of saving."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.saving_seconds += time.perf_counter() - started
+
+    def end_check(self, started: float, check: Mapping[str, Any], train_loss: float | None) -> None:
+        """Count the time of a check, and add its row to the table."""
+        now = time.perf_counter()
+        self.check_seconds += now - started
+        if self.record is not None:
+            seconds = now - self._began - self._seconds_elsewhere
+            self.record.append(row(check, seconds, self.check_seconds, train_loss))
 
 
-def check_line(entry: Mapping[str, Any], details: Details, rows: Tensor, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The line of a check: what is behind its row, and which check is `kept` by now; `rows` are places of samples."""
-    return {
-        "kind": "check",
-        "epoch": entry["epoch"],
-        "step": entry.get("step"),
-        "kept_epoch": kept.get("epoch"),
-        "kept_step": kept.get("step"),
-        "ceiling": details.ceiling,
-        "agreeing_pairs": details.agreeing_pairs,
-        "pairs": details.pairs,
-        "n_pairs_left_out": details.n_pairs_left_out,
-        "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
-        "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
-    }
-
-
-def row(
-    entry: Mapping[str, Any],
-    seconds: float | None = None,
-    check_seconds: float | None = None,
-    train_loss: float | None = None,
-) -> dict[str, Any]:
+def row(entry: Mapping[str, Any], *costs: float | None) -> dict[str, Any]:
     """A check as the table has it; what it cost, and the training loss, are not known of checks before a resume."""
-    return {
-        "epoch": entry["epoch"],
-        "step": entry.get("step"),
-        "seconds": seconds,
-        "check_seconds": check_seconds,
-        "train_loss": train_loss,
-        **entry,
-    }
+    known = dict(itertools.zip_longest(("seconds", "check_seconds", "train_loss"), costs))
+    return {"epoch": entry["epoch"], "step": entry.get("step"), **known, **entry}
 
 
 def plain(value: Any) -> Any:
@@ -156,20 +169,9 @@ def versions() -> dict[str, str]:
     """Versions of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for name in ("bu-torch", "torch", "lightning", "pytorch-lightning", "faiss-cpu", "scikit-learn", "numpy"):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
-
-
-def _finite(value: Any) -> Any:
-    """Copy with null in place of numbers that JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _new_file(folder: Path) -> Path:

@@ -21,13 +21,6 @@ MAX_BYTES = 2**30
 AVERAGING = 0.7  # about the last three checks
 
 
-def as_file(cache: str | Path | None) -> Path | Literal["auto"] | None:
-    """The setting `cache` as `Tracker.prepare` takes it."""
-    if cache is None:
-        return None
-    return AUTO if cache == AUTO else Path(cache)
-
-
 @dataclass(kw_only=True, eq=False, repr=False)
 class MeasurementSettings:
     """Samples that a check looks at, and its price.
@@ -35,49 +28,47 @@ class MeasurementSettings:
     Args:
         n_neighbors: Size M of a cluster of neighbours, the sample itself included, >= 2. Training data with fewer
             samples is refused.
-        n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws cost as
-            many more forward passes a check and make the numbers steadier. None chooses up to 4 within the budget:
-            the smaller the data, the more.
-        max_samples: Measure at no more than this many training samples, a subset drawn with `seed`, stratified if
-            labels are known without reading the samples; at least `n_neighbors`. None chooses within the budget. (The
-            first `max_samples` of an `IterableDataset` are read, or 10,000.)
-        max_bytes: Measure at no more samples than take this many bytes, as the dataset gives them, but at no fewer than
-            a cluster; >= 1. The default is a GiB, 1783 images of 3 x 224 x 224 in float32. Their perturbed copies are
+        n_draws: Independent perturbations of each sample, >= 1; all numbers are means over them. More draws make them
+            steadier, for as many more forward passes. None chooses up to 4 within the budget, more for smaller data.
+        max_samples: Measure at no more than this many training samples, >= `n_neighbors`: a subset drawn with `seed`,
+            stratified if labels are known without reading the samples. None chooses within the budget. (Of an
+            `IterableDataset` the first `max_samples` are read, or 10,000.)
+        max_bytes: Measure at no more samples than take this many bytes, >= 1, as the dataset gives them, but at no
+            fewer than a cluster. The default is a GiB, 1783 images of 3 x 224 x 224 in float32. Perturbed copies are
             made batch by batch and not kept. None for no bound.
         budget: Price of a check in forward passes, which several processes share. `"auto"` is at most 0.15 of the
-            training samples that an epoch visits, but no fewer than a cluster. It bounds what `n_draws` and
-            `max_samples` choose by themselves. To train on a sample costs two to three forward passes, so this is
-            below a tenth of a training epoch. Small data has a floor: 6000 passes of a small network, fewer if a
-            pass takes more than 60,000 floating-point operations, and 500 from 1,160,000 on. None for no bound.
-            Counted, not timed: runs repeat.
+            training samples that an epoch visits, but no fewer than a cluster; it bounds what `n_draws` and
+            `max_samples` choose by themselves. To train on a sample costs two to three passes, so this is below a tenth
+            of an epoch. Small data has a floor: 6000 passes of a small network, fewer if a pass takes more than 60,000
+            floating-point operations, and 500 from 1,160,000 on. None for no bound. Counted, not timed: runs repeat.
         seed: Seed of all random choices, from 0 to 2**64 - 1. Global random numbers are left as they are.
-        cache: File of the preparation, kept for the next run on the same samples. `"auto"` keeps it
-            in the user's cache folder, or in that which the environment variable `BU_TORCH_CACHE` names (`off` for
-            none), unless a callable of yours or features of the network are part of it. It takes at most a GiB, and
-            what was used longest ago, or not for 30 days, goes first. No inputs are among it. A path is a file (npz) of
-            your own: read if it exists, written otherwise, and refused if it was made from other samples or
-            settings. None keeps nothing. Not used in a `fast_dev_run`.
-        feature_extractor: The space of neighbours and distances between samples, while samples are perturbed in input
-            space. `"inputs"`, standardised; `"patches"` for images, `bu_torch.PatchFeatures`; `"tokens"` for
-            token ids, `bu_torch.TokenFeatures`; `"module"`, the inputs of the network's last `nn.Linear`, with
-            the weights that it has before training; or a callable from inputs (n, ...) to features (n, k), such as a
-            frozen module; one that is trained with the network is used as it is before training. None takes the inputs
-            if they are vectors (N, d) of numbers, and otherwise chooses the space that predicts left-out labels best.
+        cache: File of the preparation, kept for the next run on the same samples; no inputs are in it. `"auto"` keeps
+            it in the user's cache folder, or in that which the environment variable `BU_TORCH_CACHE` names (`off` for
+            none), unless a callable of yours or features of the network are part of it. That folder takes at most a
+            GiB; what was used longest ago, or not for 30 days, goes first. A path is a file (npz) of your own: read if
+            it exists, written otherwise, and refused if it was made from other samples or settings. None keeps nothing.
+            Not used in a `fast_dev_run`.
+        feature_extractor: The space of distances between samples, which are perturbed in input space all the same.
+            `"inputs"`, standardised; `"patches"` for images, `bu_torch.PatchFeatures`; `"tokens"` for token ids,
+            `bu_torch.TokenFeatures`; `"module"`, the inputs of the network's last `nn.Linear`, with the weights that it
+            has before training; or a callable from inputs (n, ...) to features (n, k), such as a frozen module; one
+            that is trained with the network is used as it is before training. None takes vectors (N, d) of numbers as
+            they are, and otherwise chooses the space that predicts left-out labels best.
         perturbation: Way to perturb samples: `"random"`, in a random direction by the distance to the nearest
             neighbour; `"neighbors"`, a part of the way to a sample near by; `"tokens"`, for token ids, by tokens of a
             text near by; or a callable for what else cannot be moved along a straight line, see `BoundaryUncertainty`.
             None takes the first for vectors (N, d) and the second for images and other inputs of more dimensions.
-        class_weight: Weight of each class in all that is measured, in scikit-learn's words:
-            `"balanced"` for all classes alike, a dict of weights by class, or one weight for each class (as a loss has
-            them). None takes samples as training draws them; the callbacks then take the class weights of the module's
-            loss, if it has some.
+        class_weight: Weight of each class in all that is measured, in scikit-learn's words: `"balanced"` for all
+            classes alike, a dict of weights by class, or one weight for each class (as a loss has them). None takes
+            samples as training draws them; the callbacks then take the class weights of the module's loss, if it has
+            some.
         averaging: Largest weight of the past in an exponential moving average of the network's weights at the checks,
-            0 <= averaging < 1; at the first checks it is smaller, n / (n + 10) after n. This average is
-            measured and kept, and training continues without it. None measures the network as each check finds it.
-        averaging_device: Device that holds this average; None takes the network's. It takes as much memory as the
-            weights that are trained.
-        output_key: Place of the logits in the network's output: a key, an attribute, or an index of a tuple.
-            None takes a tensor, or an output with `logits`.
+            0 <= averaging < 1; at the first checks it is smaller, n / (n + 10) after n. This average is measured and
+            kept, and training continues without it. None measures the network as each check finds it.
+        averaging_device: Device that holds this average, which is as large as the trained weights; None takes the
+            network's.
+        output_key: Place of the logits in the network's output: a key, an attribute, or an index of a tuple. None takes
+            a tensor, or an output with `logits`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -123,7 +114,6 @@ class MeasurementSettings:
         self.class_weight = self.make_signals(n_draws=1).boundary.class_weight
 
     def _refuse_too_few(self, n_samples: int, what: str) -> None:
-        """Raise a ValueError where `what`, the source of the samples, has fewer than a cluster takes."""
         if n_samples < self.n_neighbors:
             raise ValueError(
                 f"{what} has {n_samples} samples, fewer than a cluster of `n_neighbors={self.n_neighbors}`: pass more"
@@ -138,10 +128,7 @@ class MeasurementSettings:
     def make_signals(
         self, n_draws: int, module: nn.Module | None = None, class_weight: ClassWeight | None = None
     ) -> Signals:
-        """`Signals` of these settings, still to be fitted; `module` as in `BoundaryUncertainty`.
-
-        `class_weight` is taken if the settings have none.
-        """
+        """`Signals` to be fitted, `module` as in `BoundaryUncertainty`; `class_weight` if the settings have none."""
         return Signals(
             self.n_neighbors,
             n_draws,
@@ -160,18 +147,16 @@ class Settings(MeasurementSettings):
     Args:
         patience: Stop after so many checks in a row without improvement, >= 0. As with Lightning's `EarlyStopping`, 0
             stops at the first check without improvement, and so does 1.
-        min_delta: An improvement must exceed the best by more than this to reset the patience, >= 0. What is kept does
-            not depend on it.
+        min_delta: An improvement exceeds the best by more than this, >= 0. What is kept does not depend on it.
         stopping_threshold: Stop as soon as the score exceeds this; None for never.
         check_finite: Stop when the score is NaN or infinite. Such a check never is the best.
         start_from_epoch: Checks in earlier epochs are measured and logged but count neither for the patience nor as
             best, >= 0.
-        rule: `"expected_accuracy"`: of the epochs within half a standard error of the largest, that with the largest
-            trust score is kept (`bu_torch.ExpectedAccuracy`). Or `"boundary_uncertainty"` or
-            `"trust_score"`: the epoch with the largest value is kept. Or a `bu_torch.Rule` of your own, which gives
-            each check a score. What is expected at a perturbed sample are the class probabilities of
-            `Signals.probabilities`, computed once from the training labels: votes of the nearest samples, mixed with a
-            kernel regression on all. The expected accuracy is the mean probability of the predicted class.
+        rule: `"expected_accuracy"`, the mean probability of the predicted class: of the epochs within half a standard
+            error of the largest, that with the largest trust score is kept (`bu_torch.ExpectedAccuracy`). These
+            probabilities, `Signals.probabilities`, come once from the training labels: votes of the nearest samples,
+            mixed with a kernel regression on all. Or `"boundary_uncertainty"` or `"trust_score"`: the epoch with the
+            largest value is kept. Or a `bu_torch.Rule` of your own, which gives each check a score.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -198,7 +183,6 @@ class Settings(MeasurementSettings):
 
 
 def _check_device(name: str, device: Any) -> str:
-    """The name of a device that torch knows."""
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):

@@ -2,83 +2,44 @@
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from bu_torch.estimators.space_choice import SpaceName
-from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import Plan
-from bu_torch.run.history import History
-from bu_torch.run.settings import MeasurementSettings
 
-# Settings that scores depend on: with another value of one of them, scores cannot be compared.
-_COMPARED = ("start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight")
+# Entries of a state and their types, beside predictions and the plan.
+_EMPTY_BY_DEFAULT = {"history": list, "n_not_compared": int, "rule": dict, "recalls": dict}
+_NONE_BY_DEFAULT = {"asked": list, "samples": str, "settings": dict, "space": str, "prepared": Tensor, "average": dict}
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _MOST_NAME = 100  # characters of a column
 _MOST_DRAWS = 1000  # of a plan
 
 
-class State(NamedTuple):
-    """State of a tracker, checked."""
+def read_state(state: Any, most_draws: int) -> dict[str, Any]:
+    """Check what `Tracker.state_dict` gave; a ValueError says what is wrong.
 
-    history: list[dict[str, Any]]
-    n_not_compared: int
-    predictions: Tensor
-    best_predictions: Tensor
-    plan: Plan | None
-    asked: list[Any] | None
-    samples: str | None
-    settings: dict[str, Any] | None
-    rule: dict[str, Any]
-    prepared: Tensor | None
-    space: SpaceName | None
-    average: dict[str, Any] | None
-    recalls: dict[str, list[Any]]
-
-
-def read_state(state: Any, most_draws: int) -> State:
-    """Check a state, and take it apart; a ValueError says what is wrong."""
+    All entries are there: `history` as a list of checks, predictions as int64, and `plan` as a `Plan`, or None.
+    """
     _check(isinstance(state, Mapping), "a dict", state)
-    history = [entry for table in _read(state, "history", list, []) for entry in _read_checks(table)]
+    read = {name: _read(state, name, kind, kind()) for name, kind in _EMPTY_BY_DEFAULT.items()}
+    read |= {name: _read(state, name, kind, None) for name, kind in _NONE_BY_DEFAULT.items()}
+    read["history"] = history = [entry for table in read["history"] for entry in _read_checks(table)]
     places = [(entry["epoch"], entry.get("step", -1)) for entry in history]
     _check(all(a < b for a, b in itertools.pairwise(places)), "checks in order of their epochs and steps", places)
-    n_not_compared = _read(state, "n_not_compared", int, 0)
+    n_not_compared, prepared = read["n_not_compared"], read["prepared"]
     _check(0 <= n_not_compared <= len(history), "`n_not_compared` within the history", n_not_compared)
-    space, prepared = _read(state, "space", str, None), _read(state, "prepared", Tensor, None)
-    _check(space in (None, *get_args(SpaceName)), "`space` as 'inputs', 'patches' or 'tokens'", space)
+    _check(read["space"] in (None, *get_args(SpaceName)), "`space` as 'inputs', 'patches' or 'tokens'", read["space"])
     # The bytes of a `Preparation`: what is in them is checked beside the samples.
-    is_plain = prepared is None or (prepared.dtype == torch.uint8 and prepared.ndim == 1 and _holds_all(prepared))
-    _check(is_plain, "`prepared` as bytes in a plain tensor", getattr(prepared, "shape", None))
-    return State(
-        history=history,
-        n_not_compared=n_not_compared,
-        predictions=_read_predictions(state.get("predictions")),
-        best_predictions=_read_predictions(state.get("best_predictions")),
-        plan=_read_plan(state.get("plan"), most_draws),
-        asked=_read(state, "asked", list, None),
-        samples=_read(state, "samples", str, None),
-        settings=_read(state, "settings", dict, None),
-        rule=_read(state, "rule", dict, {}),
-        space=space,
-        prepared=prepared,
-        average=_read_average(_read(state, "average", dict, None)),
-        recalls=_read_recalls(_read(state, "recalls", dict, {})),
-    )
-
-
-def compared_settings(
-    settings: MeasurementSettings, average: WeightAverage | None, checks: History
-) -> dict[str, int | float | str | None]:
-    """Settings that scores depend on, as plain data; empty without a rule."""
-    if checks.selection is None:
-        return {}
-    named = {name: getattr(settings, name) for name in _COMPARED}
-    if isinstance(weights := named["class_weight"], dict | list):
-        named["class_weight"] = repr(weights)  # of all classes
-    past = None if average is None else average.past
-    return {"rule": checks.selection.rule.name, "averaging": past, **named, **checks.rule_settings()}
+    are_bytes = prepared is None or _is_plain(prepared, torch.uint8, 1)
+    _check(are_bytes, "`prepared` as bytes in a plain tensor", getattr(prepared, "shape", None))
+    for name in ("predictions", "best_predictions"):
+        read[name] = _read_predictions(state.get(name))
+    read["plan"] = _read_plan(state.get("plan"), most_draws)
+    _check_recalls(read["recalls"])
+    return read | {"average": _read_average(read["average"])}
 
 
 def read_weights(weights: Any) -> dict[str, Tensor]:
@@ -115,8 +76,8 @@ def _read_checks(table: Any) -> list[dict[str, Any]]:
         isinstance(name, str) and name.isidentifier() and len(name) <= _MOST_NAME for name in names
     )
     _check(are_names and "epoch" in names, "names of numbers", names)
-    is_plain = isinstance(values, Tensor) and values.dtype == torch.float64 and values.ndim == 2 and _holds_all(values)
-    _check(is_plain and values.shape[1] == len(names), "a table of checks", values)
+    is_table = _is_plain(values, torch.float64, 2) and values.shape[1] == len(names)
+    _check(is_table, "a table of checks", values)
     checks: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in values.tolist()]
     for check in checks:
         for name in {"epoch", "step"} & check.keys():
@@ -130,23 +91,19 @@ def _read_predictions(predictions: Any) -> Tensor:
         return torch.empty(0, dtype=torch.int64)
     is_plain = isinstance(predictions, Tensor) and _holds_all(predictions) and predictions.ndim == 1
     _check(is_plain, "`predictions` as a plain tensor of one dimension", predictions)
-    is_of_integers = predictions.dtype in _INTEGERS or not len(predictions)
-    _check(is_of_integers, "`predictions` that hold their integers", predictions.dtype)
+    are_integers = predictions.dtype in _INTEGERS or not len(predictions)
+    _check(are_integers, "`predictions` that hold their integers", predictions.dtype)
     return predictions.long()
 
 
-def _read_recalls(recalls: dict[str, Any]) -> dict[str, list[Any]]:
-    """Recall of each class at the kept check and at the one that is best for all classes alike."""
+def _check_recalls(recalls: dict[str, Any]) -> None:
     for name, recall in recalls.items():
         _check(name in ("kept", "balanced") and isinstance(recall, list) and len(recall) == 3, "`recalls`", recall)
         epoch, step, values = recall
         _check(_is_count(epoch) and (step is None or _is_count(step)), "`recalls` of a check", recall)
-        is_plain = isinstance(values, Tensor) and values.dtype == torch.float64 and _holds_all(values)
-        _check(
-            is_plain and values.ndim == 2 and len(values) == 2 and values.shape[1] > 0, "`recalls` as shares", values
-        )
-        _check(bool(((values >= 0) & (values <= 1 + 1e-6)).all()), "`recalls` as shares", values)
-    return recalls
+        are_shares = _is_plain(values, torch.float64, 2) and len(values) == 2 and values.shape[1] > 0
+        are_shares = are_shares and bool(((values >= 0) & (values <= 1 + 1e-6)).all())
+        _check(are_shares, "`recalls` as shares", values)
 
 
 def _read_average(average: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -164,11 +121,12 @@ def _read_average(average: dict[str, Any] | None) -> dict[str, Any] | None:
 def _holds_all(tensor: Tensor) -> bool:
     """True if a tensor is plain, on the CPU, and has a value of its own in memory for each element."""
     is_plain = tensor.layout == torch.strided and not tensor.is_nested and not tensor.requires_grad
-    return (
-        is_plain
-        and tensor.device.type == "cpu"
-        and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
-    )
+    n_bytes = tensor.numel() * tensor.element_size()
+    return is_plain and tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() >= n_bytes
+
+
+def _is_plain(value: Any, dtype: torch.dtype, ndim: int) -> bool:
+    return isinstance(value, Tensor) and value.dtype == dtype and value.ndim == ndim and _holds_all(value)
 
 
 def _read_plan(plan: Any, most_draws: int) -> Plan | None:

@@ -15,12 +15,10 @@ from bu_torch.internal.inputs import as_floats, check_integer
 from bu_torch.internal.network import device_of, packed_model, read_logits
 from bu_torch.internal.printing import say
 from bu_torch.perturbation.moves import keeps_integers
-from bu_torch.run import messages, user_cache
-from bu_torch.run.best_weights import BestWeights
-from bu_torch.run.budget import count_operations
-from bu_torch.run.results import KeptResults
-from bu_torch.run.settings import Settings, as_file
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.averaging import BestWeights
+from bu_torch.run.budget import bound_in_bytes, count_operations, plan
+from bu_torch.run.settings import Settings
+from bu_torch.run.tracker import KeptResults, Tracker
 from bu_torch.samples.samples import fewer_of, whole_samples
 
 _log = logging.getLogger(__name__)
@@ -30,21 +28,18 @@ _log = logging.getLogger(__name__)
 class BoundaryUncertaintyStopper(KeptResults, Settings):
     """Stop a plain PyTorch loop when the decision boundary gets no better, and keep the best epoch's weights.
 
-    Does for a loop of your own what `BoundaryUncertaintyStopping` does for a trainer: the same measurements, rule,
-    patience and record; the best weights are kept in memory. It needs no Lightning.
+    It measures and decides for a loop of your own as `BoundaryUncertaintyStopping` does for a trainer, and leaves the
+    same record; the best weights are kept in memory. It needs no Lightning.
 
     Args:
         inputs: Training inputs, shape (N, ...) as the model takes them, N >= n_neighbors, tensor or array, finite; or
             several, in a dict, whose keys are the arguments' names, or in a tuple of tensors.
         labels: Their classes, shape (N,), integers >= 0, at least two different ones. Samples with the label -100,
             which torch's losses ignore, are left out with a warning.
-        sample_weight: Relative frequency of each sample in training, shape (N,), positive; None if it
-            draws all alike.
+        sample_weight: Relative frequency of each sample in training, shape (N,), positive; None if all are alike.
         folder: Folder for the record of the checks; None for no record.
-        **settings: `bu_torch.run.settings.Settings` says what each is: `patience`, `min_delta`,
-            `stopping_threshold`, `check_finite`, `start_from_epoch`, `rule`; `n_neighbors`, `n_draws`, `max_samples`,
-            `max_bytes`, `budget` (an epoch visits each of the N samples once), `seed`, `cache`, `feature_extractor`,
-            `perturbation`, `class_weight`, `averaging` (0.7), `averaging_device`, `output_key`.
+        **settings: All of `bu_torch.run.settings.Settings`, such as `patience`, `rule`, `budget` (an epoch visits each
+            of the N samples once), `cache` and `averaging` (0.7).
 
     Attributes:
         best_epoch: Epoch of the kept check, as `check` is told; None before the first that counts.
@@ -101,18 +96,16 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
     def check(self, model: Callable[[Tensor], Any], epoch: int | None = None, step: int | None = None) -> bool:
         """Measure the model, keep its weights if they are the best so far, and say whether to stop.
 
-        The first call finds the nearest neighbours. The model is run in eval mode without gradient; its modes,
-        parameters and buffers and all random states are left as they were. An optimiser with `eval` and `train`, such
-        as a Schedule-Free one, must be in evaluation mode.
+        The first call finds the nearest neighbours. The model is run in eval mode without gradient; it and all random
+        states are left as they were. An optimiser with `eval` and `train`, as a Schedule-Free one, must be in `eval`.
 
         Args:
             model: Any callable from inputs (n, ...) to logits (n, J), or to an output with `logits`. Several inputs
-                are passed by name from a dict, in order from a tuple. Weights are averaged and kept of a
-                `torch.nn.Module` alone; it holds its own again when the check is over.
+                are passed by name from a dict, in order from a tuple. Only a `torch.nn.Module` has weights that are
+                averaged and kept.
             epoch: Number of this epoch, larger than the last one's; None counts on from it.
-            step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch: then
-                `epoch` may be that of the last check, and None stands for it. None if checks are known by their
-                epochs.
+            step: Number of optimiser steps so far, larger than at the last check, for checks within an epoch, which
+                `epoch` then may repeat, and None does. None if checks are known by their epochs.
 
         Returns:
             True if training may end: no score was higher than the highest for `patience` checks, or a threshold or
@@ -130,13 +123,13 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         started = time.perf_counter()
         tracker.update_average(model, epoch, step)
         with tracker.averaged(model):
-            inputs, network = tracker.groundwork.perturbed, packed_model(model, self._samples.packing)
+            inputs, network = tracker.groundwork.signals.perturbed, packed_model(model, self._samples.packing)
             logits = read_logits(network, inputs, check_finite=False, output_key=self.output_key)
             tracker.add(epoch, tracker.measure(logits.to(inputs.device)), step)
             if tracker.checks.is_kept_new:
                 self._best.keep(model, epoch, step)
         tracker.end_check(started, tracker.predictions.details() if tracker.account.path else None)
-        self.stopping_reason = messages.why_stopped(tracker.checks, epoch, step)
+        self.stopping_reason = tracker.checks.why_stopped(epoch, step)
         self.stopped_epoch = epoch if tracker.verdict.should_stop else None
         return tracker.verdict.should_stop
 
@@ -149,8 +142,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         if not self._best.weights:
             raise RuntimeError("There are no weights to restore: no check of a `torch.nn.Module` has counted yet.")
         model.load_state_dict(self._best.fitted(model))
-        kept = self._tracker.kept
-        if kept is not None and (line := self._tracker.unrecognised(kept)):
+        if self._kept is not None and (line := self._tracker.unrecognised(self._kept)):
             _log.info(line)
         self._tracker.end(
             self.stopping_reason or "Training ended.",
@@ -160,7 +152,6 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         )
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
-        """Epoch and step of the next check."""
         last = self.history[-1] if self.history else {"epoch": -1}
         if step is None:
             following = last["epoch"] + 1
@@ -181,10 +172,7 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
         return {"checks": self._tracker.state_dict(), "keeper": self._best.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
-
-        With other settings or samples, patience and the best epoch start anew, with a warning.
-        """
+        """Go on where `state_dict` was taken; with other settings or samples patience and the best epoch start anew."""
         self._tracker.load_state_dict(state_dict["checks"])
         if self._tracker.checks.is_comparable:
             self._best.load_state_dict(state_dict["keeper"])
@@ -192,7 +180,6 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
 
     @property
     def tracker(self) -> Tracker:
-        """Measurements of this loop, and the verdict."""
         return self._tracker
 
     def _prepare(self, model: object) -> None:
@@ -204,19 +191,20 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
             network = packed_model(model, self._samples.packing)
             forward = partial(read_logits, network, one, check_finite=False, output_key=self.output_key)
             n_operations = count_operations(model, forward)
-        wanted = groundwork.planned(n_training, n_training, n_operations)
+        wanted = plan(tracker.settings, n_training, n_training, n_operations)
         made = groundwork.plan_checks(n_training, n_training, n_operations, n_bytes)
-        if line := messages.bound_in_bytes(wanted, made, self.max_bytes):
-            self._tell(line)
+        if line := bound_in_bytes(wanted, made, self.max_bytes):
+            _log.info(line)
         samples = fewer_of(self._samples, made.n_samples, self.seed)
         # Its features are a space where that is asked for: the first check mostly comes after some training.
         module = model if isinstance(model, nn.Module) and self.feature_extractor is not None else None
-        fingerprint = tracker.prepare(
-            samples, module=module, cache=as_file(self.cache), has_progress_bar=True, tell=_log.info
-        )
-        if line := messages.cache(groundwork.found_in, groundwork.kept_in, groundwork.n_samples, user_cache.folder()):
-            self._tell(line)
-        groundwork.signals.to(device_of(model, groundwork.perturbed))
+        fingerprint = tracker.prepare(samples, module=module, cache=self.cache, has_progress_bar=True, tell=_log.info)
+        line = groundwork.cache_line()
+        if groundwork.kept_in is not None and not _log.isEnabledFor(logging.INFO):
+            say(line, sys.stderr)  # a file that was written is told of in any case
+        elif line:
+            _log.info(line)
+        groundwork.signals.to(device_of(model, groundwork.signals.perturbed))
         if not tracker.go_on(fingerprint, groundwork.is_restored):
             self._best = BestWeights()
             tracker.warn(
@@ -225,10 +213,3 @@ class BoundaryUncertaintyStopper(KeptResults, Settings):
             )
         settings = {one.name: getattr(self, one.name) for one in fields(Settings)}
         tracker.begin(started, None if self.folder is None else Path(self.folder), settings)
-
-    def _tell(self, line: str) -> None:
-        """Log a line on the cache. That a file was written is told on stderr if the log does not show it."""
-        if self._tracker.groundwork.kept_in is None or _log.isEnabledFor(logging.INFO):
-            _log.info(line)
-        else:
-            say(line, sys.stderr)

@@ -1,37 +1,116 @@
 """The heart: follows one training from check to check, and knows no trainer."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bu_torch.functional.boundary import dtype_of_labels
 from bu_torch.internal.network import warn_of_probabilities
-from bu_torch.rule.decision import Verdict
-from bu_torch.rule.rules import STANDARD_ERROR
-from bu_torch.run import messages
-from bu_torch.run.account import Account
+from bu_torch.rule.rules import STANDARD_ERROR, Verdict
 from bu_torch.run.averaging import WeightAverage
 from bu_torch.run.budget import MAX_DRAWS
 from bu_torch.run.groundwork import Groundwork
 from bu_torch.run.history import History
-from bu_torch.run.predictions import Predictions
-from bu_torch.run.record import Record, check_line, header_line, row
+from bu_torch.run.record import FORMAT, HISTOGRAMS, Account, Record, plain, row, versions
 from bu_torch.run.settings import MeasurementSettings
-from bu_torch.run.state import compared_settings, packed_checks, read_state
+from bu_torch.run.state import packed_checks, read_state
 from bu_torch.samples.samples import Samples
 from bu_torch.signals.details import Details
-from bu_torch.signals.measuring import Signals
+from bu_torch.signals.measuring import Measurement, Signals
+from bu_torch.signals.recognition import Recognition
+
+# Settings that scores depend on: with another value of one of them, scores cannot be compared.
+_COMPARED = ("start_from_epoch", "n_neighbors", "n_draws", "max_samples", "budget", "seed", "class_weight")
+_SETTLED = 3  # checks
+_BELOW_CHANCE = 0.8
+
+
+class Predictions:
+    """Tensors that one check leaves for the next, beside the numbers of the history."""
+
+    def __init__(self) -> None:
+        self.recognition = Recognition()
+        self.n_columns = 0  # of the last logits that were measured here
+        self.has_warned = False  # of predictions worse than chance
+        self.measurement: Measurement | None = None  # the last check, with its logits until they are dropped
+        # At the last check and at the most accurate one, which the next check is compared with, (n_draws * N,).
+        self.last = self.best = torch.empty(0, dtype=torch.int64)
+
+    def measure(self, signals: Signals, logits: Tensor, *, has_rule: bool) -> dict[str, float]:
+        before, best = (
+            known.to(logits.device) if len(known) == len(logits) else None for known in (self.last, self.best)
+        )
+        self.n_columns = logits.shape[1]
+        self.measurement = signals.measure(logits, before, best)
+        self.last = self.measurement.predictions
+        values = {**self.measurement.values, STANDARD_ERROR: self.measurement.standard_error}
+        scalars = torch.stack(list(values.values()))
+        measured = (torch.cat((scalars, self.measurement.recalls())) if has_rule else scalars).tolist()
+        if has_rule:
+            self.recognition.take(measured[len(values) :])
+        return dict(zip(values, measured[: len(values)], strict=True))
+
+    def details(self) -> Details | None:
+        """Details behind the numbers of the last check; None if it was not measured here."""
+        return None if self.measurement is None else self.measurement.details()
+
+    def worse_than_chance(self, history: Sequence[Mapping[str, float]], data: Mapping[str, int]) -> str:
+        """Warn once that the network predicts what the labels contradict, which no training aims at; "" if not."""
+        if not data or self.has_warned:
+            return ""
+        last, n_present = [check["expected_accuracy"] for check in history[-_SETTLED:]], data["n_present"]
+        is_rising = last[-1] > last[0]  # as that of a network that still learns
+        is_too_wide = len(history) == 1 and self.n_columns > data["n_classes"]
+        is_settled = len(history) >= _SETTLED and not is_rising
+        if not (is_too_wide or is_settled) or not all(one < _BELOW_CHANCE / n_present for one in last):
+            return ""
+        self.has_warned = True
+        if is_too_wide:
+            return (
+                f"The network gives {self.n_columns} columns, and the labels have {n_present} classes. Expected"
+                f" accuracy is {last[-1]:.2f} at the first check, worse than chance. If `forward` returns an embedding,"
+                " let it return the logits, one for each class; `output_key=` names them in a tuple or a dict."
+            )
+        return (
+            f"Expected accuracy is {last[-1]:.2f} after {len(history)} checks, worse than chance with {n_present}"
+            " classes. Does `training_step` change the labels, or does `forward` give something other than one logit"
+            " for each class of the labels? If so, the scores do not describe the trained network. Change labels in the"
+            " dataset or in `on_after_batch_transfer`."
+        )
+
+    def forget(self) -> None:
+        """Compare the next check with none before."""
+        self.last, self.best = self.last[:0], self.best[:0]
+        self.recognition = Recognition()
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"predictions": narrowed(self.last), "best_predictions": narrowed(self.best)}
+        recalls = self.recognition.state_dict()
+        return state | {"recalls": recalls} if recalls else state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.last, self.best = state["predictions"], state["best_predictions"]
+        self.recognition = Recognition()
+        self.recognition.load_state_dict(state["recalls"])
+
+
+def narrowed(predictions: Tensor) -> Tensor:
+    """Predictions on the CPU, as bytes if those hold them."""
+    return predictions.cpu().to(dtype_of_labels(1 + int(predictions.max()) if len(predictions) else 0))
 
 
 class Tracker:
     """Measures each check of one training, keeps the history and the record, and says what to keep and when to stop.
 
-    Whoever trains drives it in this order; a record and a resume need `begin`, `end_check`, `end` and `go_on` besides.
-    `read_logits` (`bu_torch.internal.network`) reads the network in eval mode and without gradient.
+    Whoever trains drives it in this order, with `read_logits` of `bu_torch.internal.network`; a record and a resume
+    need `begin`, `end_check`, `end` and `go_on` besides.
 
         tracker = Tracker(Settings(patience=10))
         plan = tracker.groundwork.plan_checks(n_training=len(inputs), n_visited=len(inputs), n_operations=100_000)
@@ -40,7 +119,7 @@ class Tracker:
             train_one_epoch(model)
             tracker.update_average(model, epoch)
             with tracker.averaged(model):
-                logits = read_logits(model, tracker.groundwork.perturbed_inputs, check_finite=False)
+                logits = read_logits(model, tracker.groundwork.signals.perturbed_inputs, check_finite=False)
                 tracker.add(epoch, tracker.measure(logits))
                 if tracker.checks.is_kept_new:
                     save(model)
@@ -49,25 +128,18 @@ class Tracker:
 
     If several processes train, one of them prepares and measures, and all of them `add` the same values. With
     `MeasurementSettings` alone, nothing is decided.
-
-    Attributes:
-        checks: The checks so far, which of them is kept, and when to stop.
-        groundwork: The samples that checks look at, and all that is computed of them before training.
-        predictions: Predictions of the checks so far.
-        average: The average of the weights at the checks; None for none, as with `settings.averaging=None`.
-        account: The seconds that were spent, and the record.
     """
 
     def __init__(self, settings: MeasurementSettings, warn: Callable[[str], None] | None = None) -> None:
         self.settings = settings
-        self.warn = warn if warn is not None else _warn
-        self.checks = History(settings)
-        self.groundwork = Groundwork(settings)
+        self.warn: Callable[[str], None] = warn or partial(warnings.warn, stacklevel=2)
+        self.checks = History(settings)  # which of them is kept, and when to stop
+        self.groundwork = Groundwork(settings)  # samples, and all that is computed of them before training
         self.predictions = Predictions()
         self.average: WeightAverage | None = None
         if settings.averaging is not None:
             self.average = WeightAverage(settings.averaging, settings.averaging_device)
-        self.account = Account()
+        self.account = Account()  # seconds that were spent, and the record
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -89,10 +161,7 @@ class Tracker:
         return self.groundwork.prepare(samples, self.warn, has_resumed=bool(self.history), **options)
 
     def go_on(self, fingerprint: str, is_restored: bool = True) -> bool:
-        """Compare the samples with those of the checks so far; False if they differ, so that those count no more.
-
-        The arguments are those of the process that has prepared.
-        """
+        """Compare the samples with those of the checks so far; False if they differ, so that those count no more."""
         known = self.groundwork.fingerprint
         are_the_same = not self.history or known is None or (is_restored and known == fingerprint)
         if not are_the_same:
@@ -102,10 +171,7 @@ class Tracker:
         return are_the_same
 
     def update_average(self, model: object, epoch: int, step: int | None = None) -> None:
-        """Let the weights of a check enter the average, if there is one, before the check is measured.
-
-        A check that takes the last one's place does not update the average again.
-        """
+        """Let the weights of a check enter the average, if any, before it is measured; a repeated check enters once."""
         if self.average is not None and isinstance(model, nn.Module):
             self.average.update(model, is_again=self.checks.is_last(epoch, step))
 
@@ -125,32 +191,21 @@ class Tracker:
     def add(
         self, epoch: int, values: Mapping[str, float], step: int | None = None, *, is_counted: bool = True
     ) -> dict[str, Any]:
-        """Add a check to the history, decide, and return the new entry.
+        """Add a check, decide, and return the new entry, which takes the place of one of the same epoch and step.
 
-        A check of the same epoch and step as the last one, as a resumed training may end an epoch a second time, takes
-        its place. `is_counted=False`: it counts neither for the patience nor as best, nor does any before it.
+        `is_counted=False`: it counts neither for the patience nor as best, nor does any before it.
         """
         entry = {"epoch": epoch, **({} if step is None else {"step": step}), **values}
         if self.checks.is_most_accurate(entry):
-            self.predictions.take_for_best()
+            self.predictions.best = self.predictions.last
         self.checks.add(entry, is_counted=is_counted)
         if self.checks.last_score is not None:
             self.predictions.recognition.add(epoch, step, is_kept=self.kept is entry)
         if not is_counted:
             self.predictions.forget()
-        self._warn_of_worse_than_chance()  # last, because a warning may be made an error
+        if line := self.predictions.worse_than_chance(self.history, self.groundwork.about["data"]):
+            self.warn(line)  # last, because a warning may be made an error
         return entry
-
-    def _warn_of_worse_than_chance(self) -> None:
-        data = self.groundwork.about["data"]
-        if not data or self.predictions.has_warned:
-            return
-        accuracies = [entry["expected_accuracy"] for entry in self.history]
-        n_columns = self.predictions.n_columns
-        message = messages.worse_than_chance(accuracies, data["n_present"], data["n_classes"], n_columns)
-        if message:
-            self.predictions.has_warned = True
-            self.warn(message)
 
     def unrecognised(self, check: Mapping[str, Any]) -> str:
         """Name a class that loses much by what is kept; "" if none does, or if classes are weighted."""
@@ -160,69 +215,148 @@ class Tracker:
         return self.predictions.recognition.line(check, classes, counts)
 
     def begin(self, started: float, folder: Path | None, settings: Mapping[str, Any]) -> None:
-        """Count the time of training from now on, and open a record in `folder`, if there is one.
-
-        The preparation `started` by `time.perf_counter`; the record holds `settings`.
-        """
+        """Count the time of training from now on, and open a record with `settings` in `folder`, if there is one."""
         account, selection = self.account, self.checks.selection
         account.begin(started, has_resumed=bool(self.history))
         if folder is None:
             return
         named = {**settings, **self.checks.rule_settings(), "rule": None if selection is None else selection.rule.name}
-        header = header_line(named, self.groundwork.about, self.checks.n_not_compared, account.setup_seconds)
+        header = {
+            "kind": "header",
+            "format": FORMAT,
+            "settings": {name: plain(value) for name, value in named.items()},
+            "n_not_compared": self.checks.n_not_compared,
+            "versions": versions(),
+            **self.groundwork.about,
+            "setup_seconds": account.setup_seconds,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
         columns = [*Signals.NAMES, STANDARD_ERROR, *([] if selection is None else selection.added)]
         account.record = Record(folder, header, map(row, self.history), columns)
 
     def end_check(self, started: float, details: Details | None, train_loss: float | None = None) -> None:
         """Count the time of the last check, and write it to the record."""
         if self.account.path and details is not None:
-            line = check_line(self.history[-1], details, self.groundwork.rows, self.kept or {})
-            self.account.note(line | _not_compared(self.checks))
-        self.predictions.drop_logits()
+            entry, kept, rows = self.history[-1], self.kept or {}, self.groundwork.rows
+            self._note(
+                {
+                    "kind": "check",
+                    "epoch": entry["epoch"],
+                    "step": entry.get("step"),
+                    "kept_epoch": kept.get("epoch"),
+                    "kept_step": kept.get("step"),
+                    "ceiling": details.ceiling,
+                    "agreeing_pairs": details.agreeing_pairs,
+                    "pairs": details.pairs,
+                    "n_pairs_left_out": details.n_pairs_left_out,
+                    "histograms": {name: getattr(details, name)._asdict() for name in HISTOGRAMS},
+                    "doubtful": [[int(rows[one.row]), *one[1:]] for one in details.doubtful],
+                }
+            )
+        self.predictions.measurement = None
         self.account.end_check(started, self.history[-1], train_loss)
 
     def end(self, reason: str, **kept: Any) -> None:
         """Write the last line of the record: why training ended, and what was kept."""
         seconds = {name: getattr(self.account, name) for name in ("saving_seconds", "training_seconds")}
-        self.account.note({"kind": "end", "reason": reason, **kept, **seconds} | _not_compared(self.checks))
+        self._note({"kind": "end", "reason": reason, **kept, **seconds})
+
+    def _note(self, line: dict[str, Any]) -> None:
+        if self.account.record is not None:
+            n_not_compared = self.checks.n_not_compared  # which the header did not know yet
+            self.account.record.tell(line | ({"n_not_compared": n_not_compared} if n_not_compared else {}))
 
     def release(self) -> None:
         """Free what `prepare` computed, and the average: training has ended."""
         self.groundwork.release()
         if self.average is not None:
             self.average.forget()
-        self.predictions.drop_logits()
+        self.predictions.measurement = None
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed training needs, as plain numbers, strings and tensors on the CPU."""
         state = self.checks.state_dict() | self.predictions.state_dict() | self.groundwork.state_dict()
         if self.average is not None:
             state["average"] = self.average.state_dict()
-        settings = compared_settings(self.settings, self.average, self.checks)
         state["history"] = packed_checks(self.history)
+        settings = self._compared_settings()
         return state | {"settings": settings} if settings else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; with other settings, patience and the best epoch start anew."""
         state = read_state(state_dict, max(MAX_DRAWS, self.settings.n_draws or 0))
-        now = compared_settings(self.settings, self.average, self.checks)
-        before = now if state.settings is None else state.settings
+        now = self._compared_settings()
+        before = now if state["settings"] is None else state["settings"]
         changed = {name: value for name, value in now.items() if value != before.get(name)}
         self.predictions.load(state)
         self.groundwork.load(state)
-        if self.average is not None and state.average is not None:
-            self.average.load_state_dict(state.average)
-        self.checks.load(state.history, state.n_not_compared, None if changed else state.rule)
+        if self.average is not None and state["average"] is not None:
+            self.average.load_state_dict(state["average"])
+        self.checks.load(state["history"], state["n_not_compared"], None if changed else state["rule"])
         if changed:
             self.predictions.forget()
             self.groundwork.fingerprint = None  # to which weights of classes belong; nothing is left to compare
-            self.warn(messages.changed(changed, before))
+            was = ", ".join(f"{name}={before.get(name)!r:.100}" for name in changed)
+            is_now = ", ".join(f"{name}={value!r:.100}" for name, value in changed.items())
+            self.warn(
+                f"The run resumes with {is_now} instead of {was}: its scores cannot be compared with earlier ones, so"
+                " patience and the best epoch start anew."
+            )
+
+    def _compared_settings(self) -> dict[str, int | float | str | None]:
+        """Settings that scores depend on, as plain data; empty without a rule."""
+        if self.checks.selection is None:
+            return {}
+        named = {name: getattr(self.settings, name) for name in _COMPARED}
+        if isinstance(weights := named["class_weight"], dict | list):
+            named["class_weight"] = repr(weights)  # of all classes
+        past = None if self.average is None else self.average.past
+        return {"rule": self.checks.selection.rule.name, "averaging": past, **named, **self.checks.rule_settings()}
 
 
-def _not_compared(checks: History) -> dict[str, int]:
-    """Number that the header of the record did not know yet."""
-    return {"n_not_compared": checks.n_not_compared} if checks.n_not_compared else {}
+class MeasurementResults:
+    """Results that a tracker holds, by the names that users of a callback or of a plain loop read."""
+
+    @property
+    def tracker(self) -> Tracker:
+        raise NotImplementedError
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self.tracker.history
+
+    @property
+    def setup_seconds(self) -> float:
+        return self.tracker.account.setup_seconds
+
+    @property
+    def check_seconds(self) -> float:
+        return self.tracker.account.check_seconds
+
+    @property
+    def record_path(self) -> str:
+        return self.tracker.account.path
 
 
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=3)
+class KeptResults(MeasurementResults):
+    """Results of the kept check besides."""
+
+    @property
+    def _kept(self) -> dict[str, Any] | None:
+        return self.tracker.kept
+
+    @property
+    def score_name(self) -> str:
+        return self.tracker.checks.score_name
+
+    @property
+    def best_epoch(self) -> int | None:
+        return None if self._kept is None else self._kept["epoch"]
+
+    @property
+    def best_step(self) -> int | None:
+        return None if self._kept is None else self._kept.get("step")
+
+    @property
+    def best_score(self) -> float | None:
+        return None if self._kept is None else self._kept[self.score_name]

@@ -22,7 +22,7 @@ from bu_torch.callbacks.board import suffix_of
 from bu_torch.callbacks.fit import Fit
 from bu_torch.report import read_record
 from bu_torch.report.verdict import RunVerdict
-from bu_torch.run import account as account_module
+from bu_torch.run import record as record_module
 
 
 class TestEarlyStoppingOfTheUsers:
@@ -119,7 +119,7 @@ class Clock:
 
 def test_neither_the_preparation_nor_the_trial_of_the_network_counts_as_training(tmp_path, monkeypatch, log):
     clock = Clock()
-    for module in (fit_module, account_module):
+    for module in (fit_module, record_module):
         monkeypatch.setattr(module, "time", clock)
 
     class TimedSamples(NoSamples):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import EarlyStopping
 
-from bu_torch.rule.decision import Reason, Verdict, decide
+from bu_torch.rule.rules import Reason, Verdict, decide
 
 NAN, INF = math.nan, math.inf
 

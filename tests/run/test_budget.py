@@ -9,10 +9,11 @@ from torch.utils.data import TensorDataset
 from bu_torch.callbacks import BoundaryUncertaintyMonitor
 from bu_torch.run import budget
 from bu_torch.run.budget import Plan, count_operations, describe_slow_check, plan
+from bu_torch.run.settings import MeasurementSettings
 from bu_torch.run.stopper import BoundaryUncertaintyStopper
 from bu_torch.samples.samples import fewer_of
 
-ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 40}
+ASKED = MeasurementSettings()
 
 
 @pytest.mark.parametrize(
@@ -41,13 +42,13 @@ ASKED = {"budget": "auto", "n_draws": None, "max_samples": None, "n_neighbors": 
     ],
 )
 def test_plan(n_training, n_operations, asked, expected):
-    assert plan(n_training, n_training, n_operations, **{**ASKED, **asked}) == expected
+    assert plan(MeasurementSettings(**asked), n_training, n_training, n_operations) == expected
 
 
 @pytest.mark.parametrize("n_training", [40, 333, 1000, 4999, 6001, 30_000, 1_000_000])
 @pytest.mark.parametrize("n_operations", [0, 110_000, 10**8])
 def test_the_price_is_bounded(n_training, n_operations):
-    made = plan(n_training, n_training, n_operations, **ASKED)
+    made = plan(ASKED, n_training, n_training, n_operations)
     floor = {0: 6000, 110_000: 4000, 10**8: 500}[n_operations]
     assert 40 <= made.n_samples <= n_training
     assert 1 <= made.n_draws <= 4
@@ -55,8 +56,8 @@ def test_the_price_is_bounded(n_training, n_operations):
 
 
 def test_what_an_epoch_visits_sets_the_price():
-    assert plan(100_000, 50_000, 1000, **ASKED) == Plan(7500, 1)
-    assert plan(100_000, 60, 1000, **ASKED) == Plan(6000, 1)
+    assert plan(ASKED, 100_000, 50_000, 1000) == Plan(7500, 1)
+    assert plan(ASKED, 100_000, 60, 1000) == Plan(6000, 1)
 
 
 def test_limited_batches_are_counted(tmp_path, monkeypatch):
@@ -178,7 +179,7 @@ def test_a_small_conv_net_looks_at_as_many_samples_as_it_can_afford(tmp_path, lo
     data = loader(*images(), batch_size=1300)
     trainer(tmp_path, monitor, max_epochs=1).fit(OfImages(), data)
     assert monitor.tracker.groundwork.plan == Plan(500, 1)
-    assert monitor.tracker.groundwork.n_samples == 500
+    assert monitor.tracker.groundwork.about["data"]["n_samples"] == 500
     expected = "measures at a stratified random 500 of 1300 training samples, 1 draw each, after every epoch."
     assert expected in log.text
 

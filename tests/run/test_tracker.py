@@ -9,12 +9,11 @@ from problems import blobs
 from torch import nn
 
 from bu_torch import Rule, Signals
-from bu_torch.run import account, groundwork, messages
+from bu_torch.run import groundwork, record
 from bu_torch.run.budget import Plan
-from bu_torch.run.predictions import narrowed
 from bu_torch.run.settings import Settings
 from bu_torch.run.state import packed_checks
-from bu_torch.run.tracker import Tracker
+from bu_torch.run.tracker import Tracker, narrowed
 from bu_torch.samples.samples import Samples
 
 VALUES = dict.fromkeys(Signals.NAMES, 0.5)
@@ -37,7 +36,7 @@ def test_it_says_why_in_words_not_in_names_of_columns(settings, last, reason):
     tracker = Tracker(Settings(**settings))
     for epoch, score in enumerate([0.5, last]):
         tracker.add(epoch, VALUES | {"expected_accuracy": score, "trust_score": score})
-    assert messages.why_stopped(tracker.checks, 1) == f"Stopped in epoch 1: {reason}"
+    assert tracker.checks.why_stopped(1) == f"Stopped in epoch 1: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def prepared():
 def test_it_measures_what_the_estimators_say():
     tracker, _ = prepared()
     model = nn.Linear(4, 3)
-    logits = model(tracker.groundwork.perturbed_inputs)
+    logits = model(tracker.groundwork.signals.perturbed_inputs)
     values = tracker.measure(logits)
     expected = Signals(20, 2).fit(*blobs(n=120)).measure(logits).values
     assert values == {"standard_error": 0.0} | {name: float(value) for name, value in expected.items()}
@@ -243,7 +242,7 @@ def test_many_classes_take_fewer_draws_or_samples(monkeypatch, settings, most, p
     tracker.groundwork.plan = Plan(120, 2)
     tracker.prepare(Samples(*blobs(n=120), torch.arange(120) + 5, 120))
     assert tracker.groundwork.plan == plan
-    assert len(tracker.groundwork.perturbed_inputs) == plan.n_samples * plan.n_draws
+    assert len(tracker.groundwork.signals.perturbed_inputs) == plan.n_samples * plan.n_draws
     assert len(said) == (plan != Plan(120, 2))
 
 
@@ -276,9 +275,7 @@ def test_more_columns_than_classes_that_predict_worse_than_chance_are_warned_of_
     tracker, _ = prepared()
     said = []
     tracker.warn = said.append
-    logits = torch.randn(
-        len(tracker.groundwork.perturbed_inputs), n_columns, generator=torch.Generator().manual_seed(0)
-    )
+    logits = torch.randn(240, n_columns, generator=torch.Generator().manual_seed(0))
     tracker.add(0, tracker.measure(logits) | {"expected_accuracy": accuracy})
     tracker.add(1, VALUES | {"expected_accuracy": 0.9})
     start = f"The network gives {n_columns} columns, and the labels have 3 classes. Expected accuracy is {accuracy:.2f}"
@@ -289,16 +286,16 @@ def test_a_resumed_training_tells_what_it_has_cost_since_then():
     first, resumed = Tracker(Settings()), Tracker(Settings())
     first.begin(0.0, None, {})
     first.add(0, VALUES)
-    assert messages.cost(first.account).startswith("Boundary uncertainty took at least ")
+    assert first.account.cost().startswith("Boundary uncertainty took at least ")
     resumed.load_state_dict(first.state_dict())
     resumed.begin(0.0, None, {})
-    assert messages.cost(resumed.account).startswith("Since the run resumed, boundary uncertainty took at least ")
+    assert resumed.account.cost().startswith("Since the run resumed, boundary uncertainty took at least ")
 
 
 def test_saving_is_a_part_of_the_cost(monkeypatch):
     seconds = iter([100.0, 110.0, 113.0, 130.0])
     tracker = Tracker(Settings())
-    monkeypatch.setattr(account.time, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(record.time, "perf_counter", lambda: next(seconds))
     tracker.begin(90.0, None, {})
     with tracker.account.saving():
         pass
@@ -307,4 +304,4 @@ def test_saving_is_a_part_of_the_cost(monkeypatch):
         "Boundary uncertainty took at least 13.0 s (preparation 10.0 s, checks 0.0 s, saving 3.0 s) beside 27.0 s of"
         " training"
     )
-    assert messages.cost(tracker.account) == f"{expected}: 48%."
+    assert tracker.account.cost() == f"{expected}: 48%."

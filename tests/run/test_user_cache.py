@@ -19,7 +19,7 @@ from torch import nn
 from bu_torch import BoundaryUncertaintyMonitor, BoundaryUncertaintyStopper, BoundaryUncertaintyStopping
 from bu_torch.internal.files import whole_file
 from bu_torch.run import user_cache
-from bu_torch.run.caching import fit_or_load
+from bu_torch.run.user_cache import fit_or_load
 from bu_torch.signals.measuring import Signals
 
 
@@ -218,7 +218,7 @@ def test_no_sample_is_in_what_a_run_leaves(tmp_path, folder, file):
     cache = file if file == "auto" else str(tmp_path / file)
     stopper = BoundaryUncertaintyStopper(inputs, labels, n_neighbors=20, cache=cache)
     stopper.check(nn.Linear(4, 3))
-    moved = stopper._tracker.groundwork.perturbed_inputs.numpy()
+    moved = stopper._tracker.groundwork.signals.perturbed_inputs.numpy()
     torch.save(stopper.state_dict(), tmp_path / "state.pt")
     content = stopper._tracker.groundwork.kept_in.read_bytes() + (tmp_path / "state.pt").read_bytes()
     assert not [row for rows in (inputs.numpy(), moved) for row in rows if row.tobytes() in content]

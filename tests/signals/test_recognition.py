@@ -28,7 +28,7 @@ def tracked(share, *thresholds, noise=0.0, tracker=None, first=0, **settings):
     tracker = tracker or Tracker(Settings(**SETTINGS, **settings))
     tracker.go_on(tracker.prepare(whole_samples(*samples(share, noise))))
     for epoch, threshold in enumerate(thresholds, start=first):
-        second = tracker.groundwork.perturbed_inputs[:, 0] - threshold
+        second = tracker.groundwork.signals.perturbed_inputs[:, 0] - threshold
         tracker.add(epoch, tracker.measure(torch.stack((torch.zeros_like(second), second), dim=1)))
     return tracker
 
@@ -39,7 +39,7 @@ def test_a_class_that_loses_by_what_is_kept_is_named():
     line = tracker.unrecognised(tracker.kept)
     labelled = []
     for threshold in (HIGH, LOW):
-        features = tracker.groundwork.perturbed_inputs.view(2, -1, 2)[:, :80, 0]
+        features = tracker.groundwork.signals.perturbed_inputs.view(2, -1, 2)[:, :80, 0]
         labelled.append(f"{float((features > threshold).double().mean()):.0%}")
     assert line == (
         f"By the given labels, the kept epoch 0 recognises {labelled[0]} of the perturbed samples of class 1,"
