@@ -85,7 +85,13 @@ def headline(record: RunRecord, verdict: RunVerdict) -> tuple[str, str]:
     if verdict.kept is None:
         return f"No {record.axis} was kept", f"No finite check counted. {ending}"
     is_kept = "was kept" if record.end else "is kept so far"
-    return f"{record.axis.capitalize()} {verdict.kept} {is_kept}", f"{why} {ending}".lstrip()
+    is_open = (
+        record.end is not None
+        and record.end.stopped_epoch is None
+        and not record.end.reason.startswith("Training failed")
+    )
+    longer = " Longer training may help." if is_open and not why and verdict.kept == record.places[-1] else ""
+    return f"{record.axis.capitalize()} {verdict.kept} {is_kept}", f"{why} {ending}{longer}".lstrip()
 
 
 def level(record: RunRecord, verdict: RunVerdict) -> str:
