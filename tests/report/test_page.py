@@ -202,6 +202,17 @@ def test_a_rule_that_cannot_be_replayed_is_drawn_where_the_run_has_kept(tmp_path
         assert "Epoch 7 is kept so far" in words(record)
 
 
+@pytest.mark.parametrize(
+    ("end", "is_said"),
+    [((4,), True), ((3,), False), ((4, 4), False), ((4, None, "Training failed: OSError."), False)],
+)
+def test_of_a_run_that_ends_at_its_best_it_is_said_that_more_may_help(tmp_path, end, is_said):
+    rows = [row | {"my_rule": float(row["epoch"])} for row in records.checks(5)]
+    lines = [records.header(rule="my_rule"), records.end(*end)]
+    records.write_details(tmp_path / "boundary_uncertainty.jsonl", lines)
+    assert ("Longer training may help." in words(records.run(tmp_path, rows))) == is_said
+
+
 def test_a_table_alone_shows_what_it_has(tmp_path):
     record = records.run(tmp_path, records.checks(10))
     names = [drawing["name"] for drawing in content(record).drawings]
