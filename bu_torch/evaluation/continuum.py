@@ -282,14 +282,12 @@ class _Cut:
         ends[0] = -math.inf
         self.gaps, self.own = ends - z.unsqueeze(1), torch.bucketize(z, edges, right=True)
         self.sigma = number(*sigma)
-        self.predicted = self.own if predictions is None else self._checked(predictions)
-
-    def _checked(self, predictions: Any) -> Tensor:
-        predictions = as_labels(predictions, len(self.gaps), "predictions").to(self.gaps.device)
-        n_classes = self.gaps.shape[1] - 1
-        if int(predictions.max()) >= n_classes:
-            raise ValueError(f"`predictions` must hold classes in [0, {n_classes}), got {int(predictions.max())}.")
-        return predictions
+        self.predicted = self.own
+        if predictions is not None:
+            self.predicted = as_labels(predictions, len(z), "predictions").to(z.device)
+            largest = int(self.predicted.max())
+            if largest > len(edges):
+                raise ValueError(f"`predictions` must hold classes in [0, {len(edges) + 1}), got {largest}.")
 
     def at_predicted(self, values: Tensor) -> Tensor:
         """Values (n, C) at each row's predicted class, (n,)."""

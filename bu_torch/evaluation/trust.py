@@ -44,8 +44,8 @@ def trustworthy_precision(scores: Any, is_correct: Any, percentiles: Any = None)
         >>> trustworthy_precision(scores, is_correct, [0, 25, 75])
         tensor([0.5000, 0.6667, 1.0000], dtype=torch.float64)
     """
-    scores, is_correct = _check(scores, is_correct)
-    return _precision_of_top(scores, is_correct, _n_kept(percentiles, scores))
+    scores, is_correct, n_kept = _check(scores, is_correct, percentiles)
+    return _precision_of_top(scores, is_correct, n_kept)
 
 
 def suspicious_precision(scores: Any, is_correct: Any, percentiles: Any = None) -> Tensor:
@@ -66,8 +66,8 @@ def suspicious_precision(scores: Any, is_correct: Any, percentiles: Any = None) 
     Raises:
         TypeError, ValueError: As `trustworthy_precision`.
     """
-    scores, is_correct = _check(scores, is_correct)
-    return _precision_of_top(-scores, ~is_correct, _n_kept(percentiles, scores))
+    scores, is_correct, n_kept = _check(scores, is_correct, percentiles)
+    return _precision_of_top(-scores, ~is_correct, n_kept)
 
 
 def select_alpha(
@@ -132,7 +132,8 @@ def select_alpha(
     return AlphaChoice(alphas[int(precisions.argmax())], precisions)
 
 
-def _check(scores: Any, is_correct: Any) -> tuple[Tensor, Tensor]:
+def _check(scores: Any, is_correct: Any, percentiles: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, hits and the number of samples above each percentile; what rounding took from that is given back."""
     scores, is_correct = as_tensor(scores, "scores").detach(), as_tensor(is_correct, "is_correct")
     if scores.is_complex():
         raise TypeError(f"`scores` must be real, got {scores.dtype}.")
@@ -144,17 +145,12 @@ def _check(scores: Any, is_correct: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(f"`is_correct` must have shape {tuple(scores.shape)}, got {tuple(is_correct.shape)}.")
     if bool(scores.isnan().any()):
         raise ValueError(f"`scores` must not be NaN, got {int(scores.isnan().sum())} of {len(scores)}.")
-    return scores if scores.is_floating_point() else scores.double(), is_correct.to(scores.device)
-
-
-def _n_kept(percentiles: Any, scores: Tensor) -> Tensor:
-    """Number of samples above each percentile; what rounding took from a whole number is given back."""
-    if percentiles is None:
-        percentiles = torch.arange(100)
-    percentiles = as_real(percentiles, "percentiles").to(scores.device).double()
+    percentiles = as_real(torch.arange(100) if percentiles is None else percentiles, "percentiles")
+    percentiles = percentiles.to(scores.device).double()
     if percentiles.ndim != 1 or not bool(((percentiles >= 0) & (percentiles < 100)).all()):
         raise ValueError(f"`percentiles` must have shape (P,) and lie in [0, 100), got {percentiles.tolist()}.")
-    return len(scores) - (percentiles * len(scores) / 100 + 1e-9).floor().long()
+    n_kept = len(scores) - (percentiles * len(scores) / 100 + 1e-9).floor().long()
+    return scores if scores.is_floating_point() else scores.double(), is_correct.to(scores.device), n_kept
 
 
 def _precision_of_top(scores: Tensor, is_hit: Tensor, n_top: Tensor) -> Tensor:

@@ -39,8 +39,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 def regular_file(path: str | Path, *, is_own: bool = False) -> Iterator[BinaryIO]:
     """Open a regular file to read, no pipe to wait for; `is_own` refuses links, and files of other users.
 
-    Raises:
-        OSError: If it is no regular file, or cannot be read, or another user owns it.
+    Raises `OSError` for all else, as for a file that cannot be read.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (getattr(os, "O_NOFOLLOW", 0) if is_own else 0)
     with os.fdopen(os.open(path, flags), "rb") as file:

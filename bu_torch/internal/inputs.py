@@ -11,7 +11,6 @@ from torch import Tensor
 _EXACT_INTEGER = 2**24  # up to here float32 has all integers
 _EXACT_DOUBLE = 2**53  # up to here float64 has all integers
 _MOST_CLASSES = 100_000
-_ROWS = 2  # dimensions of a table
 _MOST_ROWS = 2**63  # int64 ends before
 _MOST_SEEDS = 2**64  # what a `torch.Generator` takes
 _NUMBER_THEM = "if they are classes, number them with `torch.unique(labels, return_inverse=True)[1]`"
@@ -35,7 +34,7 @@ def as_features(
             f" got {tuple(features.shape)}.{way_out}"
         )
     is_kept = keep_integers and not features.is_floating_point()
-    is_kept |= keep_bytes and features.dtype == torch.uint8 and features.ndim > _ROWS
+    is_kept |= keep_bytes and features.dtype == torch.uint8 and features.ndim > 2
     if is_kept and features.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch computes little with these
         features = features.long()
     if features.dtype not in (torch.float32, torch.float64) and not is_kept:

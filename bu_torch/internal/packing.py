@@ -217,8 +217,7 @@ def of_one_length(columns: list[list[Tensor]]) -> list[list[Tensor]]:
         behind = (row[mask == 0] for row, mask in zip(column, masks, strict=True))  # in the first batch that has some
         value = next((float(hidden[0]) for hidden in behind if len(hidden)), 0.0)
         missing = [longest - row.shape[1] for row in column]
-        sides = [(n, 0) if is_left else (0, n) for n in missing]
-        return [pad(row, side, value=value) for row, side in zip(column, sides, strict=True)]
+        return [pad(row, (n, 0) if is_left else (0, n), value=value) for row, n in zip(column, missing, strict=True)]
 
     return [lengthened(column) if any(column is row for row in rows) else column for column in columns]
 

@@ -9,9 +9,8 @@ _JOINERS = "\u200c\u200d"  # belong to words of some scripts, and to emojis
 
 def cleaned(value: Any) -> str:
     """`value` in one line of visible characters: no control characters, none that reverse the text, no surrogates."""
-    return "".join(
-        " " if character in "\n\t" else "\ufffd" if _is_unseen(character) else character for character in str(value)
-    )
+    text = str(value).replace("\n", " ").replace("\t", " ")
+    return "".join("\ufffd" if _is_unseen(character) else character for character in text)
 
 
 def say(text: str, stream: TextIO | None = None) -> None:

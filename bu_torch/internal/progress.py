@@ -33,7 +33,7 @@ class Forecast:
 
     def count(self, kind: str, n: float) -> None:
         """Count `n` units that were done."""
-        if kind not in self._totals:
+        if not n or kind not in self._totals:
             return
         self._counts[kind] += n
         seconds = time.perf_counter() - self._started[kind]
@@ -86,7 +86,6 @@ def advance(n: float = 0, n_passes: int = 0) -> None:
     bar, forecast, n = _bar.get(), _forecast.get(), n if _is_counted.get() else 0
     if bar is not None:
         bar.update(n)
-    if forecast is not None and n:
+    if forecast is not None:
         forecast.count("comparisons", n)
-    if forecast is not None and n_passes:
         forecast.count("passes", n_passes)

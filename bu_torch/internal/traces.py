@@ -32,10 +32,8 @@ def evaluation_mode(model: object) -> Iterator[None]:
     """Look at a model in eval mode, without gradient, and leave no trace.
 
     On leaving, all modes, parameters, buffers, attributes and random states are as they were. Before that, modules with
-    a `train` of their own are told of the mode they go back to, parents before children.
-
-    Raises:
-        RestoringError: If something cannot be put back; all else is.
+    a `train` of their own are told of the mode they go back to, parents before children. `RestoringError` says that
+    something cannot be put back; all else is.
     """
     if not isinstance(model, nn.Module):
         with preserved_random_state(), torch.no_grad():
@@ -77,9 +75,7 @@ def preserved_attributes(model: object) -> Iterator[None]:
     """Put the buffers of a module and its other attributes back on leaving, and those of all its parts.
 
     Entries of containers and values of small tensors are put back too; other objects may have changed within.
-
-    Raises:
-        RestoringError: If one of them cannot be put back; all others are.
+    `RestoringError` says that one cannot be put back; all others are.
     """
     if not isinstance(model, nn.Module):
         yield
