@@ -315,4 +315,4 @@ class _Extractor:
 
     def __call__(self, inputs: Tensor) -> Any:
         tree = self._packing.unpack(inputs)
-        return self._extractor(pytree.tree_map(lambda tensor: as_taken(self._extractor, tensor), tree))
+        return self._extractor(pytree.tree_map(lambda tensor: as_taken(self.__self__, tensor), tree))

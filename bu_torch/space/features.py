@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from inspect import ismethod
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -127,11 +128,11 @@ class FeatureSpace:
         if self.feature_extractor is None:
             return pooled(inputs).flatten(1)
         with ExitStack() as stack:
-            owner = getattr(self.feature_extractor, "__self__", self.feature_extractor)  # of a method, its module
-            for one in (self.module, owner, self.feature_extractor):
+            for one in (self.module, getattr(self.feature_extractor, "__self__", None), self.feature_extractor):
                 stack.enter_context(evaluation_mode(one))
+            taker = self.feature_extractor.__self__ if ismethod(self.feature_extractor) else self.feature_extractor
             parts = [
-                as_tensor(self.feature_extractor(as_taken(owner, part)), "feature_extractor(inputs)")
+                as_tensor(self.feature_extractor(as_taken(taker, part)), "feature_extractor(inputs)")
                 for part in inputs.split(_BATCH)
             ]
         features = as_flat_features(torch.cat(parts).to(inputs.device), "feature_extractor(inputs)")
