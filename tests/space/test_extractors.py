@@ -48,4 +48,4 @@ def test_of_several_tensors_ids_stay_as_they_are(dtype):
         both, LABELS, n_neighbors=10, cache=None, feature_extractor=network.features_of_both
     )
     stopper.check(network)
-    assert SEEN == set(range(LARGE, LARGE + 5))
+    assert set(range(LARGE, LARGE + 5)) == SEEN
