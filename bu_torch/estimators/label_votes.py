@@ -20,10 +20,11 @@ class LabelVotes:
     """Class probabilities at each training sample: fit once on labels and neighbours, then score many classifiers.
 
     The m-th nearest sample of a cluster votes for its label with weight m^-decay. The decay is the one whose votes
-    predict left-out labels best (smallest Brier score). It comes out small if labels are noisy or classes overlap,
-    so many samples have a say. It comes out large if classes are finely shaped but well separated, so the sample's
-    own label nearly decides alone. Of more than 100,000 samples, a stratified subset of so many chooses. This estimate
-    is this project's own.
+    predict left-out labels best (smallest Brier score): small if labels are noisy or classes overlap, large if classes
+    are finely shaped but well separated. Of more than 100,000 samples, a stratified subset of so many chooses. This
+    estimate is this project's own.
+
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         decays: The decays to choose from, at least one, each >= 0; the first of equally good ones is taken.
@@ -32,8 +33,8 @@ class LabelVotes:
         decay_: The chosen decay.
         votes: Class probabilities with the sample's own vote, shape (N, J), float32; J is the largest label + 1.
         left_out: Class probabilities without the sample's own vote, shape (N, J), float32.
-        skill_: Skill of predicting a sample's label by the votes of the others: 1 minus their Brier score over that of
-            as many labels drawn at random. 1 is certain and 0 is chance; 0 also if there is a single class.
+        skill_: Skill of `left_out`: 1 minus its Brier score over that of as many labels drawn at random. 1 is certain
+            and 0 is chance; 0 also if there is a single class.
 
     Example:
         >>> labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
@@ -49,14 +50,8 @@ class LabelVotes:
     def fit(self, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
         """Choose the decay and count the votes.
 
-        Args:
-            labels: Classes, shape (N,), integers >= 0.
-            neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`).
-            sample_weight: Relative frequency of each sample in training, shape (N,), positive: a vote counts by it;
-                None if alike.
-
-        Raises:
-            TypeError, ValueError: If an argument is not made of integers, or shapes do not fit.
+        Takes classes (N,), integers >= 0; clusters (N, M) with M >= 2, the sample itself first
+        (`NeighborGraph.neighbors`); and how often training draws each sample, (N,), positive: a vote counts by it.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         self._weights = weights = weights_of(labels, None, sample_weight)
@@ -87,10 +82,6 @@ class LabelVotes:
         """Mean share (float64) of the votes that predictions (D * N,) got, one draw of all N samples after another.
 
         A class that `fit` never saw has no votes.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError, ValueError: If the predictions are not integers, or their number is not a multiple of N.
         """
         check_fitted(self, "votes")
         predictions = torch.as_tensor(predictions)

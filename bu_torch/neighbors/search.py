@@ -70,10 +70,10 @@ def nearest(
 ) -> Neighbors:
     """The k rows of a base (B, d) nearest to each query (Q, d); both float32 or both float64, on one device.
 
-    A search in float32 proposes candidates, and their distances are computed anew in float64. The rounding error of the
-    search is bounded. A query is settled when no row outside its candidates can be nearer than the k-th found; the
-    others are asked again for four times as many candidates. Lists may miss rows, and their candidates are taken
-    as they are. A progress bar that is shown moves by B x Q. Equal distances are in order of their rows.
+    A search in float32 proposes candidates, whose distances are computed anew in float64. A query is settled when no
+    row outside its candidates can be nearer than the k-th found, given the bound of rounding errors; the others are
+    asked again for four times as many. Candidates from lists are taken as they are. A progress bar that is shown moves
+    by B x Q. Equal distances are in order of their rows.
 
     Args:
         base: Rows to find.
@@ -252,20 +252,16 @@ def _answer_from_lists(question: _Question, base32: Tensor, distances: Tensor, r
             break
         del lists
     else:
-        _log.info(
-            "%d of %d points are compared with all %d samples: an approximate search would gain nothing.",
-            len(left), n_queries, len(base32),
-        )  # fmt: skip
+        text = "%d of %d points are compared with all %d samples: an approximate search would gain nothing."
+        _log.info(text, len(left), n_queries, len(base32))
     return (found + len(left)) / n_queries
 
 
 def _by_nearness(lists: InvertedFile, question: _Question, queries: Tensor) -> list[Tensor]:
     """Queries in parts, those nearest to the base first; all in one if they are the base. Each in order of its list."""
     blocks = queries.split(max(1, _BLOCK_ELEMENTS // question.base.shape[1]))
-    found = [
-        lists.nearest_list(question.rounding(question.queries[block.to(question.base.device)]).cpu())
-        for block in blocks
-    ]
+    rows = (block.to(question.base.device) for block in blocks)
+    found = [lists.nearest_list(question.rounding(question.queries[block]).cpu()) for block in rows]
     squared, near = (torch.cat(parts) for parts in zip(*found, strict=True))
     ends = [] if question.queries is question.base else [round(share * len(queries)) for share in _NEAR]
     parts = squared.argsort(stable=True).tensor_split(ends)

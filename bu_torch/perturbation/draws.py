@@ -174,9 +174,8 @@ def draw_perturbed(
         held = _draw_at_random(inputs, n_draws, generator, neighbors, distance, standardization)
     else:
         assert callable(perturbation)  # noqa: S101
-        held = [
-            _check_custom(perturbation(inputs.clone(), nearest_distance, generator), inputs) for _ in range(n_draws)
-        ]
+        custom = (perturbation(inputs.clone(), nearest_distance, generator) for _ in range(n_draws))
+        held = [_check_custom(perturbed, inputs) for perturbed in custom]
     return PerturbedInputs(torch.cat(held))
 
 
@@ -184,12 +183,10 @@ def _choose(inputs: Tensor, neighbors: Tensor, generator: torch.Generator, *, ha
     """Choose for each sample a neighbour and a part of the way, of tokens also the beginning of the run."""
     target, share = choose_neighbor(inputs, neighbors, generator, NEAREST)
     choices = {"own": torch.arange(len(inputs), device=inputs.device), "target": target}
-    if has_run:
-        return choices | {
-            "part": between(LOW, HIGH, share).to(as_floats(inputs[:1])),
-            "begin": draw_begin(inputs, generator),
-        }
-    return choices | {"part": between(LOW, HIGH, share.to(as_floats(inputs[:1])))}
+    floats = as_floats(inputs[:1])
+    if not has_run:
+        return choices | {"part": between(LOW, HIGH, share.to(floats))}
+    return choices | {"part": between(LOW, HIGH, share).to(floats), "begin": draw_begin(inputs, generator)}
 
 
 def _draw_at_random(
