@@ -63,8 +63,8 @@ class BoundaryUncertainty(ClusterScores):
         class_weight: For losses with weights, in scikit-learn's words: `"balanced"`, a dict of weights by class (1 for
             those that are not in it), or one weight for each class; positive. The weights of a sampler are given to
             `fit`. None takes samples as they are.
-        module: A network whose own features, the inputs of the `nn.Linear` that runs last, are a space to choose. They
-            are read in `fit`, with its weights of then: useful if it is pretrained.
+        module: A network whose own features in `fit`, the inputs of the `nn.Linear` that runs last, are a space to
+            choose: useful if it is pretrained.
 
     Attributes:
         perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs.
@@ -127,12 +127,11 @@ class BoundaryUncertainty(ClusterScores):
         """Compute all that does not depend on the classifier.
 
         Args:
-            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite, tensor or array.
-                Inputs of more dimensions (images) are flattened for distances. Integers beyond 2^24 are computed in
-                float64, half precision and all other integers in float32.
+            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite, tensor or array; inputs
+                of more dimensions are flattened for distances. Integers beyond 2^24 are computed in float64, others and
+                half precision in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
-            sample_weight: Relative frequency of each sample in training, shape (N,), positive; None
-                if it draws all alike. `class_weight` multiplies it.
+            sample_weight: Relative frequency of each sample in training, (N,), positive; `class_weight` multiplies it.
             neighbors: Neighbours that are known already, as in `NeighborGraph.take`; None to search for them.
 
         Raises:
@@ -159,7 +158,11 @@ class BoundaryUncertainty(ClusterScores):
         self.labels = labels
         self.neighbors = graph.neighbors
         self.nearest_distance = graph.nearest_distance
-        self.bayes_pairs = _likely_pairs(points, labels, self.seed)
+        classes = labels.unique()
+        if len(classes) == 2:
+            self.bayes_pairs = classes.expand(len(labels), 2).contiguous()
+        else:
+            self.bayes_pairs = PrototypeClassifier(seed=self.seed).fit(points, labels).top_pairs(points)
         self._perturb(inputs)
         self._index()
         return points
@@ -222,10 +225,9 @@ class BoundaryUncertainty(ClusterScores):
 
         Args:
             model: Any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
-                scikit-learn classifier or the logarithm of its `predict_proba`. A warning names what looks like
-                probabilities. One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode,
-                on its own device and in its own precision, and left in the mode it was in; no gradient is recorded, and
-                random numbers it draws do not show outside.
+                scikit-learn classifier or the logarithm of its `predict_proba`; a warning names what looks like
+                probabilities. One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode, on
+                its own device and in its own precision, and left as it was, as global random numbers are.
 
         Returns:
             Scalar in [0, 1], mean over the draws; see `bu_torch.functional.boundary_uncertainty`.
@@ -241,8 +243,7 @@ class BoundaryUncertainty(ClusterScores):
     def omission(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Share of the Bayes boundary that the boundary of a classifier leaves out: the check beside a high score.
 
-        Takes and raises the same as `score`; a scalar in [0, 1], float64, mean over the draws, 0 is best
-        (`bu_torch.functional.omission`).
+        As `score`; a scalar in [0, 1], float64, mean over the draws, 0 is best (`bu_torch.functional.omission`).
         """
         check_fitted(self, "mean_")
         logits = self._as_class_logits(read_logits(model, self.perturbed))
@@ -259,14 +260,6 @@ class BoundaryUncertainty(ClusterScores):
         self.space_name_ = space
         self._perturb(inputs)
         return self._index()
-
-
-def _likely_pairs(points: Tensor, labels: Tensor, seed: int) -> Tensor:
-    """Likely Bayes pair of each sample, (N, 2), by `PrototypeClassifier`; the only pair if there are two classes."""
-    classes = labels.unique()
-    if len(classes) == 2:
-        return classes.expand(len(labels), 2).contiguous()
-    return PrototypeClassifier(seed=seed).fit(points, labels).top_pairs(points)
 
 
 def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:

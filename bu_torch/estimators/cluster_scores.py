@@ -39,9 +39,8 @@ class ClusterScores:
     def score_logits(self, logits: Tensor) -> Tensor:
         """Boundary uncertainty of logits (n_draws * N, J) that were read at `perturbed_inputs.flatten(0, 1)`.
 
-        They have at least as many columns as there are classes (one, or none, for two), on the device of the fitted
-        tensors. Gives a scalar in [0, 1], mean over the draws, float64 for float64 logits and float32 for all others;
-        NaN if any logit is not finite. Waits for no device.
+        They have at least one column for each class (one, or none, for two). Gives a scalar in [0, 1], mean over the
+        draws, float64 for float64 logits, else float32; NaN if any logit is not finite. Waits for no device.
         """
         return self.score_terms(self.terms(logits)).to(as_logits(logits).dtype)
 

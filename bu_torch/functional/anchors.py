@@ -65,10 +65,9 @@ def class_uncertainty(
     else it is the measure of p = P_i / (P_i + P_j), scaled to [0, 1]: the binary entropy of p over ln 2 (Eq. 2.4), or
     the triangle 1 - |2 p - 1|, which the thesis draws in Fig. 4.6 and calls Gini impurity (that would be 4 p (1 - p)).
 
-    `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the classes on
-    the two sides, and `priors` (J,) the shares P(C_j), which divide posteriors in the measure alone (section 2.4.4),
-    not in which class is more frequent. A class with share 0 must have no counts. The value is 0 if neither class of
-    the pair has counts, NaN if its counts are NaN.
+    `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the two classes,
+    and `priors` (J,) the shares P(C_j), which divide posteriors in the measure alone (section 2.4.4); a class with
+    share 0 has no counts. The value is 0 if neither class of the pair has counts, NaN if its counts are NaN.
 
     Example:
         >>> counts = torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 2.0]])

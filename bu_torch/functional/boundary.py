@@ -44,16 +44,13 @@ def boundary_uncertainty(
         logits: Classifier outputs at the perturbed samples (Algorithm 1), shape (N, J), floating point, of any scale.
             Shape (N, 1) or (N,) counts as the two classes [0, z].
         labels: Given classes, shape (N,), integer, values in [0, J).
-        neighbors: Clusters, shape (N, M), integer, values in [0, N): row n is n itself and then its M - 1 nearest other
-            samples (`NeighborGraph.neighbors`).
-        bayes_pairs: Likely Bayes pair of each sample, shape (N, 2), integer, each row ascending
-            (`PrototypeClassifier.top_pairs`).
+        neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M), integer, in [0, N).
+        bayes_pairs: Likely Bayes pairs (`PrototypeClassifier.top_pairs`), shape (N, 2), integer, ascending in each row.
         min_weight: Effective number of samples near the boundary of a pair under which it is separable, >= 0.
         bandwidth: `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"` (`cvml_bandwidth`).
         weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None if it draws all
             alike. They weigh members in k, and u and k in sums; the width h depends on the logits alone.
-        validate_args: Check the values of the index tensors, which waits for the device; shapes and dtypes are always
-            checked.
+        validate_args: Check the values of the index tensors, which waits for the device; all else is always checked.
 
     Returns:
         Scalar in [0, 1], float64 for float64 logits and float32 for all others; NaN if any logit is not finite. It does
@@ -233,11 +230,11 @@ def _local_uncertainty(
             of_members = narrow_labels.index_select(0, members.view(-1)).view(members.shape)
         else:
             of_members = member_labels[part].to(of_labels)
-        factors = None
-        if narrow_weights is not None:
-            factors = narrow_weights.index_select(0, members.view(-1)).view(members.shape)
         kernel = boundary_kernel(_gap(flat, logits.shape[1], narrow_top[part], members), bandwidth)
-        blocks.append(_count_block(kernel, top_labels[part], of_members, factors))
+        nearness = kernel[:, 0].clone()  # not the whole block
+        if narrow_weights is not None:
+            kernel = kernel * narrow_weights.index_select(0, members.view(-1)).view(members.shape)
+        blocks.append((*_count_block(kernel, top_labels[part], of_members), nearness))
     count_i, count_j, nearness = (torch.cat(parts) for parts in zip(*blocks, strict=True))
     counts = count_i + count_j
     counts = torch.where(counts < torch.finfo(counts.dtype).tiny, torch.zeros_like(counts), counts)
@@ -262,17 +259,11 @@ def _gap(flat: Tensor, n_classes: int, top: Tensor, members: Tensor) -> Tensor:
     return gap.view(members.shape)
 
 
-def _count_block(
-    kernel: Tensor, top: Tensor, member_labels: Tensor, member_weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """k_i and k_j of Eq. 27 and the first member's kernel (rows,) for one block."""
-    nearness = kernel[:, 0].clone()  # not the whole block
-    if member_weights is not None:
-        kernel = kernel * member_weights
+def _count_block(kernel: Tensor, top: Tensor, member_labels: Tensor) -> list[Tensor]:
+    """k_i and k_j of Eq. 27 (rows,) for one block."""
     # Equal shapes are compared faster than a column with a block, and bytes multiply faster than truth values do.
     columns = (column.expand(member_labels.shape).contiguous() for column in top.split(1, dim=1))
-    count_i, count_j = ((kernel * (member_labels == column).view(torch.uint8)).sum(dim=1) for column in columns)
-    return count_i, count_j, nearness
+    return [(kernel * (member_labels == column).view(torch.uint8)).sum(dim=1) for column in columns]
 
 
 def _check_samples(logits: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, validate_args: bool) -> None:

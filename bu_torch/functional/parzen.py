@@ -61,14 +61,14 @@ def cvml_bandwidth(values: Tensor) -> Tensor:
     - Eq. 4.6: p(z) = 1/M sum_n 1/h_n phi((z - z_n) / h_n), where 1/z_n is printed for 1/h_n;
     - Eq. 4.8: p_-n(z_n) = 1/(M - 1) sum_{m != n} 1/(h w_m) phi((z_n - z_m) / (h w_m)), where z is printed for z_n;
     - Eq. 4.12: W = sum_n sum_{m != n} q_nm ln(1/(h w_m) phi((z_n - z_m) / (h w_m)) / q_nm), where 1/(h w_m) is missing
-      and k printed for m: without that factor W would grow with h for ever;
+      (W would grow with h for ever) and k printed for m;
     - Eq. 4.18: dW/dh = -M/h + 1/h^3 sum q_nm ((z_n - z_m) / w_m)^2 = 0 gives
       h^2 = 1/M sum_n sum_{m != n} q_nm ((z_n - z_m) / w_m)^2, where 1/w_m^2 is missing;
     - Eq. 4.20: with q_nm = 1 for the nearest other value k(n), h^2 = 1/M sum_n ((z_n - z_k(n)) / w_k(n))^2, where a
       second sum is printed.
 
-    Departures: steps end where the mean log-likelihood of a value changes by less than epsilon, and not its ratio,
-    which depends on the unit of the values; h is at least 1e-3 of the range of the row, for ties drive it to 0.
+    Departures: steps end where the mean log-likelihood of a value (not its ratio, which depends on the unit) changes by
+    less than epsilon; h is at least 1e-3 of the range of the row, for ties drive it to 0.
 
     Args:
         values: As in `silverman_bandwidth`, shape (N, M).

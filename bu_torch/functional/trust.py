@@ -23,7 +23,7 @@ def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: 
             checked.
 
     Returns:
-        The scores, shape (N,), in [0, inf], dtype of `class_distances`; above 1 the prediction is the nearest class.
+        The scores, shape (N,), in [0, inf]; above 1 the prediction is the nearest class.
 
     Raises:
         TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.

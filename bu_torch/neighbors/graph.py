@@ -49,11 +49,6 @@ class NeighborGraph:
         ([[0, 1], [1, 0], [2, 1]], [1.0, 1.0, 2.0])
     """
 
-    neighbors: Tensor
-    nearest_distance: Tensor
-    backend_: str
-    recall_: float
-
     def __init__(self, n_neighbors: int = 40, backend: Backend = "auto", exact: bool | None = None) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
         if backend not in ("auto", "faiss", "torch"):

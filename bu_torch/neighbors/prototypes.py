@@ -55,10 +55,6 @@ class PrototypeClassifier:
         [[0, 1], [1, 2]]
     """
 
-    n_prototypes_: Tensor
-    _classes: PresentClasses
-    _present: list[Tensor]  # prototypes of the classes that have samples
-
     def __init__(self, n_prototypes: int | Literal["aic"] = "aic", seed: int = 0) -> None:
         self.n_prototypes = n_prototypes if n_prototypes == "aic" else check_integer("n_prototypes", n_prototypes, 1)
         self.seed = check_seed(seed)
@@ -73,6 +69,7 @@ class PrototypeClassifier:
         labels = as_labels(labels, features.shape[0]).to(features.device)
         check_two_classes(labels)
         self._classes = PresentClasses(labels)
+        # Prototypes of the classes that have samples.
         self._present = [self._fit_class(features[labels == c]) for c in self._classes.classes.tolist()]
         counts = torch.tensor([[len(prototypes) for prototypes in self._present]], device=features.device)
         self.n_prototypes_ = self._classes.spread(counts, 0).squeeze(0)

@@ -80,8 +80,7 @@ class PerturbedInputs:
     """Inputs at which a network is read, (n_draws * N, ...), draw after draw.
 
     Moves toward a neighbour and exchanges of tokens are made batch by batch when they are read, to the same bits each
-    time: only the samples and the random choices are held. Without choices the inputs themselves are held: random
-    directions, and what a user's perturbation gives.
+    time: only samples and random choices are held. Without choices the inputs themselves are held.
     """
 
     def __init__(

@@ -22,8 +22,7 @@ def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | N
     Args:
         features: Samples, shape (N, d), tensor or array of numbers, finite, any device.
         nearest_distance: d(x) of each sample (`NeighborGraph.nearest_distance`), shape (N,), >= 0.
-        generator: Source of the directions; None for a fresh CPU generator with seed 0. One seed gives the same
-            directions for all dtypes and devices.
+        generator: Source of the directions, the same for all dtypes and devices; None for a CPU generator of seed 0.
 
     Returns:
         The perturbed samples (N, d), float64 for float64 features and integers beyond 2^24, float32 for all others.
@@ -73,10 +72,8 @@ def perturb_toward_neighbors(
 
     Args:
         inputs: Samples, shape (N, ...), tensor or array of numbers, finite, any device.
-        neighbors: Clusters (`NeighborGraph.neighbors`), shape (N, M) with M >= 2: row n is n itself and then the
-            others, nearest first.
-        generator: Source of the choices; None stands for a fresh CPU generator with seed 0, never the global one. One
-            seed gives the same choices for all dtypes and devices.
+        neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M) with M >= 2.
+        generator: Source of the choices, the same for all dtypes and devices; None for a CPU generator of seed 0.
         n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
         low: Least part of the way, 0 <= low <= high.
         high: Largest part of the way, <= 1; the part is uniform between the two.
@@ -117,17 +114,14 @@ def exchange_tokens(
     Args:
         tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. What stands beside the ids (N, 2, L), such
             as a mask, is exchanged in the same places.
-        neighbors: Clusters (`NeighborGraph.neighbors`), shape (N, M) with M >= 2: row n is n itself and then the
-            others, nearest first.
-        generator: Source of the choices; None stands for a fresh CPU generator with seed 0, never the global one. One
-            seed gives the same choices for all dtypes and devices.
+        neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M) with M >= 2.
+        generator: Source of the choices, the same for all dtypes and devices; None for a CPU generator of seed 0.
         n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
         low: Least share to exchange, of the places in which the two texts differ, 0 <= low <= high.
         high: Largest share, <= 1; the share is uniform between the two, and rounded to whole places.
 
     Returns:
-        The perturbed texts, of the shape, dtype and device of the tokens: each token is that of the text or of its
-        neighbour in this place.
+        The perturbed texts, of the shape and dtype of the tokens: each token is that of the text or of its neighbour.
 
     Raises:
         TypeError, ValueError: If the tokens are not integers, or an argument has the wrong shape or values.
