@@ -57,7 +57,10 @@ class LabelVotes:
         self._weights = weights = weights_of(labels, None, sample_weight)
         decays: Sequence[float] = self.decays
         if len(labels) > _MOST_VOTES and len(decays) > 1:
-            decays = [self._decay_of_some(labels, neighbors, weights)]
+            rows = stratified_rows(len(labels), _MOST_VOTES, 0, labels).to(labels.device)
+            voters, n_classes = neighbors[rows, 1:].long(), int(labels.max()) + 1
+            of_rows = ((decay, count_votes(labels, voters, decay, n_classes, weights)) for decay in decays)
+            decays = [best_candidate(of_rows, labels[rows], None if weights is None else weights[rows])[1]]
         candidates = (
             (decay, functional.label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights))
             for decay in decays
@@ -70,13 +73,6 @@ class LabelVotes:
         self.skill_ = skill(brier_score, shares_of(labels, weights), n_voters)
         self.votes = functional.label_votes(labels, neighbors, self.decay_, weights=weights)
         return self
-
-    def _decay_of_some(self, labels: Tensor, neighbors: Tensor, weights: Tensor | None) -> float:
-        """Decay whose votes predict the labels of a subset best."""
-        rows = stratified_rows(len(labels), _MOST_VOTES, 0, labels).to(labels.device)
-        voters, n_classes = neighbors[rows, 1:].long(), int(labels.max()) + 1
-        candidates = ((decay, count_votes(labels, voters, decay, n_classes, weights)) for decay in self.decays)
-        return best_candidate(candidates, labels[rows], None if weights is None else weights[rows])[1]
 
     def score(self, predictions: Any) -> Tensor:
         """Mean share (float64) of the votes that predictions (D * N,) got, one draw of all N samples after another.

@@ -173,7 +173,9 @@ class TrustScore:
 
 
 class KNNConfidence:
-    """Share of the nearest labelled samples that carry the predicted label: a baseline; raises as `TrustScore`.
+    """Share of the nearest labelled samples that carry the predicted label: a baseline of the trust score.
+
+    Raises as `TrustScore`, also if `fit` gets fewer than `n_neighbors` samples.
 
     Args:
         n_neighbors: Number of nearest samples to look at, >= 1.
