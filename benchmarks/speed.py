@@ -252,7 +252,7 @@ def check_stages(n_samples: int, n_features: int, n_classes: int, repeats: int) 
         for pair, of_members, kernel in zip(
             top_labels.split(rows), member_labels.split(rows), gap.split(rows), strict=True
         ):
-            stages._count_block(kernel, pair, of_members, None)
+            stages._count_block(kernel, pair, of_members)
 
     row: dict[str, float] = {"N": n_samples, "d": n_features, "J": n_classes}
     row["forward"] = median_ms(lambda: [module(batch) for batch in features.split(8192)], repeats)

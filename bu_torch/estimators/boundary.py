@@ -35,36 +35,36 @@ class BoundaryUncertainty(ClusterScores):
     """Boundary uncertainty (Proposal 2): all that does not depend on the classifier is computed once, in `fit`.
 
     Ha et al. (2021), Algorithm 3: standardised features, clusters of `n_neighbors` samples, perturbed samples, likely
-    Bayes pairs. Each classifier then costs one forward pass over the perturbed samples. Several independent
-    perturbations (`n_draws`) may be averaged, which the paper does not do: one draw is noisy on small data.
+    Bayes pairs. Each classifier then costs one forward pass over the perturbed samples. The paper makes one draw, which
+    is noisy on small data; here `n_draws` may be averaged.
+
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2. Data with fewer samples is refused.
         n_draws: Independent perturbations of each sample, >= 1; U is the mean over them.
         seed: Seed of all random choices, 0 <= seed < 2**64. Global random numbers are neither used nor changed.
         feature_extractor: As in `FeatureSpace`: neighbours and likely Bayes pairs are found among the features it
-            gives. Samples are perturbed in input space all the same, by the distance there to the nearest of the
-            neighbours found. `"module"` takes the features of `module`. None takes the inputs if they are vectors
-            (N, d) of numbers. Otherwise it takes the space in which left-out labels are predicted best, among inputs,
-            patches and `module` for images, tokens and `module` for token ids that are perturbed as such, inputs and
-            `module` for all others.
+            gives; samples are perturbed in input space all the same, by the distance there to the nearest of the
+            neighbours. `"module"` takes the features of `module`. None takes the inputs if they are vectors (N, d) of
+            numbers, else the space in which left-out labels are predicted best, among inputs, patches and `module` for
+            images, tokens and `module` for token ids that are perturbed as such, inputs and `module` for all others.
         n_components: As in `FeatureSpace`.
-        perturbation: The way samples are perturbed. `"random"` moves each in a random direction by the distance to its
-            nearest neighbour, as Algorithm 1 does (`perturb`). `"neighbors"` moves it a part of the way to one of the
-            samples nearest to it (`perturb_toward_neighbors`). None takes the first for vectors (N, d) and the second
-            for inputs of more dimensions, such as images (N, C, H, W). `"tokens"`, for token ids (N, L), puts tokens of
-            a near text in place of some (`exchange_tokens`). For other inputs that cannot be moved along a straight
-            line (graphs as tensors), a callable of the inputs (N, ...), the distance of each to its nearest neighbour
-            (N,) in the space of neighbours, and a `torch.Generator` on the CPU with `seed`; it gives inputs of the same
-            shape, and is called once a draw, also when a preparation is loaded. Integer inputs stay integers with
-            `"tokens"` and a callable. (Ha et al., section 4.2.2, leave the operation open if inputs are no vectors.)
+        perturbation: `"random"` moves each sample in a random direction by the distance to its nearest neighbour, as
+            Algorithm 1 does (`perturb`); `"neighbors"` a part of the way to one of the samples nearest to it
+            (`perturb_toward_neighbors`). None takes the first for vectors (N, d) and the second for inputs of more
+            dimensions. `"tokens"`, for token ids (N, L), puts tokens of a near text in place of some
+            (`exchange_tokens`). For other inputs (graphs as tensors), a callable of the inputs (N, ...), the distance
+            of each to its nearest neighbour (N,) in the space of neighbours, and a `torch.Generator` on the CPU with
+            `seed`; it gives inputs of the same shape, and is called once a draw, also when a preparation is loaded.
+            Integers stay integers with `"tokens"` and a callable.
         bandwidth: Width of the kernel that counts samples near the boundary, `"silverman"` as in the paper or `"cvml"`
             (`bu_torch.functional.cvml_bandwidth`), which costs many times more.
-        class_weight: Weight of each class, in scikit-learn's words: `"balanced"` for all classes
-            alike, a dict of weights by class (1 for those that are not in it), or one weight for each class; positive.
-            None takes samples as they are. For losses with weights; the weights of a sampler are given to `fit`.
-        module: A network whose own features, the inputs of the `nn.Linear` that runs last, are a space to choose. They
-            are read in `fit`, with its weights of then: useful if it is pretrained.
+        class_weight: For losses with weights, in scikit-learn's words: `"balanced"`, a dict of weights by class (1 for
+            those that are not in it), or one weight for each class; positive. The weights of a sampler are given to
+            `fit`. None takes samples as they are.
+        module: A network whose own features in `fit`, the inputs of the `nn.Linear` that runs last, are a space to
+            choose: useful if it is pretrained.
 
     Attributes:
         perturbed_inputs: Points at which a classifier is read, (n_draws, N, ...), in the units of the inputs.
@@ -127,21 +127,16 @@ class BoundaryUncertainty(ClusterScores):
         """Compute all that does not depend on the classifier.
 
         Args:
-            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite, tensor or array.
-                Inputs of more dimensions (images) are flattened for distances. Integers beyond 2^24 are computed in
-                float64, half precision and all other integers in float32.
+            features: Training inputs, shape (N, d) or (N, ...) with N >= n_neighbors, finite, tensor or array; inputs
+                of more dimensions are flattened for distances. Integers beyond 2^24 are computed in float64, others and
+                half precision in float32.
             labels: Classes, shape (N,), integers >= 0 and below 100,000; at least two different ones.
-            sample_weight: Relative frequency of each sample in training, shape (N,), positive; None
-                if it draws all alike. `class_weight` multiplies it.
+            sample_weight: Relative frequency of each sample in training, (N,), positive; `class_weight` multiplies it.
             neighbors: Neighbours that are known already, as in `NeighborGraph.take`; None to search for them.
 
-        Returns:
-            The fitted estimator, on the device of the features.
-
         Raises:
-            ValueError: If shapes or weights do not fit, N < n_neighbors, features (extracted ones too) are not finite
-                or too large to be perturbed, or there is only one class.
-            TypeError: If an argument is not made of real numbers, or token ids are not integers.
+            ValueError: If N < n_neighbors, features (extracted ones too) are not finite or too large to be perturbed,
+                or there is only one class.
         """
         inputs = self.as_inputs(features)
         self.fit_points(inputs, as_labels(labels, inputs.shape[0]).to(inputs.device), sample_weight, neighbors)
@@ -163,7 +158,11 @@ class BoundaryUncertainty(ClusterScores):
         self.labels = labels
         self.neighbors = graph.neighbors
         self.nearest_distance = graph.nearest_distance
-        self.bayes_pairs = _likely_pairs(points, labels, self.seed)
+        classes = labels.unique()
+        if len(classes) == 2:
+            self.bayes_pairs = classes.expand(len(labels), 2).contiguous()
+        else:
+            self.bayes_pairs = PrototypeClassifier(seed=self.seed).fit(points, labels).top_pairs(points)
         self._perturb(inputs)
         self._index()
         return points
@@ -216,12 +215,7 @@ class BoundaryUncertainty(ClusterScores):
         )
 
     def standardize(self, inputs: Any) -> Tensor:
-        """Inputs (n, ...) in the units in which they are perturbed, one standard deviation of each feature: (n, d).
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError, ValueError: If `inputs` is not made of finite real numbers, or has another number of features.
-        """
+        """Inputs (n, ...) in the units in which they are perturbed, one standard deviation of each feature: (n, d)."""
         check_fitted(self, "mean_")
         flat = as_flat_features(inputs, "inputs", len(self.mean_))
         return standardize(flat.to(self.mean_.device), self.mean_, self.scale_)
@@ -231,18 +225,15 @@ class BoundaryUncertainty(ClusterScores):
 
         Args:
             model: Any callable from inputs (n, ...) to logits (n, J): a module, a function, `decision_function` of a
-                scikit-learn classifier or the logarithm of its `predict_proba`. A warning names what looks like
-                probabilities. One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode,
-                on its own device and in its own precision, and left in the mode it was in; no gradient is recorded, and
-                random numbers it draws do not show outside.
+                scikit-learn classifier or the logarithm of its `predict_proba`; a warning names what looks like
+                probabilities. One column, or shape (n,), counts as the classes [0, z]. A module is run in eval mode, on
+                its own device and in its own precision, and left as it was, as global random numbers are.
 
         Returns:
             Scalar in [0, 1], mean over the draws; see `bu_torch.functional.boundary_uncertainty`.
 
         Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError: If the model cannot be called or does not give floating-point numbers.
-            ValueError: If logits are not finite, have the wrong shape, or fewer columns than there are classes.
+            TypeError, ValueError: If the model does not give finite floating-point logits with a column for each class.
         """
         check_fitted(self, "mean_")
         logits = read_logits(model, self.perturbed)
@@ -252,8 +243,7 @@ class BoundaryUncertainty(ClusterScores):
     def omission(self, model: Callable[[Tensor], Any]) -> Tensor:
         """Share of the Bayes boundary that the boundary of a classifier leaves out: the check beside a high score.
 
-        Takes and raises the same as `score`; a scalar in [0, 1], float64, mean over the draws, 0 is best
-        (`bu_torch.functional.omission`).
+        As `score`; a scalar in [0, 1], float64, mean over the draws, 0 is best (`bu_torch.functional.omission`).
         """
         check_fitted(self, "mean_")
         logits = self._as_class_logits(read_logits(model, self.perturbed))
@@ -270,14 +260,6 @@ class BoundaryUncertainty(ClusterScores):
         self.space_name_ = space
         self._perturb(inputs)
         return self._index()
-
-
-def _likely_pairs(points: Tensor, labels: Tensor, seed: int) -> Tensor:
-    """Likely Bayes pair of each sample, (N, 2), by `PrototypeClassifier`; the only pair if there are two classes."""
-    classes = labels.unique()
-    if len(classes) == 2:
-        return classes.expand(len(labels), 2).contiguous()
-    return PrototypeClassifier(seed=seed).fit(points, labels).top_pairs(points)
 
 
 def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:

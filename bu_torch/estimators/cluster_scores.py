@@ -39,13 +39,8 @@ class ClusterScores:
     def score_logits(self, logits: Tensor) -> Tensor:
         """Boundary uncertainty of logits (n_draws * N, J) that were read at `perturbed_inputs.flatten(0, 1)`.
 
-        They have at least as many columns as there are classes (one, or none, for two), on the device of the fitted
-        tensors. Gives a scalar in [0, 1], mean over the draws, float64 for float64 logits and float32 for all others;
-        NaN if any logit is not finite. Waits for no device.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError, ValueError: If the logits are not a floating-point tensor of this shape.
+        They have at least one column for each class (one, or none, for two). Gives a scalar in [0, 1], mean over the
+        draws, float64 for float64 logits, else float32; NaN if any logit is not finite. Waits for no device.
         """
         return self.score_terms(self.terms(logits)).to(as_logits(logits).dtype)
 
@@ -66,12 +61,7 @@ class ClusterScores:
         return torch.stack([torch.dot(of_draw.values, of_draw.shares) for of_draw in terms]).mean()
 
     def update(self, logits: Tensor, index: Tensor) -> None:
-        """Take in logits (n, J) at some rows (n,) of `perturbed_inputs.flatten(0, 1)`; the later of a row counts.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError, ValueError: If an argument has the wrong dtype, shape or range, or J differs between calls.
-        """
+        """Take in logits (n, J) at some rows (n,) of `perturbed_inputs.flatten(0, 1)`; the later of a row counts."""
         logits = self._as_class_logits(logits)
         index = as_labels(index, logits.shape[0], "index", are_classes=False).to(logits.device)
         n_rows = self.n_draws * self.labels.shape[0]
@@ -86,11 +76,7 @@ class ClusterScores:
         self._is_given[index] = True
 
     def compute(self) -> Tensor:
-        """Boundary uncertainty of the logits given since `reset`, as `score_logits` gives it.
-
-        Raises:
-            RuntimeError: If `fit` has not been called, or rows are missing; says how many.
-        """
+        """Boundary uncertainty of the logits given since `reset`; RuntimeError says how many rows are missing."""
         check_fitted(self, "mean_")
         n_missing = self.n_draws * len(self.labels) if self.logits is None else int((~self._is_given).sum())
         if self.logits is None or n_missing:

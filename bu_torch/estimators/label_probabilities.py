@@ -18,12 +18,12 @@ class LabelProbabilities:
     """Class probabilities at perturbed samples: fit once on the training labels, then score many classifiers.
 
     Two estimates are mixed: the votes of the labels near a sample (`LabelVotes`), and a regression on all labels
-    (`LabelRegression`), by the weight that predicts left-out labels best (smallest Brier score). If a sample has exact
-    copies, as measurements in whole numbers often have, that is mixed once more with the shares of their labels, by the
-    weight that predicts left-out labels of such samples best.
+    (`LabelRegression`), by the weight that predicts left-out labels best (smallest Brier score). For samples with exact
+    copies, as measurements in whole numbers often have, that is mixed once more with the shares of their labels, in the
+    same way. The score of a classifier is its expected accuracy, the mean probability of the classes that it predicts,
+    which needs no labels beyond those of the training samples. This estimate is this project's own.
 
-    The score of a classifier is its expected accuracy: the mean probability of the classes that it predicts. It needs
-    no labels beyond those of the training samples. This estimate is this project's own.
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         votes: Estimator of the votes, fitted in place; None for `LabelVotes()`.
@@ -54,9 +54,6 @@ class LabelProbabilities:
         Takes features (N, d) or (N, ...), finite; labels (N,), integers >= 0; and clusters (N, M) with M >= 2, the
         sample itself first (`NeighborGraph.neighbors`), on the device of the features. `sample_weight` (N,), positive,
         is how often training draws each sample: the probabilities, and the score, are those of that distribution.
-
-        Raises:
-            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         self._weights = weights_of(labels, None, sample_weight)
@@ -101,10 +98,6 @@ class LabelProbabilities:
         """Class probabilities (D * N, J) at perturbed samples, float32, rows sum to 1; J is the largest label + 1.
 
         `perturbed` holds D perturbed copies of each training sample, one draw of all N samples after another.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            ValueError: If the length is not a multiple of N, the features do not fit, or a value is not finite.
         """
         check_fitted(self, "weight_")
         perturbed = as_flat_features(perturbed, "perturbed")
@@ -121,9 +114,6 @@ class LabelProbabilities:
         """Expected accuracy, float64, of predictions (D * N,), integers >= 0, at perturbed samples (D * N, ...).
 
         A class that `fit` never saw has probability 0.
-
-        Raises:
-            RuntimeError, TypeError, ValueError: As `predict_proba`, or if the predictions are not integers.
         """
         probabilities = self.predict_proba(perturbed)
         predictions = as_labels(predictions, len(probabilities), "predictions").to(probabilities.device)

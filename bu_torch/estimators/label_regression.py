@@ -27,10 +27,11 @@ class LabelRegression:
     Regression with a neural tangent kernel is what an infinitely wide network learns, and does well on small tables
     (Arora et al. 2020). It sees shapes that the nearest neighbours do not: a plane through many features, or a rule of
     a few. The penalty is the one that predicts left-out labels best (smallest Brier score, leave-one-out in closed
-    form); it comes out large if labels are noisy. Points are centred and divided by their root mean square, so
-    shift, scale and rotation do not matter. Of more than `n_landmarks` samples, centres of K-means span the solution
-    (Nystroem; Zhang, Tsang, Kwok 2008). They are fitted to the labels of all samples, or of `max_samples` random ones,
-    with the share of each class kept.
+    form). Points are centred and divided by their root mean square, so shift, scale and rotation do not matter. Of more
+    than `n_landmarks` samples, centres of K-means span the solution (Nystroem; Zhang, Tsang, Kwok 2008), which is
+    fitted to all samples, or to `max_samples` random ones, with the share of each class kept.
+
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         n_landmarks: The largest number of points that span the solution, >= 1; time grows with its cube.
@@ -42,10 +43,10 @@ class LabelRegression:
     Attributes:
         penalty_: The chosen penalty.
         rows_: The S samples that it is fitted to, shape (S,), int64; all N if they are not more than `max_samples`.
-        left_out: Class probabilities of each of them by a fit to the others, shape (S, J), float32; J is the largest
-            label + 1. Centre, scale and shares of the classes are those of all S.
-        skill_: Skill of predicting a sample's label by them: 1 minus their Brier score over that of the shares of the
-            classes. 1 is certain and 0 is chance; 0 also if there is a single class.
+        left_out: Class probabilities of each of them by a fit to the others, (S, J), float32; J is the largest label +
+            1. Centre, scale and shares of the classes are those of all S.
+        skill_: Skill of `left_out`: 1 minus its Brier score over that of the shares of the classes. 1 is certain and 0
+            is chance; 0 also if there is a single class.
 
     Example:
         >>> features = torch.linspace(-1, 1, 40).unsqueeze(1)
@@ -74,9 +75,6 @@ class LabelRegression:
         """Choose the penalty and solve, for features (N, d) or (N, ...), finite, and labels (N,), integers >= 0.
 
         The squared error of a sample counts by `sample_weight` (N,), positive: how often training draws it.
-
-        Raises:
-            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         points = as_flat_features(features)
         labels = as_labels(labels, points.shape[0]).to(points.device)
@@ -106,12 +104,7 @@ class LabelRegression:
         return self
 
     def predict_proba(self, features: Any) -> Tensor:
-        """Class probabilities (P, J), float32, rows sum to 1, at points (P, d) or (P, ...), as in `fit`.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            ValueError: If the number of features differs from that of `fit`, or a value is not finite.
-        """
+        """Class probabilities (P, J), float32, rows sum to 1, at points (P, d) or (P, ...), as in `fit`."""
         check_fitted(self, "_weights")
         points = as_flat_features(features, n_features=len(self._center)).to(self._center.device)
         # All blocks go into one tensor. Small tensors that outlive the large temporary ones would scatter the heap.

@@ -20,10 +20,11 @@ class LabelVotes:
     """Class probabilities at each training sample: fit once on labels and neighbours, then score many classifiers.
 
     The m-th nearest sample of a cluster votes for its label with weight m^-decay. The decay is the one whose votes
-    predict left-out labels best (smallest Brier score). It comes out small if labels are noisy or classes overlap,
-    so many samples have a say. It comes out large if classes are finely shaped but well separated, so the sample's
-    own label nearly decides alone. Of more than 100,000 samples, a stratified subset of so many chooses. This estimate
-    is this project's own.
+    predict left-out labels best (smallest Brier score): small if labels are noisy or classes overlap, large if classes
+    are finely shaped but well separated. Of more than 100,000 samples, a stratified subset of so many chooses. This
+    estimate is this project's own.
+
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         decays: The decays to choose from, at least one, each >= 0; the first of equally good ones is taken.
@@ -32,8 +33,8 @@ class LabelVotes:
         decay_: The chosen decay.
         votes: Class probabilities with the sample's own vote, shape (N, J), float32; J is the largest label + 1.
         left_out: Class probabilities without the sample's own vote, shape (N, J), float32.
-        skill_: Skill of predicting a sample's label by the votes of the others: 1 minus their Brier score over that of
-            as many labels drawn at random. 1 is certain and 0 is chance; 0 also if there is a single class.
+        skill_: Skill of `left_out`: 1 minus its Brier score over that of as many labels drawn at random. 1 is certain
+            and 0 is chance; 0 also if there is a single class.
 
     Example:
         >>> labels, neighbors = torch.tensor([0, 0, 1, 1]), torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
@@ -49,20 +50,17 @@ class LabelVotes:
     def fit(self, labels: Any, neighbors: Tensor, sample_weight: Any = None) -> Self:
         """Choose the decay and count the votes.
 
-        Args:
-            labels: Classes, shape (N,), integers >= 0.
-            neighbors: Clusters, shape (N, M) with M >= 2, the sample itself first (`NeighborGraph.neighbors`).
-            sample_weight: Relative frequency of each sample in training, shape (N,), positive: a vote counts by it;
-                None if alike.
-
-        Raises:
-            TypeError, ValueError: If an argument is not made of integers, or shapes do not fit.
+        Takes classes (N,), integers >= 0; clusters (N, M) with M >= 2, the sample itself first
+        (`NeighborGraph.neighbors`); and how often training draws each sample, (N,), positive: a vote counts by it.
         """
         labels = as_labels(labels, neighbors.shape[0]).to(neighbors.device)
         self._weights = weights = weights_of(labels, None, sample_weight)
         decays: Sequence[float] = self.decays
         if len(labels) > _MOST_VOTES and len(decays) > 1:
-            decays = [self._decay_of_some(labels, neighbors, weights)]
+            rows = stratified_rows(len(labels), _MOST_VOTES, 0, labels).to(labels.device)
+            voters, n_classes = neighbors[rows, 1:].long(), int(labels.max()) + 1
+            of_rows = ((decay, count_votes(labels, voters, decay, n_classes, weights)) for decay in decays)
+            decays = [best_candidate(of_rows, labels[rows], None if weights is None else weights[rows])[1]]
         candidates = (
             (decay, functional.label_votes(labels, neighbors, decay, leave_one_out=True, weights=weights))
             for decay in decays
@@ -76,21 +74,10 @@ class LabelVotes:
         self.votes = functional.label_votes(labels, neighbors, self.decay_, weights=weights)
         return self
 
-    def _decay_of_some(self, labels: Tensor, neighbors: Tensor, weights: Tensor | None) -> float:
-        """Decay whose votes predict the labels of a subset best."""
-        rows = stratified_rows(len(labels), _MOST_VOTES, 0, labels).to(labels.device)
-        voters, n_classes = neighbors[rows, 1:].long(), int(labels.max()) + 1
-        candidates = ((decay, count_votes(labels, voters, decay, n_classes, weights)) for decay in self.decays)
-        return best_candidate(candidates, labels[rows], None if weights is None else weights[rows])[1]
-
     def score(self, predictions: Any) -> Tensor:
         """Mean share (float64) of the votes that predictions (D * N,) got, one draw of all N samples after another.
 
         A class that `fit` never saw has no votes.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError, ValueError: If the predictions are not integers, or their number is not a multiple of N.
         """
         check_fitted(self, "votes")
         predictions = torch.as_tensor(predictions)

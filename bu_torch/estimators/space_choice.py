@@ -92,11 +92,6 @@ class SpaceChoice:
         return FeatureSpace(features.transform, self.n_components, self.seed)
 
 
-def left_out_skill(points: Tensor, labels: Tensor, weights: Tensor | None = None, seed: int = 0) -> float:
-    """Brier skill score of a regression on other points that predicts a point's label: 1 is certain and 0 is chance."""
-    return LabelRegression(seed=seed).fit(points, labels, weights).skill_
-
-
 def choose_space(
     inputs: Tensor,
     labels: Tensor,
@@ -108,8 +103,7 @@ def choose_space(
     """Choose the candidate in which left-out labels are predicted best, on a random part of the samples.
 
     The first of equally good ones is taken; `"module"` is left out if its features cannot be read. Gives the name, the
-    skill of each candidate, and all samples as points of the chosen space, which is fitted to them, or None if only a
-    part of the samples was compared.
+    skill of each candidate, and all samples as points of the chosen space, or None if only a part was compared.
     """
     n_compared = len(inputs) if len(inputs) <= _ALL_COMPARED else _COMPARED
     rows = stratified_rows(len(inputs), n_compared, seed, labels).to(inputs.device)
@@ -126,7 +120,7 @@ def choose_space(
                 raise
             _log.info("The network's own features cannot be read: %s: %s", type(error).__name__, error)
             continue
-        skills[name] = left_out_skill(points, columns, of_rows, seed)
+        skills[name] = LabelRegression(seed=seed).fit(points, columns, of_rows).skill_
         if not best or skills[name] > skills[best]:
             best, best_points = name, points
     return best, skills, best_points if len(part) == len(inputs) else None

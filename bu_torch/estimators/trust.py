@@ -21,19 +21,18 @@ class TrustScore:
     Jiang et al. (2018), Algorithms 1 and 2: distance to the nearest class other than the predicted one, over distance
     to the predicted class. Samples may be filtered out of their class first, at most floor(alpha n):
 
-    - `"density"` is the paper's Algorithm 1: in each class, the alpha-fraction of samples with the largest k-NN radius
-      leaves. A sample is its own first neighbour, as in the paper's balls. (google/TrustScore counts likewise but
-      interpolates the quantile; alibi leaves the sample itself out.)
-    - `"disagreement"` is the paper's Remark 2, which it does not specify: over all classes together, the alpha-fraction
-      of samples with the largest share of other labels among their k nearest other samples leaves; of equal shares the
-      largest radius leaves first, and a sample whose neighbours all agree stays. (Both others let a sample vote for
-      itself and rank class probabilities, not those of the labels.)
+    - `"density"`, Algorithm 1: in each class, the samples with the largest k-NN radius leave. A sample is its own first
+      neighbour. (google/TrustScore counts likewise but interpolates the quantile; alibi leaves the sample itself out.)
+    - `"disagreement"`, Remark 2, which the paper does not specify: over all classes together, the samples with the
+      largest share of other labels among their k nearest other samples leave, of equal shares the largest radius first;
+      one whose neighbours all agree stays. (Both others let a sample vote for itself and rank class probabilities.)
 
-    Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest, so that a
-    training sample does not find itself, which `left_out` is for here, and add 1e-12 to the divisor. They are exact up
-    to the size that `NeighborGraph` names, samples times points times features. Beyond it about one in twenty is more
-    than 5 % too large, among those to the nearest classes up to one in ten, and some are several times too large.
-    `bu_torch.evaluation.select_alpha` chooses alpha.
+    Distances are to the nearest sample of a class, as in Algorithm 2; both others take the second nearest, which
+    `left_out` is for here, and add 1e-12 to the divisor. They are exact up to the size that `NeighborGraph` names.
+    Beyond it about one in twenty is more than 5 % too large, among those to the nearest classes up to one in ten, and
+    some are several times too large. `bu_torch.evaluation.select_alpha` chooses alpha.
+
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         filtering: None, `"density"` or `"disagreement"`.
@@ -66,11 +65,6 @@ class TrustScore:
             features: Labelled samples, shape (N, d), finite. Distances are Euclidean in this space: raw inputs,
                 standardised features, an embedding.
             labels: Classes, shape (N,), integers >= 0.
-
-        Raises:
-            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples to
-                filter
-                by disagreement.
         """
         features = as_flat_features(features)
         labels = as_labels(labels, features.shape[0]).to(features.device)
@@ -100,10 +94,6 @@ class TrustScore:
             features: Points to score, shape (n, d) with the d of `fit`, finite.
             left_out: For each point the sample of `fit` that counts as missing (the one it was made from, say), shape
                 (n,), integer rows of `fit`'s features; None for none.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         check_fitted(self, "_classes")
         features = as_flat_features(features, n_features=self._classes[0].shape[1])
@@ -130,14 +120,12 @@ class TrustScore:
             features: Points that were classified, shape (n, d). Samples of `fit` find themselves, and score inf as
                 labelled; for those, `class_distances` with `left_out` and `bu_torch.functional.trust_score`.
             predictions: Predicted classes, shape (n,), integers >= 0. A class that `fit` never saw is an empty one.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError, ValueError: If an argument has the wrong type, shape or values.
         """
         distances = self.class_distances(features)
         predictions = as_labels(predictions, distances.shape[0], "predictions").to(distances.device)
-        distances = widen_distances(distances, int(predictions.max()) + 1)
+        missing = int(predictions.max()) + 1 - distances.shape[1]
+        if missing > 0:
+            distances = torch.nn.functional.pad(distances, (0, missing), value=math.inf)
         return functional.trust_score(distances, predictions, validate_args=False)
 
     def _filter(self, features: Tensor, labels: Tensor, n_classes: int) -> Tensor:
@@ -168,12 +156,10 @@ class TrustScore:
 
     def _is_dense(self, features: Tensor) -> Tensor:
         """Algorithm 1 within one class: True for samples with a k-NN radius up to the (1 - alpha)-quantile."""
-        n_samples = len(features)
         if self.n_neighbors == 1:  # a sample is its own first neighbour: every radius is 0
-            return torch.ones(n_samples, dtype=torch.bool, device=features.device)
+            return torch.ones(len(features), dtype=torch.bool, device=features.device)
         radius = _radius(features, self.n_neighbors - 1)[0]
-        largest_kept = radius.sort().values[n_samples - math.floor(self.alpha * n_samples) - 1]
-        return radius <= largest_kept
+        return radius <= radius.sort().values[len(radius) - math.floor(self.alpha * len(radius)) - 1]
 
     def _disagreement(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Share of other labels among the k nearest other samples, (N,), and the distance to the k-th, (N,)."""
@@ -189,6 +175,8 @@ class TrustScore:
 class KNNConfidence:
     """Share of the nearest labelled samples that carry the predicted label: a baseline of the trust score.
 
+    Raises as `TrustScore`, also if `fit` gets fewer than `n_neighbors` samples.
+
     Args:
         n_neighbors: Number of nearest samples to look at, >= 1.
 
@@ -202,11 +190,7 @@ class KNNConfidence:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 1)
 
     def fit(self, features: Any, labels: Any) -> Self:
-        """Keep the labelled samples: features (N, d) with N >= n_neighbors, finite, and classes (N,), integers >= 0.
-
-        Raises:
-            TypeError, ValueError: If an argument has the wrong type, shape or values, or there are too few samples.
-        """
+        """Keep the labelled samples: features (N, d) with N >= n_neighbors, finite, and classes (N,), integers >= 0."""
         features = as_flat_features(features)
         labels = as_labels(labels, len(features)).to(features.device)
         if len(features) < self.n_neighbors:
@@ -217,26 +201,13 @@ class KNNConfidence:
         return self
 
     def score(self, features: Any, predictions: Any) -> Tensor:
-        """Share of the neighbours that agree with predictions (n,), integers >= 0, at features (n, d): (n,), in [0, 1].
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            TypeError, ValueError: If an argument has the wrong type, shape or values.
-        """
+        """Share of neighbours that agree with predictions (n,), integers >= 0, at features (n, d): (n,), in [0, 1]."""
         check_fitted(self, "_features")
         features = as_flat_features(features, n_features=self._features.shape[1])
         predictions = as_labels(predictions, len(features), "predictions").to(features.device)
         rows = nearest(self._features.to(features), features, self.n_neighbors, exact=None).rows
         agrees = self._labels.to(features.device)[rows] == predictions.unsqueeze(1)
         return agrees.to(features.dtype).mean(dim=1)
-
-
-def widen_distances(class_distances: Tensor, n_classes: int) -> Tensor:
-    """Class distances (n, J) with columns of inf, empty classes, up to `n_classes`; never narrower."""
-    missing = n_classes - class_distances.shape[1]
-    if missing <= 0:  # padding by nothing would copy
-        return class_distances
-    return torch.nn.functional.pad(class_distances, (0, missing), value=math.inf)
 
 
 def _radius(features: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -29,12 +29,11 @@ def bisect_segments(
 ) -> tuple[Tensor, Tensor]:
     """Points of the decision boundary on segments (n, d) whose ends are predicted differently, and the two classes.
 
-    Combines the dichotomy of Algorithm 2 with the segment rule of Algorithm 4. A segment is halved: if its middle is
-    predicted as its start, the start moves there, else the end does. The ends stay predicted differently, so the
-    predicted class really changes at the point found, as Ha et al. (2021), section 3.3, ask. If the two top classes at
-    the middle are those of the ends, this is a step of the dichotomy. If a third class lies between, it is Algorithm 4,
-    completed: as printed the end always moves, also to a middle predicted as the start, and then no boundary need be
-    left. The first of the classes (n, 2) is that of `start`, the second the one it changes to.
+    The dichotomy of Algorithm 2 with the segment rule of Algorithm 4: if the middle is predicted as the start, the
+    start moves there, else the end does. The ends stay predicted differently, so the predicted class really changes at
+    the point found (Ha et al. 2021, section 3.3). Algorithm 4 as printed always moves the end, also to a middle
+    predicted as the start, and then no boundary need be left. The first of the classes (n, 2) is that of `start`, the
+    second the one it changes to.
 
     Example:
         >>> bisect_segments(lambda x: (x[:, 0] > 1).long(), torch.zeros(1, 2), torch.ones(1, 2) * 4)
@@ -62,15 +61,13 @@ def class_uncertainty(
 ) -> Tensor:
     """Local uncertainty of groups of samples: 1 if the two classes of a boundary are equally many in them.
 
-    Section 2.3.5: if another class is more frequent than one of the two, the boundary does not run between the two
-    most likely classes and the value is 0, the worst; else it is the measure of p = P_i / (P_i + P_j). Both measures
-    are scaled to [0, 1]: the binary entropy of p over ln 2 (Eq. 2.4), and the triangle 1 - |2 p - 1|, which the thesis
-    draws in Fig. 4.6 and calls Gini impurity (that would be the parabola 4 p (1 - p)).
+    Section 2.3.5: if another class is more frequent than one of the two, the boundary is not theirs and the value is 0;
+    else it is the measure of p = P_i / (P_i + P_j), scaled to [0, 1]: the binary entropy of p over ln 2 (Eq. 2.4), or
+    the triangle 1 - |2 p - 1|, which the thesis draws in Fig. 4.6 and calls Gini impurity (that would be 4 p (1 - p)).
 
-    `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the classes on
-    the two sides, and `priors` (J,) the shares P(C_j) of the classes. They divide posteriors in the measure alone, as
-    section 2.4.4 says of Eq. 2.4: which class is more frequent is decided by the counts as they are. A class with share
-    0 must have no counts. The value is 0 if neither class of the pair has counts, NaN if its counts are NaN.
+    `counts` (n, J) holds the (effective) number of samples of each class in each group, `pairs` (n, 2) the two classes,
+    and `priors` (J,) the shares P(C_j), which divide posteriors in the measure alone (section 2.4.4); a class with
+    share 0 has no counts. The value is 0 if neither class of the pair has counts, NaN if its counts are NaN.
 
     Example:
         >>> counts = torch.tensor([[3.0, 1.0, 0.0], [3.0, 1.0, 2.0]])
@@ -100,20 +97,16 @@ def anchor_uncertainty(
 ) -> Tensor:
     """Local uncertainty (S,) of each anchor from a smooth count of the labels around it (section 4.5).
 
-    The classes i and j of an anchor are the two that most of its M neighbours are labelled as; of classes that are
-    equally many the one that comes first in the row, which is the nearer one. Each neighbour lies on one axis at its
-    near-boundary-ness (section 4.3): the gap between its own two largest logits, negative where it is predicted as
-    labelled. Neighbours labelled j are mirrored (Fig. 4.5), so that with two classes the axis is g_j - g_i. The
-    boundary is at zero. Each neighbour labelled i or j counts exp(-(gap / h)^2 / 2) for its label (Eq. 4.4), and the
-    value is the measure of k_i / (k_i + k_j). A count, not a density: each sample has its own width and a weight of at
-    most 1. U is the mean over the anchors (Eq. 4.5).
+    The classes i and j of an anchor are the two that most of its M neighbours are labelled as; of equally many the
+    nearer one. Each neighbour lies on one axis at its near-boundary-ness (section 4.3): the gap between its own two
+    largest logits, negative where it is predicted as labelled. Neighbours labelled j are mirrored (Fig. 4.5); the
+    boundary is at zero. Each neighbour labelled i or j counts exp(-(gap / h)^2 / 2) for its label (Eq. 4.4), a count
+    and not a density, and the value is the measure of k_i / (k_i + k_j). U is the mean over the anchors (Eq. 4.5).
 
-    The thesis leaves open where on the axis neighbours of a third class lie. Here they lie at their near-boundary-ness,
-    not mirrored; they have a part in the widths and none in the counts. With many classes a neighbour's own gap may be
-    that of another boundary than the anchor's; `gap="pair"`, which the thesis does not have, takes g_j - g_i for all
-    neighbours, as Ha et al. (2021) do in Eq. 27. With two classes both are the same. Chapter 4 does not ask if the
-    boundary runs between i and j, as section 2.3.5 does: a classifier that exchanges classes is not told from the right
-    one.
+    Neighbours of a third class, whose place the thesis leaves open, are not mirrored; they have a part in the widths
+    and none in the counts. With many classes a neighbour's own gap may be that of another boundary; `gap="pair"` takes
+    g_j - g_i for all, as Ha et al. (2021) do in Eq. 27 (the same with two classes). Chapter 4 does not ask if the
+    boundary runs between i and j: a classifier that exchanges classes is not told from the right one.
 
     `neighbors` (S, M), M >= 2, holds the samples around each anchor, nearest first. The value is 0 if all of them
     are labelled alike, NaN if the logits (N, J) of one are NaN.

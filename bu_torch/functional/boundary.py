@@ -34,42 +34,32 @@ def boundary_uncertainty(
 ) -> Tensor:
     """Boundary uncertainty U of a classifier: 1 if its decision boundary is the Bayes boundary, 0 at worst.
 
-    Eq. 40, with Eq. 39 for classes that are separable. `logits` are read at the perturbed samples (Algorithm 1 of the
-    paper), labels and clusters belong to the samples themselves.
-
-    Departures from the paper: the kernel width is Silverman's rule as Silverman states it (`silverman_bandwidth`). A
-    pair of classes counts as separable if fewer than `min_weight` effective samples lie near its boundary; the paper
-    asks for none. The classes i and j of a sample (Eq. 27) are its two largest logits at the perturbed place, as the
-    costs of section 5 imply; the paper writes x. Eq. 36 as printed is always true; the condition here is that of Eq.
-    18, {i, j} = the likely Bayes pair. Weights of samples are this project's own.
+    Eq. 40, with Eq. 39 for classes that are separable. Departures from the paper: the kernel width is Silverman's rule
+    as Silverman states it (`silverman_bandwidth`). A pair of classes counts as separable if fewer than `min_weight`
+    effective samples lie near its boundary; the paper asks for none. The classes i and j of a sample (Eq. 27) are its
+    two largest logits at the perturbed place, as the costs of section 5 imply; the paper writes x. Eq. 36 as printed is
+    always true; the condition here is that of Eq. 18. Weights of samples are this project's own.
 
     Args:
-        logits: Classifier outputs at the perturbed samples, shape (N, J), floating point, any device; U does not change
-            with their scale. Shape (N, 1) or (N,) counts as the two classes [0, z].
+        logits: Classifier outputs at the perturbed samples (Algorithm 1), shape (N, J), floating point, of any scale.
+            Shape (N, 1) or (N,) counts as the two classes [0, z].
         labels: Given classes, shape (N,), integer, values in [0, J).
-        neighbors: Clusters, shape (N, M), integer, values in [0, N): row n is n itself and then its M - 1 nearest other
-            samples (`NeighborGraph.neighbors`).
-        bayes_pairs: Likely Bayes pair of each sample, shape (N, 2), integer, each row ascending
-            (`PrototypeClassifier.top_pairs`).
+        neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M), integer, in [0, N).
+        bayes_pairs: Likely Bayes pairs (`PrototypeClassifier.top_pairs`), shape (N, 2), integer, ascending in each row.
         min_weight: Effective number of samples near the boundary of a pair under which it is separable, >= 0.
-        bandwidth: Width of the kernel, `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"`
-            (`cvml_bandwidth`), where each member of a cluster has its own.
-        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point, on the
-            same device; None if it draws all alike. They weigh members in k, and u and k in sums over samples; the
-            width h depends on the logits alone.
-        validate_args: Check the values of the index tensors, which waits for the device; shapes and dtypes are always
-            checked.
+        bandwidth: `"silverman"` as in the paper (`silverman_bandwidth`) or `"cvml"` (`cvml_bandwidth`).
+        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None if it draws all
+            alike. They weigh members in k, and u and k in sums; the width h depends on the logits alone.
+        validate_args: Check the values of the index tensors, which waits for the device; all else is always checked.
 
     Returns:
-        Scalar in [0, 1] on the device of `logits`, float64 for float64 logits and float32 for all others; NaN if any
-        logit is not finite. Sums over samples are exact to rounding and do not depend on the order of the samples.
+        Scalar in [0, 1], float64 for float64 logits and float32 for all others; NaN if any logit is not finite. It does
+        not depend on the order of the samples.
 
     Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If an argument has the wrong shape, device or values, or `bandwidth` is unknown.
+        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
 
-    Note: U stays below 1 even at the Bayes boundary, for the smaller of two small counts is biased down: about 0.8 at
-    M = 40.
+    Note: U stays below 1 even at the Bayes boundary, about 0.8 at M = 40: the smaller of two counts is biased down.
 
     Example:
         >>> logits = torch.tensor([[0.1, 0.0], [0.2, 0.0], [0.0, 0.3], [0.0, 0.1]])
@@ -112,9 +102,9 @@ def local_uncertainty(
         validate_args: Check the values of the index tensors.
 
     Returns:
-        u, shape (N,), in [0, 1], and k, shape (N,), in [0, M] without weights; both on the device of `logits`, float64
-        for float64 logits and float32 for all others. k is NaN for a cluster that holds a non-finite logit. Counts too
-        small for the dtype (a boundary more than 13 widths away in float32, 37 in float64) are 0.
+        u (N,) in [0, 1], and k (N,) in [0, M] without weights; float64 for float64 logits and float32 for all others. k
+        is NaN for a cluster with a non-finite logit, and 0 where the boundary is more than 13 widths away (37 in
+        float64).
 
     Raises:
         TypeError, ValueError: As `boundary_uncertainty`.
@@ -156,8 +146,7 @@ def pair_terms(
     """Boundary uncertainty U_kl of each pair of classes (Eq. 29, 39) and its parts; values are not checked.
 
     `pairs` (P, 2) and `pair_index` (N,) are those of `index_pairs`, `weights` have mean 1, and `member_labels` is
-    `labels[neighbors]`, passed to avoid repeating the lookup. U_kl is NaN if any logit is not finite; the
-    shares add up to 1.
+    `labels[neighbors]`, if it is known. U_kl is NaN if any logit is not finite; the shares add up to 1.
     """
     check_not_negative("min_weight", min_weight)
     logits = as_logits(logits)
@@ -188,11 +177,9 @@ def pair_terms(
 def uncertainty_ceiling(counts: Tensor, n_neighbors: int) -> Tensor:
     """Local uncertainty that a sample with k effective neighbours near the boundary has on average at its best.
 
-    The best is reached if both classes are equally likely: with n members drawn from two classes of probability 1/2,
-    E(1 - |2 n_i / n - 1|) = 1 - 2 ceil(n/2) binom(n, ceil(n/2)) / (n 2^n), for the mean absolute deviation of a
-    binomial variable (De Moivre); between whole numbers it is interpolated. It is below 1 because the smaller of two
-    small counts is biased down, and says how much of a low U is due to few neighbours. An estimate of this project's
-    own, which takes members of unequal weight for fewer of equal weight. Counts lie in [0, n_neighbors], any shape.
+    The best is reached if both classes are equally likely: with n members, E(1 - |2 n_i / n - 1|) = 1 - 2 ceil(n/2)
+    binom(n, ceil(n/2)) / (n 2^n) (De Moivre), interpolated between whole numbers. It is below 1 because the smaller of
+    two small counts is biased down. An estimate of this project's own. Counts lie in [0, n_neighbors], any shape.
 
     Example:
         >>> uncertainty_ceiling(torch.tensor([1.0, 2.0, 40.0]), 40)
@@ -243,11 +230,11 @@ def _local_uncertainty(
             of_members = narrow_labels.index_select(0, members.view(-1)).view(members.shape)
         else:
             of_members = member_labels[part].to(of_labels)
-        factors = None
-        if narrow_weights is not None:
-            factors = narrow_weights.index_select(0, members.view(-1)).view(members.shape)
         kernel = boundary_kernel(_gap(flat, logits.shape[1], narrow_top[part], members), bandwidth)
-        blocks.append(_count_block(kernel, top_labels[part], of_members, factors))
+        nearness = kernel[:, 0].clone()  # not the whole block
+        if narrow_weights is not None:
+            kernel = kernel * narrow_weights.index_select(0, members.view(-1)).view(members.shape)
+        blocks.append((*_count_block(kernel, top_labels[part], of_members), nearness))
     count_i, count_j, nearness = (torch.cat(parts) for parts in zip(*blocks, strict=True))
     counts = count_i + count_j
     counts = torch.where(counts < torch.finfo(counts.dtype).tiny, torch.zeros_like(counts), counts)
@@ -272,17 +259,11 @@ def _gap(flat: Tensor, n_classes: int, top: Tensor, members: Tensor) -> Tensor:
     return gap.view(members.shape)
 
 
-def _count_block(
-    kernel: Tensor, top: Tensor, member_labels: Tensor, member_weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """k_i and k_j of Eq. 27 and the first member's kernel (rows,) for one block."""
-    nearness = kernel[:, 0].clone()  # not the whole block
-    if member_weights is not None:
-        kernel = kernel * member_weights
+def _count_block(kernel: Tensor, top: Tensor, member_labels: Tensor) -> list[Tensor]:
+    """k_i and k_j of Eq. 27 (rows,) for one block."""
     # Equal shapes are compared faster than a column with a block, and bytes multiply faster than truth values do.
     columns = (column.expand(member_labels.shape).contiguous() for column in top.split(1, dim=1))
-    count_i, count_j = ((kernel * (member_labels == column).view(torch.uint8)).sum(dim=1) for column in columns)
-    return count_i, count_j, nearness
+    return [(kernel * (member_labels == column).view(torch.uint8)).sum(dim=1) for column in columns]
 
 
 def _check_samples(logits: Tensor, labels: Tensor, neighbors: Tensor, bayes_pairs: Tensor, validate_args: bool) -> None:

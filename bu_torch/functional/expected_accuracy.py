@@ -17,19 +17,18 @@ def expected_accuracy(
 
     Args:
         probabilities: Class probabilities at the points, shape (N, J), floating point, rows sum to 1.
-        predictions: Predicted classes at the same points, shape (N,), integer, >= 0, on the same device. A class from J
-            on has probability 0. Shape (D * N,) holds those of D copies of the points, one copy of all after another.
-        weights: Relative weight of each point, shape (N,), > 0, floating point, on the same
-            device; None if all count alike. Points of rare classes that weigh more make it a balanced accuracy.
+        predictions: Predicted classes at the same points, shape (N,), integer, >= 0; a class from J on has probability
+            0. Shape (D * N,) holds those of D copies of the points, one copy of all after another.
+        weights: Relative weight of each point, shape (N,), > 0, floating point; None if all count alike. Points of rare
+            classes that weigh more make it a balanced accuracy.
         validate_args: Check the values of `predictions` and scale the weights to a mean of 1, which waits for the
-            device; shapes and dtypes are always checked. False takes weights that have this mean.
+            device. False takes weights that have this mean.
 
     Returns:
-        Scalar in [0, 1], float64, device of the probabilities.
+        Scalar in [0, 1], float64.
 
     Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If a shape does not fit, there are no points, a prediction is negative, or the devices differ.
+        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values, or there are no points.
 
     Example:
         >>> probabilities = torch.tensor([[0.75, 0.25], [0.5, 0.5], [0.5, 0.5]])

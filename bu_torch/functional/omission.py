@@ -12,34 +12,31 @@ def omission(
 ) -> Tensor:
     """Share of samples in regions that the decision boundary should have cut off and does not reach.
 
-    A boundary that lies within the Bayes boundary has a high boundary uncertainty even if it misses a part of the Bayes
-    boundary (Ha 2019, section 4.6.8; Ha et al. 2021, section 6.9). The sources leave the check open; this is one.
+    A boundary within the Bayes boundary has a high boundary uncertainty even if it misses a part (Ha 2019, section
+    4.6.8; Ha et al. 2021, section 6.9). The sources leave the check open; this is one.
 
     A sample is away from the boundary if its whole cluster is predicted as one class. It counts as omitted if the
     labels of the cluster contradict that class beyond chance: with n_p members labelled as predicted and n_c of the
     commonest other class, n_c - n_p > z sqrt(n_c + n_p), a sign test at z = `significance` standard deviations.
 
-    A displaced boundary leaves such a region beside it, too, but has a low boundary uncertainty: read the two together.
-    A high uncertainty with an omission well above 0 is a boundary with a part missing.
+    A displaced boundary leaves such a region beside it, too, but has a low boundary uncertainty; a high one with an
+    omission well above 0 is a boundary with a part missing.
 
     Args:
         shares: Share of each class among the labels of each cluster, shape (N, J) with J >= 2, floating point
             (`label_votes` with decay 0 and the same weights).
-        predictions: Predicted classes at D * N points, those of the N samples one draw after another, shape (D * N,),
-            integer, >= 0, on the same device. A class from J on has no labels.
-        neighbors: Clusters, shape (N, M), integer, values in [0, N): row n is n itself and then its M - 1 nearest other
-            samples (`NeighborGraph.neighbors`).
+        predictions: Predicted classes at D * N points, one draw of all N samples after another, shape (D * N,),
+            integer, >= 0. A class from J on has no labels.
+        neighbors: Clusters, shape (N, M), integer, values in [0, N) (`NeighborGraph.neighbors`).
         significance: z, 0 <= z < sqrt(M), because beyond it no cluster can count.
-        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point, on the
-            same device; None if it draws all alike. A cluster counts as so many members of equal weight as its mean
-            is as sure as (Kish's effective sample size).
+        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point; None if it draws all
+            alike. A cluster counts as many members as Kish's effective sample size says.
 
     Returns:
-        Scalar in [0, 1], float64, device of the shares; mean over the draws, 0 is best.
+        Scalar in [0, 1], float64; mean over the draws, 0 is best.
 
     Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If an argument has the wrong shape, device or range.
+        TypeError, ValueError: If an argument has the wrong dtype, shape, device or range.
 
     Example:
         >>> shares = torch.tensor([[0.1, 0.9]]).repeat(20, 1)

@@ -25,16 +25,15 @@ _BLOCK_ELEMENTS_ELSEWHERE = 2**26
 def silverman_bandwidth(values: Tensor) -> Tensor:
     """Width of the kernel for each row of near-boundary-ness values, by Silverman's rule of thumb.
 
-    h = 0.9 min(sigma, IQR / 1.34) M^(-1/5), with sigma the standard deviation (M - 1 in the denominator) and IQR the
-    distance between the quartiles, linearly interpolated. Ha et al. (2021), Eq. 32, print M^(-1/5) inside the minimum;
-    this is the rule as its source (Silverman 1986, Eq. 3.31) states it.
+    h = 0.9 min(sigma, IQR / 1.34) M^(-1/5) (Silverman 1986, Eq. 3.31), with M - 1 in the denominator of sigma and
+    quartiles linearly interpolated. Ha et al. (2021), Eq. 32, print M^(-1/5) inside the minimum.
 
     Args:
         values: Near-boundary-ness of the M members of each of N clusters, shape (N, M) with M >= 2, floating point.
 
     Returns:
-        The widths, shape (N,), >= 0, in the units of `values`, on their device; float64 for float64 values and float32
-        for all others. A row with a non-finite value gives NaN; a row whose quartiles coincide gives 0.
+        The widths, shape (N,), >= 0, in the units of `values`; float64 for float64 values, else float32. A row with a
+        non-finite value gives NaN; one whose quartiles coincide gives 0.
 
     Raises:
         TypeError, ValueError: If `values` is not a floating-point tensor of this shape.
@@ -51,32 +50,32 @@ def silverman_bandwidth(values: Tensor) -> Tensor:
 def cvml_bandwidth(values: Tensor) -> Tensor:
     """Width of the kernel for each value of each row: sample-dependent Parzen windows of greatest likelihood.
 
-    Ha (2019), section 4.7: the width of value m is h w_m. Algorithm 7 makes w_m wide where values are rare, from the
-    density estimated so far, w_m = (p(z_m) / g)^(-eta) with g the geometric mean of p over the row; Algorithm 8 finds
-    the common factor h that maximises the likelihood of each value under the windows of the others (CVML), by
-    expectation maximisation. As many rounds as in the thesis: k_M = 3, l_M = 10, epsilon = 1e-3. The thesis gives no
-    value of eta; 1/2 is Abramson's (1982), also Silverman's (1986, section 5.3).
+    Ha (2019), section 4.7: the width of value m is h w_m. Algorithm 7 makes w_m wide where values are rare, w_m =
+    (p(z_m) / g)^(-eta) with g the geometric mean of the density p over the row; Algorithm 8 finds the common factor h
+    that maximises the likelihood of each value under the windows of the others (CVML), by expectation maximisation. As
+    in the thesis k_M = 3, l_M = 10, epsilon = 1e-3; eta = 1/2 is Abramson's (1982), also Silverman's (1986, section
+    5.3).
 
     Five formulas are misprinted there. With phi the standard normal density and M values z a row they read
 
     - Eq. 4.6: p(z) = 1/M sum_n 1/h_n phi((z - z_n) / h_n), where 1/z_n is printed for 1/h_n;
     - Eq. 4.8: p_-n(z_n) = 1/(M - 1) sum_{m != n} 1/(h w_m) phi((z_n - z_m) / (h w_m)), where z is printed for z_n;
     - Eq. 4.12: W = sum_n sum_{m != n} q_nm ln(1/(h w_m) phi((z_n - z_m) / (h w_m)) / q_nm), where 1/(h w_m) is missing
-      and k printed for m: without that factor W would grow with h for ever;
+      (W would grow with h for ever) and k printed for m;
     - Eq. 4.18: dW/dh = -M/h + 1/h^3 sum q_nm ((z_n - z_m) / w_m)^2 = 0 gives
       h^2 = 1/M sum_n sum_{m != n} q_nm ((z_n - z_m) / w_m)^2, where 1/w_m^2 is missing;
     - Eq. 4.20: with q_nm = 1 for the nearest other value k(n), h^2 = 1/M sum_n ((z_n - z_k(n)) / w_k(n))^2, where a
       second sum is printed.
 
-    Departures: steps end where the mean log-likelihood of a value changes by less than epsilon, and not its ratio,
-    which depends on the unit of the values; h is at least 1e-3 of the range of the row, for ties drive it to 0.
+    Departures: steps end where the mean log-likelihood of a value (not its ratio, which depends on the unit) changes by
+    less than epsilon; h is at least 1e-3 of the range of the row, for ties drive it to 0.
 
     Args:
         values: As in `silverman_bandwidth`, shape (N, M).
 
     Returns:
-        The widths h w_m, shape (N, M), >= 0, in the units of `values`, on their device; float64 for float64 values and
-        float32 for all others. A row with a non-finite value gives NaN; a row of equal values gives 0.
+        The widths h w_m, shape (N, M), >= 0, in the units of `values`; float64 for float64 values, else float32. A row
+        with a non-finite value gives NaN; one of equal values gives 0.
 
     Raises:
         TypeError, ValueError: As `silverman_bandwidth`.

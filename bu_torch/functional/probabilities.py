@@ -39,8 +39,7 @@ def brier_score(probabilities: Tensor, labels: Tensor, *, weights: Tensor | None
 def mixing_weight(first: Tensor, second: Tensor, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Weight w in [0, 1] for which the mixture (1 - w) first + w second has the least Brier score.
 
-    Both are class probabilities (N, J) of samples, made without their own labels. The Brier score is quadratic in w, so
-    the minimum has a closed form; it is 0 if both are the same.
+    Both are class probabilities (N, J), made without the samples' own labels. The weight is 0 if both are the same.
 
     Example:
         >>> probabilities = torch.tensor([[1.0, 0.0], [0.0, 1.0]])

@@ -14,8 +14,7 @@ def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
     """Neural tangent kernel (N, P) of an infinitely wide ReLU network with one hidden layer (Jacot et al. 2018).
 
     Regression with it is what such a network learns by gradient descent on the squared error. The formula is that of
-    Arora et al. (2019, section 3.1), the bias of the first layer being a further feature of 1; unlike a Gaussian kernel
-    it has no width to choose.
+    Arora et al. (2019, section 3.1), the bias of the first layer being a further feature of 1.
 
     Example:
         >>> tangent_kernel(torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0]]))
@@ -35,8 +34,8 @@ def tangent_kernel(first: Tensor, second: Tensor) -> Tensor:
 def landmark_projection(kernel: Tensor) -> tuple[Tensor, Tensor]:
     """Coordinates whose products are the kernel in units of its mean diagonal, without checks (Nystroem).
 
-    Takes the kernel of the landmarks (L, L). Returns its eigenvalues e (R,) and the projection P (L, R): a point with
-    kernel values k (L,) to the landmarks has the coordinates k P. Those of the landmarks, B (L, R), have B'B = diag(e).
+    Of the kernel of the landmarks (L, L), gives eigenvalues e (R,) and the projection P (L, R): a point with kernel
+    values k (L,) has the coordinates k P. Those of the landmarks, B (L, R), have B'B = diag(e).
     """
     unit = kernel.diagonal().mean()
     eigenvalues, eigenvectors = torch.linalg.eigh(kernel / unit)
@@ -50,8 +49,8 @@ def left_out_predictions(
     """Leave-one-out predictions of ridge regression, (N, J) for each penalty, without fitting N times.
 
     With the hat matrix H = B diag(1 / (e + penalty)) B' the prediction is y_i - (y_i - (H y)_i) / (1 - H_ii), as in
-    PRESS (Allen 1974). The penalties share what does not depend on them. The basis B (N, R) holds the features rotated
-    so that B'B = diag(e); with a penalty of 0, the hat matrix must leave each sample some residual.
+    PRESS (Allen 1974). The basis B (N, R) holds the features rotated so that B'B = diag(e); H must leave each sample
+    some residual.
 
     Example:
         >>> basis = torch.tensor([[1.0], [1.0]])

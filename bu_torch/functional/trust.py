@@ -12,24 +12,21 @@ from bu_torch.functional.weights import mean_of, relative_weights
 def trust_score(class_distances: Tensor, predictions: Tensor, *, validate_args: bool = True) -> Tensor:
     """Trust score of each prediction: distance to the nearest other class over distance to the predicted class.
 
-    Jiang et al. (2018), Algorithm 2. The distances do not depend on the classifier, so they are computed once
-    (`TrustScore.class_distances`) and this is a lookup. 0 / 0 is 1. A class that holds no sample is infinitely far, and
-    predicting it scores 0.
+    Jiang et al. (2018), Algorithm 2, looked up in `TrustScore.class_distances`, which do not depend on the classifier.
+    0 / 0 is 1. A class that holds no sample is infinitely far, and predicting it scores 0.
 
     Args:
-        class_distances: Distance from each point to the (high-density) set of each class, shape (N, J), >= 0, inf for
-            an empty class, floating point, any device.
-        predictions: Predicted classes, shape (N,), integer, values in [0, J), on the same device.
+        class_distances: Distance from each point to each class, shape (N, J), >= 0, inf for an empty class, floating
+            point.
+        predictions: Predicted classes, shape (N,), integer, values in [0, J).
         validate_args: Check the values of the arguments, which waits for the device; shapes and dtypes are always
             checked.
 
     Returns:
-        The scores, shape (N,), in [0, inf], dtype and device of `class_distances`. Above 1 the classifier agrees with
-        the nearest class.
+        The scores, shape (N,), in [0, inf]; above 1 the prediction is the nearest class.
 
     Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If an argument has the wrong shape, device or values.
+        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
 
     Example:
         >>> trust_score(torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]]), torch.tensor([0, 2]))
@@ -78,24 +75,21 @@ def mean_trust_score(scores: Tensor, weights: Tensor | None = None, *, validate_
 
     Args:
         scores: Trust scores, floating point, any shape with at least one entry, in [0, inf].
-        weights: Relative weight of each score, of the shape of `scores`, > 0, floating point, on
-            the same device; None if all count alike.
+        weights: Relative weight of each score, of the shape of `scores`, > 0, floating point; None if all count alike.
         validate_args: Check the arguments and scale the weights to a mean of 1, which waits for the device. False takes
             weights that have this mean.
 
     Returns:
-        Scalar in [1e-3, 1e3], float64, on the device of `scores`.
+        Scalar in [1e-3, 1e3], float64.
 
     Raises:
-        TypeError: If `scores` or `weights` is not a floating-point tensor.
-        ValueError: If `scores` is empty, or the weights do not fit.
+        TypeError, ValueError: If `scores` is empty, or an argument has the wrong dtype, shape or values.
 
     Example:
         >>> mean_trust_score(torch.tensor([4.0, 0.25]))
         tensor(1., dtype=torch.float64)
     """
-    if validate_args:
-        weights = _checked_weights(scores, weights)
+    weights = _checked_weights(scores, weights) if validate_args else weights
     return mean_of(scores.double().clamp(1e-3, 1e3).log(), weights).exp()
 
 
@@ -111,7 +105,7 @@ def neighbor_agreement(scores: Tensor, weights: Tensor | None = None, *, validat
         validate_args: Check the arguments.
 
     Returns:
-        Scalar in [0, 1], float64, on the device of `scores`.
+        Scalar in [0, 1], float64.
 
     Raises:
         TypeError, ValueError: As `mean_trust_score`.
@@ -120,8 +114,7 @@ def neighbor_agreement(scores: Tensor, weights: Tensor | None = None, *, validat
         >>> neighbor_agreement(torch.tensor([3.0, 1.0, math.inf, 0.0]))
         tensor(0.5625, dtype=torch.float64)
     """
-    if validate_args:
-        weights = _checked_weights(scores, weights)
+    weights = _checked_weights(scores, weights) if validate_args else weights
     return mean_of(1 - 1 / (1 + scores.double()), weights)
 
 

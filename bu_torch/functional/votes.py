@@ -23,20 +23,17 @@ def label_votes(
 
     Args:
         labels: Classes, shape (N,), integer, >= 0.
-        neighbors: Clusters, shape (N, M) with M >= 2, integer rows of `labels`, the sample itself first and the others
-            nearest first (`NeighborGraph.neighbors`), on the device of the labels.
+        neighbors: Clusters, the sample itself first, shape (N, M) with M >= 2, integer (`NeighborGraph.neighbors`).
         decay: Exponent of the rank, >= 0.
         n_classes: J; None for the largest label + 1.
         leave_one_out: Leave the sample's own vote out; its nearest other sample then ranks first.
-        weights: Relative frequency of each sample in training, shape (N,), > 0, floating point, on the
-            same device; a member's vote counts by it. None if all count alike.
+        weights: Frequency of each sample in training, by which its vote counts, shape (N,), > 0; None if all are alike.
 
     Returns:
-        Shape (N, J), in [0, 1], rows sum to 1, float32, device of the labels.
+        Shape (N, J), in [0, 1], rows sum to 1, float32.
 
     Raises:
-        TypeError: If an argument has the wrong dtype.
-        ValueError: If an argument has the wrong shape, device or values.
+        TypeError, ValueError: If an argument has the wrong dtype, shape, device or values.
 
     Example:
         >>> label_votes(torch.tensor([0, 1, 1]), torch.tensor([[0, 1, 2], [1, 2, 0], [2, 1, 0]]), decay=0.0)

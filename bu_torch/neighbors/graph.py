@@ -19,41 +19,35 @@ class NeighborGraph:
     """The cluster of each sample: the sample itself and its nearest other samples.
 
     Ha et al. (2021), Eq. 26. A sample is left out of its own list by index, never by distance, so duplicates keep their
-    place. FAISS proposes candidates in float32; distances are computed from the vectors in float64, and the search goes
-    on until no other sample can be nearer, so the result is exact. Equal distances are ordered by index, except among
-    zero distances: any of the duplicates may be taken.
+    place. FAISS proposes candidates in float32; distances are computed in float64, and the search goes on until no
+    other sample can be nearer, so the result is exact. Equal distances are ordered by index, zero distances in any way.
 
     If that would take longer than about half a minute on two cores (N^2 d above 1e12: 180,000 samples of 32 features),
-    samples are put into lists by K-means (FAISS's inverted file), and as many lists around each are searched as it
-    takes to find 95 % of the true neighbours of some samples. If few principal axes of at most 1024 features hold 99 %
-    of the variance, coordinates on those alone are compared. If that takes more than a quarter of the lists, all
-    samples are compared. Distances stay those of the vectors; what is missed is a neighbour now and then.
+    samples are put into lists by K-means (FAISS's inverted file), on the few principal axes that hold 99 % of the
+    variance of at most 1024 features, if there are such. As many lists are searched as find 95 % of the true neighbours
+    of some samples, or all samples if that is more than a quarter of them. Distances stay those of the vectors.
+
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values.
 
     Args:
         n_neighbors: Size M of a cluster, the sample itself included, >= 2.
         backend: `"faiss"` searches on the CPU, `"torch"` on the device of the features; `"auto"` takes FAISS for
-            features on the CPU and torch elsewhere, or FAISS's own kernels on a GPU (`"faiss-gpu"`) if the installed
-            FAISS has them, and says so in the log.
+            features on the CPU, elsewhere torch, or FAISS's own kernels (`"faiss-gpu"`) if they are installed.
         exact: True if FAISS must look at all samples; None decides by size. On an accelerator all are looked at.
 
     Attributes:
         neighbors: Clusters, (N, M) int64: row n is n, then its M - 1 nearest other samples, nearest first.
-        nearest_distance: Distance to the nearest sample at a positive distance, (N,), dtype of the features; 0 if no
-            sample is at a positive distance.
+        nearest_distance: Distance to the nearest sample at a positive distance, (N,), dtype of the features; 0 without
+            one.
         backend_: The backend that was used.
-        recall_: Share of the true neighbours that were found, measured on some of the samples; 1 for an exact search.
-            It is a mean: for samples that lie apart from the others, fewer may be found.
+        recall_: Share of the true neighbours that were found, the mean of some samples; 1 for an exact search. For
+            samples that lie apart from the others, fewer may be found.
 
     Example:
         >>> graph = NeighborGraph(n_neighbors=2).fit(torch.tensor([[0.0], [1.0], [3.0]]))
         >>> graph.neighbors.tolist(), graph.nearest_distance.tolist()
         ([[0, 1], [1, 0], [2, 1]], [1.0, 1.0, 2.0])
     """
-
-    neighbors: Tensor
-    nearest_distance: Tensor
-    backend_: str
-    recall_: float
 
     def __init__(self, n_neighbors: int = 40, backend: Backend = "auto", exact: bool | None = None) -> None:
         self.n_neighbors = check_integer("n_neighbors", n_neighbors, 2)
@@ -68,10 +62,6 @@ class NeighborGraph:
         """Find the clusters of features (N, d), N >= n_neighbors, tensor or array of finite numbers.
 
         Distances are Euclidean in this space, as it comes. The fitted tensors are on the device of the features.
-
-        Raises:
-            ValueError: If N < n_neighbors, or features are not finite or not of shape (N, d).
-            TypeError: If features are not real numbers.
         """
         features = as_flat_features(features)
         n_samples = features.shape[0]
@@ -84,10 +74,8 @@ class NeighborGraph:
         own = torch.arange(n_samples, device=features.device)
         found = nearest(features, features, self.n_neighbors - 1, exclude=own, backend=self.backend_, exact=self.exact)
         self.recall_ = found.recall
-        _log.info(
-            "Nearest neighbours of %d samples by %s on %s, recall %.3f.",
-            n_samples, self.backend_, features.device, self.recall_,
-        )  # fmt: skip
+        text = "Nearest neighbours of %d samples by %s on %s, recall %.3f."
+        _log.info(text, n_samples, self.backend_, features.device, self.recall_)
         self.neighbors = torch.cat((own.unsqueeze(1), found.rows), dim=1)
         self.nearest_distance = first_positive(features, found.distances, self.backend_).to(features.dtype)
         return self
@@ -95,15 +83,9 @@ class NeighborGraph:
     def take(self, features: Tensor, neighbors: Any) -> Self:
         """Take what another library has found in place of a search in features (N, d).
 
-        Args:
-            features: Points of the samples.
-            neighbors: Rows (N, k) of each sample's nearest others, nearest first, tensor or array, with or without the
-                sample itself; a fitted `NeighborGraph`; or a sparse matrix (N, N) of distances, as scikit-learn's
-                `kneighbors_graph(mode="distance")` gives, k in each row. At least n_neighbors - 1 others.
-
-        Raises:
-            ValueError: If shapes do not fit, or a row is none of the samples.
-            TypeError: If the rows are not integers.
+        `neighbors` holds rows (N, k) of each sample's nearest others, at least n_neighbors - 1, nearest first, tensor
+        or array, with or without the sample itself; or it is a fitted `NeighborGraph`, or a sparse matrix (N, N) of
+        distances, k in each row (scikit-learn's `kneighbors_graph(mode="distance")`).
         """
         found = as_tensor(_rows_of(neighbors), "neighbors").to(features.device)
         check_index("neighbors", found, (len(features), "k"), features.device)

@@ -58,13 +58,8 @@ def lloyd(points: Tensor, centers: Tensor, n_steps: int) -> tuple[Tensor, float]
         return moved.squeeze(0), float(errors)
     import faiss
 
-    k_means = faiss.Kmeans(
-        points.shape[1],
-        len(centers),
-        niter=n_steps,
-        min_points_per_centroid=1,  # fewer would be warned of on the console
-        max_points_per_centroid=len(points),
-    )
+    options = {"min_points_per_centroid": 1, "max_points_per_centroid": len(points)}  # fewer would be warned of
+    k_means = faiss.Kmeans(points.shape[1], len(centers), niter=n_steps, **options)
     k_means.train(points.numpy(), init_centroids=centers.numpy())
     return torch.from_numpy(k_means.centroids), float(k_means.obj[-1])  # type: ignore[index]
 

@@ -31,11 +31,13 @@ class PrototypeClassifier:
     """Class-wise K-means prototypes; a class scores minus the distance to its nearest prototype.
 
     Ha et al. (2021), Eq. 35 and Algorithm 2. The number of prototypes of a class minimises Akaike's information
-    criterion of K-means as a mixture of K spherical Gaussians of one width, among 1, 3, ..., 39:
-    N_j d ln(2 pi s2) + N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d). Only K <= N_j / 2 (or K = 1) whose
-    sum of squared errors is positive compete. To compare them, FAISS's K-means starts at the first K of the same points
-    (k-means++ draws each after those before it); the prototypes are those of scikit-learn's. On an accelerator both run
-    in torch, with the same random numbers. Of a class with more than 10,000 samples, a random 10,000 are looked at.
+    criterion of K-means as a mixture of K spherical Gaussians of one width, among 1, 3, ..., 39: N_j d ln(2 pi s2) +
+    N_j d + 2 N_j ln K + 2 (K d + 1) with s2 = SSE / (N_j d), for K <= N_j / 2 (or K = 1) with SSE > 0. They are
+    compared by FAISS's K-means from the first K of the same points (k-means++); the prototypes are those of
+    scikit-learn's. On an accelerator both run in torch, with the same random numbers. Of a class with more than 10,000
+    samples, a random 10,000 are looked at.
+
+    Raises TypeError or ValueError for an argument of the wrong type, shape or values, RuntimeError before `fit`.
 
     Args:
         n_prototypes: Prototypes of a class, or `"aic"` to choose for each class. A class never gets more than its
@@ -53,10 +55,6 @@ class PrototypeClassifier:
         [[0, 1], [1, 2]]
     """
 
-    n_prototypes_: Tensor
-    _classes: PresentClasses
-    _present: list[Tensor]  # prototypes of the classes that have samples
-
     def __init__(self, n_prototypes: int | Literal["aic"] = "aic", seed: int = 0) -> None:
         self.n_prototypes = n_prototypes if n_prototypes == "aic" else check_integer("n_prototypes", n_prototypes, 1)
         self.seed = check_seed(seed)
@@ -64,19 +62,14 @@ class PrototypeClassifier:
     def fit(self, features: Any, labels: Any) -> Self:
         """Find the prototypes of each class, on the device of the features.
 
-        Args:
-            features: Samples, shape (N, d), tensor or array of numbers, finite. Distances are Euclidean in this space.
-            labels: Classes, shape (N,), integers >= 0; at least two different ones. A class without samples is
-                infinitely far from everything.
-
-        Raises:
-            ValueError: If shapes do not fit, features are not finite, or there are fewer than two classes.
-            TypeError: If an argument is not made of real numbers.
+        Takes samples (N, d), finite, in a space of Euclidean distances, and classes (N,), integers >= 0, at least two
+        different ones. A class without samples is infinitely far from everything.
         """
         features = as_flat_features(features)
         labels = as_labels(labels, features.shape[0]).to(features.device)
         check_two_classes(labels)
         self._classes = PresentClasses(labels)
+        # Prototypes of the classes that have samples.
         self._present = [self._fit_class(features[labels == c]) for c in self._classes.classes.tolist()]
         counts = torch.tensor([[len(prototypes) for prototypes in self._present]], device=features.device)
         self.n_prototypes_ = self._classes.spread(counts, 0).squeeze(0)
@@ -92,7 +85,7 @@ class PrototypeClassifier:
     def class_distances(self, features: Any) -> Tensor:
         """Distance of samples (n, d), with the d of `fit`, to the nearest prototype of each class.
 
-        Shape (n, J), inf for a class without samples; dtype and device of the features. Raises as `top_pairs`.
+        Shape (n, J), inf for a class without samples; dtype and device of the features.
         """
         return self._classes.spread(self._present_distances(features), math.inf)
 
@@ -100,10 +93,6 @@ class PrototypeClassifier:
         """Likely Bayes pair of samples (n, d), with the d of `fit`: the two classes with the nearest prototypes.
 
         Shape (n, 2), int64, ascending; ties go to the lowest class.
-
-        Raises:
-            RuntimeError: If `fit` has not been called.
-            ValueError: If the features have another number of columns than in `fit`.
         """
         columns = top_pairs(-self._present_distances(features))
         return self._classes.classes.to(columns.device)[columns]

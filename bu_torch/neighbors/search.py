@@ -70,10 +70,10 @@ def nearest(
 ) -> Neighbors:
     """The k rows of a base (B, d) nearest to each query (Q, d); both float32 or both float64, on one device.
 
-    A search in float32 proposes candidates, and their distances are computed anew in float64. The rounding error of the
-    search is bounded. A query is settled when no row outside its candidates can be nearer than the k-th found; the
-    others are asked again for four times as many candidates. Lists may miss rows, and their candidates are taken
-    as they are. A progress bar that is shown moves by B x Q. Equal distances are in order of their rows.
+    A search in float32 proposes candidates, whose distances are computed anew in float64. A query is settled when no
+    row outside its candidates can be nearer than the k-th found, given the bound of rounding errors; the others are
+    asked again for four times as many. Candidates from lists are taken as they are. A progress bar that is shown moves
+    by B x Q. Equal distances are in order of their rows.
 
     Args:
         base: Rows to find.
@@ -90,7 +90,7 @@ def nearest(
     if exact is None:
         exact = not is_large(base.shape[0], base.shape[1], queries.shape[0])
     rounding = _Rounding.around(base)
-    base32 = rounding.in_blocks(base)
+    base32 = torch.cat([rounding(block) for block in base.split(max(1, _BLOCK_ELEMENTS // base.shape[1]))])
     # Squares of float32 are in range in float64, those of float64 need a unit.
     unit = safe_unit(base - rounding.centre, queries - rounding.centre) if base.dtype == torch.float64 else 1.0
     question = _Question(base, queries, k, exclude, tolerance, rounding, unit)
@@ -143,10 +143,6 @@ class _Rounding(NamedTuple):
             return (points - self.centre.float()).div_(self.scale.float())
         return (points.double() - self.centre).div_(self.scale).float()
 
-    def in_blocks(self, points: Tensor) -> Tensor:
-        """The same for many points."""
-        return torch.cat([self(block) for block in points.split(max(1, _BLOCK_ELEMENTS // points.shape[1]))])
-
 
 class _Question(NamedTuple):
     """Search for the rows of a base nearest to each query, without the excluded one; a query is named by its row."""
@@ -188,10 +184,9 @@ class _Question(NamedTuple):
         difference -= self.queries[part].double().unsqueeze(1)
         if self.unit != 1:
             difference /= self.unit
-        exact = difference.square_().sum(dim=2).sqrt_().mul_(self.unit)
-        exact = exact.masked_fill(candidates < 0, torch.inf)
+        exact = difference.square_().sum(dim=2).sqrt_().mul_(self.unit).masked_fill_(candidates < 0, torch.inf)
         if self.exclude is not None:
-            exact = exact.masked_fill(candidates == self.exclude[part].unsqueeze(1), torch.inf)
+            exact.masked_fill_(candidates == self.exclude[part].unsqueeze(1), torch.inf)
         exact, order = exact.sort(dim=1, stable=True)
         return exact[:, : self.k], candidates.gather(1, order[:, : self.k])
 
@@ -199,9 +194,9 @@ class _Question(NamedTuple):
 def _is_proven(kth: Tensor, last_squared: Tensor, queries32: Tensor) -> Tensor:
     """True if no row outside the candidates can be nearer than the k-th found.
 
-    A row y nearer than r to a query x has |y| <= |x| + r. In float32 |x|^2 - 2 x.y + |y|^2 then errs by at most
-    (d + 8) eps (|x|^2 + |y|^2). A row left out has a value of at least the last candidate's, so it is farther than r if
-    that value exceeds r^2 by the error. At r = 0 nothing can be nearer.
+    A row y nearer than r to a query x has |y| <= |x| + r; in float32 |x|^2 - 2 x.y + |y|^2 then errs by at most (d + 8)
+    eps (|x|^2 + |y|^2). A row left out has a value of at least the last candidate's, so it is farther than r if that
+    value exceeds r^2 by the error.
     """
     norm = queries32.double().norm(dim=1)
     eps = torch.finfo(torch.float32).eps
@@ -252,20 +247,16 @@ def _answer_from_lists(question: _Question, base32: Tensor, distances: Tensor, r
             break
         del lists
     else:
-        _log.info(
-            "%d of %d points are compared with all %d samples: an approximate search would gain nothing.",
-            len(left), n_queries, len(base32),
-        )  # fmt: skip
+        text = "%d of %d points are compared with all %d samples: an approximate search would gain nothing."
+        _log.info(text, len(left), n_queries, len(base32))
     return (found + len(left)) / n_queries
 
 
 def _by_nearness(lists: InvertedFile, question: _Question, queries: Tensor) -> list[Tensor]:
     """Queries in parts, those nearest to the base first; all in one if they are the base. Each in order of its list."""
     blocks = queries.split(max(1, _BLOCK_ELEMENTS // question.base.shape[1]))
-    found = [
-        lists.nearest_list(question.rounding(question.queries[block.to(question.base.device)]).cpu())
-        for block in blocks
-    ]
+    rows = (block.to(question.base.device) for block in blocks)
+    found = [lists.nearest_list(question.rounding(question.queries[block]).cpu()) for block in rows]
     squared, near = (torch.cat(parts) for parts in zip(*found, strict=True))
     ends = [] if question.queries is question.base else [round(share * len(queries)) for share in _NEAR]
     parts = squared.argsort(stable=True).tensor_split(ends)

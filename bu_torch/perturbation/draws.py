@@ -80,8 +80,7 @@ class PerturbedInputs:
     """Inputs at which a network is read, (n_draws * N, ...), draw after draw.
 
     Moves toward a neighbour and exchanges of tokens are made batch by batch when they are read, to the same bits each
-    time: only the samples and the random choices are held. Without choices the inputs themselves are held: random
-    directions, and what a user's perturbation gives.
+    time: only samples and random choices are held. Without choices the inputs themselves are held.
     """
 
     def __init__(
@@ -170,13 +169,17 @@ def draw_perturbed(
         choices = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
         return PerturbedInputs(inputs, choices, perturbation if isinstance(perturbation, MixedMove) else None)
     if kind == "random":
-        distance = nearest_distance if is_in_input_space else None
-        held = _draw_at_random(inputs, n_draws, generator, neighbors, distance, standardization)
+        flat = as_floats(inputs.flatten(1))
+        points = standardize(flat, *standardization)
+        distance = nearest_distance if is_in_input_space else distance_among(points, neighbors)
+        scale = standardization[1].to(flat.dtype)
+        # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
+        steps = ((perturb(points, distance, generator) - points) * scale for _ in range(n_draws))
+        held = [check_perturbed(flat + step, flat).reshape(inputs.shape) for step in steps]
     else:
         assert callable(perturbation)  # noqa: S101
-        held = [
-            _check_custom(perturbation(inputs.clone(), nearest_distance, generator), inputs) for _ in range(n_draws)
-        ]
+        custom = (perturbation(inputs.clone(), nearest_distance, generator) for _ in range(n_draws))
+        held = [_check_custom(perturbed, inputs) for perturbed in custom]
     return PerturbedInputs(torch.cat(held))
 
 
@@ -184,32 +187,10 @@ def _choose(inputs: Tensor, neighbors: Tensor, generator: torch.Generator, *, ha
     """Choose for each sample a neighbour and a part of the way, of tokens also the beginning of the run."""
     target, share = choose_neighbor(inputs, neighbors, generator, NEAREST)
     choices = {"own": torch.arange(len(inputs), device=inputs.device), "target": target}
-    if has_run:
-        return choices | {
-            "part": between(LOW, HIGH, share).to(as_floats(inputs[:1])),
-            "begin": draw_begin(inputs, generator),
-        }
-    return choices | {"part": between(LOW, HIGH, share.to(as_floats(inputs[:1])))}
-
-
-def _draw_at_random(
-    inputs: Tensor,
-    n_draws: int,
-    generator: torch.Generator,
-    neighbors: Tensor,
-    distance: Tensor | None,
-    standardization: tuple[Tensor, Tensor],
-) -> list[Tensor]:
-    """Inputs moved in random directions, in units of the standard deviations of the features."""
-    flat = as_floats(inputs.flatten(1))
-    points = standardize(flat, *standardization)
-    distance = distance_among(points, neighbors) if distance is None else distance
-    draws = []
-    for _ in range(n_draws):
-        # Adding the step, and not mapping the sum back, leaves a constant feature exactly as it was.
-        step = (perturb(points, distance, generator) - points) * standardization[1].to(flat.dtype)
-        draws.append(check_perturbed(flat + step, flat).reshape(inputs.shape))
-    return draws
+    floats = as_floats(inputs[:1])
+    if not has_run:
+        return choices | {"part": between(LOW, HIGH, share.to(floats))}
+    return choices | {"part": between(LOW, HIGH, share).to(floats), "begin": draw_begin(inputs, generator)}
 
 
 def _check_custom(perturbed: Any, inputs: Tensor) -> Tensor:

@@ -15,25 +15,21 @@ NEAREST, LOW, HIGH = 5, 0.3, 0.7  # neighbours to choose from, and the part of t
 def perturb(features: Any, nearest_distance: Any, generator: torch.Generator | None = None) -> Tensor:
     """Move each sample by the distance to its nearest neighbour, in a random direction.
 
-    Ha et al. (2021), Algorithm 1: x + d(x) r. The paper's text has r uniform across the features, each by itself. Then
-    the length of a move grows with the number of features. Here r is uniform on the unit sphere of the features that
-    vary, so the sample moves by exactly d(x) in any dimension and a feature that is constant over all samples (a blank
-    pixel) stays as it is. `examples/sensitivity.py` compares both.
+    Ha et al. (2021), Algorithm 1: x + d(x) r. The paper's text has r uniform across the features, each by itself; the
+    length of a move then grows with their number. Here r is uniform on the unit sphere of the features that vary: the
+    sample moves by exactly d(x), and a constant feature stays as it is. `examples/sensitivity.py` compares both.
 
     Args:
         features: Samples, shape (N, d), tensor or array of numbers, finite, any device.
         nearest_distance: d(x) of each sample (`NeighborGraph.nearest_distance`), shape (N,), >= 0.
-        generator: Source of the directions; None stands for a fresh CPU generator with seed 0, never the global one.
-            One seed gives the same directions for float32 and float64 and on every device.
+        generator: Source of the directions, the same for all dtypes and devices; None for a CPU generator of seed 0.
 
     Returns:
-        The perturbed samples, shape (N, d), on the device of the features; float64 for float64 features and integers
-        beyond 2^24, float32 for all others.
+        The perturbed samples (N, d), float64 for float64 features and integers beyond 2^24, float32 for all others.
 
     Raises:
-        ValueError: If shapes do not fit, a distance is negative or not finite, or a perturbed sample would leave the
-            range of its dtype.
-        TypeError: If an argument is not made of real numbers.
+        TypeError, ValueError: If an argument is not made of real numbers, shapes do not fit, a distance is negative or
+            not finite, or a perturbed sample would leave the range of its dtype.
 
     Example:
         >>> features = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
@@ -69,28 +65,24 @@ def perturb_toward_neighbors(
 ) -> Tensor:
     """Move each sample a part of the way to one of the samples nearest to it, whatever their classes.
 
-    For inputs whose values belong together (images, signals). There a random direction spreads its length as white
-    noise, which no sample holds; a mixture of two near samples stays near the data. This project's own in place of
-    Algorithm 1 of Ha et al. (2021), who leave the operation open for such inputs (section 4.2.2). Natekar and Sharma
-    (2020) measure generalisation by accuracy on mixtures of images of one class, Schiff et al. (2021) by the response.
+    For inputs whose values belong together (images, signals). There a random direction is white noise, which no sample
+    holds; a mixture of two near samples stays near the data. This project's own in place of Algorithm 1 of Ha et al.
+    (2021), who leave the operation open for such inputs (section 4.2.2); compare Natekar and Sharma (2020) and Schiff
+    et al. (2021), who measure generalisation by mixtures of images.
 
     Args:
         inputs: Samples, shape (N, ...), tensor or array of numbers, finite, any device.
-        neighbors: Clusters (`NeighborGraph.neighbors`), shape (N, M) with M >= 2: row n is n itself and then the
-            others, nearest first.
-        generator: Source of the choices; None stands for a fresh CPU generator with seed 0, never the global one. One
-            seed gives the same choices for all dtypes and devices.
+        neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M) with M >= 2.
+        generator: Source of the choices, the same for all dtypes and devices; None for a CPU generator of seed 0.
         n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
         low: Least part of the way, 0 <= low <= high.
         high: Largest part of the way, <= 1; the part is uniform between the two.
 
     Returns:
-        The perturbed samples, shape (N, ...), on the device of the inputs; float64 for float64 inputs and integers
-        beyond 2^24, float32 for all others.
+        The perturbed samples (N, ...), float64 for float64 inputs and integers beyond 2^24, float32 for all others.
 
     Raises:
-        ValueError: If a shape or a value does not fit.
-        TypeError: If an argument is not made of real numbers.
+        TypeError, ValueError: If an argument has the wrong type, shape or values.
 
     Example:
         >>> images = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 2, 2)
@@ -114,29 +106,25 @@ def exchange_tokens(
 ) -> Tensor:
     """Put tokens of one of the texts nearest to it in place of some of each text's own, whatever their classes.
 
-    A text takes a run of its neighbour's tokens, from the same places: phrases stay whole. Places in which both hold
-    the same, such as padding, are passed over. The run may begin anywhere, and goes on at the beginning if it reaches
-    the end. Token ids cannot be moved along a line; this crossover of genetic algorithms is to them what
-    `perturb_toward_neighbors` is to images, and as much this project's own.
+    A text takes a run of its neighbour's tokens, from the same places, so that phrases stay whole. Places in which both
+    hold the same, such as padding, are passed over. The run may begin anywhere, and goes on at the beginning if it
+    reaches the end. This crossover of genetic algorithms is to token ids what `perturb_toward_neighbors` is to images,
+    and as much this project's own.
 
     Args:
         tokens: Token ids, shape (N, L) or (N, ..., L), integers, any device. What stands beside the ids (N, 2, L), such
             as a mask, is exchanged in the same places.
-        neighbors: Clusters (`NeighborGraph.neighbors`), shape (N, M) with M >= 2: row n is n itself and then the
-            others, nearest first.
-        generator: Source of the choices; None stands for a fresh CPU generator with seed 0, never the global one. One
-            seed gives the same choices for all dtypes and devices.
+        neighbors: Clusters, the sample itself first (`NeighborGraph.neighbors`), shape (N, M) with M >= 2.
+        generator: Source of the choices, the same for all dtypes and devices; None for a CPU generator of seed 0.
         n_nearest: One of so many nearest others is chosen, >= 1; all of them if a cluster holds fewer.
         low: Least share to exchange, of the places in which the two texts differ, 0 <= low <= high.
         high: Largest share, <= 1; the share is uniform between the two, and rounded to whole places.
 
     Returns:
-        The perturbed texts, of the shape, dtype and device of the tokens: each token is that of the text or of its
-        neighbour in this place.
+        The perturbed texts, of the shape and dtype of the tokens: each token is that of the text or of its neighbour.
 
     Raises:
-        ValueError: If a shape or a value does not fit.
-        TypeError: If the tokens are not integers.
+        TypeError, ValueError: If the tokens are not integers, or an argument has the wrong shape or values.
 
     Example:
         >>> clusters = torch.tensor([[0, 1], [1, 0]])
