@@ -24,15 +24,9 @@ class Net(nn.Linear):
 net = Net()
 inputs = torch.load("inputs.pt")
 labels = torch.arange(len(inputs)) % 3
-
-def training():
-    return inputs, labels
-
-def named():
-    return [{"x": x, "target": y} for x, y in zip(inputs, labels)]
-
-def weighted():
-    return torch.utils.data.TensorDataset(labels.float(), inputs, labels)
+training = lambda: (inputs, labels)
+named = lambda: [{"x": x, "target": y} for x, y in zip(inputs, labels)]
+weighted = lambda: torch.utils.data.TensorDataset(labels.float(), inputs, labels)
 """
 
 
@@ -47,7 +41,7 @@ def project(tmp_path, monkeypatch):
     module = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for epoch in range(3):
-        torch.save({"state_dict": module.state_dict(), "epoch": epoch}, tmp_path / "checkpoints" / f"{epoch}.ckpt")
+        torch.save({"state_dict": module.state_dict(), "epoch": epoch}, f"checkpoints/{epoch}.ckpt")
         for _ in range(10):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(features), labels).backward()
@@ -61,13 +55,8 @@ def rank(*arguments, data="ranked_project:training", module="ranked_project:Net"
 
 
 def test_ranks_writes_copies_and_averages(project, capsys):
-    path = list(sys.path)
-    status = rank(
-        *("checkpoints", "--json", "r.json", "--csv", "r.csv", "--keep", 2, "--to", "kept", "--soup", "soup.ckpt"),
-        *("--rule", "trust_score", "--cache", "cache.npz"),
-    )
-    assert status == 0
-    assert sys.path == path
+    files = ("--json", "r.json", "--csv", "r.csv", "--soup", "soup.ckpt", "--cache", "cache.npz", "--to", "kept")
+    assert rank("checkpoints", *files, "--keep", 2, "--rule", "trust_score") == 0
     ranking = rank_checkpoints(project / "checkpoints", nn.Linear(4, 3), problems.blobs(), rule="trust_score")
     content = json.loads((project / "r.json").read_text())
     assert [c["epoch"] for c in content["candidates"]] == [c.epoch for c in ranking]
@@ -147,8 +136,7 @@ def test_a_pickle_is_run_only_if_told(project, capsys):
         def __reduce__(self):
             return (os.mkdir, ("mark",))
 
-    state = nn.Linear(4, 3).state_dict()
-    torch.save({"state_dict": state, "other": Mark()}, project / "crafted.ckpt")
+    torch.save({"state_dict": nn.Linear(4, 3).state_dict(), "other": Mark()}, "crafted.ckpt")
     assert rank("checkpoints", "crafted.ckpt") == 1
     assert "--no-weights-only" in capsys.readouterr().err
     assert not (project / "mark").exists()
