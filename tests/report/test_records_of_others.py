@@ -1,7 +1,6 @@
 """Records that were made to fill the memory, the time or the page of who reads them."""
 
 import json
-import math
 import os
 import random
 import re
@@ -11,9 +10,8 @@ import pytest
 import records
 from records import CHECK, HEAD, lines, table
 
-from bu_torch import SelectionRule
 from bu_torch.cli import main
-from bu_torch.report import figures, read_record, reading, render
+from bu_torch.report import read_record, reading, render
 from bu_torch.report.page import content, resource
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.run.record import HISTOGRAMS
@@ -228,33 +226,6 @@ class TestLongRun:
         record = read_record(tmp_path)
         assert record.details == {}
         assert "bytes before the last 262144" in notes(record)
-
-    def test_curves_of_many_checks_are_thinned_and_the_kept_one_stays(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(figures, "_MOST_POINTS", 10)
-        record = records.run(tmp_path, n_checks=57, n_classes=2)
-        shown = content(record)
-        for drawing in shown.drawings:
-            if drawing["name"] in ("deciding", "scores", "agreement", "cost"):
-                for trace in drawing["data"]:
-                    if trace["name"] not in ("its expected maximum", "kept", "largest") and not trace[
-                        "name"
-                    ].startswith("rule"):
-                        assert len(trace["x"]) <= 12
-                        assert {record.end.kept_epoch, 56} <= set(trace["x"])
-        assert "one of every 6 checks" in shown.main
-
-    @pytest.mark.parametrize("start", [0, 30])
-    def test_rules_are_replayed_as_they_replay_themselves(self, tmp_path, start):
-        draw = random.Random(0)
-        rows = records.checks(60)
-        for row in rows:
-            row["trust_score"] = draw.choice([math.nan, math.inf, 1.0, row["trust_score"]])
-            row["expected_accuracy"] = draw.choice([math.nan, 0.5, row["expected_accuracy"]])
-        lines(tmp_path, first=records.header(start_from_epoch=start))
-        record = records.run(tmp_path, rows)
-        for name, check in RunVerdict.of(record).by_rule.items():
-            expected = SelectionRule(name, start_from_epoch=start).replay(record.checks)
-            assert check["epoch"] == expected["epoch"]
 
 
 class TestPage:
