@@ -113,12 +113,6 @@ def write_table(path, rows):
     return path
 
 
-def write_details(path, lines):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-    return path
-
-
 def write_run(folder, n_checks=60, classes=None, n_classes=26, name="boundary_uncertainty", ended=True, **settings):
     """A whole run; its table's path."""
     n_classes, rows = len(classes or range(n_classes)), checks(n_checks)
@@ -128,8 +122,9 @@ def write_run(folder, n_checks=60, classes=None, n_classes=26, name="boundary_un
     if ended:
         reason = f"Stopped in epoch {n_checks - 1}: expected_accuracy did not improve in the last 20 checks."
         lines.append(end(kept, n_checks - 1, reason, f"{folder}/boundary-epoch={kept}-step=1.ckpt"))
-    write_details(folder / f"{name}.jsonl", lines)
-    return write_table(folder / f"{name}.csv", rows)
+    path = write_table(folder / f"{name}.csv", rows)
+    path.with_suffix(".jsonl").write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+    return path
 
 
 def table(folder, *parts):

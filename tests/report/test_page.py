@@ -196,9 +196,9 @@ def test_a_killed_run_says_so_and_a_monitor_that_it_decides_nothing(tmp_path):
 def test_a_rule_that_cannot_be_replayed_is_drawn_where_the_run_has_kept(tmp_path, ended):
     rows = [row | {"my_rule": float(min(row["epoch"], 9))} for row in records.checks(20)]
     checks = [records.details(epoch, 3, 20) | {"kept_epoch": min(epoch, 7)} for epoch in range(20)]
-    lines = [records.header(n_classes=3, rule="my_rule"), *checks, *([records.end(7)] if ended else [])]
-    records.write_details(tmp_path / "boundary_uncertainty.jsonl", lines)
-    record = read_record(records.write_table(tmp_path / records.TABLE, rows))
+    end = [records.end(7)] if ended else []
+    records.lines(tmp_path, *checks, *end, first=records.header(n_classes=3, rule="my_rule"))
+    record = records.run(tmp_path, rows)
     assert traces(record, "scores", "markers")["rule: my rule"]["x"] == [7]
     assert all(one in words(record) for one in ("my rule, this run's", "It is below the highest score, in epoch 9."))
     if not ended:
@@ -215,7 +215,7 @@ def test_a_table_alone_shows_what_it_has(tmp_path):
 
 
 def test_a_run_without_a_check(tmp_path):
-    records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header()])
+    records.lines(tmp_path)
     record = records.run(tmp_path, [])
     assert "No check yet" in words(record)
     assert content(record).drawings == []
@@ -231,7 +231,7 @@ def test_values_that_are_not_finite_are_gaps_and_where_all_are_nothing_is_kept(t
     for name, gaps in (("boundary uncertainty", [2]), ("trust score", [3, 4])):
         assert [i for i, y in enumerate(drawn[name]["y"]) if y is None] == gaps
     assert "not finite in 1 of 8 checks" in words(record)
-    records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header(rule="trust_score")])
+    records.lines(tmp_path, first=records.header(rule="trust_score"))
     none = {"boundary_uncertainty": math.nan, "trust_score": math.nan}
     record = records.run(tmp_path, [row | none for row in rows])
     assert "No epoch was kept" in words(record)
@@ -325,14 +325,13 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path):
 
 def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
     folder = tmp_path / "<img src=x onerror=alert(3)>"
-    records.write_run(folder, n_checks=3, classes=[MARKUP, "<!--", "&"])
-    details = folder / "boundary_uncertainty.jsonl"
+    details = records.write_run(folder, n_checks=3, classes=[MARKUP, "<!--", "&"]).with_suffix(".jsonl")
     made = [json.loads(line) for line in details.read_text().splitlines()]
     made[0]["settings"][MARKUP] = made[0]["versions"]["torch"] = made[0]["started"] = MARKUP
     made[0]["data"]["shape"] = {MARKUP: [MARKUP]}
     made[-1]["reason"] = made[-1]["best_model_path"] = MARKUP
     made[1]["histograms"][MARKUP] = {"edges": [0, 1], "counts": [1]}
-    records.write_details(details, made)
+    details.write_text("".join(f"{json.dumps(line)}\n" for line in made))
     record = read_record(tmp_path)
     page = render(record, [folder / "others.csv"])
     page.encode("utf-8")
