@@ -30,12 +30,8 @@ def empty_cache():
 
 
 def search(estimator, grid, X, y, **arguments):
-    everything = np.arange(len(y))
-    arguments = {
-        "scoring": BoundaryUncertaintyScorer(),
-        "cv": [(everything, everything)],
-        "error_score": "raise",
-    } | arguments
+    everything = [(np.arange(len(y)), np.arange(len(y)))]
+    arguments = {"scoring": BoundaryUncertaintyScorer(), "cv": everything, "error_score": "raise", **arguments}
     return GridSearchCV(estimator, grid, **arguments).fit(X, y)
 
 
@@ -48,13 +44,11 @@ def test_a_search_over_a_pipeline_with_string_labels(data, n_jobs):
     scores = found.cv_results_["mean_test_score"]
     for score, gamma in zip(scores, grid["svc__gamma"], strict=True):
         model = clone(pipeline).set_params(svc__gamma=gamma).fit(*data)
-        ranking = rank_models([model], *data)
-        assert score == pytest.approx(ranking.best.signals["boundary_uncertainty"])
+        assert score == pytest.approx(rank_models([model], *data).best.signals["boundary_uncertainty"])
 
 
 def test_signals_are_fitted_once_for_all_candidates(data, monkeypatch):
-    fits = []
-    fit = Signals.fit
+    fits, fit = [], Signals.fit
     monkeypatch.setattr(Signals, "fit", lambda self, *a: fits.append(1) or fit(self, *a))
     search(KNeighborsClassifier(), {"n_neighbors": [1, 5, 9, 15]}, *data)
     assert len(fits) == 1
@@ -91,7 +85,7 @@ def test_a_scorer_is_copied_pickled_and_cloned_and_leaves_random_states_alone(da
 
 
 def test_probabilities_count_as_logits_of_a_softmax(data):
-    X, y = data[0], data[1]
+    X, y = data
     model = LogisticRegression(max_iter=1000).fit(X, y)
 
     class Probabilities:
@@ -107,10 +101,10 @@ def test_probabilities_count_as_logits_of_a_softmax(data):
 def test_frames_and_labels_of_two_classes(data):
     pandas = pytest.importorskip("pandas")
     frame, y = pandas.DataFrame(data[0], columns=["a", "b", "c"]), data[1] == "bee"
-    pipeline = make_pipeline(StandardScaler(), LogisticRegression())
-    found = search(pipeline, {"logisticregression__C": [1e-4, 1.0]}, frame, pandas.Series(y))
-    plain = search(pipeline, {"logisticregression__C": [1e-4, 1.0]}, data[0], y.astype(int))
-    assert found.cv_results_["mean_test_score"].tolist() == pytest.approx(plain.cv_results_["mean_test_score"].tolist())
+    pipeline, grid = make_pipeline(StandardScaler(), LogisticRegression()), {"logisticregression__C": [1e-4, 1.0]}
+    pairs = ((frame, pandas.Series(y)), (data[0], y.astype(int)))
+    found, plain = (search(pipeline, grid, *pair).cv_results_["mean_test_score"].tolist() for pair in pairs)
+    assert found == pytest.approx(plain)
 
 
 def test_samples_that_are_not_fit_are_refused(data):
