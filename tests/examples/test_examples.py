@@ -85,11 +85,11 @@ def test_letter_mlp_says_what_was_kept_and_draws_the_figure(load, tmp_path, caps
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_perturbation_laws_are_compared_by_seed(load, tmp_path, capsys):
-    example = load("perturbation_laws")
-    kept = example.main(["--smoke", "--plot", str(tmp_path / "figure.png"), "--rows", str(tmp_path / "rows.csv")])
+def test_perturbation_laws_are_compared_by_seed(smoke, load, tmp_path):
+    options = ["--rows", f"{tmp_path}/rows.csv"]
+    kept = smoke("perturbation_laws", "means over the seeds [0, 1]", options=options)
     assert (kept["best"] <= kept[["error", "early error", "last"]].min(axis=1)).all()
-    assert "means over the seeds [0, 1]" in capsys.readouterr().out
+    example = load("perturbation_laws")
     training, _ = example.load(1300)
     values = example.Watched(training, 0).measure(module := example.LetterMLP())
     expected = example.BoundaryUncertainty().fit(*training).score(module)
