@@ -248,12 +248,10 @@ def test_samples_may_come_in_any_form(data):
 
 def test_models_of_any_kind_are_ranked_together(data):
     features, labels = data[0].double(), data[1]
-    forms = {"regression": LogisticRegression(max_iter=500).fit(features, labels)}
-    linear = nn.Linear(4, 3).double()
-    linear.weight.data[:] = torch.from_numpy(forms["regression"].coef_)
-    linear.bias.data[:] = torch.from_numpy(forms["regression"].intercept_)
-    forms |= {"module": linear, "function": lambda x: linear(x), "far": lambda x: linear(x - 2)}
-    ranking = rank_models(forms, features, labels)
+    regression, linear = LogisticRegression(max_iter=500).fit(features, labels), nn.Linear(4, 3).double()
+    linear.weight.data[:], linear.bias.data[:] = map(torch.from_numpy, (regression.coef_, regression.intercept_))
+    forms = {"module": linear, "function": lambda x: linear(x), "far": lambda x: linear(x - 2)}
+    ranking = rank_models({"regression": regression, **forms}, features, labels)
     values = by_name(ranking)
     for name in ("module", "function"):
         assert values[name].signals == pytest.approx(values["regression"].signals, abs=1e-9)
@@ -289,19 +287,17 @@ def test_an_estimator_that_does_not_know_a_class_never_predicts_it(data):
 
 def test_what_is_no_fitted_classifier_is_refused(data):
     features, labels = data[0].numpy(), data[1].numpy()
-    ovo = SVC(decision_function_shape="ovo").fit(features, labels)
-    for error, said, models in (
-        (ValueError, "decision_function_shape='ovr'", [ovo]),
-        (ValueError, "must be fitted", [KNeighborsClassifier()]),
-        (ValueError, "`models`", []),
-        (TypeError, "`models`", [3]),
-        (TypeError, "got one Linear", nn.Linear(4, 3)),
-        (TypeError, "got one SVC", ovo),
+    four = np.where((labels == 2) & (np.arange(len(labels)) % 6 < 3), 3, labels)
+    ovo, ovo_of_four = (SVC(decision_function_shape="ovo").fit(features, y) for y in (labels, four))
+    for error, said, models, y in (
+        (ValueError, "decision_function_shape='ovr'", [ovo], labels),
+        (ValueError, "must be fitted", [KNeighborsClassifier()], labels),
+        (ValueError, "`models`", [], labels),
+        (ValueError, "one column for each", [ovo_of_four], four),
+        (TypeError, "`models`", [3], labels),
+        (TypeError, "got one Linear", nn.Linear(4, 3), labels),
+        (TypeError, "got one SVC", ovo, labels),
+        (TypeError, "`labels`", [nn.Linear(4, 3)], np.array(["a", "b", "c"])[labels]),
     ):
         with pytest.raises(error, match=said):
-            rank_models(models, features, labels)
-    with pytest.raises(TypeError, match="`labels`"):
-        rank_models([nn.Linear(4, 3)], data[0], np.array(["a", "b", "c"])[labels])
-    four = np.where((labels == 2) & (np.arange(len(labels)) % 6 < 3), 3, labels)
-    with pytest.raises(ValueError, match="one column for each"):
-        rank_models([SVC(decision_function_shape="ovo").fit(features, four)], features, four)
+            rank_models(models, features, y)

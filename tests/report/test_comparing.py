@@ -5,17 +5,16 @@ import pytest
 import records
 
 from bu_torch.cli import main
-from bu_torch.report import read_record, write_comparison
+from bu_torch.report import write_comparison
 from bu_torch.report.comparing import comparison
 from bu_torch.report.page import page
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two runs that differ in a setting, a rule and their length."""
-    records.write_run(tmp_path / "first" / "checkpoints", n_checks=30, n_classes=4)
-    records.write_run(tmp_path / "second <b>" / "checkpoints", n_checks=20, n_classes=4, patience=7)
-    return [read_record(tmp_path / name) for name in ("first", "second <b>")]
+    """Two runs that differ in a setting and their length."""
+    first, second = (tmp_path / name / "checkpoints" for name in ("first", "second <b>"))
+    return [records.run(first, n_checks=30, n_classes=4), records.run(second, n_checks=20, n_classes=4, patience=7)]
 
 
 def test_each_run_has_a_colour_its_kept_check_and_its_costs(runs):
@@ -99,11 +98,12 @@ def test_too_few_and_too_many_runs_are_refused(runs, n_runs):
 
 
 def test_the_same_run_twice_is_refused_by_the_command_too(runs, tmp_path, capsys):
+    out, folder = tmp_path / "page.html", str(tmp_path / "first")
     with pytest.raises(ValueError, match="is given twice"):
-        write_comparison([runs[0], runs[0]], tmp_path / "page.html")
-    assert main(["report", str(tmp_path / "first"), str(tmp_path / "first"), "-o", str(tmp_path / "page.html")]) == 1
+        write_comparison([runs[0], runs[0]], out)
+    assert main(["report", folder, folder, "-o", str(out)]) == 1
     assert "is given twice" in capsys.readouterr().err
-    assert not (tmp_path / "page.html").exists()
+    assert not out.exists()
 
 
 @pytest.mark.skipif(browser.BINARY is None, reason="no chromium is installed")
