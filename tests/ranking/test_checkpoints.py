@@ -32,6 +32,11 @@ class Chosen(problems.Classifier):
         self.last = nn.Linear(3, width)
 
 
+class Packed(Chosen):
+    def __init__(self, packed):
+        super().__init__(**packed)
+
+
 def saved(path, content):
     torch.save(content, path)
     return load_checkpoint(path)
@@ -55,8 +60,8 @@ def test_a_run_with_the_stopping_callback_is_read_without_unpickling_classes(run
 def test_a_class_is_built_from_the_hyperparameters_in_the_file(run, random_states):
     checkpoint, before = run[2], random_states()
 
-    def with_content(**changed):
-        return module_with_weights(Chosen, checkpoint._replace(content=checkpoint.content | changed))
+    def with_content(build=Chosen, **changed):
+        return module_with_weights(build, checkpoint._replace(content=checkpoint.content | changed))
 
     with with_content() as module:
         assert module.last.out_features == 7
@@ -64,6 +69,8 @@ def test_a_class_is_built_from_the_hyperparameters_in_the_file(run, random_state
     assert random_states() == before
     with with_content(hparams_name="others") as module:
         assert module.hparams["place"] == 1
+    with with_content(Packed, hparams_name="packed") as module:
+        assert module.last.out_features == 7
     crafted = {"_instantiator": "os.system", "width": 7}
     for values, said in ((crafted, "Pass a module instance"), ({"width": "seven"}, "Chosen cannot be built")):
         with pytest.raises(ValueError, match=said), with_content(hyper_parameters=values):
