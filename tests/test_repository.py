@@ -37,7 +37,8 @@ def test_there_are_workflows_and_forms():
         assert {field["type"] for field in form["body"]} == {"textarea"}
 
 
-def test_the_citation_names_this_version():
+def test_the_changelog_and_the_citation_name_this_version():
+    assert f"## [{bu_torch.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
     said = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert said["version"] == bu_torch.__version__
     assert said["authors"] == [{"name": "The bu-torch authors"}]
