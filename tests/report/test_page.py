@@ -372,11 +372,6 @@ def test_the_command_needs_no_plotly_to_be_installed(tmp_path, capsys, monkeypat
     assert "not shown" not in capsys.readouterr().out
 
 
-def test_the_command_says_in_a_line_what_is_wrong(tmp_path, capsys):
-    assert main(["report", str(tmp_path / "gone")]) == 1
-    assert re.fullmatch("bu-torch: There is no .*\n", capsys.readouterr().err)
-
-
 def test_text_for_people():
     assert (escaped("a<b>&\"'"), escaped("x" * 50, 10)) == ("a&lt;b&gt;&amp;&quot;&#x27;", "x" * 9 + "…")
     said = without_folders("/home/me/x/y.csv: 1/2 of 'C:\\a\\b\\c\\d e', https://a.b/c/d/e")

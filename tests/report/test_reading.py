@@ -44,14 +44,6 @@ def test_the_record_written_to_last_counts_and_others_are_listed(tmp_path):
     assert len(read_record(tmp_path).checks) == 3
 
 
-def test_without_details_the_table_is_read_and_what_is_missing_is_said(tmp_path):
-    table(tmp_path, HEAD + "0,0.5,1.5\r\n")
-    record = read_record(tmp_path)
-    assert record.checks == [{"epoch": 0, "boundary_uncertainty": 0.5, "trust_score": 1.5}]
-    assert (record.details, record.end) == ({}, None)
-    assert "no boundary_uncertainty.jsonl beside the table" in record.missing[0]
-
-
 @pytest.mark.parametrize("cut", range(1, 11))
 def test_a_torn_last_row_is_left_out(tmp_path, cut):
     table(tmp_path, (HEAD + "0,0.1,1.0\r\n1,0.2,1.25\r\n")[:-cut])
