@@ -56,12 +56,12 @@ def test_every_argument_is_among_the_options():
 
 
 RULED = (Settings, bu_torch.SelectionRule, bu_torch.rank_checkpoints)
-RULES = [pytest.param(f'`"{name}"`', "options.md", RULED, id=name) for name in RULE_NAMES]
 WATCHING = (bu_torch.BoundaryUncertaintyMonitor,)
-SIGNALS = [pytest.param(f"`{name}`", "watching.md", WATCHING, id=name) for name in bu_torch.Signals.NAMES]
+NAMED = [pytest.param(f'`"{name}"`', "options.md", RULED, id=f"rule {name}") for name in RULE_NAMES]
+NAMED += [pytest.param(f"`{name}`", "watching.md", WATCHING, id=f"signal {name}") for name in bu_torch.Signals.NAMES]
 
 
-@pytest.mark.parametrize(("name", "page", "places"), RULES + SIGNALS)
+@pytest.mark.parametrize(("name", "page", "places"), NAMED)
 def test_each_rule_and_each_signal_is_on_its_page_and_in_the_docstrings(name, page, places):
     assert name in TEXTS[DOCS / page]
     for place in places:
@@ -99,12 +99,6 @@ def test_pictures_are_drawn(load, tmp_path, capsys):
     drawn, shown = ({path.name for path in folder.glob("*.png")} for folder in (tmp_path, DOCS / "pictures"))
     assert drawn == shown
     assert str(tmp_path) in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", bu_torch.Signals.NAMES)
-def test_each_signal_is_on_the_page_of_watching_and_in_the_monitor_s_docstring(name):
-    assert f"`{name}`" in (DOCS / "watching.md").read_text()
-    assert f"`{name}`" in bu_torch.BoundaryUncertaintyMonitor.__doc__
 
 
 def test_no_page_holds_a_table_that_is_still_to_be_filled():
