@@ -27,32 +27,29 @@ from bu_torch import (
 )
 from bu_torch.samples.subset import stratified_rows
 
-
-@pytest.fixture(scope="module")
-def data():
-    return problems.blobs(n=150)
+INPUTS, LABELS = DATA = problems.blobs(n=150)
 
 
 @pytest.fixture(scope="module")
-def run(data, tmp_path_factory):
+def run(tmp_path_factory):
     """A real run that saves every epoch, watched on all samples by the callback: its history and its folder."""
     folder = tmp_path_factory.mktemp("run")
     stopping = BoundaryUncertaintyStopping(rule="trust_score", budget=None, n_draws=4, averaging=None)
     saving = ModelCheckpoint(folder / "all", filename="{epoch}", save_top_k=-1)
-    problems.fit(folder, stopping, saving, data=problems.loader(*data), max_epochs=6)
+    problems.fit(folder, stopping, saving, data=problems.loader(*DATA), max_epochs=6)
     return stopping, folder / "all"
 
 
 @pytest.fixture(scope="module")
-def signals(data):
-    return Signals().fit(*data)
+def signals():
+    return Signals().fit(*DATA)
 
 
 @pytest.fixture(scope="module")
-def rank(run, data, signals):
+def rank(run, signals):
     """Rank checkpoints, of the run if none are given, with signals that are fitted."""
 
-    def rank(paths=run[1], module=problems.Classifier, dataset=data, **options):
+    def rank(paths=run[1], module=problems.Classifier, dataset=DATA, **options):
         return rank_checkpoints(paths, module, dataset, **{"signals": signals, **options})
 
     return rank
@@ -62,9 +59,9 @@ def by_name(ranking):
     return {candidate.name: candidate for candidate in ranking}
 
 
-def test_checkpoints_of_a_run_have_the_signals_that_the_callback_measured(run, data):
+def test_checkpoints_of_a_run_have_the_signals_that_the_callback_measured(run):
     stopping, folder = run
-    ranking = rank_checkpoints(folder, problems.Classifier(), data)
+    ranking = rank_checkpoints(folder, problems.Classifier(), DATA)
     assert sorted(candidate.epoch for candidate in ranking) == list(range(6))
     for candidate in ranking:
         measured = stopping.history[candidate.epoch]
@@ -104,12 +101,12 @@ def test_a_rule_of_one_s_own_ranks_unless_it_compares_checks(rank):
         rank(rule=steady)
 
 
-def test_order_of_the_paths_and_a_fitted_cache_do_not_matter(run, data, rank, signals, tmp_path):
+def test_order_of_the_paths_and_a_fitted_cache_do_not_matter(run, rank, signals, tmp_path):
     files = sorted(run[1].iterdir())
-    one = rank_checkpoints(files, problems.Classifier(), data)
+    one = rank_checkpoints(files, problems.Classifier(), DATA)
     assert rank(files[::-1], problems.Classifier()) == one
     signals.save(tmp_path / "c.npz")
-    loaded = Signals().load(tmp_path / "c.npz", *data)
+    loaded = Signals().load(tmp_path / "c.npz", *DATA)
     assert rank(map(str, files[2:] + files[:2]), signals=loaded) == one
 
 
@@ -123,7 +120,7 @@ def test_a_file_named_twice_counts_once_and_a_copy_ranks_beside_it(run, rank, tm
     assert {best.path.name, second.path.name} == {"last.ckpt", one.best.path.name}
 
 
-def test_names_of_the_classes_do_not_matter(run, data, rank, tmp_path):
+def test_names_of_the_classes_do_not_matter(run, rank, tmp_path):
     order = torch.tensor([2, 0, 1])
     for file in run[1].iterdir():
         state = torch.load(file, weights_only=True)["state_dict"]
@@ -131,7 +128,7 @@ def test_names_of_the_classes_do_not_matter(run, data, rank, tmp_path):
             state[name] = state[name][order.argsort()]
         torch.save(state, tmp_path / f"{file.stem}.pt")
     one = rank(rule="trust_score")
-    other = rank(tmp_path, dataset=(data[0], order[data[1]]), rule="trust_score", signals=None)
+    other = rank(tmp_path, dataset=(INPUTS, order[LABELS]), rule="trust_score", signals=None)
     assert [c.path.stem for c in other] == [c.path.stem for c in one]
     for candidate, relabelled in zip(one, other, strict=True):
         assert relabelled.epoch is None
@@ -139,10 +136,10 @@ def test_names_of_the_classes_do_not_matter(run, data, rank, tmp_path):
             assert relabelled.signals[name] == pytest.approx(candidate.signals[name], abs=1e-6)
 
 
-def test_nothing_of_the_users_is_touched(data, rank, random_states):
+def test_nothing_of_the_users_is_touched(rank, random_states):
     module = problems.Classifier()
     module.net[3].eval()
-    loader, before, states = problems.loader(*data), problems.weights_of(module), random_states()
+    loader, before, states = problems.loader(*DATA), problems.weights_of(module), random_states()
     for one in (module, problems.Classifier):
         rank(module=one, dataset=loader)
     assert random_states() == states
@@ -182,12 +179,12 @@ def test_table_json_and_csv_tell_the_same(run, rank, tmp_path):
     assert len({line.index(str(run[1])) for line in lines[2:]}) == 1
 
 
-def test_a_model_that_cannot_take_the_inputs_is_named_and_equally_good_ones_keep_their_order(data):
+def test_a_model_that_cannot_take_the_inputs_is_named_and_equally_good_ones_keep_their_order():
     with pytest.raises(ValueError, match=r"^wide: .*shapes cannot be multiplied"):
-        rank_models({"fits": nn.Linear(4, 3), "wide": nn.Linear(7, 3)}, *data)
+        rank_models({"fits": nn.Linear(4, 3), "wide": nn.Linear(7, 3)}, *DATA)
     linear = nn.Linear(4, 3)
-    assert [c.name for c in rank_models([linear, linear], *data)] == ["0: Linear", "1: Linear"]
-    assert [c.name for c in rank_models({"b": linear, "a": linear}, data)] == ["b", "a"]
+    assert [c.name for c in rank_models([linear, linear], *DATA)] == ["0: Linear", "1: Linear"]
+    assert [c.name for c in rank_models({"b": linear, "a": linear}, DATA)] == ["b", "a"]
 
 
 def test_the_best_are_copied_and_nothing_is_overwritten(run, rank, tmp_path):
@@ -210,8 +207,8 @@ def test_the_best_are_copied_and_nothing_is_overwritten(run, rank, tmp_path):
         ranking.copy_best(13, kept)
 
 
-def test_what_does_not_fit_is_refused_by_name(run, data, signals, tmp_path):
-    files, (inputs, labels) = sorted(run[1].iterdir()), data
+def test_what_does_not_fit_is_refused_by_name(run, signals, tmp_path):
+    files = sorted(run[1].iterdir())
     for error, said, changed in (
         (ValueError, "`paths`", {"paths": []}),
         (FileNotFoundError, "missing.ckpt", {"paths": [files[0], "missing.ckpt"]}),
@@ -220,38 +217,37 @@ def test_what_does_not_fit_is_refused_by_name(run, data, signals, tmp_path):
         (TypeError, "`module`", {"module": "module"}),
         (TypeError, "`dataset`", {"dataset": 3}),
         (ValueError, "`dataset`", {"dataset": [1.0, 2.0, 3.0]}),
-        (ValueError, "one length", {"dataset": (inputs, labels[1:])}),
-        (ValueError, "epoch=0.ckpt: `logits`", {"paths": files[0], "dataset": (inputs, labels + 5)}),
-        (ValueError, "`signals` must be fitted on the samples", {"dataset": (inputs + 1, labels), "signals": signals}),
+        (ValueError, "one length", {"dataset": (INPUTS, LABELS[1:])}),
+        (ValueError, "epoch=0.ckpt: `logits`", {"paths": files[0], "dataset": (INPUTS, LABELS + 5)}),
+        (ValueError, "`signals` must be fitted on the samples", {"dataset": (INPUTS + 1, LABELS), "signals": signals}),
         (TypeError, "`signals`", {"signals": 3}),
         (ValueError, "`rule`", {"rule": "loss"}),
         (ValueError, "`batch_size`", {"batch_size": 0}),
     ):
         with pytest.raises(error, match=said):
-            rank_checkpoints(**{"paths": files, "module": problems.Classifier(), "dataset": data, **changed})
+            rank_checkpoints(**{"paths": files, "module": problems.Classifier(), "dataset": DATA, **changed})
 
 
-def test_samples_may_come_in_any_form(data):
-    inputs, labels = data
-    weights = torch.rand(len(labels))
-    dicts = [{"image": x, "weight": w, "target": y} for x, y, w in zip(inputs, labels, weights, strict=True)]
+def test_samples_may_come_in_any_form():
+    weights = torch.rand(len(LABELS))
+    dicts = [{"image": x, "weight": w, "target": y} for x, y, w in zip(*DATA, weights, strict=True)]
     by_key = {"input_key": "image", "label_key": "target"}
     models = {"sum": lambda x: x[:, :3], "far": lambda x: x[:, :3] - 5 * x[:, 1:]}
-    expected = rank_models(models, inputs, labels)
-    assert expected == rank_models(models, read_samples((weights, inputs, labels), input_key=-2, label_key=-1))
+    expected = rank_models(models, *DATA)
+    assert expected == rank_models(models, read_samples((weights, *DATA), input_key=-2, label_key=-1))
     assert expected == rank_models(models, read_samples(DataLoader(dicts, batch_size=7, shuffle=True), **by_key))
-    few = Subset(TensorDataset(inputs, labels), stratified_rows(150, 90, 0, labels))
-    assert rank_models(models, read_samples(data, 90)) == rank_models(models, few)
+    few = Subset(TensorDataset(*DATA), stratified_rows(150, 90, 0, LABELS))
+    assert rank_models(models, read_samples(DATA, 90)) == rank_models(models, few)
     with pytest.raises(ValueError, match=r"^`dataset`: batches are dicts .*Pass a pair \(inputs, labels\)"):
         rank_models(models, dicts)
 
 
-def test_models_of_any_kind_are_ranked_together(data):
-    features, labels = data[0].double(), data[1]
-    regression, linear = LogisticRegression(max_iter=500).fit(features, labels), nn.Linear(4, 3).double()
+def test_models_of_any_kind_are_ranked_together():
+    features = INPUTS.double()
+    regression, linear = LogisticRegression(max_iter=500).fit(features, LABELS), nn.Linear(4, 3).double()
     linear.weight.data[:], linear.bias.data[:] = map(torch.from_numpy, (regression.coef_, regression.intercept_))
     forms = {"module": linear, "function": lambda x: linear(x), "far": lambda x: linear(x - 2)}
-    ranking = rank_models({"regression": regression, **forms}, features, labels)
+    ranking = rank_models({"regression": regression, **forms}, features, LABELS)
     values = by_name(ranking)
     for name in ("module", "function"):
         assert values[name].signals == pytest.approx(values["regression"].signals, abs=1e-9)
@@ -261,11 +257,11 @@ def test_models_of_any_kind_are_ranked_together(data):
         ranking.copy_best(1, "anywhere")
 
 
-def test_labels_of_estimators_may_be_of_any_kind(data):
-    features = data[0].numpy().astype(np.float64)
+def test_labels_of_estimators_may_be_of_any_kind():
+    features = INPUTS.numpy().astype(np.float64)
     expected = None
     for names in (np.array([0, 1, 2]), np.array([-5, 3, 7]), np.array(["a", "b", "c"]), np.array([1.0, 2.0, 3.0])):
-        y = names[data[1].numpy()]
+        y = names[LABELS.numpy()]
         models = {
             "svc": SVC().fit(features, y),
             "pipeline": make_pipeline(StandardScaler(), LogisticRegression()).fit(features, y),
@@ -276,8 +272,8 @@ def test_labels_of_estimators_may_be_of_any_kind(data):
         assert found == expected
 
 
-def test_an_estimator_that_does_not_know_a_class_never_predicts_it(data):
-    features, labels = data[0].numpy(), data[1].numpy()
+def test_an_estimator_that_does_not_know_a_class_never_predicts_it():
+    features, labels = INPUTS.numpy(), LABELS.numpy()
     part = KNeighborsClassifier(5).fit(features[labels != 1], labels[labels != 1])
     whole = KNeighborsClassifier(5).fit(features, labels)
     ranking = rank_models({"part": part, "whole": whole}, features, labels)
@@ -285,8 +281,8 @@ def test_an_estimator_that_does_not_know_a_class_never_predicts_it(data):
     assert by_name(ranking)["part"].signals["label_agreement"] < 0.7
 
 
-def test_what_is_no_fitted_classifier_is_refused(data):
-    features, labels = data[0].numpy(), data[1].numpy()
+def test_what_is_no_fitted_classifier_is_refused():
+    features, labels = INPUTS.numpy(), LABELS.numpy()
     four = np.where((labels == 2) & (np.arange(len(labels)) % 6 < 3), 3, labels)
     ovo, ovo_of_four = (SVC(decision_function_shape="ovo").fit(features, y) for y in (labels, four))
     for error, said, models, y in (
