@@ -7,12 +7,10 @@ from torch.optim.swa_utils import AveragedModel
 
 from bu_torch import Signals, average_checkpoints, greedy_soup, load_checkpoint, rank_checkpoints
 
-
-def gaussians(n=400):
-    """N(0, I) and N((2, 0), I): the Bayes boundary is x_0 = 1."""
-    labels = torch.arange(n) % 2
-    noise = torch.randn(n, 2, generator=torch.Generator().manual_seed(0))
-    return noise + labels.unsqueeze(1) * torch.tensor([2.0, 0.0]), labels
+LABELS = torch.arange(400) % 2
+NOISE = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+# N(0, I) and N((2, 0), I): the Bayes boundary is x_0 = 1.
+GAUSSIANS = NOISE + LABELS.unsqueeze(1) * torch.tensor([2.0, 0.0]), LABELS
 
 
 def state_of(at):
@@ -56,7 +54,7 @@ def test_low_precision_is_averaged_in_double_and_expanded_weights_as_others(tmp_
         state = {"weight": torch.full((1, 1), float(place)).expand(1, 2), "bias": torch.zeros(1)}
         torch.save(state, tmp_path / f"{place}.pt")
     assert torch.equal(average_checkpoints(tmp_path)["weight"], torch.full((1, 2), 3.0))
-    assert len(greedy_soup(tmp_path, nn.Linear(2, 1), gaussians()).ranking) == 7
+    assert len(greedy_soup(tmp_path, nn.Linear(2, 1), GAUSSIANS).ranking) == 7
 
 
 def test_files_of_other_shapes_are_not_averaged(tmp_path):
@@ -76,7 +74,7 @@ def test_a_tensor_far_larger_than_its_file_takes_no_memory(tmp_path, read, strid
     large = torch.ones(2 * n if stride else 1).as_strided((n, n) if stride else (1, n), (stride, stride))
     torch.save({"weight": large, "bias": large}, tmp_path / "crafted.pt")
     with pytest.raises(ValueError, match=r"crafted\.pt` must hold the values .* got '(weight|bias)' of shape"):
-        read(tmp_path, *(() if read is average_checkpoints else (nn.Linear(2, 1), gaussians())))
+        read(tmp_path, *(() if read is average_checkpoints else (nn.Linear(2, 1), GAUSSIANS)))
 
 
 @pytest.mark.parametrize("rule", ["expected_accuracy", "boundary_uncertainty"])
@@ -84,7 +82,7 @@ def test_what_lies_on_both_sides_of_the_bayes_boundary_is_averaged(tmp_path, rul
     save_cuts(tmp_path, 0.3, 1.8, 5.0)
     module = nn.Linear(2, 1)
     before = module.weight.clone()
-    soup = greedy_soup(tmp_path, module, gaussians(), rule=rule)
+    soup = greedy_soup(tmp_path, module, GAUSSIANS, rule=rule)
     assert torch.equal(module.weight, before)
     assert {member.epoch for member in soup.members} == {0, 1}
     assert float(soup.state_dict["bias"]) == pytest.approx(-1.05)
@@ -92,13 +90,13 @@ def test_what_lies_on_both_sides_of_the_bayes_boundary_is_averaged(tmp_path, rul
     assert soup.members[0] == best
     assert soup.signals["label_agreement"] > best.signals["label_agreement"]
     assert 0 < soup.gain == pytest.approx(soup.signals[rule] - best.signals[rule])
-    assert len(greedy_soup(tmp_path, module, gaussians(), rule=rule, n_best=1).members) == 1
+    assert len(greedy_soup(tmp_path, module, GAUSSIANS, rule=rule, n_best=1).members) == 1
 
 
 def test_a_soup_of_one_is_the_best_and_copies_count_once(tmp_path):
     save_cuts(tmp_path, 1.0, 2.5, 3.0)
     (tmp_path / "last.ckpt").write_bytes((tmp_path / "1.0.ckpt").read_bytes())
-    soup = greedy_soup(tmp_path, nn.Linear(2, 1), gaussians())
+    soup = greedy_soup(tmp_path, nn.Linear(2, 1), GAUSSIANS)
     assert (len(soup.members), len(soup.ranking), soup.gain) == (1, 4, 0)
     assert soup.signals == soup.ranking.best.signals
     assert torch.equal(soup.state_dict["bias"], torch.tensor([-1.0]))
@@ -132,11 +130,11 @@ def test_a_soup_of_a_real_run_loads_as_lightning_does(tmp_path):
 
 def test_a_soup_of_bare_weights_is_saved_bare_and_nothing_finite_is_refused(tmp_path):
     torch.save(state_of(1.0), tmp_path / "one.pt")
-    soup = greedy_soup(tmp_path / "one.pt", nn.Linear(2, 1), gaussians())
+    soup = greedy_soup(tmp_path / "one.pt", nn.Linear(2, 1), GAUSSIANS)
     soup.save(tmp_path / "new" / "soup.pt")
     assert load_checkpoint(tmp_path / "new" / "soup.pt").content.keys() == {"weight", "bias"}
     torch.save({"weight": torch.full((1, 2), torch.nan), "bias": torch.zeros(1)}, tmp_path / "one.pt")
     with pytest.raises(ValueError, match="finite"):
-        greedy_soup(tmp_path / "one.pt", nn.Linear(2, 1), gaussians())
+        greedy_soup(tmp_path / "one.pt", nn.Linear(2, 1), GAUSSIANS)
     with pytest.raises(ValueError, match="`n_best`"):
-        greedy_soup(tmp_path / "one.pt", nn.Linear(2, 1), gaussians(), n_best=0)
+        greedy_soup(tmp_path / "one.pt", nn.Linear(2, 1), GAUSSIANS, n_best=0)
