@@ -19,14 +19,12 @@ TABLE = "boundary_uncertainty.csv"
 HEAD = "epoch,boundary_uncertainty,trust_score\n"
 
 
-def checks(n_checks=60, peak=0.4, seed=0):
+def checks(n_checks=60):
     """Rows of a table: boundary uncertainty rises, then falls slowly, as a network overfits."""
-    noise = random.Random(seed)
-    rows = []
+    noise, rows = random.Random(0), []
     for epoch in range(n_checks):
         place = epoch / n_checks
-        learned = 1 - math.exp(-6 * place / peak)
-        lost = max(0.0, place - peak)
+        learned, lost = 1 - math.exp(-15 * place), max(0.0, place - 0.4)
         rows.append(
             {
                 "epoch": epoch,
@@ -43,48 +41,33 @@ def checks(n_checks=60, peak=0.4, seed=0):
                 "omission": 0.3 - 0.2 * learned + noise.gauss(0, 0.004),
             }
         )
-    judged = []
-    for row in rows:
-        judged.append(row)
-        SelectionRule().complete(judged)
     return rows
 
 
-def header(classes=None, n_classes=None, **settings):
-    n_classes = n_classes or len(classes or LETTERS)
+def header(classes=None, n_classes=None, **changed):
+    settings = {"rule": "expected_accuracy", "patience": 20, "min_delta": 0.0, "start_from_epoch": 0}
+    settings |= {"every_n_epochs": 1, "n_neighbors": 40, "n_draws": None, "seed": 0, **changed}
+    data = {"n_samples": 2500, "n_draws": 4, "n_training": 10000, "shape": [16]}
     return {
         "kind": "header",
         "format": FORMAT,
-        "settings": {
-            "rule": "expected_accuracy",
-            "patience": 20,
-            "min_delta": 0.0,
-            "start_from_epoch": 0,
-            "every_n_epochs": 1,
-            "n_neighbors": 40,
-            "n_draws": None,
-            "seed": 0,
-            **settings,
-        },
+        "settings": settings,
         "versions": {"bu_torch": "0.1.0", "python": "3.11.2", "torch": "2.10.0", "lightning": "2.6.0"},
-        "data": {"n_samples": 2500, "n_draws": 4, "n_training": 10000, "n_classes": n_classes, "shape": [16]},
+        "data": {**data, "n_classes": n_classes or len(classes or LETTERS)},
         "classes": classes,
         "setup_seconds": 6.81,
         "started": "2026-01-31T12:00:00+00:00",
     }
 
 
-def details(epoch, n_classes=26, n_checks=60, seed=0):
+def details(epoch, n_classes, n_checks):
     """What a check tells beside its row; the same pairs and samples in every epoch, their values moving on."""
-    fixed, noise = random.Random(seed), random.Random(seed + epoch + 1)
-    place = epoch / n_checks
-    pairs = []
-    for k in range(n_classes):
-        for m in range(k + 1, n_classes):
-            if n_classes <= 5 or fixed.random() < 0.4:
-                weight = fixed.expovariate(0.05)
-                value = min(1, max(0, fixed.betavariate(2, 4) + noise.gauss(0, 0.03)))
-                pairs.append([k, m, 0.0, weight, value])
+    fixed, noise = random.Random(0), random.Random(epoch + 1)
+    place, pairs = epoch / n_checks, []
+    for k, m in itertools.combinations(range(n_classes), 2):
+        if n_classes <= 5 or fixed.random() < 0.4:
+            weight = fixed.expovariate(0.05)
+            pairs.append([k, m, 0.0, weight, min(1, max(0, fixed.betavariate(2, 4) + noise.gauss(0, 0.03)))])
     total = sum(pair[3] for pair in pairs)
     for pair in pairs:
         pair[2] = pair[3] / total
@@ -92,11 +75,9 @@ def details(epoch, n_classes=26, n_checks=60, seed=0):
     for _ in range(50):
         index, label = fixed.randrange(10000), fixed.randrange(n_classes)
         nearest = (label + 1 + fixed.randrange(n_classes - 1)) % n_classes
-        learned = fixed.random() < 0.6
+        prediction, nearest = (label, nearest) if fixed.random() < 0.6 else (nearest, label)
         index = index if fixed.random() < 0.8 else noise.randrange(10000)
-        doubtful.append(
-            [index, label, label if learned else nearest, nearest if learned else label, 0.2 + fixed.random()]
-        )
+        doubtful.append([index, label, prediction, nearest, 0.2 + fixed.random()])
     doubtful.sort(key=lambda doubt: doubt[4])
     return {
         "kind": "check",
@@ -114,53 +95,44 @@ def details(epoch, n_classes=26, n_checks=60, seed=0):
 
 
 def end(kept_epoch, stopped_epoch=None, reason="Training ran until `max_epochs=60`.", best_model_path=""):
-    told = {"kept_epoch": kept_epoch, "stopped_epoch": stopped_epoch}
-    return {"kind": "end", **told, "reason": reason, "best_model_path": best_model_path}
+    places = {"kept_epoch": kept_epoch, "stopped_epoch": stopped_epoch}
+    return {"kind": "end", **places, "reason": reason, "best_model_path": best_model_path}
 
 
 def write_table(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
+    names = list((rows or checks(1))[0])
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list((rows or checks(1))[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
-def write_details(path, lines):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+        csv.writer(file).writerows([names, *([row[name] for name in names] for row in rows)])
     return path
 
 
 def write_run(folder, n_checks=60, classes=None, n_classes=26, name="boundary_uncertainty", ended=True, **settings):
     """A whole run; its table's path."""
-    n_classes = len(classes) if classes else n_classes
-    rows = checks(n_checks)
+    n_classes, rows = len(classes or range(n_classes)), checks(n_checks)
     lines = [header(classes, n_classes, **settings), *(details(row["epoch"], n_classes, n_checks) for row in rows)]
     kept = SelectionRule().replay(rows)["epoch"] if settings.get("rule", "expected_accuracy") else None
     lines[-1]["kept_epoch"] = kept
     if ended:
         reason = f"Stopped in epoch {n_checks - 1}: expected_accuracy did not improve in the last 20 checks."
         lines.append(end(kept, n_checks - 1, reason, f"{folder}/boundary-epoch={kept}-step=1.ckpt"))
-    write_details(folder / f"{name}.jsonl", lines)
-    return write_table(folder / f"{name}.csv", rows)
+    path = write_table(folder / f"{name}.csv", rows)
+    path.with_suffix(".jsonl").write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+    return path
 
 
 def table(folder, *parts):
     """A table of this text or these bytes."""
     path = folder / TABLE
-    with path.open("wb") as file:
-        file.writelines(part if isinstance(part, bytes) else part.encode() for part in parts)
+    path.write_bytes(b"".join(part if isinstance(part, bytes) else part.encode() for part in parts))
     return path
 
 
 def lines(folder, *entries, first=None):
     """A record of one check, with these lines beside it, after a header or `first`."""
     path = table(folder, HEAD, "0,0.5,1.5\n").with_suffix(".jsonl")
-    with path.open("w") as file:
-        for entry in (first or header(), *entries):
-            file.write(entry if isinstance(entry, str) else f"{json.dumps(entry)}\n")
+    written = (entry if isinstance(entry, str) else f"{json.dumps(entry)}\n" for entry in (first or header(), *entries))
+    path.write_text("".join(written))
     return path
 
 
@@ -173,8 +145,8 @@ def run(folder, rows=None, **settings):
     return read_record(folder)
 
 
-def _histogram(edges, centre, spread, noise, n=10000):
+def _histogram(edges, centre, spread, noise):
     shown = [edge if edge is not None else math.inf * (1 if place else -1) for place, edge in enumerate(edges)]
     below = [0.5 * (1 + math.erf((edge - centre) / (spread * math.sqrt(2)))) for edge in shown]
-    counts = [round(n * max(0.0, b - a) * noise.uniform(0.95, 1.05)) for a, b in itertools.pairwise(below)]
+    counts = [round(10_000 * max(0.0, b - a) * noise.uniform(0.95, 1.05)) for a, b in itertools.pairwise(below)]
     return {"edges": edges, "counts": counts}

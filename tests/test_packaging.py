@@ -12,13 +12,21 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import bu_torch
+
 ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+
+
+def run(*command, cwd=None):
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=cwd)
 
 
 def copy_tree(folder):
     """Lay out what is under version control, or all of an unpacked archive."""
     if (ROOT / ".git").exists():
-        subprocess.run(["git", "-C", ROOT, "checkout-index", "--all", "--prefix", f"{folder}/"], check=True)
+        run("git", "-C", ROOT, "checkout-index", "--all", "--prefix", f"{folder}/")
     else:
         skip = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist", ".venv*", ".*_cache", ".hypothesis")
         shutil.copytree(ROOT, folder, ignore=skip, dirs_exist_ok=True)
@@ -29,21 +37,14 @@ def built(tmp_path_factory):
     """An archive of the sources of a copy of the tree, so that no build folder is left in it, and a wheel of that."""
     folder, tree = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("tree")
     copy_tree(tree)
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(built):
-    (found,) = built.glob("*.whl")
-    return found
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree)
+    (archive,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return archive, wheel
 
 
 def test_the_archive_of_the_sources_holds_all_that_the_tests_read(built, tmp_path):
     copy_tree(tmp_path)
-    (archive,) = built.glob("*.tar.gz")
-    with tarfile.open(archive) as opened:
+    with tarfile.open(built[0]) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     files = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
     assert len(files) > 300
@@ -51,13 +52,12 @@ def test_the_archive_of_the_sources_holds_all_that_the_tests_read(built, tmp_pat
 
 
 def test_packages_listed_are_the_folders_there_are():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {str(f.parent.relative_to(ROOT)).replace("/", ".") for f in ROOT.glob("bu_torch/**/__init__.py")}
-    assert set(settings["packages"]) == folders | {"bu_torch.callbacks"}
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == folders | {"bu_torch.callbacks"}
 
 
-def test_wheel_holds_every_module_the_page_and_the_type_marker(wheel):
-    names = set(zipfile.ZipFile(wheel).namelist())
+def test_wheel_holds_every_module_the_page_and_the_type_marker(built):
+    names = set(zipfile.ZipFile(built[1]).namelist())
     modules = {str(f.relative_to(ROOT)) for f in ROOT.glob("bu_torch/**/*.py")}
     modules |= {f"bu_torch/callbacks/{f.name}" for f in ROOT.glob("callbacks/*.py")}
     parts = {f"bu_torch/report/page.{kind}" for kind in ("css", "html", "js")}
@@ -67,15 +67,15 @@ def test_wheel_holds_every_module_the_page_and_the_type_marker(wheel):
 
 
 @pytest.fixture(scope="module")
-def plainly_installed(wheel, tmp_path_factory):
+def plainly_installed(built, tmp_path_factory):
     """A Python with the wheel installed, and of all else what is installed here, by a path entry alone."""
     folder = tmp_path_factory.mktemp("plain") / "env"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    run(sys.executable, "-m", "venv", folder)
     python = folder / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", built[1])
     (site,) = folder.glob("lib/python*/site-packages")
-    dependencies = [p for p in sys.path if p.endswith("site-packages")]
-    (site / "dependencies.pth").write_text("\n".join(dependencies))  # whose own `.pth` files are not run
+    dependencies = "\n".join(path for path in sys.path if path.endswith("site-packages"))
+    (site / "dependencies.pth").write_text(dependencies)  # whose own `.pth` files are not run
     return python
 
 
@@ -89,8 +89,7 @@ print(bu_torch.__file__, bu_torch.callbacks.__file__, sep="\\n")
 
 
 def files_imported(python, cwd):
-    result = subprocess.run([python, "-c", IMPORTED], check=True, capture_output=True, text=True, cwd=cwd)
-    return [Path(line) for line in result.stdout.splitlines()]
+    return [Path(line) for line in run(python, "-c", IMPORTED, cwd=cwd).stdout.splitlines()]
 
 
 def test_a_plain_install_is_imported_away_from_the_repository(plainly_installed, tmp_path):
@@ -119,20 +118,11 @@ print([name for name in ("lightning", "pytorch_lightning", "lightning_utilities"
 
 
 def test_importing_the_package_loads_neither_lightning_nor_faiss_and_a_loop_no_lightning(tmp_path):
-    command = [sys.executable, "-c", NO_LIGHTNING]
-    result = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
-    assert result.stdout.split() == ["[]", "[]"]
-
-
-def test_version_is_in_the_changelog():
-    import bu_torch
-
-    assert f"## [{bu_torch.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert run(sys.executable, "-c", NO_LIGHTNING, cwd=tmp_path).stdout.split() == ["[]", "[]"]
 
 
 def test_the_oldest_versions_tested_are_the_oldest_allowed():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    allowed = dict(one.split(">=") for one in [*project["dependencies"], *project["optional-dependencies"]["report"]])
+    allowed = dict(one.split(">=") for one in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["report"]])
     lines = (ROOT / "tests" / "oldest.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert pinned.keys() == allowed.keys()
@@ -141,24 +131,17 @@ def test_the_oldest_versions_tested_are_the_oldest_allowed():
 
 @pytest.mark.parametrize("has_a_known_hole", ["torch 2.9.1", "lightning 2.6.5", "pytorch-lightning 2.6.5"])
 def test_versions_that_a_crafted_checkpoint_can_harm_are_not_allowed(has_a_known_hole):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     name, version = has_a_known_hole.split()
-    (required,) = [one for one in map(Requirement, project["dependencies"]) if one.name == name]
+    (required,) = [one for one in map(Requirement, PROJECT["dependencies"]) if one.name == name]
     assert version not in required.specifier
 
 
-def names_of_imports(block):
-    return {alias.name for node in block if isinstance(node, ast.ImportFrom) for alias in node.names}
-
-
 def test_public_names_are_found_lazily_and_shown_to_type_checkers():
-    import bu_torch
-
     (shown,) = [node for node in ast.parse(Path(bu_torch.__file__).read_text()).body if isinstance(node, ast.If)][:1]
     assert ast.unparse(shown.test) == "TYPE_CHECKING"
-    packages = {"callbacks", "evaluation", "functional", "report"}
-    names = names_of_imports(shown.body) - {"Any"}
-    assert names == set(bu_torch._HOMES) | packages
+    imports = (node for node in shown.body if isinstance(node, ast.ImportFrom))
+    names = {alias.name for node in imports for alias in node.names} - {"Any"}
+    assert names == {*bu_torch._HOMES, "callbacks", "evaluation", "functional", "report"}
     assert set(bu_torch.__all__) <= names | {"__version__"}
     for name in names:
         assert getattr(bu_torch, name) is not None
@@ -167,11 +150,8 @@ def test_public_names_are_found_lazily_and_shown_to_type_checkers():
 
 
 def test_the_version_is_told_without_loading_torch(tmp_path):
-    import bu_torch
-
-    command = [sys.executable, "-X", "importtime", "-m", "bu_torch"]
     for option, said in (("--version", f"bu-torch {bu_torch.__version__}\n"), ("--help", "usage: ")):
-        result = subprocess.run([*command, option], check=True, capture_output=True, text=True, cwd=tmp_path)
+        result = run(sys.executable, "-X", "importtime", "-m", "bu_torch", option, cwd=tmp_path)
         assert result.stdout.startswith(said)
         loaded = {line.rpartition("|")[2].strip().split(".")[0] for line in result.stderr.splitlines()}
         assert "bu_torch" in loaded

@@ -37,7 +37,8 @@ def test_there_are_workflows_and_forms():
         assert {field["type"] for field in form["body"]} == {"textarea"}
 
 
-def test_the_citation_names_this_version():
+def test_the_changelog_and_the_citation_name_this_version():
+    assert f"## [{bu_torch.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
     said = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert said["version"] == bu_torch.__version__
     assert said["authors"] == [{"name": "The bu-torch authors"}]
@@ -56,9 +57,8 @@ def test_the_conda_recipe_says_what_pyproject_says():
     assert recipe["requirements"]["run"] == run
     (backend,) = project["build-system"]["requires"]
     assert recipe["requirements"]["host"] == [run[0], "pip", backend.replace(">=", " >=")]
-    about = recipe["about"]
-    assert (about["summary"], about["license"]) == (said["description"], said["license"])
-    assert about["license_file"] == said["license-files"]
+    about = [recipe["about"][name] for name in ("summary", "license", "license_file")]
+    assert about == [said[name] for name in ("description", "license", "license-files")]
 
 
 @pytest.mark.parametrize(("tag", "is_right"), [(f"v{bu_torch.__version__}", True), ("v9.9", False), ("", False)])
@@ -69,9 +69,8 @@ def test_a_release_is_a_tag_that_equals_the_version(tag, is_right):
 
 @pytest.mark.parametrize("base", ["", "https://forge.example/group/bu-torch"])
 def test_links_of_readme_are_relative_until_there_is_an_address(base):
-    command = ["make", "--silent", "readme", f"BASE_URL={base}"]
+    command, readme = ["make", "--silent", "readme", f"BASE_URL={base}"], (ROOT / "README.md").read_text()
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    readme = (ROOT / "README.md").read_text()
     if not base:
         assert shown == readme
         return

@@ -1,4 +1,4 @@
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 
@@ -7,24 +7,16 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
-def script(name):
-    """A script of `benchmarks`, imported with the others beside it as when it is run."""
-    sys.path.insert(0, str(FOLDER))
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FOLDER))
-    del sys.modules[spec.name]
-    for imported in ("quality", "images", "tables", "text", "training", "fitting", "noise"):
-        sys.modules.pop(imported, None)
-
-
 def fixture_of(name):
+    """A script of `benchmarks`, imported with the others beside it as when it is run."""
+
     @pytest.fixture(scope="module", name=name)
     def loaded():
-        yield from script(name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(FOLDER)
+            yield importlib.import_module(name)
+        for file in FOLDER.glob("*.py"):
+            sys.modules.pop(file.stem, None)
 
     return loaded
 

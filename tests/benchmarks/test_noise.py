@@ -4,16 +4,16 @@ import pytest
 import torch
 
 
-def samples(n=2000, n_classes=3, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(n_classes, (n,), generator=generator)
+def samples(n_classes=3):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(n_classes, (2000,), generator=generator)
     centres = torch.tensor([[0.0, 0.0], [2.0, 0.0], [9.0, 0.0], [9.0, 1.0]])
-    return centres[labels] + torch.randn(n, 2, generator=generator), labels
+    return centres[labels] + torch.randn(2000, 2, generator=generator), labels
 
 
-def corrupted(noise, kind, n_classes=3, seed=0):
-    features, labels = samples(n_classes=n_classes)
-    return features, labels, noise.corrupt(labels, features, n_classes, kind, torch.Generator().manual_seed(seed))
+def corrupted(noise, kind, n_classes=3):
+    features, labels = samples(n_classes)
+    return features, labels, noise.corrupt(labels, features, n_classes, kind, torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,6 @@ def test_hard_samples_change_more_often_and_to_the_class_next_to_them(noise):
 
 
 def test_another_kind_of_noise_is_refused(noise):
-    with pytest.raises(
-        ValueError, match=r"`noise` must be `none` or begin with uniform-, pairs- or hard-, got 'some-0.2'"
-    ):
+    said = r"`noise` must be `none` or begin with uniform-, pairs- or hard-, got 'some-0.2'"
+    with pytest.raises(ValueError, match=said):
         corrupted(noise, "some-0.2")

@@ -1,6 +1,7 @@
 """What the speed benchmark compares gives the same results."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,10 +9,8 @@ import torch
 
 def test_stages_are_all_there(speed):
     setup = speed.setup_stages(200, 4, 3)
-    assert set(setup) == {
-        "N", "d", "J", "neighbours", "perturbation", "prototypes", "pairs", "class distances", "votes",
-        "regression", "expected",
-    }  # fmt: skip
+    stages = {"neighbours", "perturbation", "prototypes", "pairs", "class distances", "votes", "regression", "expected"}
+    assert set(setup) == {"N", "d", "J", *stages}
     whole = speed.whole(200, 4, 3)
     assert whole["peak MiB"] >= whole["MiB of imports"] > 0
     check = speed.check_stages(200, 4, 3, 1)
@@ -20,20 +19,16 @@ def test_stages_are_all_there(speed):
 
 
 def test_kd_trees_say_what_the_cache_says(speed, monkeypatch):
-    asked = []
-    own = speed.functional.trust_score
-    monkeypatch.setattr(
-        speed.functional, "trust_score", lambda d, p, **kwargs: (asked.append(own(d, p, **kwargs)), asked[-1])[1]
-    )
+    asked, own = [], speed.functional.trust_score
+    monkeypatch.setattr(speed.functional, "trust_score", lambda *a, **k: asked.append(own(*a, **k)) or asked[-1])
     row = speed.other_ways(300, 4, 3, 1)
     torch.testing.assert_close(asked[-1].float(), asked[0], rtol=1e-4, atol=1e-5)
     assert min(row["torch / FAISS"], row["scikit-learn / FAISS"], row["KD-trees / cache"]) > 0
 
 
 def test_an_epoch_with_checks_is_told_from_one_without(speed):
-    samples = speed.table(150, 4, 3)
-    plain = speed.epoch_seconds(lambda: speed.mlp(4, 3), samples, 1, stopping=False, held_out=False)
-    ours = speed.epoch_seconds(lambda: speed.mlp(4, 3), samples, 1, stopping=True, held_out=False)
+    one = partial(speed.epoch_seconds, lambda: speed.mlp(4, 3), speed.table(150, 4, 3), 1, held_out=False)
+    plain, ours = one(stopping=False), one(stopping=True)
     assert plain[1] == plain[2] == 0.0
     assert 0 < ours[1] < ours[0]
     assert ours[2] > 0

@@ -1,6 +1,5 @@
 """The benchmark of text, on lists of packages and sentences that are made here."""
 
-import io
 import tarfile
 
 import numpy as np
@@ -43,19 +42,12 @@ def test_descriptions_are_those_of_their_sections_once(text, monkeypatch):
 
 
 def test_sentences_are_read_from_the_archive_in_the_archive(text, tmp_path, monkeypatch):
-    def put(archive, name, content):
-        entry = tarfile.TarInfo(name)
-        entry.size = len(content)
-        archive.addfile(entry, io.BytesIO(content))
-
-    rows = (
-        "1\t2.5\tA film that one is glad to have seen twice\n2\t-0.1\tIt is no more than an hour too long\n3\t1\tShort"
-    )
-    inner = io.BytesIO()
-    with tarfile.open(fileobj=inner, mode="w:gz") as archive:
-        put(archive, "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt", rows.encode())
+    rows = "1\t2.5\tA film that one is glad to have seen twice\n2\t-0.1\tIt is no more than an hour too long"
+    (tmp_path / "rows").write_text(f"{rows}\n3\t1\tShort")
+    with tarfile.open(tmp_path / "inner", "w:gz") as archive:
+        archive.add(tmp_path / "rows", "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt")
     with tarfile.open(tmp_path / "vaderSentiment-2.5.tar.gz", "w:gz") as archive:
-        put(archive, "vaderSentiment-2.5/additional_resources/hutto_ICWSM_2014.tar.gz", inner.getvalue())
+        archive.add(tmp_path / "inner", "vaderSentiment-2.5/additional_resources/hutto_ICWSM_2014.tar.gz")
     monkeypatch.setattr(text, "TEXTS", tmp_path)
     assert [(label, words[:2]) for label, words in text.reviews()] == [(1, ("a", "film")), (0, ("it", "is"))]
 
@@ -69,8 +61,7 @@ def test_a_case_is_what_it_says(text, monkeypatch, setting):
     monkeypatch.setattr(text, "known_vectors", lambda: {"w1": np.full(100, 7.0, np.float32)})
     monkeypatch.setattr(text, "pretrain", lambda net, tokens, labels, n_epochs, generator: None)
     (tokens, labels), (test, clean), net = text.prepare(setting, 1)
-    assert tokens.shape == (text.KINDS[setting].n_texts, text.LENGTH)
-    assert len(labels) == len(tokens)
+    assert tokens.shape == (len(labels), text.LENGTH) == (text.KINDS[setting].n_texts, text.LENGTH)
     assert len(test) == len(clean) == 50
     assert net.eval()(tokens[:3]).shape == (3, 4)
     padded = torch.cat((tokens[:3, :12], tokens[:3, :12] * 0), dim=1)

@@ -38,9 +38,7 @@ def test_each_network_of_a_stack_learns_as_it_would_alone(training):
 
 
 def test_a_schedule_free_optimiser_is_read_in_evaluation_mode(training, quality):
-    generator = torch.Generator().manual_seed(0)
-    features, labels = torch.randn(70, 2, generator=generator), torch.arange(70) % 3
-    torch.manual_seed(0)
+    features, labels = torch.randn(70, 2), torch.arange(70) % 3
     stack, made = training.Stack((2, 8, 3), 1), []
 
     def optimizer(parameters):
@@ -58,9 +56,8 @@ def test_a_training_is_the_same_whether_it_is_watched_or_not(training):
 
     def run(**how):
         torch.manual_seed(0)
-        return training.run(
-            training.Stack((2, 8, 3), 2), torch.optim.Adam, (features, draws), (features, labels), 2, 0, **how
-        )
+        stack = training.Stack((2, 8, 3), 2)
+        return training.run(stack, torch.optim.Adam, (features, draws), (features, labels), 2, 0, **how)
 
     watched, plain = run(watch={}), run(held_out=(features, draws))
     for one, other in zip(watched, plain, strict=True):
@@ -70,8 +67,7 @@ def test_a_training_is_the_same_whether_it_is_watched_or_not(training):
     assert plain[0]["val_accuracy"] == [1 - error for error in plain[0]["test_error"]]  # validated on the test samples
 
 
-def test_the_loss_after_scaling_is_the_least_over_temperatures(training):
-    generator = torch.Generator().manual_seed(0)
+def test_the_loss_after_scaling_is_the_least_over_temperatures(training, generator):
     logits, labels = 5 * torch.randn(200, 4, generator=generator), torch.randint(4, (200,), generator=generator)
     logits[torch.arange(200), labels] += 4
 
@@ -88,11 +84,10 @@ def test_gradient_disparity_is_the_mean_distance_of_scaled_gradients_and_leaves_
     features, labels = problems.blobs(200, d=2)
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
-    state = {name: value.clone() for name, value in net.state_dict().items()}
-    before = torch.get_rng_state()
+    state, before = problems.weights_of(net), torch.get_rng_state()
     (found,) = training.disparity(training.One(net), features, labels.unsqueeze(0), None)
     assert torch.equal(before, torch.get_rng_state())
-    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+    assert problems.same(net.state_dict(), state)
     gradients = []
     for batch in torch.randperm(200)[:160].split(32):
         losses = nn.functional.cross_entropy(net(features[batch]), labels[batch], reduction="none")

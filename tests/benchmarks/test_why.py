@@ -31,10 +31,10 @@ def test_the_signals_are_those_of_the_monitor(why, tmp_path):
     pl.seed_everything(0, verbose=False)
     module = why.classifier(split, n_classes)
     trainer.fit(module, DataLoader(TensorDataset(*split), batch_size=32, shuffle=True))
-    names = ("expected accuracy", "boundary uncertainty", "trust score", "label agreement", "vote agreement")
-    names += ("neighbor agreement",)
+    names = ("expected_accuracy", "boundary_uncertainty", "trust_score")
+    names += ("label_agreement", "vote_agreement", "neighbor_agreement")
     for row, entry in zip(variants.rows, monitor.history, strict=True):
-        for name in names:
-            assert row[name] == pytest.approx(entry[name.replace(" ", "_")], rel=1e-3), name
+        found = {name: row[name.replace("_", " ")] for name in names}
+        assert found == pytest.approx({name: entry[name] for name in names}, rel=1e-3)
         assert row["steadiness"] == pytest.approx(-entry["prediction_changes"])
         assert torch.tensor([row["U, draws 4"], row["U, M 40"]]).tolist() == pytest.approx([row["U, radius 1"]] * 2)

@@ -1,6 +1,6 @@
 """The documentation builds without a warning, and holds every public name and every argument."""
 
-import importlib.util
+import importlib
 import inspect
 import os
 import re
@@ -11,81 +11,66 @@ from pathlib import Path
 import pytest
 
 import bu_torch
-import bu_torch.callbacks
-import bu_torch.evaluation
-import bu_torch.functional
-import bu_torch.report
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.run.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+DOCS, README = ROOT / "docs", ROOT / "README.md"
+TEXTS = {page: page.read_text() for page in (README, *DOCS.rglob("*.md"))}
 MODULES = (bu_torch, bu_torch.callbacks, bu_torch.evaluation, bu_torch.functional, bu_torch.report)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    pytest.importorskip("mkdocs")
-    pytest.importorskip("material")
-    pytest.importorskip("mkdocstrings")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
-    result = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    )
+def test_site_builds_without_a_warning_and_asks_no_other_server(tmp_path):
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(package)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
-    return folder
-
-
-def test_site_builds_without_a_warning_and_asks_no_other_server(site):
-    pages = list(site.rglob("*.html"))
+    pages = {str(page.relative_to(tmp_path)): page.read_text() for page in tmp_path.rglob("*.html")}
     assert len(pages) > 20
-    for page in pages:
-        text = page.read_text()
+    for page, text in pages.items():
         assert not re.search(r'<(?:script|link|img)[^>]*(?:src|href)="?https?:', text), page
         assert "--8<--" not in text, page
-    assert "BoundaryUncertaintyStopper(inputs, labels" in re.sub(
-        "<[^>]*>", "", (site / "recipes" / "plain-loop" / "index.html").read_text()
-    )
-    assert not list(site.rglob("*.py"))
-
-
-def test_docstrings_are_on_the_pages(site):
-    text = (site / "api" / "callbacks" / "index.html").read_text()
-    assert "Stop a training when its decision boundary gets no better" in text
-    assert "_prepare" not in text
+    assert "BoundaryUncertaintyStopper(inputs, labels" in re.sub("<[^>]*>", "", pages["recipes/plain-loop/index.html"])
+    assert not list(tmp_path.rglob("*.py"))
+    reference = pages["api/callbacks/index.html"]
+    assert "Stop a training when its decision boundary gets no better" in reference
+    assert "_prepare" not in reference
 
 
 def test_every_public_name_is_in_the_reference():
     named = set(re.findall(r"^::: (\S+)$", "".join(page.read_text() for page in DOCS.glob("api/*.md")), re.MULTILINE))
     for module in MODULES:
         for name in module.__all__:
-            if name.startswith("__"):
-                continue
             where = {f"{module.__name__}.{name}", f"bu_torch.callbacks.{name}"}
-            assert named & where, f"{module.__name__}.{name} is not in docs/api"
+            assert name.startswith("__") or named & where, f"{module.__name__}.{name} is not in docs/api"
     for name in named:
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute), name
 
 
 def test_every_argument_is_among_the_options():
-    options = (DOCS / "options.md").read_text()
     for name in inspect.signature(bu_torch.BoundaryUncertaintyStopping).parameters:
-        assert re.search(rf"^\|[^|]*`{name}`[^|]*\|", options, re.MULTILINE), name
+        assert re.search(rf"^\|[^|]*`{name}`[^|]*\|", TEXTS[DOCS / "options.md"], re.MULTILINE), name
 
 
-@pytest.mark.parametrize("name", RULE_NAMES)
-def test_each_rule_that_goes_by_a_name_is_among_the_options_and_in_the_docstrings(name):
-    assert f'`"{name}"`' in (DOCS / "options.md").read_text()
-    for place in (Settings, bu_torch.SelectionRule, bu_torch.rank_checkpoints):
-        assert f'`"{name}"`' in place.__doc__, place.__name__
+RULED = (Settings, bu_torch.SelectionRule, bu_torch.rank_checkpoints)
+WATCHING = (bu_torch.BoundaryUncertaintyMonitor,)
+NAMED = [pytest.param(f'`"{name}"`', "options.md", RULED, id=f"rule {name}") for name in RULE_NAMES]
+NAMED += [pytest.param(f"`{name}`", "watching.md", WATCHING, id=f"signal {name}") for name in bu_torch.Signals.NAMES]
+
+
+@pytest.mark.parametrize(("name", "page", "places"), NAMED)
+def test_each_rule_and_each_signal_is_on_its_page_and_in_the_docstrings(name, page, places):
+    assert name in TEXTS[DOCS / page]
+    for place in places:
+        assert name in place.__doc__, place.__name__
 
 
 def test_readme_is_short_and_begins_with_a_comparison_and_a_script_of_thirty_lines():
-    readme = (ROOT / "README.md").read_text()
-    assert len(readme.splitlines()) <= 100
-    before, quickstart = readme.split("## Quickstart")
+    assert len(TEXTS[README].splitlines()) <= 100
+    before, quickstart = TEXTS[README].split("## Quickstart")
     blocks = [re.findall(r"^```python\n(.*?)^```$", part, re.MULTILINE | re.DOTALL) for part in (before, quickstart)]
     assert [len(found) for found in blocks] == [1, 1]
     for script in (*blocks[0], *blocks[1]):
@@ -95,13 +80,12 @@ def test_readme_is_short_and_begins_with_a_comparison_and_a_script_of_thirty_lin
 
 def test_readme_has_the_table_that_the_benchmarks_print(load, capsys):
     load(ROOT / "benchmarks" / "errors.py").main()
-    assert capsys.readouterr().out in (ROOT / "README.md").read_text()
+    assert capsys.readouterr().out in TEXTS[README]
 
 
 def test_links_and_commands_on_the_pages_lead_to_files():
-    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
-        text = page.read_text()
-        if page in (ROOT / "README.md", DOCS / "limits.md"):
+    for page, text in TEXTS.items():
+        if page in (README, DOCS / "limits.md"):
             for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
         for target in re.findall(r"(?:examples|benchmarks|docs)/[\w/]+\.(?:py|yaml|json)\b", text):
@@ -111,22 +95,16 @@ def test_links_and_commands_on_the_pages_lead_to_files():
 def test_pictures_are_drawn(load, tmp_path, capsys):
     values = load(DOCS / "pictures.py").main(["--smoke", "--folder", str(tmp_path)])
     smooth, right, by_heart = values.values()
-    assert right > smooth
-    assert right > by_heart
-    drawn = {path.name for path in tmp_path.glob("*.png")}
-    assert drawn == {path.name for path in (DOCS / "pictures").glob("*.png")}
+    assert right > max(smooth, by_heart)
+    drawn, shown = ({path.name for path in folder.glob("*.png")} for folder in (tmp_path, DOCS / "pictures"))
+    assert drawn == shown
     assert str(tmp_path) in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", bu_torch.Signals.NAMES)
-def test_each_signal_is_on_the_page_of_watching_and_in_the_monitor_s_docstring(name):
-    assert f"`{name}`" in (DOCS / "watching.md").read_text()
-    assert f"`{name}`" in bu_torch.BoundaryUncertaintyMonitor.__doc__
-
-
 def test_no_page_holds_a_table_that_is_still_to_be_filled():
-    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]:
-        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    changes = ROOT / "CHANGELOG.md"
+    for page, whole in {**TEXTS, changes: changes.read_text()}.items():
+        text = re.sub(r"```.*?```", "", whole, flags=re.DOTALL)
         assert not re.findall(r"^[A-Z_]{4,}$", text, re.MULTILINE), page
         rules = re.findall(r"^\|[-|: ]+\|$\n(.?)", text, re.MULTILINE)
         assert set(rules) <= {"|"}, f"{page} has a table without rows"

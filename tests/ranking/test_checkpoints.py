@@ -3,6 +3,7 @@ import pickle
 import warnings
 import zipfile
 from pathlib import Path
+from unittest import mock
 
 import problems
 import pytest
@@ -31,39 +32,48 @@ class Chosen(problems.Classifier):
         self.last = nn.Linear(3, width)
 
 
+class Packed(Chosen):
+    def __init__(self, packed):
+        super().__init__(**packed)
+
+
+def saved(path, content):
+    torch.save(content, path)
+    return load_checkpoint(path)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A Lightning run with the stopping callback."""
-    folder = tmp_path_factory.mktemp("run")
-    stopping = BoundaryUncertaintyStopping()
-    module = Chosen(width=7, place=1)
-    problems.trainer(folder, stopping, max_epochs=2).fit(module, problems.loader(*problems.blobs()))
-    return stopping, module
+    """A run with the stopping callback, its module, and what was read from its file without unpickling classes."""
+    stopping, module = BoundaryUncertaintyStopping(), Chosen(width=7, place=1)
+    problems.fit(tmp_path_factory.mktemp("run"), stopping, module=module, max_epochs=2)
+    return stopping, module, load_checkpoint(stopping.best_model_path)
 
 
 def test_a_run_with_the_stopping_callback_is_read_without_unpickling_classes(run):
-    stopping, module = run
-    checkpoint = load_checkpoint(stopping.best_model_path)
-    assert checkpoint.epoch == stopping.best_epoch
-    assert checkpoint.step == 4 * (checkpoint.epoch + 1)
+    stopping, module, checkpoint = run
+    assert (checkpoint.epoch, checkpoint.step) == (stopping.best_epoch, 4 * (stopping.best_epoch + 1))
     assert same(checkpoint.state_dict, weights_of(module))
     assert checkpoint.content["hyper_parameters"] == {"width": 7, "place": 1}
 
 
 def test_a_class_is_built_from_the_hyperparameters_in_the_file(run, random_states):
-    checkpoint = load_checkpoint(run[0].best_model_path)
-    before = random_states()
-    with module_with_weights(Chosen, checkpoint) as module:
+    checkpoint, before = run[2], random_states()
+
+    def with_content(build=Chosen, **changed):
+        return module_with_weights(build, checkpoint._replace(content=checkpoint.content | changed))
+
+    with with_content() as module:
         assert module.last.out_features == 7
         assert same(weights_of(module), checkpoint.state_dict)
     assert random_states() == before
-    named = checkpoint._replace(content={**checkpoint.content, "hparams_name": "others"})
-    with module_with_weights(Chosen, named) as module:
+    with with_content(hparams_name="others") as module:
         assert module.hparams["place"] == 1
+    with with_content(Packed, hparams_name="packed") as module:
+        assert module.last.out_features == 7
     crafted = {"_instantiator": "os.system", "width": 7}
-    for saved, said in ((crafted, "Pass a module instance"), ({"width": "seven"}, "Chosen cannot be built")):
-        changed = checkpoint._replace(content={**checkpoint.content, "hyper_parameters": saved})
-        with pytest.raises(ValueError, match=said), module_with_weights(Chosen, changed):
+    for values, said in ((crafted, "Pass a module instance"), ({"width": "seven"}, "Chosen cannot be built")):
+        with pytest.raises(ValueError, match=said), with_content(hyper_parameters=values):
             pass
 
 
@@ -72,8 +82,7 @@ def test_a_class_is_built_from_the_hyperparameters_in_the_file(run, random_state
     [(lambda: 1, r"must give a torch.nn.Module, got int"), (1, r"`module` must be a torch.nn.Module, a class")],
 )
 def test_a_function_that_gives_a_module_is_called(tmp_path, wrong, message):
-    torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "plain.pt")
-    checkpoint = load_checkpoint(tmp_path / "plain.pt")
+    checkpoint = saved(tmp_path / "plain.pt", nn.Linear(2, 3).state_dict())
     assert (checkpoint.epoch, checkpoint.step) == (None, None)
     with module_with_weights(lambda: nn.Linear(2, 3), checkpoint) as module:
         assert same(weights_of(module), checkpoint.state_dict)
@@ -84,18 +93,15 @@ def test_a_function_that_gives_a_module_is_called(tmp_path, wrong, message):
 @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
 def test_weights_are_found_under_the_usual_names(tmp_path, key):
     state = nn.BatchNorm1d(3).state_dict()
-    torch.save({key: state, "epoch": 4, "optimizer": {"lr": 1.0}}, tmp_path / "file.pth")
-    checkpoint = load_checkpoint(tmp_path / "file.pth")
+    checkpoint = saved(tmp_path / "file.pth", {key: state, "epoch": 4, "optimizer": {"lr": 1.0}})
     assert same(checkpoint.state_dict, state)
     assert checkpoint.epoch == 4
 
 
 def test_a_module_has_its_own_back_to_the_bit(tmp_path):
-    module = problems.Classifier()
-    other = problems.Classifier()
+    module, other = problems.Classifier(), problems.Classifier()
     other(torch.randn(30, 4))
-    torch.save(other.state_dict(), tmp_path / "other.pt")
-    checkpoint = load_checkpoint(tmp_path / "other.pt")
+    checkpoint = saved(tmp_path / "other.pt", other.state_dict())
     module.net[0].weight.grad = torch.ones(16, 4)
     before, parameters = weights_of(module), dict(module.named_parameters())
     with module_with_weights(module, checkpoint) as loaded_module:
@@ -109,10 +115,8 @@ def test_a_module_has_its_own_back_to_the_bit(tmp_path):
     assert all(value is parameters[name] for name, value in module.named_parameters())
     assert torch.equal(module.net[0].weight.grad, torch.ones(16, 4))
     checkpoint.state_dict["net.4.bias"] = torch.zeros(9)
-    with (
-        pytest.raises(ValueError, match=r"other.pt` does not fit Classifier: .*net.4.bias"),
-        module_with_weights(module, checkpoint),
-    ):
+    said = r"other.pt` does not fit Classifier: .*net.4.bias"
+    with pytest.raises(ValueError, match=said), module_with_weights(module, checkpoint):
         pass
     assert same(weights_of(module), before)
 
@@ -129,8 +133,7 @@ def test_extra_state_of_a_module_is_put_back(tmp_path):
 
     module, other = Counting(2, 2), Counting(2, 2)
     other.count = 5
-    torch.save(other.state_dict(), tmp_path / "file.pt")
-    with module_with_weights(module, load_checkpoint(tmp_path / "file.pt")):
+    with module_with_weights(module, saved(tmp_path / "file.pt", other.state_dict())):
         assert module.count == 5
     assert module.count == 1
 
@@ -140,51 +143,45 @@ def test_lightning_hooks_see_the_checkpoint(run):
         def on_load_checkpoint(self, checkpoint):
             checkpoint["state_dict"] = {name.removeprefix("old."): v for name, v in checkpoint["state_dict"].items()}
 
-    checkpoint = load_checkpoint(run[0].best_model_path)
-    old = {f"old.{name}": value for name, value in checkpoint.state_dict.items()}
-    with module_with_weights(Renaming, checkpoint._replace(state_dict=old)) as module:
-        assert same(weights_of(module), checkpoint.state_dict)
+    old = {f"old.{name}": value for name, value in run[2].state_dict.items()}
+    with module_with_weights(Renaming, run[2]._replace(state_dict=old)) as module:
+        assert same(weights_of(module), run[2].state_dict)
 
 
 @pytest.mark.parametrize("wrap", [lambda mark: mark, lambda mark: {"state_dict": {"w": torch.ones(1)}, "x": mark}])
 def test_a_crafted_pickle_is_refused_and_not_run(tmp_path, wrap):
-    mark, file = tmp_path / "mark", tmp_path / "crafted.ckpt"
-    torch.save(wrap(Mark(mark)), file)
+    content, file = wrap(Mark(tmp_path / "mark")), tmp_path / "crafted.ckpt"
     with pytest.raises(ValueError, match=r"crafted.ckpt` holds an object of .*mkdir.*weights_only=False"):
+        saved(file, content)
+    file.write_bytes(pickle.dumps(content))
+    with warnings.catch_warnings(action="error"), pytest.raises(ValueError, match=r"crafted.ckpt"):
         load_checkpoint(file)
-    file.write_bytes(pickle.dumps(wrap(Mark(mark))))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(ValueError, match=r"crafted.ckpt"):
-            load_checkpoint(file)
-    assert not mark.exists()
+    assert not (tmp_path / "mark").exists()
 
 
 def test_a_hyperparameter_of_another_class_is_refused_unless_told(tmp_path):
-    content = {"state_dict": nn.Linear(1, 1).state_dict(), "hyper_parameters": {"folder": Path("x")}}
-    torch.save(content, tmp_path / "odd.ckpt")
+    values = {"folder": Path("x")}
     with pytest.raises(ValueError, match=r"odd.ckpt` holds an object of pathlib.*`weights_only=False`"):
-        load_checkpoint(tmp_path / "odd.ckpt")
+        saved(tmp_path / "odd.ckpt", {"state_dict": nn.Linear(1, 1).state_dict(), "hyper_parameters": values})
     trusted = load_checkpoint(tmp_path / "odd.ckpt", weights_only=False)
-    assert trusted.content["hyper_parameters"] == {"folder": Path("x")}
+    assert trusted.content["hyper_parameters"] == values
 
 
 def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
     whole = tmp_path / "whole.ckpt"
     torch.save(nn.Linear(9, 9).state_dict(), whole)
     content = whole.read_bytes()
-    cases = {f"torn {share}": content[: int(share * len(content))] for share in (0.01, 0.1, 0.5, 0.99)}
-    for name, content in (cases | {"empty": b"", "text": b"hello"}).items():
+    torn = {f"torn {share}": content[: int(share * len(content))] for share in (0.01, 0.1, 0.5, 0.99)}
+    for name, content in (torn | {"empty": b"", "text": b"hello"}).items():
         (tmp_path / name).write_bytes(content)
     torch.jit.script(nn.Linear(1, 1)).save(tmp_path / "script")
-    torch.save(torch.ones(3), tmp_path / "tensor")
-    torch.save({"state_dict": {"weight": "text"}}, tmp_path / "words")
-    torch.save({"epoch": 3}, tmp_path / "nothing")
-    torch.save(nn.Linear(1, 1), tmp_path / "module")
-    for name in ("empty", "text", "script", "tensor", "words", "nothing", "module"):
+    others = {"tensor": torch.ones(3), "words": {"state_dict": {"weight": "text"}}, "nothing": {"epoch": 3}}
+    for name, content in (others | {"module": nn.Linear(1, 1)}).items():
+        torch.save(content, tmp_path / name)
+    for name in ("empty", "text", "script", *others, "module"):
         with pytest.raises(ValueError, match=f"{name}`"):
             load_checkpoint(tmp_path / name)
-    for name in cases:
+    for name in torn:
         with pytest.raises(ValueError, match=f"{name}` was not written by `torch.save`, or is damaged"):
             load_checkpoint(tmp_path / name)
     for name in ("missing", "."):
@@ -216,20 +213,17 @@ def test_a_compressed_file_is_refused(tmp_path):
 )
 @pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"state_dict": state, "epoch": 1}])
 def test_a_tensor_far_larger_than_its_file_is_refused(tmp_path, wrap, tensor, said):
-    torch.save(wrap({"bias": torch.ones(1), "weight": tensor}), tmp_path / "crafted.pt")
-    assert (tmp_path / "crafted.pt").stat().st_size < 10**6
     with pytest.raises(ValueError, match=rf"crafted.pt` must hold the values of its weights, got .*{said}"):
-        load_checkpoint(tmp_path / "crafted.pt")
+        saved(tmp_path / "crafted.pt", wrap({"bias": torch.ones(1), "weight": tensor}))
+    assert (tmp_path / "crafted.pt").stat().st_size < 10**6
 
 
 def test_tensors_that_are_too_large_together_are_refused(tmp_path):
     weight = torch.zeros(2**20)
-    torch.save({f"weight{number}": weight for number in range(300)}, tmp_path / "many.pt")
     with pytest.raises(ValueError, match="must hold the values of its weights"):
-        load_checkpoint(tmp_path / "many.pt")
-    torch.save({f"{place}": torch.ones(1).expand(2**25 + place) for place in range(4)}, tmp_path / "crafted.pt")
+        saved(tmp_path / "many.pt", {f"weight{number}": weight for number in range(300)})
     with pytest.raises(ValueError, match=r"got '3' of shape \(33554435,\), expanded from 4 bytes"):
-        load_checkpoint(tmp_path / "crafted.pt")
+        saved(tmp_path / "crafted.pt", {f"{place}": torch.ones(1).expand(2**25 + place) for place in range(4)})
 
 
 def test_buffers_may_be_expanded_and_weights_shared(tmp_path):
@@ -242,24 +236,21 @@ def test_buffers_may_be_expanded_and_weights_shared(tmp_path):
         "none": torch.zeros(0, 10**12),
         **{f"{place}.weight": weight for place in range(1000)},
     }
-    torch.save(state, tmp_path / "file.pt")
-    found = load_checkpoint(tmp_path / "file.pt").state_dict
+    found = saved(tmp_path / "file.pt", state).state_dict
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name].to_dense(), value.to_dense()) for name, value in state.items())
 
 
 def test_safetensors_files_ask_for_the_package_and_are_read(tmp_path, monkeypatch):
-    def missing(name):
-        raise ImportError(name)
-
-    (tmp_path / "file.safetensors").write_bytes(b"hello")
+    file = tmp_path / "file.safetensors"
+    file.write_bytes(b"hello")
     with monkeypatch.context() as patch:
-        patch.setattr("bu_torch.ranking.checkpoints.import_module", missing)
+        patch.setattr("bu_torch.ranking.checkpoints.import_module", mock.Mock(side_effect=ImportError))
         with pytest.raises(ImportError, match="pip install safetensors"):
-            load_checkpoint(tmp_path / "file.safetensors")
+            load_checkpoint(file)
     safetensors = pytest.importorskip("safetensors.torch")
     with pytest.raises(ValueError, match=r"file.safetensors` is not a safetensors file"):
-        load_checkpoint(tmp_path / "file.safetensors")
+        load_checkpoint(file)
     state = nn.Linear(2, 3).state_dict()
-    safetensors.save_file(state, tmp_path / "file.safetensors")
-    assert same(load_checkpoint(tmp_path / "file.safetensors").state_dict, state)
+    safetensors.save_file(state, file)
+    assert same(load_checkpoint(file).state_dict, state)

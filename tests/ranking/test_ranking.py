@@ -27,34 +27,41 @@ from bu_torch import (
 )
 from bu_torch.samples.subset import stratified_rows
 
-
-@pytest.fixture(scope="module")
-def data():
-    return problems.blobs(n=150)
+INPUTS, LABELS = DATA = problems.blobs(n=150)
 
 
 @pytest.fixture(scope="module")
-def run(data, tmp_path_factory):
+def run(tmp_path_factory):
     """A real run that saves every epoch, watched on all samples by the callback: its history and its folder."""
     folder = tmp_path_factory.mktemp("run")
     stopping = BoundaryUncertaintyStopping(rule="trust_score", budget=None, n_draws=4, averaging=None)
     saving = ModelCheckpoint(folder / "all", filename="{epoch}", save_top_k=-1)
-    problems.trainer(folder, stopping, saving, max_epochs=6).fit(problems.Classifier(), problems.loader(*data))
+    problems.fit(folder, stopping, saving, data=problems.loader(*DATA), max_epochs=6)
     return stopping, folder / "all"
 
 
 @pytest.fixture(scope="module")
-def signals(data):
-    return Signals().fit(*data)
+def signals():
+    return Signals().fit(*DATA)
+
+
+@pytest.fixture(scope="module")
+def rank(run, signals):
+    """Rank checkpoints, of the run if none are given, with signals that are fitted."""
+
+    def rank(paths=run[1], module=problems.Classifier, dataset=DATA, **options):
+        return rank_checkpoints(paths, module, dataset, **{"signals": signals, **options})
+
+    return rank
 
 
 def by_name(ranking):
     return {candidate.name: candidate for candidate in ranking}
 
 
-def test_checkpoints_of_a_run_have_the_signals_that_the_callback_measured(run, data):
+def test_checkpoints_of_a_run_have_the_signals_that_the_callback_measured(run):
     stopping, folder = run
-    ranking = rank_checkpoints(folder, problems.Classifier(), data)
+    ranking = rank_checkpoints(folder, problems.Classifier(), DATA)
     assert sorted(candidate.epoch for candidate in ranking) == list(range(6))
     for candidate in ranking:
         measured = stopping.history[candidate.epoch]
@@ -65,9 +72,8 @@ def test_checkpoints_of_a_run_have_the_signals_that_the_callback_measured(run, d
 
 
 @pytest.mark.parametrize("rule", ["expected_accuracy", "trust_score", "boundary_uncertainty"])
-def test_the_best_is_what_a_rule_of_one_number_keeps(run, data, signals, rule):
-    stopping, folder = run
-    ranking = rank_checkpoints(folder, problems.Classifier, data, rule=rule, signals=signals)
+def test_the_best_is_what_a_rule_of_one_number_keeps(run, rank, rule):
+    stopping, ranking = run[0], rank(rule=rule)
     assert ranking.best.epoch == SelectionRule(rule).replay(stopping.history)["epoch"]
     assert ranking.best.score == ranking.best.signals[rule]
     assert [c.score for c in ranking] == sorted((c.signals[rule] for c in ranking), reverse=True)
@@ -84,46 +90,45 @@ class Product(Rule):
         return values["trust_score"] * values["expected_accuracy"]
 
 
-def test_a_rule_of_one_s_own_ranks_unless_it_compares_checks(run, data, signals):
-    ranking = rank_checkpoints(run[1], problems.Classifier(), data, rule=Product(), signals=signals)
+def test_a_rule_of_one_s_own_ranks_unless_it_compares_checks(rank):
+    ranking = rank(rule=Product())
     assert ranking.rule == "product"
     expected = [c.signals["trust_score"] * c.signals["expected_accuracy"] for c in ranking]
     assert [c.score for c in ranking] == expected == sorted(expected, reverse=True)
     steady = Product()
     steady.name, steady.signals = "steady", ("trust_score", "prediction_changes")
     with pytest.raises(ValueError, match=r"`rule` must not read prediction_changes, .* got 'steady'"):
-        rank_checkpoints(run[1], problems.Classifier(), data, rule=steady)
+        rank(rule=steady)
 
 
-def test_order_of_the_paths_and_a_fitted_cache_do_not_matter(run, data, signals, tmp_path):
+def test_order_of_the_paths_and_a_fitted_cache_do_not_matter(run, rank, signals, tmp_path):
     files = sorted(run[1].iterdir())
-    one = rank_checkpoints(files, problems.Classifier(), data)
-    assert rank_checkpoints(files[::-1], problems.Classifier(), data, signals=signals) == one
+    one = rank_checkpoints(files, problems.Classifier(), DATA)
+    assert rank(files[::-1], problems.Classifier()) == one
     signals.save(tmp_path / "c.npz")
-    loaded = Signals().load(tmp_path / "c.npz", *data)
-    assert rank_checkpoints(map(str, files[2:] + files[:2]), problems.Classifier(), data, signals=loaded) == one
+    loaded = Signals().load(tmp_path / "c.npz", *DATA)
+    assert rank(map(str, files[2:] + files[:2]), signals=loaded) == one
 
 
-def test_a_file_named_twice_counts_once_and_a_copy_ranks_beside_it(run, data, signals, tmp_path):
-    files = sorted(run[1].iterdir())
-    one = rank_checkpoints(files, problems.Classifier(), data, signals=signals)
+def test_a_file_named_twice_counts_once_and_a_copy_ranks_beside_it(run, rank, tmp_path):
+    one, files = rank(), sorted(run[1].iterdir())
     with pytest.warns(UserWarning, match="epoch=0.ckpt` is named twice"):
-        assert rank_checkpoints([*files, files[0]], problems.Classifier(), data, signals=signals) == one
+        assert rank([*files, files[0]]) == one
     shutil.copy(one.best.path, tmp_path / "last.ckpt")
-    best, second = rank_checkpoints([tmp_path / "last.ckpt", *files], problems.Classifier(), data, signals=signals)[:2]
+    best, second = rank([tmp_path / "last.ckpt", *files])[:2]
     assert best.score == second.score
     assert {best.path.name, second.path.name} == {"last.ckpt", one.best.path.name}
 
 
-def test_names_of_the_classes_do_not_matter(run, data, tmp_path):
+def test_names_of_the_classes_do_not_matter(run, rank, tmp_path):
     order = torch.tensor([2, 0, 1])
     for file in run[1].iterdir():
         state = torch.load(file, weights_only=True)["state_dict"]
         for name in ("net.4.weight", "net.4.bias"):
             state[name] = state[name][order.argsort()]
         torch.save(state, tmp_path / f"{file.stem}.pt")
-    one = rank_checkpoints(run[1], problems.Classifier(), data, rule="trust_score")
-    other = rank_checkpoints(tmp_path, problems.Classifier(), (data[0], order[data[1]]), rule="trust_score")
+    one = rank(rule="trust_score")
+    other = rank(tmp_path, dataset=(INPUTS, order[LABELS]), rule="trust_score", signals=None)
     assert [c.path.stem for c in other] == [c.path.stem for c in one]
     for candidate, relabelled in zip(one, other, strict=True):
         assert relabelled.epoch is None
@@ -131,13 +136,12 @@ def test_names_of_the_classes_do_not_matter(run, data, tmp_path):
             assert relabelled.signals[name] == pytest.approx(candidate.signals[name], abs=1e-6)
 
 
-def test_nothing_of_the_users_is_touched(run, data, signals, random_states):
+def test_nothing_of_the_users_is_touched(rank, random_states):
     module = problems.Classifier()
     module.net[3].eval()
-    before, states = problems.weights_of(module), random_states()
-    loader = problems.loader(*data)
-    rank_checkpoints(run[1], module, loader, signals=signals)
-    rank_checkpoints(run[1], problems.Classifier, loader, signals=signals)
+    loader, before, states = problems.loader(*DATA), problems.weights_of(module), random_states()
+    for one in (module, problems.Classifier):
+        rank(module=one, dataset=loader)
     assert random_states() == states
     assert problems.same(module.state_dict(), before)
     assert module.training
@@ -145,119 +149,105 @@ def test_nothing_of_the_users_is_touched(run, data, signals, random_states):
     assert all(parameter.requires_grad and parameter.grad is None for parameter in module.parameters())
 
 
-def test_weights_that_are_not_finite_rank_last(run, data, signals, tmp_path):
+def test_weights_that_are_not_finite_rank_last(run, rank, tmp_path):
     state = problems.Classifier().state_dict()
     state["net.4.bias"][:] = math.nan
     torch.save(state, tmp_path / "diverged.pt")
     for rule in (Product(), "trust_score"):
-        ranking = rank_checkpoints(
-            [tmp_path / "diverged.pt", run[1]], problems.Classifier(), data, signals=signals, rule=rule
-        )
+        ranking = rank([tmp_path / "diverged.pt", run[1]], rule=rule)
         assert ranking[-1].path.name == "diverged.pt"
         assert math.isnan(ranking[-1].score)
         assert all(math.isfinite(c.score) for c in ranking[:-1])
     ranking.to_json(tmp_path / "ranking.json")
     assert json.loads((tmp_path / "ranking.json").read_text())["candidates"][-1]["score"] is None
-    alone = rank_checkpoints(tmp_path / "diverged.pt", problems.Classifier(), data, signals=signals)
-    assert math.isnan(alone.best.score)
+    assert math.isnan(rank(tmp_path / "diverged.pt").best.score)
 
 
-def test_table_json_and_csv_tell_the_same(run, data, signals, tmp_path):
-    ranking = rank_checkpoints(run[1], problems.Classifier(), data, signals=signals)
+def test_table_json_and_csv_tell_the_same(run, rank, tmp_path):
+    ranking = rank()
     ranking.to_json(tmp_path / "new" / "ranking.json")
     ranking.to_csv(tmp_path / "new" / "ranking.csv")
     content = json.loads((tmp_path / "new" / "ranking.json").read_text())
     assert content["rule"] == "expected_accuracy"
     assert content["candidates"] == [c.as_record() for c in ranking]
-    with (tmp_path / "new" / "ranking.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv.DictReader((tmp_path / "new" / "ranking.csv").read_text().splitlines())
     assert [float(row["score"]) for row in rows] == [c.score for c in ranking]
     lines = str(ranking).splitlines()
     assert lines[0] == "6 candidates by expected_accuracy, best first"
     assert lines[1].split()[:3] == ["rank", "epoch", "step"]
     assert lines[2].endswith(str(ranking.best.path))
-    starts = {line.index(str(run[1])) for line in lines[2:]}
-    assert len(starts) == 1
+    assert len({line.index(str(run[1])) for line in lines[2:]}) == 1
 
 
-def test_a_model_that_cannot_take_the_inputs_is_named_and_equally_good_ones_keep_their_order(data):
+def test_a_model_that_cannot_take_the_inputs_is_named_and_equally_good_ones_keep_their_order():
     with pytest.raises(ValueError, match=r"^wide: .*shapes cannot be multiplied"):
-        rank_models({"fits": nn.Linear(4, 3), "wide": nn.Linear(7, 3)}, *data)
+        rank_models({"fits": nn.Linear(4, 3), "wide": nn.Linear(7, 3)}, *DATA)
     linear = nn.Linear(4, 3)
-    assert [c.name for c in rank_models([linear, linear], *data)] == ["0: Linear", "1: Linear"]
-    assert [c.name for c in rank_models({"b": linear, "a": linear}, data)] == ["b", "a"]
+    assert [c.name for c in rank_models([linear, linear], *DATA)] == ["0: Linear", "1: Linear"]
+    assert [c.name for c in rank_models({"b": linear, "a": linear}, DATA)] == ["b", "a"]
 
 
-def test_the_best_are_copied_and_nothing_is_overwritten(run, data, signals, tmp_path):
-    for version in (0, 1):
-        shutil.copytree(run[1], tmp_path / "logs" / f"version_{version}")
-    folders = [tmp_path / "logs" / "version_0", tmp_path / "logs" / "version_1"]
-    ranking = rank_checkpoints(folders, problems.Classifier(), data, signals=signals)
-    copies = ranking.copy_best(3, tmp_path / "kept")
-    assert [copy.relative_to(tmp_path / "kept") for copy in copies] == [
-        path.relative_to(tmp_path / "logs") for path in ranking.paths[:3]
-    ]
+def test_the_best_are_copied_and_nothing_is_overwritten(run, rank, tmp_path):
+    folders, kept = [tmp_path / "logs" / f"version_{number}" for number in (0, 1)], tmp_path / "kept"
+    for folder in folders:
+        shutil.copytree(run[1], folder)
+    ranking = rank(folders)
+    copies = ranking.copy_best(3, kept)
+    places = [path.relative_to(tmp_path / "logs") for path in ranking.paths]
+    assert [copy.relative_to(kept) for copy in copies] == places[:3]
     assert all(copy.read_bytes() == path.read_bytes() for copy, path in zip(copies, ranking.paths, strict=False))
-    assert ranking.copy_best(3, tmp_path / "kept") == copies
+    assert ranking.copy_best(3, kept) == copies
     copies[1].write_text("another")
-    (tmp_path / "kept" / ranking.paths[3].relative_to(tmp_path / "logs")).unlink(missing_ok=True)
+    (kept / places[3]).unlink(missing_ok=True)
     with pytest.raises(FileExistsError, match="already exists"):
-        ranking.copy_best(4, tmp_path / "kept")
+        ranking.copy_best(4, kept)
     assert copies[1].read_text() == "another"
-    assert sum(file.is_file() for file in (tmp_path / "kept").rglob("*")) == 3
+    assert sum(file.is_file() for file in kept.rglob("*")) == 3
     with pytest.raises(ValueError, match="`n_best`"):
-        ranking.copy_best(13, tmp_path / "kept")
+        ranking.copy_best(13, kept)
 
 
-def test_what_does_not_fit_is_refused_by_name(run, data, signals, tmp_path):
-    files, module = sorted(run[1].iterdir()), problems.Classifier()
-    for error, said, arguments, options in (
-        (ValueError, "`paths`", ([], module, data), {}),
-        (FileNotFoundError, "missing.ckpt", ([files[0], "missing.ckpt"], module, data), {}),
-        (FileNotFoundError, "no checkpoint", (tmp_path, module, data), {}),
-        (ValueError, "epoch=0.ckpt` does not fit", (files, problems.Classifier(d=5), data), {}),
-        (TypeError, "`module`", (files, "module", data), {}),
-        (TypeError, "`dataset`", (files, module, 3), {}),
-        (ValueError, "`dataset`", (files, module, [1.0, 2.0, 3.0]), {}),
-        (ValueError, "one length", (files, module, (data[0], data[1][1:])), {}),
-        (ValueError, "epoch=0.ckpt: `logits`", (files[0], module, (data[0], data[1] + 5)), {}),
-        (
-            ValueError,
-            "`signals` must be fitted on the samples",
-            (files, module, (data[0] + 1, data[1])),
-            {"signals": signals},
-        ),
-        (TypeError, "`signals`", (files, module, data), {"signals": 3}),
-        (ValueError, "`rule`", (files, module, data), {"rule": "loss"}),
-        (ValueError, "`batch_size`", (files, module, data), {"batch_size": 0}),
+def test_what_does_not_fit_is_refused_by_name(run, signals, tmp_path):
+    files = sorted(run[1].iterdir())
+    for error, said, changed in (
+        (ValueError, "`paths`", {"paths": []}),
+        (FileNotFoundError, "missing.ckpt", {"paths": [files[0], "missing.ckpt"]}),
+        (FileNotFoundError, "no checkpoint", {"paths": tmp_path}),
+        (ValueError, "epoch=0.ckpt` does not fit", {"module": problems.Classifier(d=5)}),
+        (TypeError, "`module`", {"module": "module"}),
+        (TypeError, "`dataset`", {"dataset": 3}),
+        (ValueError, "`dataset`", {"dataset": [1.0, 2.0, 3.0]}),
+        (ValueError, "one length", {"dataset": (INPUTS, LABELS[1:])}),
+        (ValueError, "epoch=0.ckpt: `logits`", {"paths": files[0], "dataset": (INPUTS, LABELS + 5)}),
+        (ValueError, "`signals` must be fitted on the samples", {"dataset": (INPUTS + 1, LABELS), "signals": signals}),
+        (TypeError, "`signals`", {"signals": 3}),
+        (ValueError, "`rule`", {"rule": "loss"}),
+        (ValueError, "`batch_size`", {"batch_size": 0}),
     ):
         with pytest.raises(error, match=said):
-            rank_checkpoints(*arguments, **options)
+            rank_checkpoints(**{"paths": files, "module": problems.Classifier(), "dataset": DATA, **changed})
 
 
-def test_samples_may_come_in_any_form(data):
-    inputs, labels = data
-    weights = torch.rand(len(labels))
-    dicts = [{"image": x, "weight": w, "target": y} for x, y, w in zip(inputs, labels, weights, strict=True)]
+def test_samples_may_come_in_any_form():
+    weights = torch.rand(len(LABELS))
+    dicts = [{"image": x, "weight": w, "target": y} for x, y, w in zip(*DATA, weights, strict=True)]
     by_key = {"input_key": "image", "label_key": "target"}
     models = {"sum": lambda x: x[:, :3], "far": lambda x: x[:, :3] - 5 * x[:, 1:]}
-    expected = rank_models(models, inputs, labels)
-    assert expected == rank_models(models, read_samples((weights, inputs, labels), input_key=-2, label_key=-1))
+    expected = rank_models(models, *DATA)
+    assert expected == rank_models(models, read_samples((weights, *DATA), input_key=-2, label_key=-1))
     assert expected == rank_models(models, read_samples(DataLoader(dicts, batch_size=7, shuffle=True), **by_key))
-    few = Subset(TensorDataset(inputs, labels), stratified_rows(150, 90, 0, labels))
-    assert rank_models(models, read_samples(data, 90)) == rank_models(models, few)
+    few = Subset(TensorDataset(*DATA), stratified_rows(150, 90, 0, LABELS))
+    assert rank_models(models, read_samples(DATA, 90)) == rank_models(models, few)
     with pytest.raises(ValueError, match=r"^`dataset`: batches are dicts .*Pass a pair \(inputs, labels\)"):
         rank_models(models, dicts)
 
 
-def test_models_of_any_kind_are_ranked_together(data):
-    features, labels = data[0].double(), data[1]
-    forms = {"regression": LogisticRegression(max_iter=500).fit(features, labels)}
-    linear = nn.Linear(4, 3).double()
-    linear.weight.data[:] = torch.from_numpy(forms["regression"].coef_)
-    linear.bias.data[:] = torch.from_numpy(forms["regression"].intercept_)
-    forms |= {"module": linear, "function": lambda x: linear(x), "far": lambda x: linear(x - 2)}
-    ranking = rank_models(forms, features, labels)
+def test_models_of_any_kind_are_ranked_together():
+    features = INPUTS.double()
+    regression, linear = LogisticRegression(max_iter=500).fit(features, LABELS), nn.Linear(4, 3).double()
+    linear.weight.data[:], linear.bias.data[:] = map(torch.from_numpy, (regression.coef_, regression.intercept_))
+    forms = {"module": linear, "function": lambda x: linear(x), "far": lambda x: linear(x - 2)}
+    ranking = rank_models({"regression": regression, **forms}, features, LABELS)
     values = by_name(ranking)
     for name in ("module", "function"):
         assert values[name].signals == pytest.approx(values["regression"].signals, abs=1e-9)
@@ -267,11 +257,11 @@ def test_models_of_any_kind_are_ranked_together(data):
         ranking.copy_best(1, "anywhere")
 
 
-def test_labels_of_estimators_may_be_of_any_kind(data):
-    features = data[0].numpy().astype(np.float64)
+def test_labels_of_estimators_may_be_of_any_kind():
+    features = INPUTS.numpy().astype(np.float64)
     expected = None
     for names in (np.array([0, 1, 2]), np.array([-5, 3, 7]), np.array(["a", "b", "c"]), np.array([1.0, 2.0, 3.0])):
-        y = names[data[1].numpy()]
+        y = names[LABELS.numpy()]
         models = {
             "svc": SVC().fit(features, y),
             "pipeline": make_pipeline(StandardScaler(), LogisticRegression()).fit(features, y),
@@ -282,8 +272,8 @@ def test_labels_of_estimators_may_be_of_any_kind(data):
         assert found == expected
 
 
-def test_an_estimator_that_does_not_know_a_class_never_predicts_it(data):
-    features, labels = data[0].numpy(), data[1].numpy()
+def test_an_estimator_that_does_not_know_a_class_never_predicts_it():
+    features, labels = INPUTS.numpy(), LABELS.numpy()
     part = KNeighborsClassifier(5).fit(features[labels != 1], labels[labels != 1])
     whole = KNeighborsClassifier(5).fit(features, labels)
     ranking = rank_models({"part": part, "whole": whole}, features, labels)
@@ -291,21 +281,19 @@ def test_an_estimator_that_does_not_know_a_class_never_predicts_it(data):
     assert by_name(ranking)["part"].signals["label_agreement"] < 0.7
 
 
-def test_what_is_no_fitted_classifier_is_refused(data):
-    features, labels = data[0].numpy(), data[1].numpy()
-    ovo = SVC(decision_function_shape="ovo").fit(features, labels)
-    for error, said, models in (
-        (ValueError, "decision_function_shape='ovr'", [ovo]),
-        (ValueError, "must be fitted", [KNeighborsClassifier()]),
-        (ValueError, "`models`", []),
-        (TypeError, "`models`", [3]),
-        (TypeError, "got one Linear", nn.Linear(4, 3)),
-        (TypeError, "got one SVC", ovo),
+def test_what_is_no_fitted_classifier_is_refused():
+    features, labels = INPUTS.numpy(), LABELS.numpy()
+    four = np.where((labels == 2) & (np.arange(len(labels)) % 6 < 3), 3, labels)
+    ovo, ovo_of_four = (SVC(decision_function_shape="ovo").fit(features, y) for y in (labels, four))
+    for error, said, models, y in (
+        (ValueError, "decision_function_shape='ovr'", [ovo], labels),
+        (ValueError, "must be fitted", [KNeighborsClassifier()], labels),
+        (ValueError, "`models`", [], labels),
+        (ValueError, "one column for each", [ovo_of_four], four),
+        (TypeError, "`models`", [3], labels),
+        (TypeError, "got one Linear", nn.Linear(4, 3), labels),
+        (TypeError, "got one SVC", ovo, labels),
+        (TypeError, "`labels`", [nn.Linear(4, 3)], np.array(["a", "b", "c"])[labels]),
     ):
         with pytest.raises(error, match=said):
-            rank_models(models, features, labels)
-    with pytest.raises(TypeError, match="`labels`"):
-        rank_models([nn.Linear(4, 3)], data[0], np.array(["a", "b", "c"])[labels])
-    four = np.where((labels == 2) & (np.arange(len(labels)) % 6 < 3), 3, labels)
-    with pytest.raises(ValueError, match="one column for each"):
-        rank_models([SVC(decision_function_shape="ovo").fit(features, four)], features, four)
+            rank_models(models, features, y)

@@ -5,17 +5,16 @@ import pytest
 import records
 
 from bu_torch.cli import main
-from bu_torch.report import read_record, write_comparison
+from bu_torch.report import write_comparison
 from bu_torch.report.comparing import comparison
 from bu_torch.report.page import page
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two runs that differ in a setting, a rule and their length."""
-    records.write_run(tmp_path / "first" / "checkpoints", n_checks=30, n_classes=4)
-    records.write_run(tmp_path / "second <b>" / "checkpoints", n_checks=20, n_classes=4, patience=7)
-    return [read_record(tmp_path / name) for name in ("first", "second <b>")]
+    """Two runs that differ in a setting and their length."""
+    first, second = (tmp_path / name / "checkpoints" for name in ("first", "second <b>"))
+    return [records.run(first, n_checks=30, n_classes=4), records.run(second, n_checks=20, n_classes=4, patience=7)]
 
 
 def test_each_run_has_a_colour_its_kept_check_and_its_costs(runs):
@@ -35,11 +34,8 @@ def test_each_run_has_a_colour_its_kept_check_and_its_costs(runs):
 
 def test_only_settings_that_differ_are_listed(runs):
     table = comparison(runs).main.partition('id="section-settings"')[2]
-    assert "patience" in table
-    assert ">20<" in table
-    assert ">7<" in table
-    assert "n_neighbors" not in table
-    assert "n_samples" not in table
+    words = ("patience", ">20<", ">7<", "n_neighbors", "n_samples")
+    assert [word in table for word in words] == [True, True, True, False, False]
 
 
 def test_runs_on_other_data_are_not_to_be_compared_by_value(runs):
@@ -51,16 +47,12 @@ def test_runs_on_other_data_are_not_to_be_compared_by_value(runs):
 
 
 def test_a_score_is_drawn_where_all_decided_by_the_same_rule(tmp_path):
-    for name, rule in (("a", "my_rule"), ("b", "my_rule"), ("c", "trust_score")):
-        rows = [row | {"my_rule": 1.0} for row in records.checks(9)]
-        records.run(tmp_path / name, rows, n_checks=9, n_classes=3, rule=rule)
-    first, second, third = (read_record(tmp_path / name) for name in "abc")
-
-    def titles(runs):
-        return [label["text"] for label in comparison(runs).drawings[0]["layout"]["annotations"]]
-
-    assert titles([first, second])[0] == "score"
-    assert titles([first, third])[0] == "expected accuracy"
+    rows = [row | {"my_rule": 1.0} for row in records.checks(9)]
+    rules = {"a": "my_rule", "b": "my_rule", "c": "trust_score"}
+    made = {name: records.run(tmp_path / name, rows, n_checks=9, n_classes=3, rule=rules[name]) for name in "abc"}
+    for other, title in (("b", "score"), ("c", "expected accuracy")):
+        figure = comparison([made["a"], made[other]]).drawings[0]
+        assert figure["layout"]["annotations"][0]["text"] == title
 
 
 def test_the_largest_values_of_each_run_are_seen_whatever_the_first_were(tmp_path):
@@ -71,11 +63,12 @@ def test_the_largest_values_of_each_run_are_seen_whatever_the_first_were(tmp_pat
     }
 
     def limits(*names):
+        made = []
         for name in names:
             rows = [{"epoch": n, "expected_accuracy": value} for n, value in enumerate(curves[name])]
-            rows = [row | {"boundary_uncertainty": 0.5, "trust_score": 1.5} for row in rows]
-            records.write_table(tmp_path / name / records.TABLE, rows)
-        layout = comparison([read_record(tmp_path / name) for name in names]).drawings[0]["layout"]
+            scores = {"boundary_uncertainty": 0.5, "trust_score": 1.5}
+            made.append(records.run(tmp_path / name, [row | scores for row in rows]))
+        layout = comparison(made).drawings[0]["layout"]
         titles = [label["text"] for label in layout["annotations"]]
         return layout[f"yaxis{titles.index('expected accuracy') + 1}".replace("yaxis1", "yaxis")]["range"]
 
@@ -89,10 +82,10 @@ def test_the_largest_values_of_each_run_are_seen_whatever_the_first_were(tmp_pat
 
 def test_a_run_without_steps_beside_one_with_several_checks_an_epoch(tmp_path):
     rows = records.checks(6)
-    records.write_table(tmp_path / "steps.csv", [row | {"epoch": row["epoch"] // 3} for row in rows])
-    records.write_table(tmp_path / "none.csv", [{k: v for k, v in row.items() if k != "step"} for row in rows])
-    records.write_table(tmp_path / "some.csv", [rows[0] | {"step": ""}, *rows[1:]])
-    shown = comparison([read_record(tmp_path / f"{name}.csv") for name in ("steps", "none", "some")])
+    steps = [row | {"epoch": row["epoch"] // 3} for row in rows]
+    none = [{name: value for name, value in row.items() if name != "step"} for row in rows]
+    tables = {"steps": steps, "none": none, "some": [rows[0] | {"step": ""}, *rows[1:]]}
+    shown = comparison([records.run(tmp_path / name, table) for name, table in tables.items()])
     curves = [trace for trace in shown.drawings[0]["data"] if trace["mode"] != "markers"]
     assert [len(trace["x"]) for trace in curves[:3]] == [6, 0, 5]
     assert page(shown)
@@ -105,22 +98,20 @@ def test_too_few_and_too_many_runs_are_refused(runs, n_runs):
 
 
 def test_the_same_run_twice_is_refused_by_the_command_too(runs, tmp_path, capsys):
+    out, folder = tmp_path / "page.html", str(tmp_path / "first")
     with pytest.raises(ValueError, match="is given twice"):
-        write_comparison([runs[0], runs[0]], tmp_path / "page.html")
-    assert main(["report", str(tmp_path / "first"), str(tmp_path / "first"), "-o", str(tmp_path / "page.html")]) == 1
+        write_comparison([runs[0], runs[0]], out)
+    assert main(["report", folder, folder, "-o", str(out)]) == 1
     assert "is given twice" in capsys.readouterr().err
-    assert not (tmp_path / "page.html").exists()
+    assert not out.exists()
 
 
 @pytest.mark.skipif(browser.BINARY is None, reason="no chromium is installed")
 def test_a_browser_draws_the_page_of_the_command(runs, tmp_path, capsys):
     out = tmp_path / "page.html"
-    folders = [str(tmp_path / "first"), str(tmp_path / "second <b>")]
-    assert main(["report", *folders, "-o", str(out)]) == 0
+    assert main(["report", *(str(tmp_path / name) for name in ("first", "second <b>")), "-o", str(out)]) == 0
     assert str(runs[1].path) in capsys.readouterr().out
-    with browser.launched() as chromium, browser.Browser(chromium, width=360, height=740, phone=True) as page:
-        page.open(out.as_uri())
+    with browser.launched() as chromium, browser.opened(chromium, out, **browser.PHONE) as page:
         assert page.evaluate("document.querySelectorAll('.scatterlayer .js-line').length") == 6
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         assert page.evaluate("document.querySelectorAll('section b, svg a').length") == 0
-        assert page.complaints == []

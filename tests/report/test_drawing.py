@@ -10,6 +10,8 @@ from bu_torch.report import read_record, write_report
 
 pytestmark = pytest.mark.skipif(browser.BINARY is None, reason="no chromium is installed")
 MAPS = ["near_boundary", "local_uncertainty", "log_trust"]
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+PLOTS = "[...document.querySelectorAll('.plot')].map(p => p.id)"
 NAMES = ["deciding", "scores", "agreement", "changes", "pairs", *MAPS, "cost"]
 
 
@@ -28,14 +30,22 @@ def drawn(page, name):
     )
 
 
-def overflow(page):
-    return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-
-
 @pytest.fixture(scope="module")
 def chromium():
     with browser.launched() as made:
         yield made
+
+
+@pytest.fixture
+def opened(chromium, tmp_path):
+    """Open the page of a run with these classes, or of the record in a folder."""
+
+    def opened(classes=None, folder=tmp_path, **window):
+        if classes:
+            records.write_run(folder, n_checks=4, classes=classes)
+        return browser.opened(chromium, write_report(read_record(folder), folder / "report.html"), **window)
+
+    return opened
 
 
 @pytest.fixture(scope="module")
@@ -48,23 +58,16 @@ def many(tmp_path_factory):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_desktop(chromium, many, dark):
-    with browser.Browser(chromium, width=1200, dark=dark) as page:
-        page.open(many.as_uri())
-        assert page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id)") == NAMES
-        scores = drawn(page, "scores")
+    with browser.opened(chromium, many, dark=dark) as page:
+        assert page.evaluate(PLOTS) == NAMES
+        scores, pairs = drawn(page, "scores"), drawn(page, "pairs")
         assert scores["traces"] == 9  # two scores, the ceiling, three rules on both
-        assert scores["lines"] == 3
-        assert scores["points"] == 6
-        assert scores["shapes"] == 1
+        assert [scores[kind] for kind in ("lines", "points", "shapes")] == [3, 6, 1]
         assert "kept: " in " ".join(scores["labels"])
-        assert drawn(page, "agreement")["lines"] == 4
-        assert drawn(page, "changes")["lines"] == 2
-        assert drawn(page, "cost")["lines"] == 2
-        pairs = drawn(page, "pairs")
+        assert [drawn(page, name)["lines"] for name in ("agreement", "changes", "cost")] == [4, 2, 2]
         assert pairs["maps"] == 2  # values, and cells without one
         assert set(records.LETTERS) <= set(pairs["labels"])
-        for name in MAPS:
-            assert drawn(page, name)["maps"] == 1
+        assert [drawn(page, name)["maps"] for name in MAPS] == [1, 1, 1]
         text, ground = page.evaluate(
             "[getComputedStyle(document.querySelector('#scores .xtick text')).fill,"
             " getComputedStyle(document.querySelector('section')).backgroundColor]"
@@ -72,75 +75,56 @@ def test_a_desktop(chromium, many, dark):
         assert (text, ground) == (
             ("rgb(227, 232, 239)", "rgb(25, 31, 39)") if dark else ("rgb(28, 36, 48)", "rgb(255, 255, 255)")
         )
-        assert overflow(page) <= 0
-        assert page.complaints == []
-        assert [address for address in page.requests if not address.startswith("data:")] == [many.as_uri()]
-        page.prefer(not dark)
-        page.wait_for(f"getComputedStyle(document.querySelector('#scores .xtick text')).fill !== {text!r}")
+        assert page.evaluate(OVERFLOW) <= 0
+        page.emulate_media(color_scheme="light" if dark else "dark")
+        page.wait_for_function(
+            f"() => getComputedStyle(document.querySelector('#scores .xtick text')).fill !== {text!r}"
+        )
 
 
 @pytest.mark.parametrize("width", [360, 420])
 def test_nothing_is_wider_than_a_phone(chromium, many, width):
-    with browser.Browser(chromium, width=width, height=740, phone=True) as page:
-        page.open(many.as_uri())
-        assert (page.evaluate("innerWidth"), overflow(page)) == (width, 0)
+    with browser.opened(chromium, many, **{**browser.PHONE, "width": width}) as page:
+        assert (page.evaluate("innerWidth"), page.evaluate(OVERFLOW)) == (width, 0)
         boxes = "[...document.querySelectorAll('.plot, .scroll, pre')]"
         assert max(page.evaluate(f"{boxes}.map(b => b.scrollWidth - b.clientWidth)")) <= 1
         legends = "[...document.querySelectorAll('.legendtext')]"
         assert max(page.evaluate(f"{legends}.map(t => t.getBoundingClientRect().right)")) <= width
         assert page.evaluate("parseFloat(getComputedStyle(document.querySelector('td')).fontSize)") >= 14
-        assert page.complaints == []
 
 
-def test_doubtful_labels_are_saved_without_formulas(chromium, tmp_path):
-    names = ["=1+1", "-x, y", 'say "@"', "@a", "+b"]
-    records.write_run(tmp_path, n_checks=2, classes=names)
-    record = read_record(tmp_path)
-    with browser.Browser(chromium) as page:
-        page.open(write_report(record, tmp_path / "report.html").as_uri())
-        with page.page.expect_download() as saved:
-            page.page.click("text=Save as CSV")
+def test_doubtful_labels_are_saved_without_formulas(opened, tmp_path):
+    with opened(["=1+1", "-x, y", 'say "@"', "@a", "+b"]) as page:
+        with page.expect_download() as saved:
+            page.click("text=Save as CSV")
         rows = list(csv.DictReader(saved.value.path().read_text().splitlines()))
-        assert page.complaints == []
     assert saved.value.suggested_filename == "doubtful-labels.csv"
     found = [(int(row["index"]), row["label"], row["prediction"]) for row in rows]
-    shown = ["'=1+1", "'-x, y", 'say "@"', "'@a", "'+b"]
+    shown, record = ["'=1+1", "'-x, y", 'say "@"', "'@a", "'+b"], read_record(tmp_path)
     doubtful = record.details[record.end.kept_epoch].doubtful
     assert found == [(one.row, shown[one.label], shown[one.prediction]) for one in doubtful]
 
 
-def test_a_phone_with_few_classes_of_long_names(chromium, tmp_path):
-    records.write_run(tmp_path / "run", n_checks=4, classes=["a very long name of a class", "versicolor", "virginica"])
-    report = write_report(read_record(tmp_path / "run"), tmp_path / "report.html")
-    with browser.Browser(chromium, width=360, height=740, phone=True, dark=True) as page:
-        page.open(report.as_uri())
-        assert overflow(page) <= 0
+def test_a_phone_with_few_classes_of_long_names(opened):
+    with opened(["a very long name of a class", "versicolor", "virginica"], **browser.PHONE, dark=True) as page:
+        assert page.evaluate(OVERFLOW) <= 0
         assert drawn(page, "pairs")["cells"] == 6
         assert page.evaluate("document.getElementById('pairs').clientWidth") <= 360
-        assert page.complaints == []
 
 
-def test_markup_is_drawn_as_it_is_written(chromium, tmp_path):
+def test_markup_is_drawn_as_it_is_written(opened):
     names = ["</script><b>x</b>", "<a href='javascript:alert(1)'>y</a>", "&lt;i&gt;"]
-    records.write_run(tmp_path / "run", n_checks=4, classes=names)
-    report = write_report(read_record(tmp_path / "run"), tmp_path / "report.html")
-    with browser.Browser(chromium) as page:
-        page.open(report.as_uri())
+    with opened(names) as page:
         pairs = drawn(page, "pairs")
         assert pairs["cells"] == 6
         for name in names:
             assert any(label.startswith(name[:13]) for label in pairs["labels"]), pairs["labels"]
             assert name in page.evaluate("document.querySelector('main').innerText")
         assert page.evaluate("document.querySelectorAll('main b, section a, main i, svg a').length") == 0
-        assert page.complaints == []
 
 
-def test_a_run_without_details_and_one_without_checks(chromium, tmp_path):
-    records.write_table(tmp_path / "a" / "boundary_uncertainty.csv", records.checks(1))
-    records.write_table(tmp_path / "b" / "boundary_uncertainty.csv", [])
-    for folder, names in (("a", ["deciding", "scores", "agreement", "changes", "cost"]), ("b", [])):
-        report = write_report(read_record(tmp_path / folder), tmp_path / f"{folder}.html")
-        with browser.Browser(chromium) as page:
-            page.open(report.as_uri())
-            assert page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id)") == names
-            assert page.complaints == []
+@pytest.mark.parametrize(("n_checks", "names"), [(1, ["deciding", "scores", "agreement", "changes", "cost"]), (0, [])])
+def test_a_run_without_details_and_one_without_checks(opened, tmp_path, n_checks, names):
+    records.write_table(tmp_path / records.TABLE, records.checks(n_checks))
+    with opened() as page:
+        assert page.evaluate(PLOTS) == names

@@ -11,15 +11,15 @@ import stat
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import records
 
 from bu_torch import SelectionRule
 from bu_torch.cli import main
-from bu_torch.report import drawing as drawing_module
 from bu_torch.report import figures, maps, read_record, render, sections, write_report
-from bu_torch.report.page import content
+from bu_torch.report.page import content, resource
 from bu_torch.report.text import cleaned, duration, escaped, shown_number, without_folders
 from bu_torch.rule.rules import RULE_NAMES
 from bu_torch.signals.catalogue import SIGNALS
@@ -28,66 +28,66 @@ MARKUP = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{ma
 
 
 class Elements(HTMLParser):
-    """Elements with their attributes, and the words between them, those of scripts and styles aside."""
+    """Elements with their attributes, and the words between them."""
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.words, self._within = [], [], ""
+        self.elements, self.words = [], ""
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         self.elements.append((tag, dict(attributes)))
-        self._within = tag
-
-    def handle_endtag(self, tag):
-        self._within = ""
 
     def handle_data(self, data):
-        if self._within not in ("script", "style"):
-            self.words.append(data)
-
-    @property
-    def text(self):
-        return re.sub(r"\s+", " ", "".join(self.words))
+        self.words += data
 
 
 def words(record, others=()):
-    return Elements(content(record, others).main).text
+    return re.sub(r"\s+", " ", Elements(content(record, others).main).words)
 
 
-def drawing(record, name):
-    return next(one for one in content(record).drawings if one["name"] == name)
+def figures_of(record):
+    return {one["name"]: one for one in content(record).drawings}
+
+
+def traces(record, name, mode="lines"):
+    return {trace["name"]: trace for trace in figures_of(record)[name]["data"] if trace["mode"].startswith(mode)}
 
 
 def test_what_a_finished_run_shows(tmp_path):
     record = records.run(tmp_path, classes=records.LETTERS, averaging="uniform")
-    kept, said = record.end.kept_epoch, words(record, [tmp_path / "older.csv"])
-    assert f"Epoch {kept} was kept" in said
-    assert "Stopped in epoch 59: expected accuracy did not improve in the last 20 checks." in said
-    assert f"At epoch {kept}, boundary uncertainty is {record.checks[kept]['boundary_uncertainty']:.3f}" in said
-    assert f"maximum at this number of samples is {record.details[kept].ceiling:.3f}; chance may" in said
-    assert "It is 0 at 60% of the perturbed samples" in said
-    assert f"Samples that trust doubts most, at epoch {kept}" in said
-    assert "expected accuracy, this run's" in said
-    for doubt in record.details[kept].doubtful:
-        assert str(doubt.row) in said
-    for setting in (*record.settings, *record.versions, *record.data):
-        assert setting in said
-    for file in (record.path, tmp_path / "older.csv", record.end.best_model_path):
-        assert "/".join(Path(file).parts[-3:]) in said
-    assert str(tmp_path) not in render(record, [tmp_path / "older.csv"])
-    assert "All values are measured on averaged weights." in said
-    drawn = [drawing["name"] for drawing in content(record).drawings]
+    kept, older = record.end.kept_epoch, tmp_path / "older.csv"
+    said = words(record, [older])
+    expected = (
+        f"Epoch {kept} was kept",
+        "Stopped in epoch 59: expected accuracy did not improve in the last 20 checks.",
+        f"At epoch {kept}, boundary uncertainty is {record.checks[kept]['boundary_uncertainty']:.3f}",
+        f"maximum at this number of samples is {record.details[kept].ceiling:.3f}; chance may",
+        "It is 0 at 60% of the perturbed samples",
+        f"Samples that trust doubts most, at epoch {kept}",
+        "expected accuracy, this run's",
+        "All values are measured on averaged weights.",
+        *(str(doubt.row) for doubt in record.details[kept].doubtful),
+        *(*record.settings, *record.versions, *record.data),
+        *("/".join(Path(file).parts[-3:]) for file in (record.path, older, record.end.best_model_path)),
+    )
+    assert [one for one in expected if one not in said] == []
+    assert str(tmp_path) not in render(record, [older])
     maps = ["pairs", "near_boundary", "local_uncertainty", "log_trust"]
-    assert drawn == ["deciding", "scores", "agreement", "changes", *maps, "cost"]
+    assert list(figures_of(record)) == ["deciding", "scores", "agreement", "changes", *maps, "cost"]
 
 
-def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
-    record = records.run(tmp_path, rule="trust_score", start_from_epoch=10)
-    drawn = {trace["name"]: trace for trace in drawing(record, "scores")["data"] if trace["mode"] == "markers"}
+@pytest.mark.parametrize("start", [0, 10, 30])
+def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path, start):
+    draw, rows = random.Random(0), records.checks(60)
+    for row in rows:
+        row["trust_score"] = draw.choice([math.nan, math.inf, 1.0, row["trust_score"]])
+        row["expected_accuracy"] = draw.choice([math.nan, 0.5, row["expected_accuracy"]])
+    record = records.run(tmp_path, rows, rule="trust_score", start_from_epoch=start)
+    drawn = traces(record, "scores", "markers")
     assert len(drawn) == len(RULE_NAMES)
     for name in RULE_NAMES:
-        kept = SelectionRule(name, start_from_epoch=10).replay(record.checks)
+        kept = SelectionRule(name, start_from_epoch=start).replay(record.checks)
         assert drawn[f"rule: {figures._RULES[name][0]}"]["x"] == [kept["epoch"]]
 
 
@@ -95,45 +95,41 @@ def test_what_each_rule_would_have_kept_is_what_it_replays(tmp_path):
 def test_the_score_that_decides_is_drawn_first_where_its_largest_is_seen(tmp_path, rule):
     rows = [row | {"my_rule": -abs(row["epoch"] - 7.0)} for row in records.checks(40)]
     record = records.run(tmp_path, rows, n_checks=40, n_classes=3, rule=rule)
-    score, kept = content(record).drawings[0]["data"]
+    figure = content(record).drawings[0]
+    (score, kept), (low, high) = figure["data"], figure["layout"]["yaxis"]["range"]
     assert score["x"] == list(range(40))
     if rule == "my_rule":
         assert score["y"] == [row["my_rule"] for row in rows]
     else:
         judged = SelectionRule(rule or "expected_accuracy")
-        assert score["y"] == pytest.approx(
-            [check[judged.score_name] for check in judged.judged(record.checks)], rel=1e-6
-        )
+        expected = [check[judged.score_name] for check in judged.judged(record.checks)]
+        assert score["y"] == pytest.approx(expected, rel=1e-6)
     if rule is None:
         assert (kept["x"], kept["y"]) == ([score["y"].index(max(score["y"]))], [max(score["y"])])
-    low, high = content(record).drawings[0]["layout"]["yaxis"]["range"]
     assert low < max(score["y"]) < high
     assert sum(low <= value <= high for value in score["y"]) >= 30
 
 
 def test_each_share_has_a_panel_of_its_own_where_its_best_values_are_seen(tmp_path):
     record = records.run(tmp_path, n_checks=40, n_classes=3)
-    colours = []
+    colours, shares = [], [signal for signal in SIGNALS.values() if signal.panel == "shares"]
     for name, is_larger_better in (("agreement", True), ("changes", False)):
-        shown = drawing(record, name)
-        curves = {trace["name"]: trace for trace in shown["data"] if trace["mode"].startswith("lines")}
-        shares = [signal for signal in SIGNALS.values() if signal.panel == "shares"]
+        layout, drawn = figures_of(record)[name]["layout"], traces(record, name)
         signals = [signal for signal in shares if signal.is_larger_better is is_larger_better]
-        assert list(curves) == [signal.title for signal in signals]
-        assert [label["text"] for label in shown["layout"]["annotations"][:-1]] == list(curves)
+        assert list(drawn) == [signal.title for signal in signals]
+        assert [label["text"] for label in layout["annotations"][:-1]] == list(drawn)
         for signal in signals:
-            trace = curves[signal.title]
-            values = record.values(signal.name)
-            low, high = shown["layout"][f"yaxis{trace['yaxis'][1:]}"]["range"]
+            trace, values = drawn[signal.title], record.values(signal.name)
+            low, high = layout[f"yaxis{trace['yaxis'][1:]}"]["range"]
             assert low < (max if is_larger_better else min)(values) < high
             assert low > min(values) if is_larger_better else high < max(values)  # the first epochs are cut off
             colours.append(trace["line"]["color"])
-    assert len(colours) == len(set(colours)) == sum(signal.panel == "shares" for signal in SIGNALS.values())
+    assert len(colours) == len(set(colours)) == len(shares)
 
 
 def test_a_loss_is_drawn_where_the_record_has_one(tmp_path):
     rows = [row | {"train_loss": 1 / (1 + row["epoch"])} for row in records.checks(10)]
-    (trace,) = drawing(records.run(tmp_path, rows), "loss")["data"]
+    (trace,) = traces(records.run(tmp_path, rows), "loss").values()
     assert trace["y"] == pytest.approx([row["train_loss"] for row in rows], rel=1e-6)
 
 
@@ -147,17 +143,16 @@ def test_plotly_takes_every_figure(tmp_path):
 
 
 def test_the_library_in_the_page_is_the_one_that_was_checked():
-    folder = Path(drawing_module.__file__).parent / "plotly"
-    script = (folder / "plotly-cartesian.min.js").read_bytes()
+    script = resource("plotly/plotly-cartesian.min.js").encode()
     assert script.startswith(b"/**\n* plotly.js (cartesian - minified) v4.1.1\n")
     assert hashlib.sha256(script).hexdigest() == "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
-    assert "MIT License" in (folder / "LICENSE").read_text()
+    assert "MIT License" in resource("plotly/LICENSE")
 
 
 def test_each_section_is_in_the_table_of_contents(tmp_path):
     found = Elements(content(records.run(tmp_path, n_checks=10, n_classes=3)).main).elements
-    names = [attributes["id"] for tag, attributes in found if tag == "section"]
-    assert [attributes["href"] for tag, attributes in found if tag == "a"] == [f"#{name}" for name in names]
+    names = [f"#{attributes['id']}" for tag, attributes in found if tag == "section"]
+    assert [attributes["href"] for tag, attributes in found if tag == "a"] == names
     assert len(names) == 14
 
 
@@ -170,18 +165,18 @@ def test_no_row_of_tiles_has_a_gap(n_tiles):
 
 def test_the_highest_score_is_named_if_a_later_check_is_kept(tmp_path):
     rows = [row | {"standard_error": 0.1 * (row["epoch"] < 15)} for row in records.checks(20)]
-    record = records.run(tmp_path, rows, n_checks=20, n_classes=3, rule=None)
+    record = records.run(tmp_path, rows, rule=None)
     highest = max(range(20), key=content(record).drawings[0]["data"][0]["y"].__getitem__)
     assert f"Trust chose it within half a standard error of the highest score, in epoch {highest}." in words(record)
     assert f"would have kept epoch {SelectionRule().replay(rows)['epoch']}" in words(record)
     rows = [row | {"standard_error": 0.0} for row in rows]
-    assert "highest score, in" not in words(records.run(tmp_path, rows, n_checks=20, n_classes=3, rule=None))
+    assert "highest score, in" not in words(records.run(tmp_path, rows, rule=None))
 
 
 def test_a_killed_run_says_so_and_a_monitor_that_it_decides_nothing(tmp_path):
-    killed = records.run(tmp_path / "killed", n_checks=10, n_classes=3, ended=False)
-    assert "is kept so far" in words(killed)
-    assert "is still going, or it was killed. The last check is of epoch 9." in words(killed)
+    killed = words(records.run(tmp_path / "killed", n_checks=10, n_classes=3, ended=False))
+    assert "is kept so far" in killed
+    assert "is still going, or it was killed. The last check is of epoch 9." in killed
     watched = records.run(tmp_path / "watched", n_checks=10, n_classes=3, rule=None)
     assert "The default rule would have kept epoch" in words(watched)
     assert "The callback only measured." in words(watched)
@@ -192,11 +187,10 @@ def test_a_killed_run_says_so_and_a_monitor_that_it_decides_nothing(tmp_path):
 def test_a_rule_that_cannot_be_replayed_is_drawn_where_the_run_has_kept(tmp_path, ended):
     rows = [row | {"my_rule": float(min(row["epoch"], 9))} for row in records.checks(20)]
     checks = [records.details(epoch, 3, 20) | {"kept_epoch": min(epoch, 7)} for epoch in range(20)]
-    lines = [records.header(n_classes=3, rule="my_rule"), *checks, *([records.end(7)] if ended else [])]
-    records.write_details(tmp_path / "boundary_uncertainty.jsonl", lines)
-    record = read_record(records.write_table(tmp_path / records.TABLE, rows))
-    drawn = {trace["name"]: trace for trace in drawing(record, "scores")["data"] if trace["mode"] == "markers"}
-    assert drawn["rule: my rule"]["x"] == [7]
+    end = [records.end(7)] if ended else []
+    records.lines(tmp_path, *checks, *end, first=records.header(n_classes=3, rule="my_rule"))
+    record = records.run(tmp_path, rows)
+    assert traces(record, "scores", "markers")["rule: my rule"]["x"] == [7]
     assert all(one in words(record) for one in ("my rule, this run's", "It is below the highest score, in epoch 9."))
     if not ended:
         assert "Epoch 7 is kept so far" in words(record)
@@ -215,16 +209,15 @@ def test_of_a_run_that_ends_at_its_best_it_is_said_that_more_may_help(tmp_path, 
 
 def test_a_table_alone_shows_what_it_has(tmp_path):
     record = records.run(tmp_path, records.checks(10))
-    names = [drawing["name"] for drawing in content(record).drawings]
-    assert names == ["deciding", "scores", "agreement", "changes", "cost"]
+    assert list(figures_of(record)) == ["deciding", "scores", "agreement", "changes", "cost"]
     assert "no boundary_uncertainty.jsonl beside the table" in words(record)
     record = records.run(tmp_path, [{"epoch": 0, "boundary_uncertainty": 0.5, "trust_score": 1.5}])
-    assert [drawing["name"] for drawing in content(record).drawings] == ["scores"]
+    assert list(figures_of(record)) == ["scores"]
     assert "not in the table" in words(record)
 
 
 def test_a_run_without_a_check(tmp_path):
-    records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header()])
+    records.lines(tmp_path)
     record = records.run(tmp_path, [])
     assert "No check yet" in words(record)
     assert content(record).drawings == []
@@ -236,11 +229,11 @@ def test_values_that_are_not_finite_are_gaps_and_where_all_are_nothing_is_kept(t
     rows[2]["boundary_uncertainty"] = rows[3]["trust_score"] = math.nan
     rows[4]["trust_score"] = math.inf
     record = records.run(tmp_path, rows)
-    curves = {trace["name"]: trace["y"] for trace in drawing(record, "scores")["data"]}
-    assert [i for i, y in enumerate(curves["boundary uncertainty"]) if y is None] == [2]
-    assert [i for i, y in enumerate(curves["trust score"]) if y is None] == [3, 4]
+    drawn = traces(record, "scores")
+    for name, gaps in (("boundary uncertainty", [2]), ("trust score", [3, 4])):
+        assert [i for i, y in enumerate(drawn[name]["y"]) if y is None] == gaps
     assert "not finite in 1 of 8 checks" in words(record)
-    records.write_details(tmp_path / "boundary_uncertainty.jsonl", [records.header(rule="trust_score")])
+    records.lines(tmp_path, first=records.header(rule="trust_score"))
     none = {"boundary_uncertainty": math.nan, "trust_score": math.nan}
     record = records.run(tmp_path, [row | none for row in rows])
     assert "No epoch was kept" in words(record)
@@ -251,7 +244,7 @@ def test_a_resumed_run_has_costs_from_where_it_resumed(tmp_path):
     rows = records.checks(6)
     for row in rows[:3]:
         row["step"] = row["seconds"] = row["check_seconds"] = ""
-    cost = drawing(records.run(tmp_path, rows), "cost")
+    cost = figures_of(records.run(tmp_path, rows))["cost"]
     assert [y is None for y in cost["data"][0]["y"]] == [True, True, True, False, False, False]
     record = records.run(tmp_path, n_checks=6, n_classes=3)
     spent, total = record.checks[-1]["check_seconds"], record.checks[-1]["seconds"]
@@ -263,43 +256,48 @@ def test_a_resumed_run_has_costs_from_where_it_resumed(tmp_path):
 def test_the_pair_map_is_symmetric_and_blank_where_nothing_is_known_and_of_the_worst_classes(tmp_path):
     record = records.run(tmp_path / "letters", n_checks=3, classes=records.LETTERS)
     pairs = {(k, m): u for k, m, _, _, u in record.details[record.end.kept_epoch].pairs}
-    blanks, values = (trace["z"] for trace in drawing(record, "pairs")["data"])
+    shown = figures_of(record)["pairs"]
+    blanks, values = (trace["z"] for trace in shown["data"])
     for k in range(26):
         assert (values[k][k], blanks[k][k]) == (None, 1)
         for m in range(k):
             assert values[k][m] == values[m][k] == pairs.get((m, k))
             assert blanks[k][m] == blanks[m][k] == (None if (m, k) in pairs else 0)
-    colours = drawing(record, "pairs")["layout"]["coloraxis"]
-    found = sorted(pairs.values())
+    colours, found = shown["layout"]["coloraxis"], sorted(pairs.values())
     assert found[0] <= colours["cmin"] < found[len(found) // 2] < colours["cmax"] <= found[-1]
     record = records.run(tmp_path / "many", n_checks=2, n_classes=120)
-    assert len(drawing(record, "pairs")["data"][0]["z"]) == 40
+    assert len(figures_of(record)["pairs"]["data"][0]["z"]) == 40
     assert "The 40 classes with the worst boundaries are shown, 80 are not." in words(record)
 
 
-def test_many_epochs_are_thinned_in_maps_and_the_kept_one_stays(tmp_path, monkeypatch):
+def test_many_checks_are_thinned_in_maps_and_curves_and_the_kept_one_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(maps, "_MOST_COLUMNS", 20)
-    record = records.run(tmp_path, n_checks=70, n_classes=2)
-    (trace,) = drawing(record, "near_boundary")["data"]
+    monkeypatch.setattr(figures, "_MOST_POINTS", 10)
+    record = records.run(tmp_path, n_checks=57, n_classes=2)
+    shown, ends = figures_of(record), {record.end.kept_epoch, 56}
+    (trace,) = shown["near_boundary"]["data"]
     assert len(trace["x"]) <= 22
-    assert {record.end.kept_epoch, 69} <= set(trace["x"])
+    assert ends <= set(trace["x"])
     sums = [sum(column) for column in zip(*trace["z"], strict=True)]
     assert sums == pytest.approx([1] * len(sums))
+    for name in ("deciding", "scores", "agreement", "cost"):
+        for title, trace in traces(record, name).items():
+            if title != "its expected maximum":
+                assert len(trace["x"]) <= 12
+                assert ends <= set(trace["x"])
+    assert "one of every 6 checks" in words(record)
 
 
 @pytest.mark.parametrize("name", [records.TABLE, "boundary_uncertainty.jsonl"])
 def test_a_spoilt_file_is_shown_or_refused_with_its_name(tmp_path, name):
     records.write_run(tmp_path, n_checks=4, n_classes=3)
-    whole = (tmp_path / name).read_bytes()
-    draw = random.Random(0)
-    n_shown = 0
+    whole, draw, n_shown = (tmp_path / name).read_bytes(), random.Random(0), 0
     for _ in range(60):
         spoilt = bytearray(whole)
         for _ in range(draw.choice((1, 1, 5))):
             place = draw.randrange(len(spoilt))
-            spoilt[place : place + draw.choice((0, 1, 10))] = draw.choice(
-                (b"", b"9", b"-", b"null", b'"', b"\n", b"\xff", b"]")
-            )
+            others = (b"", b"9", b"-", b"null", b'"', b"\n", b"\xff", b"]")
+            spoilt[place : place + draw.choice((0, 1, 10))] = draw.choice(others)
         (tmp_path / name).write_bytes(bytes(spoilt))
         try:
             content(read_record(tmp_path))
@@ -310,44 +308,38 @@ def test_a_spoilt_file_is_shown_or_refused_with_its_name(tmp_path, name):
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):
-    records.write_run(tmp_path, n_checks=3, n_classes=3)
-    page = render(read_record(tmp_path))
-    found = Elements(page)
-    for tag, attributes in found.elements:
+    page = render(records.run(tmp_path, n_checks=3, n_classes=3))
+    elements = Elements(page).elements
+    for tag, attributes in elements:
         for name in ("src", "href", "action", "data", "srcset", "poster", "formaction"):
             assert attributes.get(name, "data:").startswith(("data:", "#")), (tag, attributes)
         assert not any(name.startswith("on") for name in attributes), (tag, attributes)
-    policy = next(a["content"] for _, a in found.elements if a.get("http-equiv") == "Content-Security-Policy")
-    assert "default-src 'none'" in policy
-    assert "connect-src 'none'" in policy
-    assert "unsafe-eval" not in policy
+    policy = next(a["content"] for _, a in elements if a.get("http-equiv") == "Content-Security-Policy")
+    parts = ("default-src 'none'", "connect-src 'none'", "unsafe-eval")
+    assert [part in policy for part in parts] == [True, True, False]
     assert re.search(r"script-src ('sha256-[\w+/=]{44}' ?){2};", policy)
-    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]
-    assert "url(" not in style
-    assert "@import" not in style
+    assert not re.search(r"url\(|@import", re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1])
     assert page.count("plotly.js (cartesian - minified) v") == 1
     assert len(page) < 2_000_000
 
 
 def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
     folder = tmp_path / "<img src=x onerror=alert(3)>"
-    records.write_run(folder, n_checks=3, classes=[MARKUP, "<!--", "&"])
-    details = folder / "boundary_uncertainty.jsonl"
+    details = records.write_run(folder, n_checks=3, classes=[MARKUP, "<!--", "&"]).with_suffix(".jsonl")
     made = [json.loads(line) for line in details.read_text().splitlines()]
     made[0]["settings"][MARKUP] = made[0]["versions"]["torch"] = made[0]["started"] = MARKUP
     made[0]["data"]["shape"] = {MARKUP: [MARKUP]}
     made[-1]["reason"] = made[-1]["best_model_path"] = MARKUP
     made[1]["histograms"][MARKUP] = {"edges": [0, 1], "counts": [1]}
-    records.write_details(details, made)
+    details.write_text("".join(f"{json.dumps(line)}\n" for line in made))
     record = read_record(tmp_path)
     page = render(record, [folder / "others.csv"])
     page.encode("utf-8")
     kinds = [tag for tag, _ in Elements(page).elements]
-    assert kinds.count("script") == 4
-    assert "img" not in kinds
+    assert (kinds.count("script"), kinds.count("img")) == (4, 0)
     inside = re.search(r'<script type="application/json" id="content">(.*?)</script>', page, re.DOTALL)[1]
-    assert "<" not in inside
     assert inside.isascii()
+    assert "<" not in inside
     assert len(json.loads(inside)) == 9
     assert "<img" not in json.dumps(content(record).drawings)
     assert "\u202e" not in page
@@ -355,16 +347,10 @@ def test_markup_in_a_record_is_shown_and_not_run(tmp_path):
 
 
 def test_the_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
-    records.write_run(tmp_path / "run", n_checks=2, n_classes=2)
-    record = read_record(tmp_path)
-    out = tmp_path / "new" / "report.html"
+    record, out = records.run(tmp_path / "run", n_checks=2, n_classes=2), tmp_path / "new" / "report.html"
     assert write_report(record, out) == out
     assert stat.S_IMODE(out.stat().st_mode) & 0o600 == 0o600
-    before = out.read_bytes()
-
-    def full(*_):
-        raise OSError("no space left")
-
+    before, full = out.read_bytes(), mock.Mock(side_effect=OSError("no space left"))
     monkeypatch.setattr(os, "replace", full)
     monkeypatch.setattr("pathlib.Path.replace", full)
     with pytest.raises(OSError, match="no space"):
@@ -375,36 +361,26 @@ def test_the_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_a_file_that_is_no_page_is_left_as_it_is(tmp_path, capsys):
     records.write_run(tmp_path / "run", n_checks=2, n_classes=2)
-    out = tmp_path / "report.html"
+    out, command = tmp_path / "report.html", ["report", str(tmp_path / "run"), "-o", str(tmp_path / "report.html")]
     for before in (b"mine", b""):
         out.write_bytes(before)
-        assert main(["report", str(tmp_path / "run"), "-o", str(out)]) == (1 if before else 0)
+        assert main(command) == (1 if before else 0)
         assert (out.read_bytes() == before) == bool(before)
     assert "report.html exists, and bu-torch has not written it" in capsys.readouterr().err
-    assert main(["report", str(tmp_path / "run"), "-o", str(out)]) == 0
+    assert main(command) == 0
 
 
 def test_the_command_needs_no_plotly_to_be_installed(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
-    older = records.write_run(tmp_path / "older", n_checks=2, n_classes=2)
+    older, newer = (records.write_run(tmp_path / name, n_checks=2, n_classes=2) for name in ("older", "newer"))
     for file in (older, older.with_suffix(".jsonl")):
         os.utime(file, (1e9, 1e9))
-    newer = records.write_run(tmp_path / "newer", n_checks=2, n_classes=2)
     out = tmp_path / "page.html"
     assert main(["report", str(tmp_path), "-o", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert said.splitlines() == [f"{out}: {newer}", f"  not shown: {older}"]
-    assert "older/boundary_uncertainty.csv" in out.read_text()
-    assert "plotly.js (cartesian" in out.read_text()
+    assert capsys.readouterr().out.splitlines() == [f"{out}: {newer}", f"  not shown: {older}"]
+    assert all(one in out.read_text() for one in ("older/boundary_uncertainty.csv", "plotly.js (cartesian"))
     assert main(["report", str(older), "-o", str(out)]) == 0
     assert "not shown" not in capsys.readouterr().out
-
-
-def test_the_command_says_in_a_line_what_is_wrong(tmp_path, capsys):
-    assert main(["report", str(tmp_path / "gone")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("bu-torch: There is no ")
-    assert said.count("\n") == 1
 
 
 def test_text_for_people():

@@ -18,19 +18,15 @@ def test_a_whole_record(tmp_path):
     record = read_record(tmp_path)
     for file in (path, path.with_suffix(".jsonl")):
         assert read_record(file).path == record.path == path
-    assert record.values("epoch") == [0, 1, 2, 3, 4]
+    assert record.values("epoch") == sorted(record.details) == [0, 1, 2, 3, 4]
     assert record.values("trust_score") == [row["trust_score"] for row in records.checks(5)]
-    assert record.settings["rule"] == "expected_accuracy"
-    assert record.classes == ["x", "y", "z"]
-    assert record.end.stopped_epoch == 4
-    assert record.missing == []
-    assert sorted(record.details) == [0, 1, 2, 3, 4]
-    written = records.details(3, 3, 5)
-    assert [list(pair) for pair in record.details[3].pairs] == written["pairs"]
-    assert [list(doubt) for doubt in record.details[3].doubtful] == written["doubtful"]
-    edges = record.details[3].near_boundary.edges
-    assert math.isnan(edges[-1])
-    assert edges[:-1] == written["histograms"]["near_boundary"]["edges"][:-1]
+    assert (record.settings["rule"], record.classes) == ("expected_accuracy", ["x", "y", "z"])
+    assert (record.end.stopped_epoch, record.missing) == (4, [])
+    written, read = records.details(3, 3, 5), record.details[3]
+    assert [list(pair) for pair in read.pairs] == written["pairs"]
+    assert [list(doubt) for doubt in read.doubtful] == written["doubtful"]
+    assert math.isnan(read.near_boundary.edges[-1])
+    assert read.near_boundary.edges[:-1] == written["histograms"]["near_boundary"]["edges"][:-1]
 
 
 def test_the_record_written_to_last_counts_and_others_are_listed(tmp_path):
@@ -48,19 +44,9 @@ def test_the_record_written_to_last_counts_and_others_are_listed(tmp_path):
     assert len(read_record(tmp_path).checks) == 3
 
 
-def test_without_details_the_table_is_read_and_what_is_missing_is_said(tmp_path):
-    table(tmp_path, HEAD + "0,0.5,1.5\r\n")
-    record = read_record(tmp_path)
-    assert record.checks == [{"epoch": 0, "boundary_uncertainty": 0.5, "trust_score": 1.5}]
-    assert record.details == {}
-    assert record.end is None
-    assert "no boundary_uncertainty.jsonl beside the table" in record.missing[0]
-
-
 @pytest.mark.parametrize("cut", range(1, 11))
 def test_a_torn_last_row_is_left_out(tmp_path, cut):
-    whole = HEAD + "0,0.1,1.0\r\n1,0.2,1.25\r\n"
-    table(tmp_path, whole[:-cut])
+    table(tmp_path, (HEAD + "0,0.1,1.0\r\n1,0.2,1.25\r\n")[:-cut])
     record = read_record(tmp_path)
     assert record.values("epoch") == [0]
     assert "is incomplete" in record.missing[0]
@@ -122,9 +108,12 @@ def test_nothing_there(tmp_path):
     ],
 )
 def test_tables_of_others_are_refused(tmp_path, text, message):
-    path = table(tmp_path, text)
+    refused(table(tmp_path, text), message)
+
+
+def refused(path, message):
     with pytest.raises(ValueError, match=message) as found:
-        read_record(tmp_path)
+        read_record(path)
     assert str(path) in str(found.value)
     assert len(str(found.value)) < 500
 
@@ -170,26 +159,15 @@ def of_histogram(**changed):
 )
 def test_crafted_details_are_refused(tmp_path, entries, message):
     first, *others = entries if isinstance(entries, list) else [records.header(), entries]
-    path = lines(tmp_path, *others, first=first)
-    with pytest.raises(ValueError, match=message) as found:
-        read_record(tmp_path)
-    assert str(path) in str(found.value)
-    assert len(str(found.value)) < 500
-
-
-def write_steps(folder, n_checks):
-    """A run with three checks an epoch, at every 40th step; it kept the one at step 120."""
-    rows = [row | {"epoch": place // 3} for place, row in enumerate(records.checks(n_checks))]
-    told = ({"kind": "check", "epoch": row["epoch"], "step": row["step"]} for row in rows)
-    checks = [one | records.details(place, 2, n_checks) | one for place, one in enumerate(told)]
-    end = records.end(0) | {"kept_step": 120}
-    records.write_details(folder / "boundary_uncertainty.jsonl", [records.header(), *checks, end])
-    records.write_table(folder / records.TABLE, rows)
-    return read_record(folder)
+    refused(lines(tmp_path, *others, first=first), message)
 
 
 def test_several_checks_an_epoch_are_told_apart_by_their_steps(tmp_path):
-    record = write_steps(tmp_path, 7)
+    rows = [row | {"epoch": place // 3} for place, row in enumerate(records.checks(7))]
+    places = ({"epoch": row["epoch"], "step": row["step"]} for row in rows)
+    checks = (records.details(number, 2, 7) | place for number, place in enumerate(places))
+    lines(tmp_path, *checks, records.end(0) | {"kept_step": 120})
+    record = records.run(tmp_path, rows)
     assert record.axis == "step"
     assert record.places == list(record.details) == [40, 80, 120, 160, 200, 240, 280]
     assert [check["epoch"] for check in record.checks] == [0, 0, 0, 1, 1, 1, 2]

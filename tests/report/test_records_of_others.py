@@ -1,7 +1,6 @@
 """Records that were made to fill the memory, the time or the page of who reads them."""
 
 import json
-import math
 import os
 import random
 import re
@@ -11,9 +10,8 @@ import pytest
 import records
 from records import CHECK, HEAD, lines, table
 
-from bu_torch import SelectionRule
 from bu_torch.cli import main
-from bu_torch.report import figures, read_record, reading, render
+from bu_torch.report import read_record, reading, render
 from bu_torch.report.page import content, resource
 from bu_torch.report.verdict import RunVerdict
 from bu_torch.run.record import HISTOGRAMS
@@ -22,19 +20,23 @@ from bu_torch.signals import details
 MEBIBYTE = 2**20
 
 
-def peak_of_reading(folder):
-    """Bytes that reading a record takes at most, and what it was refused with."""
+def refused(folder, most=64 * MEBIBYTE):
+    """Why a record is refused, which may take no more memory than this."""
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=r"line \d|a table of checks") as found:
             read_record(folder)
-        return tracemalloc.get_traced_memory()[1], str(found.value)
+        assert tracemalloc.get_traced_memory()[1] < most
     finally:
         tracemalloc.stop()
+    return str(found.value)
 
 
-def size_without_plotly(page):
-    return len(page.encode()) - len(resource("plotly/plotly-cartesian.min.js"))
+def page_of(folder, most=MEBIBYTE):
+    """The page of a record, which may be no larger than this beside its library."""
+    page = render(read_record(folder))
+    assert len(page.encode()) - len(resource("plotly/plotly-cartesian.min.js")) < most
+    return page
 
 
 def notes(record):
@@ -85,23 +87,19 @@ REFUSED = {
 @pytest.mark.parametrize(("write", "number", "why"), list(REFUSED.values()), ids=list(REFUSED))
 def test_a_line_that_no_run_has_written_is_refused(tmp_path, write, number, why):
     write(tmp_path)
-    peak, said = peak_of_reading(tmp_path)
-    assert f"line {number}: {why}" in said
-    assert peak < 64 * MEBIBYTE
+    assert f"line {number}: {why}" in refused(tmp_path)
 
 
 def test_the_last_line_is_longer_than_any_of_a_run(tmp_path):
     os.truncate(lines(tmp_path, CHECK), 2**32)  # a hole in the file takes no space
-    peak, said = peak_of_reading(tmp_path)
-    assert re.search(rf"line 2, not counting those of 42781\d{{5}} bytes: {re.escape(LONG)}", said)
-    assert peak < 64 * MEBIBYTE
+    said = rf"line 2, not counting those of 42781\d{{5}} bytes: {re.escape(LONG)}"
+    assert re.search(said, refused(tmp_path))
 
 
 class TestTable:
     def test_as_many_rows_as_are_read(self, tmp_path):
         table(tmp_path, HEAD, *(f"{epoch},0.5,{epoch}\n" for epoch in range(10**5)))
-        page = render(read_record(tmp_path))
-        assert size_without_plotly(page) < MEBIBYTE
+        page = page_of(tmp_path)
         assert "one of every 25 checks" in page
         assert "<dd>100000</dd>" in page
 
@@ -110,23 +108,21 @@ class TestTable:
         assert read_record(tmp_path).values("epoch") == [7]
 
     def test_a_hundred_columns(self, tmp_path):
-        more = "".join(f",c{place}" for place in range(97))
-        table(tmp_path, HEAD.strip(), more, "\n0,0.5,1.5", ",7" * 97, "\n")
-        assert size_without_plotly(render(read_record(tmp_path))) < MEBIBYTE
+        table(tmp_path, HEAD.strip(), *(f",c{place}" for place in range(97)), "\n0,0.5,1.5", ",7" * 97, "\n")
+        assert page_of(tmp_path)
 
     def test_a_table_larger_than_any_of_a_run(self, tmp_path):
         os.truncate(table(tmp_path, HEAD), 2**40)  # a hole in the file takes no space
-        peak, said = peak_of_reading(tmp_path)
-        assert "a table of checks has at most 16777216" in said
-        assert peak < MEBIBYTE
+        assert "a table of checks has at most 16777216" in refused(tmp_path, most=MEBIBYTE)
 
     def test_a_pipe_is_not_waited_for(self, tmp_path):
-        os.mkfifo(table(tmp_path, HEAD).with_suffix(".jsonl"))
+        file = table(tmp_path, HEAD)
+        os.mkfifo(file.with_suffix(".jsonl"))
         assert "There is no boundary_uncertainty.jsonl beside the table" in notes(read_record(tmp_path))
-        (tmp_path / "boundary_uncertainty.csv").unlink()
-        os.mkfifo(tmp_path / "boundary_uncertainty.csv")
+        file.unlink()
+        os.mkfifo(file)
         with pytest.raises(FileNotFoundError):
-            read_record(tmp_path / "boundary_uncertainty.csv")
+            read_record(file)
 
 
 class TestChecks:
@@ -134,25 +130,19 @@ class TestChecks:
         pairs = [[0, 1 + place, 0.1, 1.0, 0.5] for place in range(details._MOST_PAIRS)]
         doubtful = [[place, 1, 2, 3, 0.5] for place in range(50)]
         bins = {"edges": [None, *range(27), None], "counts": [1] * 28}
-        histograms = {name: bins for name in ("near_boundary", "local_uncertainty", "log_trust")}
-        full = {"pairs": pairs, "doubtful": doubtful, "histograms": histograms}
-        lines(tmp_path, *(CHECK | full | {"epoch": epoch} for epoch in range(50)))
+        full = CHECK | {"pairs": pairs, "doubtful": doubtful, "histograms": dict.fromkeys(HISTOGRAMS, bins)}
+        lines(tmp_path, *(full | {"epoch": epoch} for epoch in range(50)))
         record = read_record(tmp_path)
         assert record.missing == []
         assert len(record.details) == 50
         assert [list(pair) for pair in record.details[0].pairs] == pairs
         assert [list(doubt) for doubt in record.details[0].doubtful] == doubtful
-        assert all(len(getattr(record.details[0], name).counts) == 28 for name in histograms)
+        assert all(len(getattr(record.details[0], name).counts) == 28 for name in HISTOGRAMS)
 
     def test_more_than_a_page_shows_is_left_out(self, tmp_path):
-        many = {
-            "pairs": [[k, 1 + k + place, 0.1, 1.0, 0.5] for k in range(40) for place in range(300)],
-            "doubtful": [[place, 1, 2, 3, 0.5] for place in range(20_000)],
-        }
-        lines(tmp_path, CHECK | many)
-        page = render(read_record(tmp_path))
-        assert size_without_plotly(page) < MEBIBYTE
-        assert "100 samples, by the trust in their label" in page
+        pairs = [[k, 1 + k + place, 0.1, 1.0, 0.5] for k in range(40) for place in range(300)]
+        check(tmp_path, pairs=pairs, doubtful=[[place, 1, 2, 3, 0.5] for place in range(20_000)])
+        assert "100 samples, by the trust in their label" in page_of(tmp_path)
 
     @pytest.mark.parametrize("depth", [3, 500, 900, 990, 2000])
     @pytest.mark.parametrize("name", ["kind", "epoch", "ceiling", "reason"])
@@ -160,7 +150,7 @@ class TestChecks:
         entry = CHECK | {"kind": "end" if name == "reason" else "check", name: "NESTED"}
         lines(tmp_path, json.dumps(entry).replace('"NESTED"', "[" * depth + "]" * depth) + "\n")
         try:
-            assert size_without_plotly(render(read_record(tmp_path))) < MEBIBYTE
+            assert page_of(tmp_path)
         except ValueError as error:
             assert "boundary_uncertainty.jsonl, line 2: not a" in str(error)  # noqa: PT017
         else:
@@ -171,9 +161,8 @@ class TestHeader:
     def test_a_thousand_settings(self, tmp_path):
         many = {f"setting {place}": "x" * 350 for place in range(1000)}
         lines(tmp_path, first=records.header() | {"settings": many, "versions": many})
-        record = read_record(tmp_path)
-        assert list(record.settings) == list(many)
-        assert size_without_plotly(render(record)) < MEBIBYTE
+        assert list(read_record(tmp_path).settings) == list(many)
+        assert page_of(tmp_path)
 
     def test_as_many_classes_as_there_can_be(self, tmp_path):
         names = [f"[{number}]" for number in range(80_000)]
@@ -185,7 +174,7 @@ class TestHeader:
         pairs = [[k, m, 0.1, 1.0, 0.5] for m in range(40) for k in range(m)][:500]
         name = letter * (MEBIBYTE // len(json.dumps(letter)) // 60)
         lines(tmp_path, CHECK | {"pairs": pairs, "doubtful": [[0, 1, 2, 3, 0.5]]}, first=records.header([name] * 50))
-        assert size_without_plotly(render(read_record(tmp_path))) < 2 * MEBIBYTE
+        assert page_of(tmp_path, most=2 * MEBIBYTE)
 
     @pytest.mark.parametrize(
         "settings", [{"rule": "<b>"}, {"rule": ["x"]}, {"start_from_epoch": "0"}, {"rule": 0}, {"start_from_epoch": 0}]
@@ -204,8 +193,7 @@ class TestLongRun:
     def test_of_more_details_than_are_read_the_last_are_shown(self, tmp_path, monkeypatch):
         monkeypatch.setattr(reading, "MOST_BYTES", 2**18)
         record = records.run(tmp_path, n_checks=300, n_classes=2)
-        size = (tmp_path / "boundary_uncertainty.jsonl").stat().st_size
-        first = min(record.details)
+        size, first = record.path.with_suffix(".jsonl").stat().st_size, min(record.details)
         assert list(record.details) == list(range(first, 300))
         assert 100 < first < 250
         assert (record.end.kept_epoch, record.settings["patience"]) == (RunVerdict.of(record).kept, 20)
@@ -229,60 +217,19 @@ class TestLongRun:
         assert record.details == {}
         assert "bytes before the last 262144" in notes(record)
 
-    def test_curves_of_many_checks_are_thinned_and_the_kept_one_stays(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(figures, "_MOST_POINTS", 10)
-        record = records.run(tmp_path, n_checks=57, n_classes=2)
-        shown = content(record)
-        for drawing in shown.drawings:
-            if drawing["name"] in ("deciding", "scores", "agreement", "cost"):
-                for trace in drawing["data"]:
-                    if trace["name"] not in ("its expected maximum", "kept", "largest") and not trace[
-                        "name"
-                    ].startswith("rule"):
-                        assert len(trace["x"]) <= 12
-                        assert {record.end.kept_epoch, 56} <= set(trace["x"])
-        assert "one of every 6 checks" in shown.main
-
-    @pytest.mark.parametrize("start", [0, 30])
-    def test_rules_are_replayed_as_they_replay_themselves(self, tmp_path, start):
-        draw = random.Random(0)
-        rows = records.checks(60)
-        for row in rows:
-            row["trust_score"] = draw.choice([math.nan, math.inf, 1.0, row["trust_score"]])
-            row["expected_accuracy"] = draw.choice([math.nan, 0.5, row["expected_accuracy"]])
-        lines(tmp_path, first=records.header(start_from_epoch=start))
-        record = records.run(tmp_path, rows)
-        for name, check in RunVerdict.of(record).by_rule.items():
-            expected = SelectionRule(name, start_from_epoch=start).replay(record.checks)
-            assert check["epoch"] == expected["epoch"]
-
 
 class TestPage:
     def test_numbers_at_the_ends_of_their_range(self, tmp_path):
-        draw = random.Random(0)
+        draw, most = random.Random(0), 2**53 - 1
         odd = ["nan", "inf", "-inf", "1e308", "-1e308", "5e-324", "-0", "", "1e999", " 1 ", "1_0"]
-        bins = {"edges": [None, 1e308, -1e308, None], "counts": [2**53 - 1, 2**53 - 1, 0]}
-        entries = [
-            CHECK
-            | {
-                "epoch": epoch,
-                "ceiling": 1e308,
-                "pairs": [
-                    [0, 1, 1e300, 1e308, -1e308],
-                    [0, 2**31 - 1, None, None, None],
-                    [1, 2, -1e308, 5e-324, 1e308],
-                ],
-                "histograms": dict.fromkeys(HISTOGRAMS, bins),
-                "doubtful": [[2**53 - 1, 0, 2**53 - 1, 5, 1e308], [0, 0, 0, 0, None]],
-            }
-            for epoch in (0, 1)
-        ]
-        lines(tmp_path, *entries, records.end(2**53 - 1))
+        bins = {"edges": [None, 1e308, -1e308, None], "counts": [most, most, 0]}
+        pairs = [[0, 1, 1e300, 1e308, -1e308], [0, 2**31 - 1, None, None, None], [1, 2, -1e308, 5e-324, 1e308]]
+        doubtful = [[most, 0, most, 5, 1e308], [0, 0, 0, 0, None]]
+        check = CHECK | {"ceiling": 1e308, "pairs": pairs, "doubtful": doubtful}
+        check["histograms"] = dict.fromkeys(HISTOGRAMS, bins)
+        lines(tmp_path, check | {"epoch": 0}, check | {"epoch": 1}, records.end(most))
         columns = list(records.checks(1)[0])
-        rows = (
-            ",".join([str(epoch), *(draw.choice(odd) for _ in columns[1:])]) + "\n"
-            for epoch in (*range(200), 2**53 - 1)
-        )
+        rows = (",".join([str(n), *(draw.choice(odd) for _ in columns[1:])]) + "\n" for n in (*range(200), most))
         table(tmp_path, ",".join(columns) + "\n", *rows)
         record = read_record(tmp_path)
         assert render(record)
@@ -294,11 +241,9 @@ class TestPage:
         for number in range(130):
             (tmp_path / f"{number}").mkdir()
             table(tmp_path / f"{number}", HEAD, "0,0.5,1.5\n")
-        out = tmp_path / "page.html"
-        assert main(["report", str(tmp_path), "-o", str(out)]) == 0
+        assert main(["report", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 0
         said = capsys.readouterr().out.splitlines()
-        assert len(said) == 22
-        assert said[-1] == "  not shown: 109 more"
-        page = out.read_text()
+        assert (len(said), said[-1]) == (22, "  not shown: 109 more")
+        page = (tmp_path / "page.html").read_text()
         assert page.count("<li><code>") == 100
         assert "<li>and 29 more</li>" in page
