@@ -202,8 +202,7 @@ def test_a_rule_that_cannot_be_replayed_is_drawn_where_the_run_has_kept(tmp_path
 )
 def test_of_a_run_that_ends_at_its_best_it_is_said_that_more_may_help(tmp_path, end, is_said):
     rows = [row | {"my_rule": float(row["epoch"])} for row in records.checks(5)]
-    lines = [records.header(rule="my_rule"), records.end(*end)]
-    records.write_details(tmp_path / "boundary_uncertainty.jsonl", lines)
+    records.lines(tmp_path, records.end(*end), first=records.header(rule="my_rule"))
     assert ("Longer training may help." in words(records.run(tmp_path, rows))) == is_said
 
 
