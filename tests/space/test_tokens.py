@@ -1,8 +1,10 @@
 """Features of token ids, and texts that are perturbed by tokens of near ones."""
 
 import math
+from functools import partial
 
 import pytest
+import scenarios
 import torch
 from sklearn.feature_extraction.text import TfidfTransformer
 from torch import nn
@@ -10,14 +12,7 @@ from torch import nn
 from bu_torch import BoundaryUncertainty, FeatureSpace, Signals, TokenFeatures, rank_models
 
 N_TOKENS, LENGTH = 60, 12
-
-
-def texts(n=200, seed=0):
-    """Two subjects: tokens of the first half of the vocabulary mostly, or of the second."""
-    g = torch.Generator().manual_seed(seed)
-    labels = torch.arange(n) % 2
-    tokens = torch.randint(0, N_TOKENS // 2, (n, LENGTH), generator=g)
-    return tokens + (N_TOKENS // 2) * (torch.rand(n, LENGTH, generator=g) < 0.25 + 0.5 * labels.unsqueeze(1)), labels
+texts = partial(scenarios.tokens, 200)
 
 
 def network(is_useful=False):
@@ -112,19 +107,21 @@ def test_the_space_has_one_scale_for_all_axes():
 
 def test_perturbed_texts_hold_tokens_of_near_ones_alone():
     tokens, labels = texts()
-    uncertainty = BoundaryUncertainty(20, n_draws=3, seed=5, perturbation="tokens").fit(tokens, labels)
+
+    def fitted(tokens, seed=5):
+        return BoundaryUncertainty(20, n_draws=3, seed=seed, perturbation="tokens").fit(tokens, labels)
+
+    uncertainty = fitted(tokens)
     moved = uncertainty.perturbed_inputs
     assert moved.dtype == torch.int64
     assert uncertainty.space_name_ == "tokens"
     near = tokens[uncertainty.neighbors[:, :6]]
     assert (moved.unsqueeze(2) == near).any(dim=2).all()
-    share = (moved != tokens).double().mean()
-    assert 0.3 < float(share) < 0.7
-    again = BoundaryUncertainty(20, n_draws=3, seed=5, perturbation="tokens").fit(tokens.int(), labels)
-    assert torch.equal(again.perturbed_inputs, moved)
-    assert again.perturbed_inputs.dtype == torch.int32
-    other = BoundaryUncertainty(20, n_draws=3, seed=6, perturbation="tokens").fit(tokens, labels)
-    assert not torch.equal(other.perturbed_inputs, moved)
+    assert 0.3 < float((moved != tokens).double().mean()) < 0.7
+    again = fitted(tokens.int()).perturbed_inputs
+    assert torch.equal(again, moved)
+    assert again.dtype == torch.int32
+    assert not torch.equal(fitted(tokens, seed=6).perturbed_inputs, moved)
 
 
 def test_tokens_or_the_network_are_chosen():
@@ -153,10 +150,10 @@ def subject(tokens):
 
 def test_a_file_and_a_state_give_them_back(tmp_path):
     tokens, labels = texts()
-    first = Signals(20, n_draws=2, perturbation="tokens").fit(tokens, labels)
-    first.save(tmp_path / "cache.npz")
-    loaded = Signals(20, n_draws=2, perturbation="tokens").load(tmp_path / "cache.npz", tokens, labels)
-    taken = Signals(20, n_draws=2, perturbation="tokens").load(first.preparation.packed(), tokens, labels)
+    first, loaded, taken = (Signals(20, n_draws=2, perturbation="tokens") for _ in range(3))
+    first.fit(tokens, labels).save(tmp_path / "cache.npz")
+    loaded.load(tmp_path / "cache.npz", tokens, labels)
+    taken.load(first.preparation.packed(), tokens, labels)
     logits = torch.randn(400, 2)
     for again in (loaded, taken):
         assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
@@ -167,9 +164,8 @@ def test_a_file_and_a_state_give_them_back(tmp_path):
 
 
 def test_ranking_takes_them():
-    tokens, labels = texts()
     models = {"useful": subject, "useless": network()}
-    ranking = rank_models(models, (tokens, labels), signals=Signals(20, perturbation="tokens"))
+    ranking = rank_models(models, texts(), signals=Signals(20, perturbation="tokens"))
     assert ranking.best.name == "useful"
 
 
@@ -189,7 +185,9 @@ def test_samples_that_are_no_tokens_are_refused():
         BoundaryUncertainty(perturbation="words")
     with pytest.raises(ValueError, match="`feature_extractor='tokens'` needs `perturbation='tokens'` or a callable"):
         BoundaryUncertainty(feature_extractor="tokens")
-    assert math.isfinite(float(BoundaryUncertainty(10, perturbation="tokens").fit(*texts(40)).score(network())))
+    assert math.isfinite(
+        float(BoundaryUncertainty(10, perturbation="tokens").fit(*scenarios.tokens(40)).score(network()))
+    )
 
 
 def test_tokens_of_one_dimension_are_refused():
