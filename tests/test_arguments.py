@@ -43,12 +43,8 @@ NAN = float("nan")
 NEIGHBORS = {"n_neighbors": ("be an integer >= 2", 1)}
 SEED = {"seed": ("be an integer >= 0", -1, 1.5, np.float64(1))}
 SPACE = {"feature_extractor": ("be callable", 3), "n_components": ("be an integer >= 1", 0, 2.0)}
-MEASURED = (
-    NEIGHBORS
-    | SEED
-    | SPACE
-    | {"perturbation": ("be one of 'random', 'neighbors'", "noise"), "n_draws": ("be an integer >= 1", 0)}
-)
+DRAWS = {"perturbation": ("be one of 'random', 'neighbors'", "noise"), "n_draws": ("be an integer >= 1", 0)}
+MEASURED = NEIGHBORS | SEED | SPACE | DRAWS
 MEASURE = {"measure": ("be one of 'entropy', 'triangle'", "gini")}
 RULE = {
     "rule": ("be one of 'expected_accuracy', 'boundary_uncertainty', 'trust_score'", "accuracy"),
@@ -152,16 +148,12 @@ def test_numbers_and_flags_of_numpy_are_taken_and_truth_values_are_no_numbers():
         check_flag("is_on", 1)
 
 
-def linear(x):
-    return x[:, :2]
-
-
 UNFITTED = {
     "standardize": lambda: BoundaryUncertainty().standardize(X),
-    "score": lambda: BoundaryUncertainty().score(linear),
-    "update": lambda: BoundaryUncertainty().update(linear(X), Y),
+    "score": lambda: BoundaryUncertainty().score(torch.clone),
+    "update": lambda: BoundaryUncertainty().update(X[:, :2], Y),
     "save": lambda: Signals().save("x"),
-    "measure": lambda: Signals().measure(linear(X)),
+    "measure": lambda: Signals().measure(X[:, :2]),
     "to": lambda: Signals().to("cpu"),
     "perturbed inputs": lambda: Signals().perturbed_inputs,
     "confidence": lambda: KNNConfidence().score(X, Y),
@@ -174,12 +166,12 @@ UNFITTED = {
     "patches": lambda: PatchFeatures().transform(torch.zeros(2, 3, 8, 8)),
     "tokens": lambda: TokenFeatures().transform(X.long()),
     "layers": lambda: LayerFeatures(nn.Linear(4, 2), n_components=2).transform(X),
-    "bisection": lambda: BisectionAnchorUncertainty().score(linear),
-    "gradient": lambda: GradientAnchorUncertainty().score(linear),
+    "bisection": lambda: BisectionAnchorUncertainty().score(torch.clone),
+    "gradient": lambda: GradientAnchorUncertainty().score(torch.clone),
 }
 
 
-@pytest.mark.parametrize("call", list(UNFITTED.values()), ids=list(UNFITTED))
+@pytest.mark.parametrize("call", UNFITTED.values(), ids=UNFITTED)
 def test_before_a_fit_nothing_is_said_but_that(call):
     with pytest.raises(RuntimeError, match="not fitted yet"):
         call()

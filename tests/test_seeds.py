@@ -52,14 +52,14 @@ TAKING = {
 }
 
 
-@pytest.mark.parametrize("take", [take for take, _ in TAKING.values()], ids=list(TAKING))
+@pytest.mark.parametrize("take", [take for take, _ in TAKING.values()], ids=TAKING)
 def test_a_seed_out_of_range_is_refused_at_once(take):
     for seed, said in ((2**64, r"from 0 to 2\*\*64 - 1"), (2**70, r"from 0 to 2\*\*64 - 1"), (-1, ">= 0")):
         with pytest.raises(ValueError, match=rf"^`seed` must be an integer {said}, got {seed}\.$"):
             take(seed)
 
 
-@pytest.mark.parametrize(("take", "find"), list(TAKING.values()), ids=list(TAKING))
+@pytest.mark.parametrize(("take", "find"), TAKING.values(), ids=TAKING)
 @pytest.mark.parametrize("seed", [2**32 - 1, 2**32, np.uint64(2**64 - 1)])
 def test_a_seed_in_range_says_what_comes_out(take, find, seed):
     first, second = (find(take(seed)) for _ in range(2))
@@ -71,5 +71,4 @@ def test_a_seed_in_range_says_what_comes_out(take, find, seed):
 def test_scikit_learn_takes_the_last_32_bits(name):
     take, find = TAKING[name]
     assert torch.equal(find(take(2**32 + 3)), find(take(3)))
-    assert scikit_learn_seed(2**64 - 1) == 2**32 - 1
-    assert scikit_learn_seed(2**32 - 1) == 2**32 - 1
+    assert scikit_learn_seed(2**64 - 1) == scikit_learn_seed(2**32 - 1) == 2**32 - 1

@@ -16,8 +16,8 @@ from bu_torch.samples.balance import as_weights, check_class_weight, rare_class,
 RARE = torch.tensor([0] * 30 + [1] * 9 + [2] * 21)
 
 
-def some_weights(n, seed=0):
-    return (torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.8).exp()
+def some_weights(n):
+    return (torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.8).exp()
 
 
 class TestClassWeight:
@@ -101,9 +101,8 @@ class TestClassWeight:
         ],
     )
     def test_those_that_do_not_fit_the_labels_are_refused(self, given, message):
-        features, labels = blobs()
         with pytest.raises(ValueError, match=message):
-            BoundaryUncertainty(n_neighbors=10, n_draws=1, class_weight=given).fit(features, labels)
+            BoundaryUncertainty(n_neighbors=10, n_draws=1, class_weight=given).fit(*blobs())
 
 
 class TestSampleWeight:

@@ -12,9 +12,9 @@ from bu_torch.space.layers import LayerFeatures
 from bu_torch.space.patches import PatchFeatures
 
 
-def textures(n=240, size=20, channels=1, seed=0):
+def textures(n=240, size=20, channels=1):
     """Noise that is smooth down or across: patches tell the two apart, distances between pixels do not."""
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(0)
     labels = torch.arange(n) % 2
     smooth = torch.randn(n, size, size + 1, generator=g).unfold(2, 2, 1).mean(dim=3)
     images = torch.where(labels.view(-1, 1, 1) == 0, smooth, smooth.transpose(1, 2))
@@ -130,8 +130,7 @@ def test_patches_are_extracted_once_where_all_samples_are_compared(monkeypatch):
 
 
 def test_vectors_stay_where_they_are():
-    features = torch.randn(100, 3)
-    fitted = BoundaryUncertainty(20, module=nn.Linear(3, 2)).fit(features, torch.arange(100) % 2)
+    fitted = BoundaryUncertainty(20, module=nn.Linear(3, 2)).fit(torch.randn(100, 3), torch.arange(100) % 2)
     assert (fitted.space_name_, fitted.skills_) == ("inputs", {})
 
 
@@ -139,20 +138,18 @@ def test_what_a_network_prepared_is_taken_back_without_it():
     """A run that resumes has no weights of its start."""
     images, labels = textures()
     net = Net()
-    first = Signals(20, n_draws=2, feature_extractor="module", module=net).fit(images, labels)
-    with torch.no_grad():
-        net.last.weight.zero_()
-    unfitted = Signals(20, n_draws=2, feature_extractor="module", module=net)
-    again = unfitted.load(first.preparation.packed(), images, labels)
+    first, again, other = (Signals(20, n_draws=2, feature_extractor="module", module=net) for _ in range(3))
+    first.fit(images, labels)
+    net.last.weight.data.zero_()
+    again.load(first.preparation.packed(), images, labels)
     assert again.boundary.space_name_ == "module"
     assert torch.equal(again.perturbed_inputs, first.perturbed_inputs)
     assert again.fingerprint == first.fingerprint
     logits = torch.randn(480, 2)
     for name, value in first.measure(logits).values.items():
         assert torch.equal(again.measure(logits).values[name], value)
-    others = images + 1
     with pytest.raises(ValueError, match="the state was made of other samples"):
-        Signals(20, n_draws=2, feature_extractor="module", module=net).load(first.preparation.packed(), others, labels)
+        other.load(first.preparation.packed(), images + 1, labels)
 
 
 def test_no_file_keeps_features_of_a_network(tmp_path):
@@ -181,8 +178,7 @@ def test_feature_maps_are_no_images():
 def test_integers_reach_a_network_that_takes_them():
     net = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2))
     tokens = torch.randint(9, (6, 5))
-    expected = net[0](tokens)
-    torch.testing.assert_close(LayerFeatures(net, keep_integers=True).transform(tokens), expected)
+    torch.testing.assert_close(LayerFeatures(net, keep_integers=True).transform(tokens), net[0](tokens))
 
 
 def test_random_labels_are_told_by_no_space():
@@ -203,6 +199,4 @@ def test_random_labels_are_told_by_no_space():
     ids=["no linear layer", "rows that are no samples", "no forward"],
 )
 def test_a_network_whose_features_cannot_be_read_is_no_candidate(net):
-    images, labels = textures(120)
-    fitted = BoundaryUncertainty(20, module=net).fit(images, labels)
-    assert list(fitted.skills_) == ["inputs", "patches"]
+    assert list(BoundaryUncertainty(20, module=net).fit(*textures(120)).skills_) == ["inputs", "patches"]
