@@ -273,8 +273,7 @@ class TestBoundaryUncertainty:
         features, labels, _, weights = noisy()
         fitted = BoundaryUncertainty(n_neighbors=10, n_draws=2).fit(features, labels, weights)
         shares = functional.label_votes(labels, fitted.neighbors, 0.0, weights=weights)
-        constant = torch.zeros(120, dtype=torch.int64)
-        expected = functional.omission(shares, constant, fitted.neighbors, weights=weights)
+        expected = functional.omission(shares, torch.zeros(120).long(), fitted.neighbors, weights=weights)
         assert expected > 0
         found = fitted.omission(lambda x: torch.tensor([1.0, 0.0, 0.0]).repeat(len(x), 1))
         torch.testing.assert_close(found, expected)
