@@ -156,31 +156,33 @@ def test_half_precision_is_computed_in_float32(dtype):
     assert signals_of(x, Y) == signals_of(x.float(), Y)
 
 
+CONSTANT = torch.cat((X, torch.full((120, 1), 0.1)), dim=1)
+
+
 class TestDegenerateSamples:
     @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
+    @pytest.mark.parametrize("x", [torch.ones(120, 4), torch.eye(3)[Y], CONSTANT], ids=["all", "a class", "a feature"])
     @ways(OF_SAMPLES)
-    def test_all_equal(self, way):
-        assert np.isfinite(way(torch.ones(120, 4), Y)).all()
+    def test_equal_samples_and_a_constant_feature_are_measured(self, way, x):
+        assert np.isfinite(way(x, Y)).all()
+
+    @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
+    def test_all_equal(self):
         fitted = BoundaryUncertainty(M).fit(torch.ones(120, 4), Y)
         assert torch.equal(fitted.perturbed_inputs[0], torch.ones(120, 4))
         assert fitted.score(lambda x: x[:, :3]) == 0
 
     @pytest.mark.filterwarnings("ignore:.*have an exact copy with the same label")
-    @ways(OF_SAMPLES)
-    def test_one_distinct_sample_a_class(self, way):
-        assert np.isfinite(way(torch.eye(3)[Y], Y)).all()
+    def test_one_distinct_sample_a_class(self):
         fitted = BoundaryUncertainty(M).fit(torch.eye(3)[Y], Y)
         moved = (fitted.standardize(fitted.perturbed_inputs[0]) - fitted.standardize(torch.eye(3)[Y])).norm(dim=1)
         nearest = torch.pdist(fitted.standardize(torch.eye(3))).min()
         torch.testing.assert_close(moved, nearest.expand(120))
 
-    @ways(OF_SAMPLES)
-    def test_a_constant_feature(self, way):
-        constant = torch.cat((X, torch.full((120, 1), 0.1)), dim=1)
-        assert np.isfinite(way(constant, Y)).all()
-        fitted = BoundaryUncertainty(M).fit(constant, Y)
+    def test_a_constant_feature(self):
+        fitted = BoundaryUncertainty(M).fit(CONSTANT, Y)
         assert torch.equal(fitted.neighbors, BoundaryUncertainty(M).fit(X, Y).neighbors)
-        assert (fitted.perturbed_inputs[..., 4] == constant[0, 4]).all()
+        assert (fitted.perturbed_inputs[..., 4] == CONSTANT[0, 4]).all()
         assert fitted.scale_[4] == 1
 
     @ways(EVERY_WAY)
@@ -189,12 +191,10 @@ class TestDegenerateSamples:
         assert len(way(X, labels)) > 0
 
     def test_absent_classes_are_in_no_pair_and_are_never_near(self):
-        labels = (Y > 0).long() * 7
-        signals = Signals(M, 1).fit(X, labels)
+        labels, logits = (Y > 0).long(), linear(X)[:, :2]
+        signals, two = Signals(M, 1).fit(X, labels * 7), Signals(M, 1).fit(X, labels)
         assert signals.boundary.bayes_pairs.unique(dim=0).tolist() == [[0, 7]]
         assert signals.class_distances[:, 1:7].isinf().all()
-        two = Signals(M, 1).fit(X, labels // 7)
-        logits = linear(X)[:, :2]
         wide = torch.full((120, 8), -1e3, dtype=logits.dtype)
         wide[:, [0, 7]] = logits
         expected = two.measure(logits).values
@@ -382,10 +382,9 @@ class TestOutputs:
 
 
 def test_rows_beyond_the_number_of_classes_that_are_understood():
-    n = 100_200
-    trust = TrustScore().fit(torch.arange(n).unsqueeze(1).float(), torch.arange(n) % 2)
-    distances = trust.class_distances(torch.tensor([[100_150.0]]), left_out=[100_150])
-    assert distances.tolist() == [[2.0, 1.0]]
+    rows = torch.arange(100_200)
+    trust = TrustScore().fit(rows.unsqueeze(1).float(), rows % 2)
+    assert trust.class_distances(torch.tensor([[100_150.0]]), left_out=[100_150]).tolist() == [[2.0, 1.0]]
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """The average of weights over checks, against its definition; and that training keeps every bit of its own."""
 
+import contextlib
 import copy
 import itertools
 import math
@@ -52,21 +53,16 @@ def resumed(state, past=0.5):
     return average
 
 
-def shares_of(n_checks, past):
-    """How much of the average each check is: what it brings, times what all later ones leave of it."""
-    left = [min(past, n / (n + 10)) for n in range(n_checks)]
-    return [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(n_checks)]
-
-
 def averages_of(states, past):
-    shares = torch.tensor(shares_of(len(states), past), dtype=torch.float64)
-    assert float(shares.sum()) == pytest.approx(1)
-    last = states[-1]
+    """Of each check there is what it brings, times what all later ones leave of it; whole numbers are the last."""
+    left = [min(past, n / (n + 10)) for n in range(len(states))]
+    shares = [(1 - left[n]) * math.prod(left[n + 1 :]) for n in range(len(states))]
+    assert sum(shares) == pytest.approx(1)
     return {
-        name: (torch.stack([state[name].double() for state in states]).movedim(0, -1) @ shares)
+        name: sum(share * state[name].double() for share, state in zip(shares, states, strict=True))
         if value.is_floating_point()
         else value
-        for name, value in last.items()
+        for name, value in states[-1].items()
     }
 
 
@@ -178,10 +174,9 @@ def channels_last():
 
 def of_dtypes():
     module = network().to(torch.bfloat16)
-    module.register_parameter("wide", nn.Parameter(torch.randn(7, dtype=torch.float64)))
-    module.register_parameter("complex", nn.Parameter(torch.randn(7, dtype=torch.complex64)))
-    module.register_parameter("scalar", nn.Parameter(torch.tensor(2.0)))
-    module.register_parameter("empty", nn.Parameter(torch.empty(0, 3)))
+    module.wide = nn.Parameter(torch.randn(7, dtype=torch.float64))
+    module.complex = nn.Parameter(torch.randn(7, dtype=torch.complex64))
+    module.scalar, module.empty = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.empty(0, 3))
     return module
 
 
@@ -193,10 +188,7 @@ def parametrized():
     return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Linear(4, 2))
 
 
-MODULES = [tied_by_name, tied_by_memory, channels_last, of_dtypes, recurrent, parametrized]
-
-
-@pytest.mark.parametrize("make", MODULES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [tied_by_name, tied_by_memory, channels_last, of_dtypes, recurrent, parametrized])
 def test_training_has_its_own_bits_back(make):
     module, average = make(), WeightAverage(0.7)
     follow(module, average)
@@ -217,8 +209,7 @@ class Interrupted:
         self.left, self.names = n, names
 
     def __call__(self, frame, event, arg):
-        is_theirs = frame.f_code.co_filename == averaging.__file__ and frame.f_code.co_name in self.names
-        if not is_theirs:
+        if frame.f_code.co_filename != averaging.__file__ or frame.f_code.co_name not in self.names:
             return None
         if event == "line":
             self.left -= 1
@@ -235,13 +226,9 @@ def test_ctrl_c_at_any_line_leaves_the_weights_of_training():
         interrupted = Interrupted(n, ("inside", "_take_out", "_overwrite"))
         known = sys.gettrace()
         sys.settrace(interrupted)
-        try:
-            with average.inside(module):
-                pass
-        except KeyboardInterrupt:
+        with contextlib.suppress(KeyboardInterrupt), average.inside(module):
             pass
-        finally:
-            sys.settrace(known)
+        sys.settrace(known)
         assert same(weights_of(module), before), n
         assert same(average.state_dict()["weights"], of_average), n
         if interrupted.left >= 0:

@@ -25,6 +25,7 @@ N = 240
 Y = (torch.arange(N) % 12 == 0).long() + (torch.arange(N) % 4 == 1).long() * 2  # classes of 160, 20 and 60
 X = torch.arange(N).float().unsqueeze(1).repeat(1, 3)
 WHOLE = TensorDataset(X, Y)
+OF_PLACE = 1.0 + torch.arange(N, dtype=torch.float64)
 OF_CLASS = 1.0 / torch.bincount(Y).double()
 
 
@@ -97,11 +98,10 @@ class TestWeightedRandomSampler:
     @pytest.mark.parametrize("max_samples", [40, 100])
     @pytest.mark.parametrize("dataset", [WHOLE, [(x, y) for x, y in zip(X, Y, strict=True)]], ids=["at once", "a list"])
     def test_of_a_subset_they_stay_with_their_samples(self, dataset, max_samples):
-        weights = 1.0 + torch.arange(N, dtype=torch.float64)
-        samples = read(dataset, max_samples, 3, sampler=WeightedRandomSampler(weights, N))
+        samples = read(dataset, max_samples, 3, sampler=WeightedRandomSampler(OF_PLACE, N))
         assert len(samples.inputs) == len(samples.weights) == max_samples
         assert torch.equal(samples.inputs[:, 0].long(), samples.rows)
-        torch.testing.assert_close(relative(samples.weights), relative(weights[samples.rows]))
+        torch.testing.assert_close(relative(samples.weights), relative(OF_PLACE[samples.rows]))
 
     @pytest.mark.parametrize("max_samples", [None, 100])
     def test_a_wrapper_that_shares_it_among_processes_is_taken_off(self, tmp_path, max_samples):
@@ -123,23 +123,16 @@ class TestOfOnesOwn:
         before, sampler = random_states(), Own(balanced)
         state = sampler.generator.get_state()
         samples = read(sampler=sampler)
-        by_class = torch.zeros(3, dtype=torch.float64).index_add(0, samples.labels, relative(samples.weights))
+        by_class = torch.bincount(samples.labels, relative(samples.weights))
         np.testing.assert_allclose(by_class / by_class.sum(), 1 / 3, atol=0.04)
         assert torch.equal(sampler.generator.get_state(), state)
         assert random_states() == before
 
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"batch_sampler": Own(lambda g: torch.tensor(balanced(g)).split(30)), "batch_size": 1},
-            {"sampler": Own(balanced)},
-        ],
-        ids=["batches", "samples"],
-    )
-    def test_of_batches_or_samples(self, options):
-        samples = read(**options)
-        rare = samples.weights[samples.labels == 1].mean() / samples.weights[samples.labels == 0].mean()
-        assert float(rare) == pytest.approx(8, rel=0.15)
+    def test_of_batches_or_samples(self):
+        batches = Own(lambda g: torch.tensor(balanced(g)).split(30))
+        for samples in (read(batch_sampler=batches, batch_size=1), read(sampler=Own(balanced))):
+            rare = samples.weights[samples.labels == 1].mean() / samples.weights[samples.labels == 0].mean()
+            assert float(rare) == pytest.approx(8, rel=0.15)
 
     def test_one_that_repeats_by_a_list(self):
         samples = read(sampler=[*range(N), *range(20), *range(20)])
@@ -178,12 +171,7 @@ class TestOfOnesOwn:
     def test_one_that_is_large_is_passed_twice(self, monkeypatch):
         monkeypatch.setattr("bu_torch.samples.visits._MOST_DRAWS", 3 * N - 1)
         passes = []
-
-        def counting(generator):
-            passes.append(1)
-            return balanced(generator)
-
-        assert read(sampler=Own(counting)).weights is not None
+        assert read(sampler=Own(lambda g: passes.append(1) or balanced(g))).weights is not None
         assert len(passes) == 2
 
     def test_a_part_anew_each_time_is_read_as_a_whole(self):
@@ -272,23 +260,21 @@ class TestIgnoredLabels:
         assert torch.equal(few.labels.long(), labels.long()[few.rows])
 
     def test_weights_stay_with_their_samples(self):
-        weights = 1.0 + torch.arange(N, dtype=torch.float64)
-        samples = read(one_by_one(MARKED), sampler=WeightedRandomSampler(weights, N))
-        torch.testing.assert_close(relative(samples.weights), relative(weights[KEPT]))
+        samples = read(one_by_one(MARKED), sampler=WeightedRandomSampler(OF_PLACE, N))
+        torch.testing.assert_close(relative(samples.weights), relative(OF_PLACE[KEPT]))
 
     def test_if_all_are_it_is_refused(self):
         with pytest.raises(ValueError, match="all 240 labels are -100, which torch's losses ignore"):
             read(TensorDataset(X, torch.full((N,), -100)))
 
     def test_of_what_a_user_gives_the_places_are_the_users(self):
-        weights = 1.0 + torch.arange(N, dtype=torch.float64)
-        whole = whole_samples(X.numpy(), MARKED.numpy(), weights.numpy())
+        whole = whole_samples(X.numpy(), MARKED.numpy(), OF_PLACE.numpy())
         assert (whole.n_training, whole.n_ignored) == (len(KEPT), 48)
         for n_samples in (N, 50):
             samples = fewer_of(whole, n_samples, 1)
             assert samples.n_ignored == 48
             assert torch.equal(samples.inputs[:, 0].long(), samples.rows)
-            assert torch.equal(samples.weights, weights[samples.rows])
+            assert torch.equal(samples.weights, OF_PLACE[samples.rows])
             assert torch.equal(samples.labels, Y[samples.rows])
 
     @pytest.mark.parametrize(
