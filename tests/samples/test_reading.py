@@ -233,9 +233,9 @@ class TestNoTrace:
             def __reduce_ex__(self, protocol):
                 raise TypeError("cannot be copied")
 
-        dataset, sampler = Stubborn(X, Y), Own(range(0, 120, 2))
-        sampler.dataset = dataset
-        assert equal(read_samples(DataLoader(dataset, sampler=sampler, batch_size=30)), range(0, 120, 2))
+        sampler = Own(range(0, 120, 2))
+        sampler.dataset = Stubborn(X, Y)
+        assert equal(read_samples(DataLoader(sampler.dataset, sampler=sampler, batch_size=30)), range(0, 120, 2))
         assert sampler.n_passes == 0
 
     def test_the_users_loader_and_its_generator_are_left_alone_and_each_sample_is_read_once(self):
@@ -402,9 +402,9 @@ class TestSubset:
         ],
     )
     def test_labels_may_be_known_without_reading(self, dataset):
-        keys = (1, 0) if len(getattr(dataset, "tensors", ())) == 3 else (None, None)
-        assert known_labels(dataset, keys[1]).tolist() == Y.tolist()
-        samples = read_samples(dataset, 50, input_key=keys[0], label_key=keys[1])
+        input_key, label_key = (1, 0) if len(getattr(dataset, "tensors", ())) == 3 else (None, None)
+        assert known_labels(dataset, label_key).tolist() == Y.tolist()
+        samples = read_samples(dataset, 50, input_key=input_key, label_key=label_key)
         assert samples.is_stratified
         assert torch.equal(samples.rows, stratified_rows(120, 50, 0, Y))
 
@@ -430,9 +430,8 @@ class TestSubset:
 
     def test_as_many_as_are_wanted_are_asked_for_once(self):
         asked = []
-        samples = read_loader(DataLoader(WHOLE, sampler=CHOSEN), lambda n: asked.append(n) or 40)
+        assert len(read_loader(DataLoader(WHOLE, sampler=CHOSEN), lambda n: asked.append(n) or 40).inputs) == 40
         assert asked == [90]
-        assert len(samples.inputs) == 40
 
     def test_no_sample_at_most_is_refused(self):
         with pytest.raises(ValueError, match="`max_samples`"):
@@ -453,10 +452,7 @@ class TestStreams:
         assert equal(samples, samples.rows)
 
     def test_one_that_cannot_be_read_twice_is_left_as_it_is(self):
-        class OneShot(IterableDataset):
-            def __init__(self):
-                self.samples = iter(PAIRS)
-
+        class OneShot(Stream):
             def __iter__(self):
                 return self.samples
 
@@ -467,7 +463,7 @@ class TestStreams:
             def __next__(self):
                 return next(self.samples)
 
-        for stream in (OneShot(), Itself()):
+        for stream in (OneShot(iter(PAIRS)), Itself(iter(PAIRS))):
             with pytest.raises(ValueError, match=r"^`dataset`: .* gives the same iterator each time: .*Pass a pair"):
                 read_samples(DataLoader(stream, batch_size=30))
             assert len(list(stream.samples)) == 120

@@ -5,6 +5,7 @@ import os
 import stat
 import tracemalloc
 import zipfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -114,11 +115,7 @@ WRONG = {
     "of smaller integers": ("bayes_pairs", lambda array: array.astype(np.int32), "must be int64 .*, got int32"),
     "of bytes in the other order": ("labels", lambda array: array.astype(">i8"), "must be int64 .*, got >i8"),
     "of the other precision": ("votes", lambda array: array.astype(float), "must be float32 .*, got float64"),
-    "of half precision": (
-        "own_distances",
-        lambda array: array.astype(np.float16),
-        "must be float32 or float64 .*float16",
-    ),
+    "of half precision": ("own_distances", lambda array: array.astype("f2"), "must be float32 or float64 .*float16"),
     "complex": ("votes", lambda array: array.astype(complex), "must be float32 .*, got complex128"),
     "of words": ("vote_skill", lambda array: np.array("good"), "must be float64 .*, got <U4"),
     "of objects": ("bayes_pairs", lambda array: array.astype(object), "must be int64 .*, got object"),
@@ -206,18 +203,14 @@ def test_a_bit_that_flips_on_the_disk_is_damage(tmp_path, arrays, name):
     path = tmp_path / "cache.npz"
     np.savez(path, **arrays)
     content = bytearray(path.read_bytes())
-    place = content.index(arrays[name].tobytes("A"))
-    content[place] ^= 1  # of the last bits of a number: its value stays a likely one
+    content[content.index(arrays[name].tobytes("A"))] ^= 1  # of the last bits of a number: it stays a likely one
     path.write_bytes(content)
     refuse(path, "BadZipFile")
 
 
 def test_a_machine_without_the_memory_does_not_say_that_the_file_is_damaged(tmp_path, arrays, monkeypatch):
-    def read(*args, **kwargs):
-        raise MemoryError
-
     np.savez(tmp_path / "cache.npz", **arrays)
-    monkeypatch.setattr(np.lib.format, "read_array", read)
+    monkeypatch.setattr(np.lib.format, "read_array", mock.Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         unfitted().load(tmp_path / "cache.npz", X, Y)
 
@@ -277,13 +270,11 @@ def test_whatever_is_fitted_is_read_again_to_the_bit(tmp_path, features, labels,
 
 
 def test_a_measurement_of_more_logits_than_classes_leaves_the_file_as_it_is(tmp_path):
-    signals = unfitted().fit(X, Y)
-    logits = torch.randn(D * N, J + 2, generator=torch.Generator().manual_seed(0))
+    signals, logits = unfitted().fit(X, Y), torch.randn(D * N, J + 2)
     values, _ = signals.measure(logits)
-    assert signals.class_distances.shape == (D * N, J)
     signals.save(tmp_path / "cache.npz")
     again = unfitted().load(tmp_path / "cache.npz", X, Y)
-    assert again.class_distances.shape == (D * N, J)
+    assert signals.class_distances.shape == again.class_distances.shape == (D * N, J)
     assert again.measure(logits).values == values
 
 
@@ -328,10 +319,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 
 def test_a_cache_that_may_not_be_read_is_told_of_and_computed_anew(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Signals, "load", refuse)
+    monkeypatch.setattr(Signals, "load", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
     file = tmp_path / "own.npz"
     cached = fit_or_load(Signals(5, 1), *blobs(), file)
     assert cached.refusal == f"The cache {file} cannot be read: Permission denied. Its contents are computed anew."
