@@ -302,7 +302,7 @@ def test_fewer_samples_than_neighbours_are_refused(way):
 class TestOutputs:
     """What a network gives."""
 
-    fitted = BoundaryUncertainty(M, 2).fit(X, Y)
+    fitted, signals = BoundaryUncertainty(M, 2).fit(X, Y), Signals(M, 2).fit(X, Y)
 
     @pytest.mark.parametrize(
         ("output", "error", "message"),
@@ -320,20 +320,10 @@ class TestOutputs:
             (lambda z: {"out": z}, TypeError, r"or an output with `logits`, got dict"),
         ],
     )
-    def test_what_is_no_logits_is_refused(self, output, error, message):
-        with pytest.raises(error, match=message):
-            self.fitted.score(lambda x: output(linear(x)))
-
-    def test_nor_is_it_taken_by_a_stopper_or_a_ranking(self):
-        stopper, signals = stopper_of(X, Y), Signals(M, 2).fit(X, Y)
-        for output, message in (
-            (lambda z: z[:, :2], "`logits` must have at least 3 columns"),
-            (lambda z: torch.cat((z, z)), "`model` must give one row of logits an input, 240, got 480"),
-            (lambda z: None, r"`model` must give a tensor or an array of logits \(n, J\).*got NoneType"),
-        ):
-            for call in (stopper.check, lambda model: rank_models([model], X, Y, signals=signals)):
-                with pytest.raises((TypeError, ValueError), match=message):
-                    call(lambda x, output=output: output(linear(x)))
+    def test_what_is_no_logits_is_refused_by_every_way_in(self, output, error, message):
+        for call in (self.fitted.score, stopper_of(X, Y).check, lambda z: rank_models([z], X, Y, signals=self.signals)):
+            with pytest.raises(error, match=message):
+                call(lambda x: output(linear(x)))
 
     @pytest.mark.parametrize("n_outputs", [1, 2, 3])
     def test_a_last_batch_of_one_may_lose_its_dimension(self, n_outputs):

@@ -11,10 +11,11 @@ from bu_torch.internal.progress import shown_on
 from bu_torch.signals.catalogue import SIGNALS
 from bu_torch.signals.preparation import n_comparisons
 
+X, Y = blobs()
+
 
 def fitted(**kwargs):
-    features, labels = blobs()
-    return Signals(**{"n_draws": 2, "seed": 3, **kwargs}).fit(features, labels), features, labels
+    return Signals(n_draws=2, seed=3, **kwargs).fit(X, Y)
 
 
 def read(signals, seed=0, n_outputs=3):
@@ -24,29 +25,26 @@ def read(signals, seed=0, n_outputs=3):
 
 
 def test_measures_what_the_estimators_say():
-    signals, features, labels = fitted()
+    signals = fitted()
     first, before = signals.measure(read(signals, 0))
     logits = read(signals, 1)
     values, predictions = signals.measure(logits, before)
-    boundary = BoundaryUncertainty(n_draws=2, seed=3).fit(features, labels)
+    boundary = BoundaryUncertainty(n_draws=2, seed=3).fit(X, Y)
     points = boundary.standardize(boundary.perturbed_inputs.flatten(0, 1))
     assert torch.equal(points, boundary.standardize(signals.perturbed_inputs))
     assert torch.equal(predictions, logits.argmax(dim=1))
-    trust = TrustScore().fit(boundary.standardize(features), labels)
-    rows = torch.arange(120).repeat(2)
+    trust = TrustScore().fit(boundary.standardize(X), Y)
+    left_out = trust.class_distances(points, torch.arange(120).repeat(2))
+    shares = functional.label_votes(Y, boundary.neighbors, 0.0)
     expected = {
         "boundary_uncertainty": boundary.score_logits(logits),
         "trust_score": functional.mean_trust_score(trust.score(points, predictions)),
-        "label_agreement": (predictions == labels.repeat(2)).double().mean(),
-        "vote_agreement": LabelVotes().fit(labels, boundary.neighbors).score(predictions),
-        "neighbor_agreement": functional.neighbor_agreement(
-            functional.trust_score(trust.class_distances(points, rows), predictions)
-        ),
+        "label_agreement": (predictions == Y.repeat(2)).double().mean(),
+        "vote_agreement": LabelVotes().fit(Y, boundary.neighbors).score(predictions),
+        "neighbor_agreement": functional.neighbor_agreement(functional.trust_score(left_out, predictions)),
         "expected_accuracy": signals.probabilities[torch.arange(240), predictions].double().mean(),
         "prediction_changes": (predictions != before).double().mean(),
-        "omission": functional.omission(
-            functional.label_votes(labels, boundary.neighbors, 0.0), predictions, boundary.neighbors
-        ),
+        "omission": functional.omission(shares, predictions, boundary.neighbors),
     }
     assert set(expected) == set(values), "a signal has no oracle here"
     for name, value in expected.items():
@@ -56,7 +54,7 @@ def test_measures_what_the_estimators_say():
 
 
 def test_each_signal_has_one_entry_with_its_range():
-    signals, _, _ = fitted()
+    signals = fitted()
     assert tuple(signals.measure(read(signals)).values) == tuple(SIGNALS) == Signals.NAMES
     for name, signal in SIGNALS.items():
         assert signal.name == name
@@ -77,7 +75,7 @@ def test_one_column_counts_as_two_classes(shape):
 
 
 def test_more_columns_than_classes_are_empty_classes():
-    signals, _, _ = fitted()
+    signals = fitted()
     logits = read(signals)
     values, _ = signals.measure(logits)
     wide, predictions = signals.measure(nn.functional.pad(logits, (0, 2), value=1e6))
@@ -89,7 +87,7 @@ def test_more_columns_than_classes_are_empty_classes():
 
 
 def test_a_logit_that_is_not_finite_makes_all_nan():
-    signals, _, _ = fitted()
+    signals = fitted()
     logits = read(signals)
     logits[7, 1] = torch.nan
     values, _ = signals.measure(logits)
@@ -110,7 +108,7 @@ class TestFile:
     @pytest.mark.parametrize("change", ["features", "labels", "order", *OTHER_SETTINGS])
     def test_of_other_samples_or_settings_is_refused(self, tmp_path, change):
         settings = {"feature_extractor": lambda x: x[:, :2], "perturbation": lambda x, d, g: x.flip(0)}
-        signals, features, labels = fitted(**settings)
+        signals, features, labels = fitted(**settings), X, Y
         signals.save(tmp_path / "cache.npz")
         again = Signals(n_draws=2, seed=3, **settings).load(tmp_path / "cache.npz", features, labels)
         assert torch.equal(again.class_distances, signals.class_distances)
@@ -125,7 +123,7 @@ class TestFile:
             Signals(**settings).load(tmp_path / "cache.npz", features, labels)
 
     def test_a_save_that_fails_leaves_the_old_file(self, tmp_path, monkeypatch):
-        signals, _, _ = fitted()
+        signals = fitted()
         path = tmp_path / "cache.npz"
         path.write_bytes(b"old")
 
@@ -142,10 +140,9 @@ class TestFile:
 
 @pytest.mark.filterwarnings("error")
 def test_labels_that_the_others_do_not_tell_are_warned_of(tmp_path):
-    signals, features, labels = fitted()
-    assert signals.vote_skill == LabelVotes().fit(labels, signals.boundary.neighbors).skill_ > 0.5
-    points = signals.boundary.standardize(features)
-    assert signals.regression_skill == LabelRegression(seed=3).fit(points, labels).skill_ > 0.5
+    signals = fitted()
+    assert signals.vote_skill == LabelVotes().fit(Y, signals.boundary.neighbors).skill_ > 0.5
+    assert signals.regression_skill == LabelRegression(seed=3).fit(signals.boundary.standardize(X), Y).skill_ > 0.5
     generator = torch.Generator().manual_seed(0)
     inputs, noise = torch.randn(500, 20, generator=generator), torch.randint(2, (500,), generator=generator)
     with pytest.warns(UserWarning, match=r"score -?0\.\d+ by the nearest, -?0\.\d+ by regression on all\)"):

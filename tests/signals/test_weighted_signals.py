@@ -16,6 +16,7 @@ from bu_torch.functional.weights import cluster_sizes
 from bu_torch.samples.balance import weights_of
 
 X, Y = blobs()
+LABELS = torch.where(torch.rand(120, generator=torch.Generator().manual_seed(7)) < 0.2, 0, Y)  # some are wrong
 SETTINGS = {"n_neighbors": 20, "n_draws": 3, "seed": 3}
 
 
@@ -24,8 +25,7 @@ def weights_at_random(n=120):
 
 
 def fitted(sample_weight=None, **kwargs):
-    labels = torch.where(torch.rand(120, generator=torch.Generator().manual_seed(7)) < 0.2, 0, Y)
-    return Signals(**{**SETTINGS, **kwargs}).fit(X, labels, sample_weight), X, labels
+    return Signals(**{**SETTINGS, **kwargs}).fit(X, LABELS, sample_weight)
 
 
 def read(signals, seed=0):
@@ -36,7 +36,7 @@ def read(signals, seed=0):
 
 def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
     weights = weights_at_random()
-    signals, features, labels = fitted(weights.numpy())
+    signals = fitted(weights.numpy())
     _, before = signals.measure(read(signals, 0))
     logits = read(signals, 1)
     logits[:, 0] += 3  # so that something is left out
@@ -46,20 +46,20 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
     def mean(of_each):
         return np.average(np.asarray(of_each, dtype=np.float64).reshape(3, 120).mean(axis=0), weights=w)
 
-    votes = LabelVotes().fit(labels, boundary.neighbors, weights)
-    probabilities = LabelProbabilities().fit(boundary.space.transform(features), labels, boundary.neighbors, weights)
+    votes = LabelVotes().fit(LABELS, boundary.neighbors, weights)
+    probabilities = LabelProbabilities().fit(boundary.space.transform(X), LABELS, boundary.neighbors, weights)
     expected = probabilities.predict_proba(boundary.space.transform(signals.perturbed_inputs))
     np.testing.assert_allclose(signals.probabilities, expected, atol=1e-5)
     rows, p = np.arange(360), predictions.numpy()
     trust = functional.trust_score(signals.class_distances, predictions).double().clamp(1e-3, 1e3)
     left_out = functional.trust_score(signals.left_out_distances, predictions).double()
-    shares = functional.label_votes(labels, boundary.neighbors, 0.0, weights=weights)
-    places = labels, boundary.neighbors, boundary.bayes_pairs
+    shares = functional.label_votes(LABELS, boundary.neighbors, 0.0, weights=weights)
+    places = LABELS, boundary.neighbors, boundary.bayes_pairs
     u = [functional.boundary_uncertainty(part, *places, weights=weights) for part in logits.split(120)]
     expected = {
         "boundary_uncertainty": np.mean(u),
         "trust_score": np.exp(mean(trust.log())),
-        "label_agreement": mean(predictions == labels.repeat(3)),
+        "label_agreement": mean(predictions == LABELS.repeat(3)),
         "vote_agreement": mean(votes.votes.repeat(3, 1)[rows, p]),
         "neighbor_agreement": mean(1 - 1 / (1 + left_out)),
         "expected_accuracy": mean(signals.probabilities[rows, p]),
@@ -71,24 +71,23 @@ def test_each_signal_is_the_weighted_mean_of_what_it_is_without():
         assert values[name].dtype == torch.float64
         assert float(values[name]) == pytest.approx(float(value), rel=1e-5), name
         assert float(value) > 0, name
-    plain = fitted()[0]
-    unweighted, _ = plain.measure(logits, before)
+    unweighted, _ = fitted().measure(logits, before)
     assert all(float(unweighted[name]) != pytest.approx(float(values[name]), abs=1e-6) for name in Signals.NAMES)
 
 
 def test_equal_weights_change_no_digit():
-    signals, _, labels = fitted()
+    signals = fitted()
     expected, _ = signals.measure(read(signals))
     for weights, class_weight in ((torch.full((120,), 0.1), None), (None, [3.0, 3.0, 3.0]), (None, {0: 1.0})):
-        others, _, _ = fitted(weights, class_weight=class_weight)
+        others = fitted(weights, class_weight=class_weight)
         assert others.measure(read(others)).values == expected
-    assert len(set(torch.bincount(labels).tolist())) > 1  # so that "balanced" would change them
+    assert len(set(torch.bincount(LABELS).tolist())) > 1  # so that "balanced" would change them
 
 
 def test_weights_come_from_classes_too():
     own = weights_at_random()
-    by_class, _, labels = fitted(own, class_weight="balanced")
-    by_sample, _, _ = fitted(weights_of(labels, "balanced", own))
+    by_class = fitted(own, class_weight="balanced")
+    by_sample = fitted(weights_of(LABELS, "balanced", own))
     first, second = by_class.measure(read(by_class)).values, by_sample.measure(read(by_sample)).values
     for name in Signals.NAMES:
         assert float(first[name]) == pytest.approx(float(second[name]), rel=1e-9), name
@@ -109,11 +108,11 @@ def test_balanced_expected_accuracy_of_one_class_alone_is_its_share():
 class TestDetails:
     def test_the_ceiling_is_that_of_as_many_members_of_equal_weight(self):
         weights = weights_at_random()
-        signals, _, labels = fitted(weights, n_draws=1)
+        signals = fitted(weights, n_draws=1)
         logits = read(signals)
         boundary = signals.boundary
         neighbors, pairs = boundary.neighbors, boundary.bayes_pairs
-        _, counts = functional.local_uncertainty(logits, labels, neighbors, pairs, weights=weights)
+        _, counts = functional.local_uncertainty(logits, LABELS, neighbors, pairs, weights=weights)
         total, sizes = cluster_sizes(neighbors, boundary.weights)
         counted = counts.double() * boundary.weights
         best = uncertainty_ceiling(counts.double() * sizes / total, 20)
@@ -147,25 +146,25 @@ class TestDetails:
 class TestFile:
     def test_of_weights_loads_what_was_saved(self, tmp_path):
         weights = weights_at_random()
-        signals, features, labels = fitted(weights, class_weight="balanced")
+        signals = fitted(weights, class_weight="balanced")
         signals.save(tmp_path / "cache.npz")
-        again = Signals(**SETTINGS, class_weight="balanced").load(tmp_path / "cache.npz", features, labels, weights)
+        again = Signals(**SETTINGS, class_weight="balanced").load(tmp_path / "cache.npz", X, LABELS, weights)
         logits = read(signals)
         assert signals.measure(logits).values == again.measure(logits).values
         assert torch.equal(signals.boundary.weights, again.boundary.weights)
-        assert signals.is_of(features, labels, weights)
-        assert signals.is_of(features, labels, weights * 2.0**-7)
-        assert not signals.is_of(features, labels)
+        assert signals.is_of(X, LABELS, weights)
+        assert signals.is_of(X, LABELS, weights * 2.0**-7)
+        assert not signals.is_of(X, LABELS)
 
     @pytest.mark.parametrize(
         ("class_weight", "weights"),
         [(None, weights_at_random()), ("balanced", None), ({0: 2.0}, weights_at_random()), (None, None)],
     )
     def test_of_other_weights_is_refused(self, tmp_path, class_weight, weights):
-        signals, features, labels = fitted(weights_at_random(), class_weight="balanced")
+        signals = fitted(weights_at_random(), class_weight="balanced")
         signals.save(tmp_path / "cache.npz")
         with pytest.raises(ValueError, match="was made of other samples or settings"):
-            Signals(**SETTINGS, class_weight=class_weight).load(tmp_path / "cache.npz", features, labels, weights)
+            Signals(**SETTINGS, class_weight=class_weight).load(tmp_path / "cache.npz", X, LABELS, weights)
 
 
 class TestStopper:
