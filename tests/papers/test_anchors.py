@@ -1,3 +1,4 @@
+import itertools
 import pickle
 
 import numpy as np
@@ -47,12 +48,9 @@ def test_two_gaussians_are_best_cut_where_they_meet(estimator, seed):
 
 @pytest.mark.parametrize("estimator", BOTH)
 def test_three_classes_are_best_cut_where_they_meet(estimator, dtype, device):
-    features, labels = gaussians(900, n_classes=3, dtype=dtype)
-    fitted = estimator().fit(features.to(device), labels.to(device))
+    fitted = estimator().fit(*(part.to(device) for part in gaussians(900, n_classes=3, dtype=dtype)))
     best = fitted.score(bayes)
-    assert best.shape == ()
-    assert best.dtype == dtype
-    assert best.device.type == device.type
+    assert (best.shape, best.dtype, best.device.type) == ((), dtype, device.type)
     assert best > 0.4
     assert fitted.score(lambda x: bayes(x) * 5 + torch.tensor([0.0, 6.0, -6.0]).to(x)) < 0.8 * best
 
@@ -79,8 +77,7 @@ def test_classes_may_be_renamed_and_units_changed(estimator):
 @pytest.mark.parametrize("estimator", BOTH)
 def test_one_predicted_class_is_worst(estimator):
     fitted = estimator().fit(*gaussians())
-    assert fitted.score(lambda x: x[:, 0] * 0 + 1) == 0
-    assert fitted.score(lambda x: x[:, 0] + 1e3) == 0
+    assert fitted.score(lambda x: x[:, 0] * 0 + 1) == fitted.score(lambda x: x[:, 0] + 1e3) == 0
     assert len(fitted.anchors(lambda x: x[:, 0] + 1e3).points) == 0
 
 
@@ -149,13 +146,10 @@ class TestBisection:
         ]
         assert (min(max(len(c) for c in repeat) for repeat in repeats) < 8) == (n == 60)  # one without a large cluster
         priors = (torch.bincount(labels) / n).tolist()
-        for measure in ("entropy", "triangle"):
-            for correction in (False, True):
-                fitted = BisectionAnchorUncertainty(measure, correction).fit(features, labels)
-                expected = oracle.cluster_mean(
-                    repeats, labels.tolist(), first, second, 3, measure, priors=priors if correction else None
-                )
-                assert float(fitted.score(bayes)) == pytest.approx(expected, abs=1e-9)
+        for measure, given in itertools.product(("entropy", "triangle"), (None, priors)):
+            fitted = BisectionAnchorUncertainty(measure, given is not None).fit(features, labels)
+            expected = oracle.cluster_mean(repeats, labels.tolist(), first, second, 3, measure, priors=given)
+            assert float(fitted.score(bayes)) == pytest.approx(expected, abs=1e-9)
 
     def test_near_boundary_samples_are_those_nearest_to_the_anchors(self):
         features, labels = gaussians(300, dtype=torch.float64)

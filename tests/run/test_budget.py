@@ -111,14 +111,12 @@ def test_what_cannot_be_counted_counts_by_its_weights():
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
 def test_a_recurrent_layer_uses_its_weights_in_each_step(kind):
-    layer = kind(3, 2, num_layers=2, batch_first=True)
-    sequence = torch.zeros(1, 5, 3)
+    layer, sequence = kind(3, 2, num_layers=2, batch_first=True), torch.zeros(1, 5, 3)
     n_weights = sum(weight.numel() for weight in layer.parameters())
     assert 2 * 5 * n_weights * 0.6 < count_operations(layer, lambda: layer(sequence)) <= 2 * 5 * n_weights
     packed = nn.utils.rnn.pack_padded_sequence(sequence, [5], batch_first=True)
     assert count_operations(layer, lambda: layer(packed)) > 2 * 5 * n_weights * 0.6
-    assert not layer._forward_hooks
-    assert not layer._forward_pre_hooks
+    assert not layer._forward_hooks | layer._forward_pre_hooks
 
 
 def test_a_transformer_is_counted_layer_by_layer():

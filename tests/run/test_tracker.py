@@ -73,12 +73,13 @@ def test_it_is_a_small_facade():
     assert len(methods) <= 15
 
 
+SAMPLES = Samples(*blobs(), torch.arange(120), 120)
+
+
 def prepared():
-    inputs, labels = blobs(n=120)
     tracker = Tracker(Settings(n_neighbors=20, n_draws=2))
     tracker.groundwork.plan_checks(120, 120, 0)
-    fingerprint = tracker.prepare(Samples(inputs, labels, torch.arange(120), 120))
-    return tracker, fingerprint
+    return tracker, tracker.prepare(SAMPLES)
 
 
 def test_it_measures_what_the_estimators_say():
@@ -175,27 +176,22 @@ def test_a_rule_with_another_parameter_starts_anew():
 def test_a_preparation_that_a_state_holds_is_for_its_own_samples():
     """Features of the network as it was at the start cannot be read again."""
     module = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-    inputs, labels = blobs()
 
-    def start(inputs, state=None):
+    def start(samples, state=None):
         tracker = Tracker(Settings(n_neighbors=20, n_draws=1, feature_extractor="module"))
         if state is not None:
             tracker.load_state_dict(state)
-        fingerprint = tracker.prepare(Samples(inputs, labels, torch.arange(120), 120), module=module)
-        is_comparable = tracker.go_on(fingerprint, tracker.groundwork.is_restored)
-        return tracker, is_comparable
+        return tracker, tracker.go_on(tracker.prepare(samples, module=module), tracker.groundwork.is_restored)
 
-    first, _ = start(inputs)
+    first, _ = start(SAMPLES)
     first.add(0, VALUES)
-    state = first.state_dict()
-    with torch.no_grad():
-        module[0].weight.normal_(generator=torch.Generator().manual_seed(0))
-    for others, is_expected in ((inputs, True), (inputs.flip(1), False)):
-        again, is_comparable = start(others, state)
+    module[0].weight.data.normal_(generator=torch.Generator().manual_seed(0))
+    flipped = SAMPLES._replace(inputs=SAMPLES.inputs.flip(1))
+    for samples, is_expected in ((SAMPLES, True), (flipped, False)):
+        again, is_comparable = start(samples, first.state_dict())
         assert is_comparable == is_expected
-        found, expected = (
-            one.groundwork.signals.preparation for one in (again, first if is_expected else start(others)[0])
-        )
+        same = first if is_expected else start(samples)[0]
+        found, expected = (one.groundwork.signals.preparation for one in (again, same))
         assert torch.equal(found.neighbors, expected.neighbors)
         assert torch.equal(found.probabilities, expected.probabilities)
 

@@ -222,7 +222,7 @@ class Stream(IterableDataset):
         self.labels = labels
 
     def __iter__(self):
-        return iter(zip(X, self.labels, strict=True))
+        return zip(X, self.labels, strict=True)
 
 
 MARKED = torch.where(torch.arange(N) % 5 == 2, -100, Y)
